@@ -25,6 +25,7 @@ BENCHMARKS = (
     "freeze_program",
     "freezing",
     "redundancy",
+    "sharded",
     "copies",
     "adaptation",
     "forest_choices",

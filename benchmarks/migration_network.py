@@ -122,7 +122,7 @@ def side(place: int, what: Job, state_mb: float, flows: dict[str, Flow]) -> None
     values = torch.randn(int(state_mb * 1e6 / 3 / 4))
     slots = {"w": {"exp_avg": values.clone(), "exp_avg_sq": values.clone()}}
     for server in servers.values():
-        server.offer(1, {0: LayerState(0, "moving", {"w": values}, {}, slots, {"w": 1})})
+        server.offer(1, [LayerState(0, "moving", {"w": values}, {}, slots, {"w": 1})])
     post(ports={cell: server.port for cell, server in servers.items()})
 
     def obey() -> None:

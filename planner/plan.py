@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from planner.differences import differences, from_differences
+from planner.shards import WHOLE, Piece, Shard
 
 
 class PlanError(ValueError):
@@ -66,10 +67,14 @@ class Plan:
     """Microbatches that each pipeline executes in a step: at least 1 each, `replicas` x `microbatches` in all. Empty:
     each executes its own replicas. Which microbatches these are, `planner/shares.py` says; the bits are the same."""
     standbys: tuple[tuple[int, ...], ...] = ()
-    """Per layer, the numbers of the places that keep an up-to-date copy of its state; the owner in the
-    first pipeline sends them its gradients. Empty: no layer has a standby."""
+    """Per layer, or where states are shared out per shard of each layer (`pieces`), the numbers of the places that keep
+    an up-to-date copy of its state; its owner, for whole layers that in the first pipeline, sends them its gradients.
+    Empty: there are no standbys."""
     recompute: tuple[int, ...] = ()
     """Layers whose activations are dropped after the forward pass and recomputed before the backward."""
+    shard: str = "none"
+    """`optimizer`: the places that hold a layer share out the states of its trained parameters, one shard each
+    (`planner/shards.py`); `none`: each has all of them."""
     partition: str = ""
     """The program that cut the layers, or `explicit`; a resumed job makes a new plan if its spec names another one."""
     predicted_step_s: float | None = None
@@ -102,6 +107,20 @@ class Plan:
         return self.replicas if self.pipelines is None else self.pipelines
 
     @property
+    def shards(self) -> int:
+        """Into how many shards each layer's states are cut; 1: they are whole."""
+        return 1 if self.shard == "none" else self.pipeline_count
+
+    def shard_of_place(self, number: int) -> Shard:
+        """Which part of its layers' states the rank at this place keeps."""
+        return WHOLE if self.shards == 1 else Shard(self.place(number).pipeline, self.shards)
+
+    def pieces_of_place(self, number: int) -> tuple[Piece, ...]:
+        """Of which layers the rank at this place keeps which part, ascending."""
+        shard = self.shard_of_place(number)
+        return tuple(Piece(layer, shard) for layer in self.layers_of_place(number))
+
+    @property
     def windows(self) -> int:
         """The most replicas that one pipeline executes one after the other."""
         return -(-self.replicas // self.pipeline_count)
@@ -118,17 +137,46 @@ class Plan:
         """Return the numbers of the places at pipeline rank `rank`, one in each pipeline."""
         return tuple(range(rank, self.world_size, self.pipeline_ranks))
 
+    def unlike_siblings(self, rank: int) -> tuple[int, ...]:
+        """Those of `siblings` that keep different states: with shards all, else one for all."""
+        return self.siblings(rank) if self.shards > 1 else (rank,)
+
     def owners_of(self, layer: int) -> tuple[int, ...]:
         """The places that own `layer`, one in each pipeline."""
         return self.siblings(self.rank_of_layer(layer))
 
+    @cached_property
+    def pieces(self) -> tuple[Piece, ...]:
+        """All layers, or all shards of each: in order of layer and number."""
+        of = self.shards
+        return tuple(
+            Piece(layer, Shard(number, of)) for layer in range(self.layers[-1][1]) for number in range(of)
+        )
+
+    @property
+    def copied(self) -> tuple[tuple[Piece, tuple[int, ...]], ...]:
+        """Each of `pieces` with the places that keep a copy of it; empty without standbys."""
+        return tuple(zip(self.pieces, self.standbys, strict=True)) if self.standbys else ()
+
+    def owner_of(self, piece: Piece) -> int:
+        """The place that owns a piece of this plan and sends its gradients to the copies."""
+        return self.siblings(self.rank_of_layer(piece.layer))[piece.shard.number]
+
     def copies_of(self, layer: int) -> tuple[int, ...]:
-        """The places that keep a copy of `layer` beside its owners."""
-        return self.standbys[layer] if self.standbys else ()
+        """The places that keep a copy of `layer`, or of a shard of it, beside its owners."""
+        first = layer * self.shards
+        copies = self.standbys[first : first + self.shards]
+        return (
+            copies[0] if len(copies) == 1 else tuple(sorted({place for places in copies for place in places}))
+        )
 
     def standbys_of(self, place: int) -> tuple[int, ...]:
-        """The layers of which `place` keeps a copy, ascending."""
-        return tuple(layer for layer, places in enumerate(self.standbys) if place in places)
+        """The layers of which `place` keeps a copy, whole or of shards, ascending."""
+        return tuple(dict.fromkeys(piece.layer for piece in self.copies_at(place)))
+
+    def copies_at(self, place: int) -> tuple[Piece, ...]:
+        """What `place` keeps copies of, ascending."""
+        return tuple(piece for piece, places in self.copied if place in places)
 
     def layers_of_place(self, number: int) -> tuple[int, ...]:
         """The layers that the rank at this place owns, ascending."""

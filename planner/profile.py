@@ -109,6 +109,11 @@ class LayerProfile:
     """The parameters whose gradients W computes, in queue order."""
     uncovered: tuple[str, ...] = ()
     """Parameters whose gradient needs a second traversal of the graph."""
+    trained: tuple[int, ...] = ()
+    """Scalars of each parameter that it trains, in the order in which they lie in memory: where shards may be cut.
+    Empty: not known."""
+    tied_from: int | None = None
+    """The first of the layers with which it shares parameters, directly or through others; None: it shares none."""
 
     @property
     def backward_s(self) -> float:

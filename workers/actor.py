@@ -46,6 +46,7 @@ from workers.protocol import (
     Report,
     Request,
     Settlement,
+    Source,
     Working,
 )
 
@@ -201,10 +202,12 @@ class RankActor:
         with travelling_errors():
             self._rank.settle(settlement)
 
-    def save(self, folder: str, step: int, layers: Sequence[int]) -> tuple[FileRecord, ...]:
+    def save(
+        self, folder: str, step: int, layers: Sequence[int], sources: Sequence[Source] = ()
+    ) -> tuple[FileRecord, ...]:
         """Write layers into a checkpoint while this rank is not training; see `Rank.save`."""
         with travelling_errors():
-            records = self._rank.save(folder, step, layers)
+            records = self._rank.save(folder, step, layers, sources)
         # Steps are reported before their checkpoint.
         self._deliver()
         return records

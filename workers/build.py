@@ -7,13 +7,16 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from planner.shards import WHOLE, Shard, cut, kept_whole
 from workers.deferred.queue import Workspace
 from workers.layer import Layer
 from workers.models.definition import ModelDefinition, ParameterRef
 from workers.protocol import JobError
 from workers.reproducibility import rng
 from workers.reproducibility.keyed_in_turns import keyed_in_turns
-from workers.state.layer_state import LayerState
+from workers.shards.weights import ComputeWeights
+from workers.state.flat import cuts_of
+from workers.state.layer_state import LayerState, shard_of
 from workers.state.optim import Optimizer
 from workers.state.precision import cast_fixed_, cast_parameters
 
@@ -72,9 +75,15 @@ def build_layers(
     device: torch.device,
     optimizer: Optimizer,
     beside_training: bool = False,
+    shard: Shard = WHOLE,
 ) -> dict[int, tuple[Layer, LayerState]]:
-    """The given layers on `device`, with fresh optimizer state; `beside_training` as in `build_module`."""
+    """The given layers on `device`, with fresh optimizer state; `beside_training` as in `build_module`.
+
+    Args:
+        shard: of their states, the part that this rank keeps.
+    """
     workspace = Workspace()
+    whole_at = kept_whole(definition.tied_layers, shard.of)
     built: dict[int, tuple[Layer, LayerState]] = {}
     for index in layers:
         built[index] = assembled(
@@ -86,7 +95,22 @@ def build_layers(
             optimizer=optimizer,
             workspace=workspace,
         )
+        if shard != WHOLE:
+            built[index] = _shared(*built[index], shard, whole_at.get(index), optimizer)
     return built
+
+
+def _shared(
+    layer: Layer, state: LayerState, shard: Shard, whole_at: int | None, optimizer: Optimizer
+) -> tuple[Layer, LayerState]:
+    """A layer of whose states this rank keeps one shard alone."""
+    layouts = layer.summed.layouts
+    sizes = [place.stop - place.begin for layout in layouts for place in layout.places]
+    cuts = cuts_of(layouts, cut(sizes, layer.index, shard.of, whole_at))
+    buffers = [flat.weights if flat.cast is None else flat.cast for flat in state.flats]
+    trained = [parameter for parameter in layer.module.parameters() if parameter.requires_grad]
+    layer.shared = ComputeWeights(trained, buffers, cuts, shard.number)
+    return layer, shard_of(state, cuts, shard.number, optimizer.slot_names())
 
 
 def assembled(

@@ -17,6 +17,17 @@ from workers.protocol import Request
 Prepared = tuple[int, int, str]
 """Epoch, version and digest of a plan."""
 
+KEYED_BY_NUMBERS = (
+    "losses",
+    "samples",
+    "squared_norms",
+    "parameter_norms",
+    "scores",
+    "settled",
+    "energies",
+)
+"""What of a record maps numbers, which JSON writes as texts."""
+
 
 class CommitError(Exception):
     """The gathered records do not belong to one commit: no state may change."""
@@ -36,6 +47,8 @@ class CommitRecord:
     """Global microbatch -> the samples read for it, from the ranks with the first stage."""
     squared_norms: dict[int, float] = field(default_factory=dict)
     """Layer -> sum of squares of its summed gradient, from the first rank that holds the layer."""
+    parameter_norms: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Instead, where states are shared out: layer -> parameter -> sum of squares, from each rank for its shard."""
     busy_s: float = 0.0
     """Time that the rank computed in this window."""
     requests: tuple[Request, ...] = ()
@@ -64,7 +77,7 @@ class CommitRecord:
     @staticmethod
     def decode(text: bytes) -> CommitRecord:
         fields = json.loads(text)
-        for keyed in ("losses", "samples", "squared_norms", "scores", "settled", "energies"):
+        for keyed in KEYED_BY_NUMBERS:
             fields[keyed] = {int(k): v for k, v in fields[keyed].items()}
         fields["energies"] = {layer: tuple(pair) for layer, pair in fields["energies"].items()}
         fields["requests"] = tuple(Request(r) for r in fields["requests"])
@@ -124,6 +137,7 @@ def settle(
     layers: int,
     clip_norm: float | None,
     newest: tuple[int, int] | None = None,
+    shards: int = 1,
 ) -> Decision:
     """The decision of a commit.
 
@@ -134,6 +148,7 @@ def settle(
         microbatches: R * M, the global microbatches of a step.
         layers: number of layers of the entire model.
         newest: epoch and version of the newest freeze plan adopted so far.
+        shards: of each layer.
 
     Raises:
         CommitError: the records belong to several commits, or a loss or a norm is missing.
@@ -143,7 +158,10 @@ def settle(
     if strangers:
         raise CommitError(f"ranks {strangers} came to another commit than step {first.step}")
     losses = {g: loss for record in records for g, loss in record.losses.items()}
-    norms = {layer: norm for record in records for layer, norm in record.squared_norms.items()}
+    if shards == 1:
+        norms = {layer: norm for record in records for layer, norm in record.squared_norms.items()}
+    else:
+        norms = _norms_of_shards(records, shards)
     _check_complete("losses of microbatches", losses, microbatches, first.step)
     _check_complete("gradient norms of layers", norms, layers, first.step)
     total = 0.0
@@ -175,6 +193,25 @@ def settle(
         gradient_energy=grad_norm * grad_norm if energy is None else energy / microbatches**2,
         effective_update=effective,
     )
+
+
+def _norms_of_shards(records: Sequence[CommitRecord], shards: int) -> dict[int, float]:
+    """Layer -> sum of squares of its gradient, added up in name order as a rank does that has the whole layer."""
+    brought: dict[int, list[dict[str, float]]] = {}
+    for record in records:
+        for layer, norms in record.parameter_norms.items():
+            brought.setdefault(layer, []).append(norms)
+    found: dict[int, float] = {}
+    for layer, parts in brought.items():
+        if len(parts) != shards:
+            raise CommitError(
+                f"commit {records[0].step} has gradient norms of {len(parts)} of {shards} shards of layer {layer}"
+            )
+        total = 0.0
+        for _, norm in sorted(pair for part in parts for pair in part.items()):
+            total += norm
+        found[layer] = total
+    return found
 
 
 def _check_complete(what: str, brought: Mapping[int, float], count: int, step: int) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from planner.features import Sample
 from planner.observed import StepTimes
 from planner.plan import Plan
+from planner.shards import Piece
 from planner.shares import numbers_of
 from workers.config import WorkerConfig
 from workers.control.activity import Activity
@@ -58,10 +59,10 @@ class GenerationSetup:
     """The copies that it keeps by `plan`."""
     greeting: Greeting
     """The first message that it sends to the other ranks."""
-    offer: Callable[[Iterable[int]], None]
-    """Offers copies of its layers, as they are now, to the ranks that keep standbys of them."""
-    bring: Callable[[int, Greeting, threading.Event], Base]
-    """Layer, its owner's greeting -> the layer at the start of the generation; stops when the event is
+    offer: Callable[[Iterable[Piece]], None]
+    """Offers copies of its layers or shards, as they are now, to the ranks that keep standbys of them."""
+    bring: Callable[[Piece, Greeting, threading.Event], Base]
+    """Layer or shard, its owner's greeting -> its state at the start of the generation; stops when the event is
     set."""
     withdraw: Callable[[], None]
     """Stops offering the layers as they were at the start of the generation."""

@@ -20,6 +20,7 @@ from workers.deferred.queue import WeightGradQueue, Workspace
 from workers.protocol import JobError
 from workers.reproducibility import rng
 from workers.reproducibility.canonical import canonical
+from workers.shards.weights import ComputeWeights
 from workers.state.flat import FlatGradients, GradientBuffers
 from workers.state.precision import autocast, boundary_dtype, cast_floats
 
@@ -67,6 +68,8 @@ class Layer:
         trainable = {n: p for n, p in module.named_parameters() if p.requires_grad}
         self.summed = GradientBuffers(trainable)
         """Its gradients, side by side."""
+        self.shared: ComputeWeights | None = None
+        """Its weights, where siblings share out its states."""
         self._deferral, self.uncovered = cover(module, workspace, self.summed.home)
         self._uncovered = {n: trainable[n] for n in self.uncovered}
         self._covered = {n: p for n, p in trainable.items() if n not in self._uncovered}
@@ -179,8 +182,9 @@ class Layer:
             done.outputs, done.root_grads = None, ()
 
     def gradients(self) -> FlatGradients:
-        """The gradients summed in its parameters, which are final in this step; side by side from here on."""
-        return self.summed.gathered()
+        """The gradients summed in its parameters, which are final in this step; side by side from here on. Where
+        siblings share out its states, those of this rank's shard."""
+        return self.summed.gathered(None if self.shared is None else self.shared.own)
 
     def drop_gradients(self) -> None:
         """Drop the gradients summed in its parameters."""

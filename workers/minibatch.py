@@ -8,20 +8,24 @@ uneven shares it runs one window, in which the gradients of its parts of replica
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from planner.plan import Plan
+from planner.shards import kept_whole
 from planner.shares import parts, parts_of
 from workers.data.dataset import Batch
 from workers.data.sampling import train_indices
 from workers.engine import Engine, Window
 from workers.freezing.freezer import Freezer
 from workers.generation import GenerationSetup, make_stages, tied_uses
-from workers.gradients.exchange import Parameters, ReplicaExchange, TieExchange
+from workers.gradients.exchange import Parameters, ReplicaExchange, TiedUse, TieExchange
 from workers.gradients.parts import GradientParts
+from workers.shards.collecting import Collector
+from workers.shards.weights import WeightExchange
 from workers.transport.channel import Channel, Stream
 
 Buffers = Mapping[int, Mapping[str, Tensor]]
@@ -70,6 +74,7 @@ class Minibatch:
         """Global microbatch -> the samples read for it in the newest step."""
         base = setup.place - setup.pipeline_rank
         self._siblings = plan.siblings(setup.pipeline_rank)
+        shared = {i: layer.shared for i, (layer, _) in setup.layers.items() if layer.shared is not None}
         groups = tied_uses(setup)
         repeated = {(use.layer, use.name) for group in groups for use in group[1:]}
         self.counted = {place: p for place, p in self._parameters.items() if place not in repeated}
@@ -80,10 +85,19 @@ class Minibatch:
         self.free_tags = self._buffer_tags + len(definition.layers)
         """First free tag; one tag per layer of the model is free from here on."""
         replica_tags = self.free_tags + len(definition.layers)
-        self._ties = TieExchange(channel, groups, self._parameters, base, tie_tags) if groups else None
+        self._ties = None
+        if met := _met_here(groups, definition.tied_layers, plan, setup.pipeline):
+            self._ties = TieExchange(channel, met, self._parameters, base, tie_tags)
         self._replicas = None
         if plan.replicas > 1:
-            self._replicas = ReplicaExchange(channel, self._siblings, summed, replica_tags, parts(plan))
+            cuts = {index: weights.cuts for index, weights in shared.items()}
+            self._replicas = ReplicaExchange(channel, self._siblings, summed, replica_tags, parts(plan), cuts)
+        weight_tags = replica_tags + 1 + 2 * len(definition.layers)
+        self.weights = WeightExchange(channel, self._siblings, shared, weight_tags)
+        """The weights that the rank computes with."""
+        states = {index: state for index, (_, state) in setup.layers.items() if index in shared}
+        self.shards = Collector(channel, self._siblings, states, shared, weight_tags + len(definition.layers))
+        """Whole layers, where siblings share out their states."""
 
     @property
     def reads_samples(self) -> bool:
@@ -104,6 +118,7 @@ class Minibatch:
             ChannelError: a rank is gone.
         """
         self.samples = {}
+        self.weights.bring()
         for stage in self._stages.values():
             if stage.loss is not None:
                 stage.loss.scale = loss_scale
@@ -149,9 +164,9 @@ class Minibatch:
         return Window(losses, spans, waited_s), self._first_replicas_buffers()
 
     def norms(self) -> dict[tuple[int, str], float]:
-        """The float64 squared norm of each parameter's gradient, by (layer, parameter) in name order. A tied
-        parameter counts in the first layer that uses it."""
-        if self._setup.pipeline and not self._freezer.on:
+        """The float64 squared norm of each parameter's gradient, by (layer, parameter) in name order; with shards, of
+        those of the own ones. A tied parameter counts in the first layer that uses it."""
+        if self._setup.pipeline and not self._freezer.on and self._setup.plan.shards == 1:
             return {}  # the first pipeline's stand in the commit; freezing statistics are every sibling's
         gradients = {index: layer.gradients() for index, (layer, _) in self._setup.layers.items()}
         found = {
@@ -218,6 +233,18 @@ class Minibatch:
             return read
 
         return batch
+
+
+def _met_here(
+    groups: Sequence[Sequence[TiedUse]], tied: Iterable[Iterable[int]], plan: Plan, pipeline: int
+) -> list[Sequence[TiedUse]]:
+    """The tied parameters of which a pipeline has the sums over replicas: all of them, or those of its shards.
+
+    Args:
+        tied: per tied parameter, the layers that use it.
+    """
+    at = kept_whole(tied, plan.shards)
+    return [group for group in groups if plan.shards == 1 or at[group[0].layer] == pipeline]
 
 
 def _later(window: Window, offset_s: float) -> Window:

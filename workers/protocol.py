@@ -12,6 +12,7 @@ from typing import Any
 from planner.differences import differences, from_differences
 from planner.freezing import FreezePlan
 from planner.plan import Plan
+from planner.shards import WHOLE, Piece, Shard
 from workers.control.rank_program import RankProgram
 from workers.state.loss_scale import LossScale
 
@@ -423,9 +424,9 @@ class Position:
     settled."""
     began: int = 0
     """The newest step that it began in its last generation. If it is not committed, it was in flight."""
-    holds: tuple[int, ...] = ()
-    """Layers whose state of `step` is complete here, as owner or standby. If undecided, it can roll all of
-    them forward."""
+    holds: tuple[Piece, ...] = ()
+    """Layers, or shards of them, whose state of `step` is complete here, as owner or standby. If undecided, it can roll
+    all of them forward."""
     weights: tuple[int, ...] = ()
     """Layers of which only the weights of `step` are here: their source was lost before the moments had
     arrived."""
@@ -461,6 +462,12 @@ class Source:
     port: int
     part: Part = Part.ALL
     """The part that can be fetched."""
+    shard: Shard = WHOLE
+    """Of the layer's states."""
+
+    @property
+    def piece(self) -> Piece:
+        return Piece(self.layer, self.shard)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -480,7 +487,8 @@ class Assignment:
     start: CheckpointRef | None = None
     """The checkpoint of `step` from which all ranks start."""
     sources: tuple[Source, ...] = ()
-    """Of the layers that it owns by `plan`, and of those of which only weights are left."""
+    """Of the layers that it owns by `plan`, and of those of which only weights are left. Where a layer's states are in
+    shards, of all of them."""
     moments: CheckpointRef | None = None
     """The checkpoint with the moments of layers whose sources have only the weights; None: initial values."""
     freeze: tuple[FreezePlan, ...] = ()

@@ -16,6 +16,7 @@ from planner.features import Sample
 from planner.freezing import FreezePlan
 from planner.observed import StepTimes
 from planner.plan import Plan
+from planner.shards import WHOLE, Piece
 from workers.checkpoint.coordination import seal
 from workers.checkpoint.corruption import corrupt_newest_checkpoint
 from workers.checkpoint.folder import DamagedCheckpointError, read_manifest
@@ -32,12 +33,13 @@ from workers.data.registry import open_dataset
 from workers.devices.device import Device
 from workers.devices.registry import make_device
 from workers.elastic.copies_ahead import CopiesAhead
-from workers.elastic.layer_source import Built, Haul, LayerSource
-from workers.elastic.standby import Standbys
+from workers.elastic.layer_source import Built, Haul, Held, LayerSource, base_of
+from workers.elastic.standby import Base, Standbys
 from workers.elastic.switch import take_up
 from workers.fault_injection.points import FaultPoints, Phase
 from workers.freezing.plans import Plans, Settings, check_plan
 from workers.generation import GenerationSetup
+from workers.layer import Layer
 from workers.memory.shortage import shortage_in
 from workers.models.definition import ModelDefinition
 from workers.models.registry import build_definition
@@ -60,13 +62,14 @@ from workers.protocol import (
     Report,
     Request,
     Settlement,
+    Source,
     SwitchReport,
     WarningReport,
     Working,
 )
 from workers.reproducibility import determinism
 from workers.sampling.sampler import Sampler, sampler_of
-from workers.state.layer_state import LayerState, host_copy
+from workers.state.layer_state import LayerState, apart, host_copy, whole_of
 from workers.state.loss_scale import LossScale
 from workers.state.optim import Optimizer, make_optimizer
 from workers.state.precision import scales_loss
@@ -127,8 +130,8 @@ class Rank:
         self._server: StateServer | None = None
         self._step = 0
         self._layers: Built = {}
-        self._idle: Built = {}
-        """Layers of `_step` that it holds without owning them, until it trains again."""
+        self._idle: Held = {}
+        """Layers of `_step`, and shards of them, that it holds without owning them, until it trains again."""
         self._salvaged: dict[int, LayerState] = {}
         """Layer -> weights of `_step`, for layers whose moments are lost, until it trains with them."""
         self._standbys: Standbys | None = None
@@ -211,7 +214,9 @@ class Rank:
         assert source is not None
         plans = Plans(assignment.freeze)
         freeze = Settings(self._config.freeze, plans)
-        source.begin(freeze)
+        plan = assignment.plan
+        self._check_sharding(plan, assignment.freeze)
+        source.begin(freeze, plan.shard_of_place(assignment.place))
         if self._training is not None:
             self.faults.reach(Phase.RECOVERING, self._step)
         if self._short:
@@ -219,35 +224,38 @@ class Rank:
             self._device.release()
         for known in assignment.freeze:
             self._check_freeze_plan(known)
-        plan = assignment.plan
         owned = plan.layers_of_place(assignment.place)
-        copied = plan.standbys_of(assignment.place)
+        copied = plan.copies_at(assignment.place)
         salvaged: dict[int, LayerState] = {}
         ahead = self._copied_ahead(assignment)
+        held: Held = {}
         if assignment.start is not None:
             try:
-                known = source.load([*owned, *copied], assignment.start)
+                known, bases = _begun(owned, copied, partial(source.load, start=assignment.start))
                 self._loss_scale = self._scale_of(assignment.start)
             except DamagedCheckpointError as error:
                 return error.damage
             self._vector = self._left = None
         elif assignment.step == 0:
-            known = source.initial([*owned, *copied])
+            known, bases = _begun(owned, copied, source.initial)
             self._loss_scale = LossScale() if scales_loss(self._config.precision) else None
         else:
-            known = self._held() if self._step == assignment.step else {}
-            self._offer(known)
+            held = self._held() if self._step == assignment.step else {}
+            self._offer(held)
             haul = Haul(whole=ahead)
-            known |= ahead
+            shard = plan.shard_of_place(assignment.place)
+            known = {layer: one for layer in owned if (one := _live(held, Piece(layer, shard)))} | ahead
+            bases = _bases(copied, held | _held(ahead))
             lacking = [layer for layer in owned if layer not in known]
             try:
-                source.fetch_all(lacking, assignment, haul)
+                source.fetch_all(lacking, assignment, haul, held)
             except (DamagedCheckpointError, StateStreamError) as error:
                 self._keep(haul, assignment)
                 if isinstance(error, DamagedCheckpointError):
                     return error.damage
                 raise
             known |= haul.whole
+            held |= {piece: (None, state) for piece, state in haul.pieces.items()} | _held(haul.whole)
             before = self._salvaged if self._step == assignment.step else {}
             weights = {**before, **haul.weights}
             salvaged = {layer: weights[layer] for layer in assignment.salvaged if layer in weights}
@@ -255,12 +263,14 @@ class Rank:
         self._check_shares(plan, self._layers)
         self._standbys = Standbys(
             copied,
-            {layer: known[layer] for layer in copied if layer in known},
+            bases,
             freeze=freeze,
             optimizer=self._optimizer,
             step=assignment.step,
         )
-        self._idle = {layer: one for layer, one in known.items() if layer not in self._layers}
+        held |= _held(known) | bases
+        own = _held(self._layers)
+        self._idle = {piece: one for piece, one in held.items() if piece not in own}
         self._salvaged = salvaged
         if self._step != assignment.step:
             self._vector = self._left = None
@@ -339,16 +349,16 @@ class Rank:
         whole = {layer: one for layer, one in haul.whole.items() if layer not in assignment.salvaged}
         weights = {**self._salvaged, **haul.weights}
         self._salvaged = {layer: state for layer, state in weights.items() if layer not in whole}
-        self._idle |= whole
+        self._idle |= _held(whole) | {piece: (None, state) for piece, state in haul.pieces.items()}
 
-    def _held(self) -> Built:
-        """All layers of `_step` whose state is complete here."""
+    def _held(self) -> Held:
+        """All layers of `_step`, and shards of them, whose state is complete here."""
         # Before a generation trains, its copies are among the idle layers.
-        copies: Built = {}
+        copies: Held = {}
         if self._training is not None and self._standbys is not None:
             copies = self._standbys.held()
-        held = {**self._idle, **copies, **self._layers}
-        return {layer: one for layer, one in held.items() if layer not in self._salvaged}
+        held = {**self._idle, **copies, **_held(self._layers)}
+        return {piece: one for piece, one in held.items() if piece.layer not in self._salvaged}
 
     def host_store(self, host: str = "127.0.0.1") -> int:
         """Host the store through which a generation forms, on the interface of `host`; returns its port."""
@@ -470,7 +480,7 @@ class Rank:
         self._assignment = replace(self._assignment, plan=following.plan, program=following.program)
         self._mailbox.taken_up(following)
         if setup.pipeline == 0:
-            self._offer_bases(following.bases(setup.plan))
+            self._offer_bases(map(Piece, following.bases(setup.plan)))
         self._channel.renew()
         setup = replace(
             setup,
@@ -499,10 +509,11 @@ class Rank:
         )
         return setup
 
-    def _offer_bases(self, layers: Iterable[int]) -> None:
-        """Offer copies of those of `layers` that it owns, as they are now."""
+    def _offer_bases(self, pieces: Iterable[Piece]) -> None:
+        """Offer copies of those of `pieces` that it owns, as they are now."""
         if self._server is not None:
-            mine = {layer: host_copy(self._layers[layer][1]) for layer in layers if layer in self._layers}
+            own = _held(self._layers)
+            mine = [host_copy(own[piece][1]) for piece in pieces if piece in own]
             if mine:
                 self._server.offer(self._step, mine)
 
@@ -557,18 +568,30 @@ class Rank:
         if self._step == settlement.step:
             self._offer(self._held())
             if self._server is not None:
-                self._server.offer(self._step, self._salvaged, Part.WEIGHTS)
+                self._server.offer(self._step, self._salvaged.values(), Part.WEIGHTS)
 
-    def save(self, folder: str, step: int, layers: Sequence[int]) -> tuple[FileRecord, ...]:
-        """Write `layers`, which it holds, into the checkpoint of `step` at `folder`, while it does not train.
+    def save(
+        self, folder: str, step: int, layers: Sequence[int], sources: Sequence[Source] = ()
+    ) -> tuple[FileRecord, ...]:
+        """Write `layers` into the checkpoint of `step` at `folder`, while it does not train.
+
+        Args:
+            sources: of all shards of those layers of which it holds shards only.
 
         Raises:
             JobError: it is at another step, or the file system refused.
+            StateStreamError: a source is gone.
         """
         if self._step != step:
             raise JobError(f"rank {self._rank} stands at step {self._step}: it cannot save step {step}")
-        held = self._held()
-        result = write_layers(folder, step, [host_copy(held[layer][1]) for layer in layers], self.faults)
+        assert self._source is not None
+        held, copies = self._held(), list[LayerState]()
+        for layer in layers:
+            states = [held[Piece(layer)][1]] if Piece(layer) in held else []
+            for one in () if states else (one for one in sources if one.layer == layer):
+                states.append(held[one.piece][1] if one.piece in held else self._source.fetch(one, step))
+            copies.append(host_copy(states[0] if len(states) == 1 else whole_of(states)))
+        result = write_layers(folder, step, copies, self.faults)
         if result.error is not None:
             raise JobError(f"rank {self._rank} could not write to {folder}: {result.error}")
         return result.records
@@ -611,9 +634,9 @@ class Rank:
     def _busy(self) -> bool:
         return self._channel is not None and self._channel.sending()
 
-    def _offer(self, layers: Built) -> None:
-        if self._server is not None and layers:
-            self._server.offer(self._step, {layer: state for layer, (_, state) in layers.items()})
+    def _offer(self, held: Held) -> None:
+        if self._server is not None and held:
+            self._server.offer(self._step, [state for _, state in held.values()])
 
     def profile(self, budget_s: float = BUDGET_S) -> Measured:
         """Measure layers, links and commit, instead of following a plan. All members of the generation call
@@ -653,6 +676,8 @@ class Rank:
             JobError: the job's method uses no ratios, or they do not fit its layers and microbatches.
         """
         self._check_freeze_plan(plan)
+        if self._assignment is not None:
+            self._check_sharding(self._assignment.plan, (plan,))
         self._mailbox.prepare(plan)
 
     def prepare_plan(self, plan: Plan, program: RankProgram, held: Sequence[tuple[int, int]] = ()) -> None:
@@ -687,6 +712,24 @@ class Rank:
                 f"plan {plan.epoch}.{plan.version} has shares {list(plan.shares)}, but training changes buffers of"
                 f" {buffered[0]}: each replica has to stay in one pipeline"
             )
+
+    def _check_sharding(self, plan: Plan, freeze: Sequence[FreezePlan] = ()) -> None:
+        """Raises:
+        JobError: the plan shares out states, now or with more pipelines, and the job needs them whole on each rank.
+        """
+        if plan.shard == "none":
+            return
+        config = self._config
+        against = {
+            "freezing": bool(freeze),
+            "freeze.method": config.freeze.method != "none",
+            "job.curvature_every": bool(config.curvature_every),
+        }
+        for name, there in against.items():
+            if there:
+                raise JobError(
+                    f'plan {plan.epoch}.{plan.version} has shard = "{plan.shard}", which does not go with {name} yet'
+                )
 
     def _check_freeze_plan(self, plan: FreezePlan) -> None:
         method = self._config.freeze.method
@@ -734,3 +777,43 @@ class Rank:
         if self._server is not None:
             self._server.close()
             self._server = None
+
+
+def _held(built: Built) -> Held:
+    return {Piece(layer, one[1].shard): one for layer, one in built.items()}
+
+
+def _live(held: Held, piece: Piece) -> tuple[Layer, LayerState] | None:
+    """The layer that computes with `piece` here, and its state; None if there is none."""
+    layer, state = held.get(piece, (None, None))
+    return None if layer is None or state is None else (layer, state)
+
+
+def _bases(copied: Iterable[Piece], held: Held) -> dict[Piece, Base]:
+    """Those of `copied` that are here. A shard that arrived as a part of others' layers has no buffers to update: its
+    base comes from its owner, like those that are not here."""
+    found: dict[Piece, Base] = {}
+    for piece in copied:
+        layer, state = held.get(piece, (None, None))
+        if state is None:
+            continue
+        if piece.shard == WHOLE:
+            found |= {} if layer is None else {piece: (layer, state)}
+        elif state.flats or not state.updates:
+            # That of a live shard is part of the buffer that its module computes with.
+            found[piece] = (None, state if layer is None else apart(state))
+    return found
+
+
+def _begun(
+    owned: Sequence[int], copied: Sequence[Piece], make: Callable[..., Built]
+) -> tuple[Built, dict[Piece, Base]]:
+    """The layers that it owns and the bases of its copies, as `make` builds layers. Copies of shards one by one: their
+    modules go at once."""
+    whole = [piece.layer for piece in copied if piece.shard == WHOLE]
+    built = make([*owned, *whole])
+    bases: dict[Piece, Base] = {Piece(layer): built[layer] for layer in whole}
+    for piece in copied:
+        if piece.shard != WHOLE:
+            bases[piece] = base_of(make([piece.layer], shard=piece.shard)[piece.layer])
+    return {layer: built[layer] for layer in owned}, bases

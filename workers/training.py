@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from planner.observed import StepTimes
+from planner.shards import Piece
 from workers.checkpoint.coordination import Checkpointing
 from workers.commit import CommitError, CommitRecord, Decision, Prepared, settle
 from workers.control.announcements import Announcements
@@ -48,7 +49,7 @@ from workers.protocol import (
 )
 from workers.sample_text import sample_text
 from workers.skipped_steps import SkippedSteps
-from workers.state.layer_state import digest
+from workers.state.layer_state import LayerState, digest, host_copy
 from workers.state.precision import scales_loss
 from workers.transport.channel import Channel
 from workers.unfinished import Greeting, Unfinished, agree
@@ -68,8 +69,8 @@ class _Undecided:
     """Requests from its mailbox."""
     buffers: Buffers
     """The buffers' values if the step is committed."""
-    parcels: Mapping[int, Tensor]
-    """Packed gradients of the layers that it keeps standbys of."""
+    parcels: Mapping[Piece, Tensor]
+    """Packed gradients of what it keeps standbys of."""
     lost_s: float = 0.0
     """When it lost the other ranks, on the same clock."""
 
@@ -79,6 +80,7 @@ class _Findings:
     """Statistics of the step's gradients, by layer; see `CommitRecord`."""
 
     squared_norms: dict[int, float]
+    parameter_norms: dict[int, dict[str, float]]
     scores: dict[int, float]
     settled: dict[int, int]
     energies: dict[int, tuple[float, float]]
@@ -263,7 +265,7 @@ class Training:
             rank=self._setup.rank,
             step=self.step,
             stopped=stopped,
-            layer_digests=tuple((i, digest(state)) for i, (_, state) in sorted(self._setup.layers.items())),
+            layer_digests=tuple((state.layer, digest(state)) for state in self._whole_layers()),
             checkpoint_error=error,
         )
 
@@ -280,13 +282,11 @@ class Training:
             told = self._channel.all_gather(setup.greeting.encode())
             self._owners = [Greeting.decode(greeting) for greeting in told]
             self._agree_on_scale()
-            if setup.pipeline == 0:  # its ranks are those that others fetch from
-                setup.offer({layer for greeting in self._owners for layer in greeting.lacks})
+            if setup.pipeline == 0 or setup.plan.shards > 1:  # those that others fetch from
+                setup.offer({piece for greeting in self._owners for piece in greeting.lacks})
         plan = setup.plan
         self._standbys.bring(
-            lambda layer, stopped: setup.bring(
-                layer, self._owners[plan.stage_ranks[plan.stage_of_layer(layer)]], stopped
-            )
+            lambda piece, stopped: setup.bring(piece, self._owners[plan.owner_of(piece)], stopped)
         )
         left = None if known else agree(self._owners, self.step)
         if left is None or not self.step:
@@ -333,8 +333,8 @@ class Training:
         """Send the gradients of held-back layers to the layers' destinations."""
         if self._setup.held:
             got = self._shipping.flush_held(self._held_updates.parcels, self.step - self._began)
-            for layer, parcels in got.items():
-                self._standbys.supply(layer, parcels)
+            for piece, parcels in got.items():
+                self._standbys.supply(piece, parcels)
 
     def _settle_all(self) -> None:
         """Learn that every rank has passed the newest commit."""
@@ -361,10 +361,10 @@ class Training:
             if not self._setup.program.frozen_stages:
                 self._announcements.settle(self.step)
             if not self._freezer.on:
-                self._send_parcels(step, {})
+                self._send_parcels(step, {}, buffers)
             findings = self._look()
             if self._freezer.on:
-                self._send_parcels(step, self._freezer.newest_energies)
+                self._send_parcels(step, self._freezer.newest_energies, buffers)
             parcels = self._shipping.receive()
             if (waited := self._watch.let_come(step)) is not None:
                 self._announcements.add(self.step, waited)
@@ -396,8 +396,8 @@ class Training:
                     self._minibatch.drop()
         faults.reach(Phase.AFTER_COMMIT, step)
 
-    def _send_parcels(self, step: int, energies: Mapping[int, Sequence[float]]) -> None:
-        self._followed.send(step, self._shipping.send(energies), energies)
+    def _send_parcels(self, step: int, energies: Mapping[int, Sequence[float]], buffers: Buffers) -> None:
+        self._followed.send(step, self._shipping.send(energies, buffers), energies)
 
     def _limited_memory(self, step: int) -> AbstractContextManager[object]:
         """The limit that a drill sets to what the window's tensors take."""
@@ -442,10 +442,12 @@ class Training:
         """Compute the statistics of the step's gradients, which are final."""
         norms = self._minibatch.norms()
         of_layers = dict.fromkeys(self._setup.layers, 0.0)
-        for (layer, _), norm in norms.items():
+        of_parameters: dict[int, dict[str, float]] = {layer: {} for layer in self._setup.layers}
+        for (layer, name), norm in norms.items():
             of_layers[layer] += norm
+            of_parameters[layer][name] = norm
         scores, settled = self._freezer.check()
-        return _Findings(of_layers, scores, settled, self._freezer.energies(norms))
+        return _Findings(of_layers, of_parameters, scores, settled, self._freezer.energies(norms))
 
     def _record(self, window: Window, findings: _Findings) -> CommitRecord:
         setup, freezer = self._setup, self._freezer
@@ -457,7 +459,8 @@ class Training:
             step=self.step + 1,
             losses=window.losses,
             samples=self._minibatch.samples if self._minibatch.reads_samples else {},
-            squared_norms=findings.squared_norms if first else {},
+            squared_norms=findings.squared_norms if first and setup.plan.shards == 1 else {},
+            parameter_norms={} if setup.plan.shards == 1 else findings.parameter_norms,
             scores=findings.scores if first else {},
             settled=findings.settled if first else {},
             energies=findings.energies if first else {},
@@ -473,7 +476,7 @@ class Training:
     def _ready_plan(self) -> Prepared | None:
         """The prepared plan, for the commit record, if this rank could follow it from the next step on."""
         plan, standbys = self._setup.mailbox.next_plan(), self._standbys
-        current = standbys.up_to_date
+        current = {piece.layer for piece in standbys.up_to_date}
         if plan is not None:
             coming = {*standbys.layers} - current
             self._ready = plan if plan.ready(self._setup.place, self._setup.layers, current, coming) else None
@@ -491,6 +494,7 @@ class Training:
             layers=len(self._setup.definition.layers),
             clip_norm=self._setup.config.optimizer.clip_norm,
             newest=self._freezer.newest,
+            shards=self._setup.plan.shards,
         )
 
     def _take_up(self, step: _Undecided, vector: tuple[bytes, ...], decision: Decision) -> None:
@@ -503,6 +507,7 @@ class Training:
                 if self._held_updates.holds(index):
                     continue
                 self._setup.optimizer.update_(state, layer.gradients(), decision.scale, self.step)
+            self._minibatch.weights.changed()
         self._held_updates.hold(step.step, self._freezer.newest_energies, decision)
         reports = self._freezer.commit(decision)
         self._standbys.apply(step.step, step.parcels, decision)
@@ -558,13 +563,23 @@ class Training:
         )
 
     def _checkpoint(self) -> None:
-        if self._setup.pipeline == 0:
-            states = [state for _, state in self._setup.layers.values()]
-            self._checkpointing.start(self.step, states, self.loss_scale)
-        else:
-            self._checkpointing.start(self.step, [], self.loss_scale)
+        setup = self._setup
+
+        def copies() -> list[LayerState]:
+            if setup.plan.shards > 1:
+                return self._minibatch.shards.collect(moments=True)
+            return [host_copy(state) for _, state in setup.layers.values()] if setup.pipeline == 0 else []
+
+        self._checkpointing.start(self.step, copies, self.loss_scale)
+
+    def _whole_layers(self) -> list[LayerState]:
+        """The layers that this rank tells the digests of, with weights and buffers at least."""
+        if self._setup.plan.shards > 1:
+            return self._minibatch.shards.collect(moments=False)
+        return [state for _, (_, state) in sorted(self._setup.layers.items())]
 
     def _validate(self) -> None:
+        self._minibatch.weights.bring()
         loss = validate(self._setup, self._minibatch.engine, self._channel)
         self._validated = True
         if loss is not None:
@@ -576,6 +591,7 @@ class Training:
         setup = self._setup
         if not setup.definition.language or setup.data.tokenizer is None:
             return
+        self._minibatch.weights.bring()
         prompt, text = sample_text(
             self._minibatch.engine,
             self._channel,

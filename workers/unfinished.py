@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from planner.shards import Piece, Shard
 from workers.protocol import Request
 from workers.state.loss_scale import LossScale
 
@@ -37,8 +38,8 @@ class Greeting:
     """Port at which it serves layers."""
     left: Unfinished | None
     """What it knows of the commit at the start of the generation, if it took part in one."""
-    lacks: tuple[int, ...] = ()
-    """Layers that it keeps standbys of and fetches from their owners."""
+    lacks: tuple[Piece, ...] = ()
+    """Layers, or shards, that it keeps standbys of and fetches from their owners."""
     loss_scale: LossScale | None = None
     """Of the next step, where the precision needs one and it knows that."""
 
@@ -54,9 +55,8 @@ class Greeting:
         if fields is not None:
             fields["requests"] = frozenset(Request(name) for name in fields["requests"])
             left = Unfinished(**fields)
-        return Greeting(
-            host=host, port=port, left=left, lacks=tuple(lacks), loss_scale=LossScale.from_json(scale)
-        )
+        pieces = tuple(Piece(layer, Shard(*shard)) for layer, shard in lacks)
+        return Greeting(host=host, port=port, left=left, lacks=pieces, loss_scale=LossScale.from_json(scale))
 
 
 def agree(greetings: Sequence[Greeting], step: int) -> Unfinished | None:

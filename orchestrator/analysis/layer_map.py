@@ -173,7 +173,7 @@ def _owners(plan: Plan, layer: int) -> tuple[int, ...]:
 
 
 def _copies(plan: Plan, layer: int) -> tuple[int, ...]:
-    return plan.standbys[layer] if plan.standbys else ()
+    return plan.copies_of(layer)
 
 
 def _nodes(view: JobView, ranks: dict[int, RankBox]) -> tuple[NodeBox, ...]:

@@ -11,7 +11,8 @@ def places_without_redundancy(view: JobView) -> tuple[int, ...] | None:
     plan, elastic = view.followed, view.spec.get("elastic", {})
     if plan is None or view.state != "training" or elastic.get("redundancy") != "peer":
         return None
-    if plan.pipeline_count > 1:  # the other pipelines have every layer
+    if plan.pipeline_count > 1 and plan.shards == 1:  # the other pipelines have every layer
         return ()
-    copied = {layer for layers in view.ranks.copied.values() for layer in layers}
-    return tuple(place for place in range(plan.world_size) if {*plan.layers_of_place(place)} - copied)
+    here = view.ranks.copied
+    copied = {piece for piece, places in plan.copied if any(piece.layer in here.get(at, ()) for at in places)}
+    return tuple(place for place in range(plan.world_size) if {*plan.pieces_of_place(place)} - copied)

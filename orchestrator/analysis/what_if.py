@@ -157,6 +157,7 @@ def _changed(
             replicas=plan.replicas,
             recompute=plan.recompute,
             pipelines=plan.pipelines,
+            shard=plan.shard,
             # Which rank keeps a copy of which layer depends on the cut.
             domains=domains if copies else None,
             copies=copies,

@@ -170,6 +170,11 @@ class Submission:
         freezing = folder.freeze_history() if start else FreezeHistory()
         if replay is not None:
             freezing = recorded(replay, prepared.resolved)
+        if freezing.plans and spec.pipeline.shard != "none":
+            raise JobError(
+                f'pipeline.shard = "{spec.pipeline.shard}" does not go with freezing yet, and this run was asked to'
+                " freeze while it trained: leave shard out"
+            )
         # Again, because measuring and planning may have taken a while.
         _make_way(name)
         marker = folder.claim(name, spec.model_dump(mode="json"))

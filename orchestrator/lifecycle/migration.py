@@ -67,8 +67,11 @@ def path(now: Plan, then: Plan) -> tuple[Plan, ...]:
     """Return the plans that lead from `now` to `then`, `then` included, without plans that change nothing.
 
     First each rank gets copies of the layers that it will own. Then ownership changes, and ranks that had a
-    layer or a copy of it keep it until the copies that `then` plans are up to date.
+    layer or a copy of it keep it until the copies that `then` plans are up to date. Where states are shared out, layers
+    change ranks between two steps only.
     """
+    if then.shards > 1:
+        return () if same(now, then) else (then,)
     layers = range(now.layers[-1][1])
     heirs = [
         () if now.rank_of_layer(layer) == then.rank_of_layer(layer) else then.owners_of(layer)
@@ -98,7 +101,7 @@ def path(now: Plan, then: Plan) -> tuple[Plan, ...]:
 
 def same(one: Plan, other: Plan) -> bool:
     """Whether all ranks do the same under both."""
-    fields = ("layers", "stage_ranks", "pipeline_count", "shares", "schedule", "chunks", "recompute")
+    fields = ("layers", "stage_ranks", "pipeline_count", "shares", "shard", "schedule", "chunks", "recompute")
     return all(getattr(one, field) == getattr(other, field) for field in fields) and all(
         set(mine) == set(theirs) for mine, theirs in zip_longest(one.standbys, other.standbys, fillvalue=())
     )

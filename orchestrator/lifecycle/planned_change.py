@@ -18,6 +18,7 @@ from orchestrator.lifecycle.stimuli import CopiesOverdue, PlannedAhead
 from planner.arrivals import new_copies
 from planner.ir import Schedule
 from planner.plan import Plan
+from planner.shards import Piece
 from workers.protocol import CopiedAhead, Report, Request, StandbyReport, SwitchReport
 
 Changing = tuple[Job, tuple[Command, ...]]
@@ -228,7 +229,7 @@ def instead(order: Order, job: Job, recovery_plan: RecoveryPlan) -> tuple[Job, P
     return replace(job, progress=replace(job.progress, version=version)), plan, change.schedule
 
 
-def at_hand(job: Job, draft: Draft) -> dict[int, tuple[int, ...]]:
+def at_hand(job: Job, draft: Draft) -> dict[int, tuple[Piece, ...]]:
     """Return rank -> the layers that ranks without a place have copied ahead for the plan of `draft`."""
     change = job.intents.change
     if change is None or change.plan is None or draft.recovery_plan.lineup != change.lineup:
@@ -236,7 +237,7 @@ def at_hand(job: Job, draft: Draft) -> dict[int, tuple[int, ...]]:
     if not change.plan.same_work_as(draft.plan):
         return {}
     return {
-        rank: draft.plan.layers_of_place(place)
+        rank: draft.plan.pieces_of_place(place)
         for place, rank in enumerate(draft.members)
         if rank in change.there
     }

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.plan import Plan
+from planner.shards import WHOLE, Piece, made_of
 from planner.wording import counted, named, named_or_counted
 from workers.config import ElasticConfig
 from workers.protocol import CheckpointRef, Part, Position, Settlement, Source
@@ -89,13 +90,14 @@ class RecoveryPlan:
     handover: Handover | None = None
     """None: no rank needs the records of `settlement.step`, or none has them."""
     sources: tuple[Source, ...] = ()
-    """One per layer if the living ranks hold the model; none if it is loaded or initialized again."""
+    """One per layer, or per shard of it, if the living ranks hold the model; none if it is loaded or initialized
+    again."""
     checkpoints: tuple[CheckpointRef, ...] = ()
     """To start from, newest first; if one is damaged, the next is tried."""
     moments: tuple[CheckpointRef, ...] = ()
     """The same, for the optimizer moments of layers of which only the weights are left."""
-    held: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """Rank -> layers whose state of `step` it has."""
+    held: Mapping[int, tuple[Piece, ...]] = field(default_factory=dict)
+    """Rank -> layers, or shards of them, whose state of `step` it has."""
     keep_plan: bool = False
     """The ranks, their places and the plan stay the same."""
     lost: tuple[int, ...] = ()
@@ -119,6 +121,8 @@ class Rescue:
     settlement: Settlement
     layers: Mapping[int, tuple[int, ...]]
     """Rank -> layers that it writes; each layer once."""
+    sources: tuple[Source, ...] = ()
+    """Of all shards of the layers that no rank has in one piece."""
     handover: Handover | None = None
     """As in `RecoveryPlan`."""
 
@@ -238,11 +242,15 @@ def rescue(
     sources: Iterable[Source],
     handover: Handover | None = None,
 ) -> Rescue:
-    """Return the rescue in which each layer's source writes it."""
+    """Return the rescue in which each layer's source writes it; of a layer in shards, that of one of them, in turns."""
+    shards = tuple(source for source in sources if source.shard != WHOLE)
     layers: dict[int, tuple[int, ...]] = {}
     for source in sources:
-        layers[source.rank] = (*layers.get(source.rank, ()), source.layer)
-    return Rescue(step=step, settling=settling, settlement=settlement, layers=layers, handover=handover)
+        if source.shard.number == source.layer % source.shard.of:
+            layers[source.rank] = (*layers.get(source.rank, ()), source.layer)
+    return Rescue(
+        step=step, settling=settling, settlement=settlement, layers=layers, sources=shards, handover=handover
+    )
 
 
 def redundancy(elastic: ElasticConfig, plan: Plan) -> str:
@@ -352,28 +360,46 @@ def _held(now: Situation, *, weights: bool = False) -> int | None:
 def _missing(now: Situation, step: int, *, weights: bool = False) -> tuple[int, ...]:
     """Return the layers of which no living rank holds the state of `step`."""
     current = [now.positions[rank] for rank in _current(now, step)]
-    held = {layer for position in current for layer in position.holds}
-    if weights:
-        held |= {layer for position in current for layer in position.weights}
-    return tuple(layer for layer in range(_layers(now.plan)) if layer not in held)
+    held = _by_layer(piece for position in current for piece in position.holds)
+    salvaged = {layer for position in current for layer in position.weights} if weights else set[int]()
+    return tuple(
+        layer
+        for layer in range(_layers(now.plan))
+        if layer not in salvaged and not made_of(layer, held.get(layer, set()))
+    )
+
+
+def _by_layer(pieces: Iterable[Piece]) -> dict[int, set[Piece]]:
+    found: dict[int, set[Piece]] = {}
+    for piece in pieces:
+        found.setdefault(piece.layer, set()).add(piece)
+    return found
 
 
 def _sources(now: Situation, step: int) -> tuple[Source, ...]:
-    """Return each layer's source: its owner, else a standby, the one that sends the fewest layers so far. If
-    no rank has all of a layer, a rank that has its weights."""
+    """Return the source of each layer, or of each shard of it: its owner, else a standby, the one that sends the fewest
+    so far. If no rank has all of a layer, a rank that has its weights."""
     given = dict.fromkeys(_current(now, step), 0)
     owned = {
-        rank: set(now.plan.layers_of_place(place)) for place, rank in enumerate(now.members) if rank in given
+        rank: set(now.plan.pieces_of_place(place)) for place, rank in enumerate(now.members) if rank in given
     }
-    sources = []
-    for layer in range(_layers(now.plan)):
-        holders = [rank for rank in given if layer in now.positions[rank].holds]
-        part = Part.ALL if holders else Part.WEIGHTS
-        holders = holders or [rank for rank in given if layer in now.positions[rank].weights]
-        giver = min(holders, key=lambda rank: (layer not in owned.get(rank, ()), given[rank], rank))
+    held = {rank: {*now.positions[rank].holds} for rank in given}
+    everywhere = _by_layer(piece for pieces in held.values() for piece in pieces)
+    sources: list[Source] = []
+
+    def give(piece: Piece, holders: Sequence[int], part: Part) -> None:
+        giver = min(holders, key=lambda rank: (piece not in owned.get(rank, ()), given[rank], rank))
         given[giver] += 1
-        position = now.positions[giver]
-        sources.append(Source(layer=layer, rank=giver, host=position.host, port=position.port, part=part))
+        host, port = now.positions[giver].host, now.positions[giver].port
+        source = Source(layer=piece.layer, shard=piece.shard, rank=giver, host=host, port=port, part=part)
+        sources.append(source)
+
+    for layer in range(_layers(now.plan)):
+        if not (pieces := made_of(layer, everywhere.get(layer, set()))):
+            having = [rank for rank in given if layer in now.positions[rank].weights]
+            give(Piece(layer), having, Part.WEIGHTS)
+        for piece in pieces:
+            give(piece, [rank for rank in given if piece in held[rank]], Part.ALL)
     return tuple(sources)
 
 

@@ -55,6 +55,7 @@ from orchestrator.lifecycle.stimuli import (
 from planner.failure_domains import lacking
 from planner.plan import Plan
 from planner.schedule.expand import pipeline_schedules
+from planner.shards import Piece
 from planner.wording import counted, named_or_counted
 from workers.control.rank_program import place_programs
 from workers.protocol import Assignment, DamagedCheckpoint, FreezeStarted, Generation, Part, Source
@@ -253,6 +254,8 @@ def planned(order: Order, state: Planning, stimulus: Planned) -> Step:
         ways_out = "add nodes, spread the ranks over more of them, or lower elastic.copies"
         return close(Failed(f"{few}: {ways_out}", user_error=True))
     warning = _few_domains(few)
+    if begins and order.elastic.peer_copies == 1:
+        warning += _costly_copies(stimulus.plan)
     loading, commands = _load(job, draft)
     alternatives = order.alternatives if begins else ()
     return loading, (Log(events.Issued(plan=stimulus.plan, alternatives=alternatives)), *warning, *commands)
@@ -263,6 +266,18 @@ def _few_domains(few: str | None) -> tuple[Command, ...]:
     if few is None:
         return ()
     return (Log(events.Warned(text=f"{few}: each layer has as many copies as these allow")),)
+
+
+def _costly_copies(plan: Plan) -> tuple[Command, ...]:
+    """Warn where copies of shards take more memory than shards save."""
+    if plan.shards != 2 or not plan.standbys:
+        return ()
+    text = (
+        f'pipeline.shard = "{plan.shard}" saves no memory here: between 2 replicas, copies of shards take more than'
+        " shards save, while whole replicas are copies of each other. Use more replicas, elastic.redundancy ="
+        ' "checkpoint", or leave shard out'
+    )
+    return (Log(events.Warned(text=text)),)
 
 
 def unplannable(order: Order, state: Planning, stimulus: Unplannable) -> Step:
@@ -304,11 +319,17 @@ def _load(job: Job, draft: Draft) -> Step:
     )
     start = recovery_plan.checkpoints[0] if recovery_plan.checkpoints else None
     programs = place_programs(draft.plan, pipeline_schedules(draft.plan, draft.schedule))
-    sources = {source.layer: source for source in recovery_plan.sources}
+    sources: dict[int, tuple[Source, ...]] = {}
+    for source in recovery_plan.sources:
+        sources[source.layer] = (*sources.get(source.layer, ()), source)
     salvaged = tuple(source for source in recovery_plan.sources if source.part is Part.WEIGHTS)
 
     def needed(place: int) -> tuple[Source, ...]:
-        own = (sources[layer] for layer in draft.plan.layers_of_place(place) if layer in sources)
+        own: list[Source] = []
+        for piece in draft.plan.pieces_of_place(place):
+            found = sources.get(piece.layer, ())
+            # Of a layer that was cut otherwise, the rank needs all shards.
+            own += [source for source in found if source.piece == piece] or found
         return tuple(dict.fromkeys((*own, *salvaged)))
 
     assignments = {
@@ -471,8 +492,9 @@ def joined(order: Order, state: Joining, stimulus: Joined) -> Step:
     return training, (commands[0], *scaled, LogRegroup(regrouped), *commands[1:])
 
 
-def _fetched(draft: Draft, ahead: Mapping[int, tuple[int, ...]]) -> int | None:
-    """How many layers the ranks lacked, each counted once for each of them. None: they came from a checkpoint.
+def _fetched(draft: Draft, ahead: Mapping[int, tuple[Piece, ...]]) -> int | None:
+    """How many layers, or shards, the ranks lacked, each counted once for each of them. None: they came from a
+    checkpoint.
 
     Args:
         ahead: rank -> layers that it has copied without being a member.
@@ -481,7 +503,7 @@ def _fetched(draft: Draft, ahead: Mapping[int, tuple[int, ...]]) -> int | None:
     if not recovery_plan.sources:
         return None
     return sum(
-        len({*plan.layers_of_place(place)} - {*recovery_plan.held.get(rank, ()), *ahead.get(rank, ())})
+        len({*plan.pieces_of_place(place)} - {*recovery_plan.held.get(rank, ()), *ahead.get(rank, ())})
         for place, rank in enumerate(draft.members)
     )
 

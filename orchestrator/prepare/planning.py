@@ -102,6 +102,7 @@ def first_plan(settled: SettledSpec, profile: Profile) -> Choice:
                 partition=pipeline.partition,
                 chunks=pipeline.chunks,
                 replicas=pipeline.replicas,
+                shard=pipeline.shard,
                 recompute=recompute,
                 domains=_domains(spec, profile, spec.elastic.copies),
                 copies=spec.elastic.copies,

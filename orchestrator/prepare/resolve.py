@@ -135,6 +135,7 @@ def unmeasured_plan(settled: SettledSpec) -> Plan:
             found.parameters,
             counts=counts,
             replicas=pipeline.replicas,
+            shard=pipeline.shard,
             recompute=recompute,
             reason=f"first plan: {counted(len(found.layers), 'layer')} cut {how}",
         )

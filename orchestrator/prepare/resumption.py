@@ -60,6 +60,7 @@ def still_right(plan: Plan, settled: SettledSpec) -> bool:
         and as_asked
         and (plan.world_size, plan.replicas) == (pipeline.ranks, pipeline.replicas)
         and plan.pipeline_count == plan.replicas
+        and plan.shard == pipeline.shard
         and not plan.shares  # they were for the speeds of then
         and (plan.schedule, plan.microbatches) == (pipeline.schedule, pipeline.microbatches)
         and pipeline.chunks in (None, plan.chunks)

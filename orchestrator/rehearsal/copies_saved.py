@@ -14,6 +14,7 @@ from orchestrator.events.rehearsed import CopiesSaved
 from orchestrator.rehearsal.traces import Kind, Trace
 from planner.plan import Plan, PlanError
 from planner.search.replan import Replanner
+from planner.shards import Piece
 
 COMPARED = 2
 """Most copies that are compared, if the job has no more."""
@@ -65,11 +66,12 @@ def _takes_last(members: Sequence[str], gone: set[str], replanner: Replanner) ->
     except PlanError:  # the job waits for nodes; those that are there hold what they held
         return gone.issuperset(members)
     left = {place for place in range(plan.world_size) if members[place] not in gone}
-    return any(left.isdisjoint(_holders(plan, layer)) for layer in range(plan.layers[-1][1]))
+    return any(left.isdisjoint(_holders(plan, piece)) for piece in plan.pieces)
 
 
-def _holders(plan: Plan, layer: int) -> set[int]:
-    return {*plan.owners_of(layer), *plan.copies_of(layer)}
+def _holders(plan: Plan, piece: Piece) -> set[int]:
+    owners = plan.owners_of(piece.layer) if plan.shards == 1 else (plan.owner_of(piece),)
+    return {*owners, *dict(plan.copied).get(piece, ())}
 
 
 def copies_saved(

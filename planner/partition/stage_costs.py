@@ -17,6 +17,7 @@ from planner.ir import Schedule
 from planner.profile import Link, Profile
 from planner.schedule.in_flight import Counts, largest_counts
 from planner.simulation.layer_memory import LayerMemory, layer_memory
+from planner.simulation.shard_parts import master_bytes
 
 Matrix = NDArray[np.float64]
 """`matrix[stop, first]` of the layers [first, stop), float64[L + 1, L + 1]; meaningless where first >= stop."""
@@ -45,15 +46,20 @@ class StageCosts:
     blocks: tuple[tuple[int, int], ...] | None = None
     """Runs of layers that no cut divides, [first, stop) each: programs see them as their layers, with the exact costs
     of every run of blocks. None: each layer is one."""
+    shards: int = 1
+    """Into how many the states of each layer are cut; a rank counts with an equal part of them."""
 
     @staticmethod
-    def of(profile: Profile, schedule: Schedule, recompute: Collection[int] = ()) -> StageCosts:
+    def of(
+        profile: Profile, schedule: Schedule, recompute: Collection[int] = (), shards: int = 1
+    ) -> StageCosts:
         """The costs of the stages of `schedule`, which needs no R: which stages recompute depends on the cut."""
         return StageCosts(
             profile,
             tuple(schedule.rank_of_stage[stage] for stage in range(schedule.stages)),
             tuple(largest_counts(schedule, stage) for stage in range(schedule.stages)),
             frozenset(recompute),
+            shards=shards,
         )
 
     @property
@@ -143,7 +149,13 @@ class StageCosts:
     @cached_property
     def state_bytes(self) -> Matrix:
         """Weights, optimizer state and what freezing keeps: what does not depend on the schedule."""
-        return self._sums(layer.state_bytes + layer.sample_bytes for layer in self.profile.model.layers)
+        kept = 1 - 1 / self.shards
+        return self._sums(
+            layer.state_bytes
+            + layer.sample_bytes
+            - kept * (layer.optimizer_bytes + master_bytes(self.profile, layer))
+            for layer in self.profile.model.layers
+        )
 
     @cached_property
     def gradient_bytes(self) -> Matrix:

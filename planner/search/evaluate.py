@@ -39,6 +39,7 @@ class Evaluator:
 
     Args:
         pipelines: copies of the shape that run; None: one per replica.
+        shard: as in `Plan`.
         domains: failure domains of at least all places, which determine the standbys. None: there are no standbys.
         copies: that each layer has on standbys.
     """
@@ -51,6 +52,7 @@ class Evaluator:
         replicas: int,
         recompute: tuple[int, ...],
         pipelines: int | None = None,
+        shard: str = "none",
         domains: Sequence[str] | None = None,
         copies: int = 1,
     ) -> None:
@@ -59,6 +61,7 @@ class Evaluator:
         self.shape = shape
         self._replicas = replicas
         self._pipelines = pipelines
+        self._shard = shard
         self._recompute = recompute
         self._domains = domains
         self._copies = copies
@@ -67,7 +70,8 @@ class Evaluator:
 
     @cached_property
     def _costs(self) -> StageCosts:
-        return StageCosts.of(self._pipeline_profile, self.shape.schedule, self._recompute)
+        shards = 1 if self._shard == "none" else self._pipelines or self._replicas
+        return StageCosts.of(self._pipeline_profile, self.shape.schedule, self._recompute, shards)
 
     @property
     def layers(self) -> int:
@@ -105,6 +109,7 @@ class Evaluator:
             replicas=self._replicas,
             recompute=recompute,
             pipelines=self._pipelines,
+            shard=self._shard,
             domains=domains,
             copies=self._copies,
         )
@@ -164,6 +169,7 @@ class Evaluator:
             microbatches=self.shape.microbatches,
             replicas=self._replicas,
             pipelines=self._pipelines,
+            shard=self._shard,
             recompute=self._recompute,
         )
         if self._domains is None:

@@ -59,6 +59,7 @@ def best(
         replicas=now.replicas,
         recompute=now.recompute,
         pipelines=now.pipelines,
+        shard=now.shard,
         domains=domains if replanner.copies else None,
         copies=replanner.copies,
     )

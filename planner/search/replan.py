@@ -304,6 +304,7 @@ class Replanner:
                     replicas=self.first.replicas,
                     recompute=recompute,
                     pipelines=option.pipelines,
+                    shard=self.first.shard,
                     domains=sites.names if self.copies else None,
                     copies=self.copies,
                 )
@@ -344,6 +345,7 @@ class Replanner:
                 self.parameters,
                 replicas=first.replicas,
                 pipelines=best.pipelines,
+                shard=first.shard,
                 recompute=first.recompute,
             )
             self._cut[best] = plan, self._schedule_of(plan)

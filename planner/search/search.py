@@ -63,6 +63,8 @@ class Wish:
     chunks: int | None = None
     """Stages per rank; None: the family's default."""
     replicas: int = 1
+    shard: str = "none"
+    """As in `Plan`."""
     recompute: tuple[int, ...] = ()
     """Layers that recompute."""
     domains: tuple[str, ...] | None = None
@@ -238,6 +240,7 @@ def _evaluators(profile: Profile, wish: Wish) -> tuple[list[Evaluator], list[Alt
             profile,
             shape,
             replicas=wish.replicas,
+            shard=wish.shard,
             recompute=wish.recompute,
             domains=wish.domains,
             copies=wish.copies,

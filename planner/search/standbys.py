@@ -23,12 +23,12 @@ _ROUNDS = 8
 def assign(
     plan: Plan, domains: Sequence[str], parameter_bytes: Sequence[int], copies: int = 1
 ) -> tuple[tuple[int, ...], ...]:
-    """Per layer, the places that keep a copy of it, ascending.
+    """Per layer, or per shard of each layer (`Plan.pieces`), the places that keep a copy of it, ascending.
 
     The owners of a layer and its copies are in `copies` + 1 domains, or in as many as there are: each copy is in a
     domain that holds the layer nowhere else, and in a zone that holds it nowhere else while there is such a zone. With
-    several pipelines a layer has several owners, which replace each other as copies do. If all places are in one
-    domain, a layer with one owner has a copy at another place of it.
+    several pipelines a layer has several owners, which replace each other as copies do; a shard has one. If all places
+    are in one domain, what has one owner has a copy at another place of it.
 
     A place is near if it holds layers close to this one: when the pipeline shrinks, the first layers of a stage move to
     the place before, the last ones to the place after.
@@ -47,15 +47,18 @@ def assign(
         raise ValueError(f"the plan has {places} places, and {len(domains)} domains are given")
     if len(parameter_bytes) != layers:
         raise ValueError(f"the plan has {layers} layers, and the bytes of {len(parameter_bytes)} are given")
-    rooms = [_Room.of(plan.siblings(rank), domains, copies) for rank in range(plan.pipeline_ranks)]
+    if plan.shards == 1:  # owners are those of the first pipeline
+        rooms = [_Room.of(plan.siblings(rank), domains, copies) for rank in range(plan.pipeline_ranks)]
+    else:
+        rooms = [_Room.of((place,), domains, copies) for place in range(places)]
     distances = _distances(plan, parameter_bytes)
     ranks = [plan.place(place).rank for place in range(places)]
-    by_layer = [
-        (rooms[owner], [distances[ranks[place]][layer] for place in rooms[owner].places])
-        for (first, stop), owner in zip(plan.layers, plan.stage_ranks, strict=True)
-        for layer in range(first, stop)
-    ]
-    return tuple(tuple(sorted(chosen)) for chosen in _balanced(by_layer, parameter_bytes, places))
+    by_piece: list[tuple[_Room, list[int]]] = []
+    for piece in plan.pieces:
+        room = rooms[plan.owner_of(piece)]
+        by_piece.append((room, [distances[ranks[place]][piece.layer] for place in room.places]))
+    sizes = [parameter_bytes[piece.layer] // piece.shard.of for piece in plan.pieces]
+    return tuple(tuple(sorted(chosen)) for chosen in _balanced(by_piece, sizes, places))
 
 
 @dataclass(frozen=True)
@@ -124,8 +127,8 @@ def _distances(plan: Plan, sizes: Sequence[int]) -> list[list[int]]:
 def _balanced(
     layers: Sequence[tuple[_Room, Sequence[int]]], sizes: Sequence[int], places: int
 ) -> list[list[int]]:
-    """Per layer, the places of its copies. Starts with the nearest ones and moves one copy at a time to reduce the sum
-    of half the squared loads and of `_NEARNESS` times size times distance.
+    """Per layer or shard, the places of its copies. Starts with the nearest ones and moves one copy at a time to reduce
+    the sum of half the squared loads and of `_NEARNESS` times size times distance.
 
     Args:
         layers: per layer, the room of its copies and the distance of each place there.

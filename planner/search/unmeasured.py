@@ -16,6 +16,7 @@ def unmeasured_plan(
     counts: Sequence[int] | None = None,
     replicas: int,
     pipelines: int | None = None,
+    shard: str = "none",
     recompute: tuple[int, ...] = (),
     reason: str = "",
 ) -> Plan:
@@ -26,6 +27,7 @@ def unmeasured_plan(
         parameters: per layer.
         counts: layers per stage; None cuts by parameters.
         pipelines: copies of the pipeline that run; None: one per replica.
+        shard: as in `Plan`.
 
     Raises:
         ValueError: more stages than layers, or counts that do not add up to the layers.
@@ -45,6 +47,7 @@ def unmeasured_plan(
         microbatches=schedule.microbatches,
         replicas=replicas,
         pipelines=pipelines,
+        shard=shard,
         recompute=recompute,
         partition="parameter" if counts is None else "explicit",
     )

@@ -12,6 +12,7 @@ from planner.freezing import Ratios
 from planner.ir import Action, Kind, Schedule
 from planner.plan import Plan
 from planner.profile import Cluster, LayerProfile, Profile
+from planner.simulation.shard_parts import part_of
 from planner.simulation.simulate import Costs, Messages
 from planner.wording import counted
 
@@ -81,12 +82,21 @@ def bounds(
 
 
 def update_s(profile: Profile, plan: Plan) -> tuple[float, ...]:
-    """Per pipeline rank, seconds of the gradient norm and the optimizer update of all its layers."""
-    seconds = [0.0] * plan.pipeline_ranks
+    """Per pipeline rank, seconds of the gradient norm and the optimizer update of all its layers, or of its shards of
+    them in the pipeline in which they take longest."""
     slowdown = rank_slowdowns(profile.cluster, plan.pipeline_ranks, plan.pipeline_count)
-    for (first, stop), rank in zip(plan.layers, plan.stage_ranks, strict=True):
-        seconds[rank] += slowdown[rank] * sum(layer.update_s for layer in profile.model.layers[first:stop])
-    return tuple(seconds)
+    layers = profile.model.layers
+    if plan.shards == 1:
+        seconds = [0.0] * plan.pipeline_ranks
+        for (first, stop), rank in zip(plan.layers, plan.stage_ranks, strict=True):
+            seconds[rank] += slowdown[rank] * sum(layer.update_s for layer in layers[first:stop])
+        return tuple(seconds)
+
+    def at(place: int) -> float:
+        pieces = plan.pieces_of_place(place)
+        return sum(part_of(layers[piece.layer], piece) * layers[piece.layer].update_s for piece in pieces)
+
+    return tuple(slowdown[rank] * max(map(at, plan.siblings(rank))) for rank in range(plan.pipeline_ranks))
 
 
 def outside_s(profile: Profile, plan: Plan) -> float:

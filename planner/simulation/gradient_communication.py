@@ -12,41 +12,48 @@ from collections.abc import Sequence
 from planner.plan import Plan
 from planner.profile import Link, Profile
 from planner.shares import most_parts
+from planner.simulation.shard_parts import copied_bytes, gradient_bytes, master_bytes, part_of
 
 
 def standby_bytes(profile: Profile, plan: Plan) -> tuple[int, ...]:
-    """Per place, memory of its standbys: weights, optimizer state, and the gradients that arrive."""
+    """Per place, memory of its standbys: weights, optimizer state, and the gradients that arrive. Where states are
+    shared out also the gradients that it sends: those of a shard are not the memory in which they were summed."""
     taken = [0] * plan.world_size
-    for layer, places in zip(profile.model.layers, plan.standbys, strict=False):
+    for piece, places in plan.copied:
+        layer = profile.model.layers[piece.layer]
         for place in places:
-            taken[place] += layer.state_bytes + layer.gradient_bytes
+            taken[place] += copied_bytes(layer, piece)
+        if plan.shards > 1 and places:
+            taken[plan.owner_of(piece)] += gradient_bytes(layer, piece)
     return tuple(taken)
 
 
 def shipped_bytes(profile: Profile, plan: Plan) -> int:
     """Bytes that all owners send to their standbys in one step."""
     return sum(
-        layer.gradient_bytes * len(places)
-        for layer, places in zip(profile.model.layers, plan.standbys, strict=False)
+        gradient_bytes(profile.model.layers[piece.layer], piece) * len(places)
+        for piece, places in plan.copied
     )
 
 
 def standby_update_s(profile: Profile, plan: Plan) -> tuple[float, ...]:
     """Per place, seconds of the updates of its standbys."""
     seconds = [0.0] * plan.world_size
-    for layer, places in zip(profile.model.layers, plan.standbys, strict=False):
+    for piece, places in plan.copied:
         for place in places:
             slowdown = profile.cluster.devices[plan.place(place).rank].slowdown
-            seconds[place] += slowdown * layer.update_s
+            layer = profile.model.layers[piece.layer]
+            seconds[place] += slowdown * part_of(layer, piece) * layer.update_s
     return tuple(seconds)
 
 
 def exchanged_s(profile: Profile, plan: Plan) -> tuple[float, ...]:
     """Per pipeline rank, seconds of the gradient exchange with its siblings in other pipelines; 0 with one pipeline.
 
-    Each of D siblings gathers an equal part of every replica's gradients and sends back the sum. With uneven shares,
-    some pipelines send more parts of replicas than others: the most count. Of each layer that has gradients, a sibling
-    gets one message for each part, and one with the sum.
+    Each of D siblings gathers an equal part of every replica's gradients and sends back the sum; where states are
+    shared out, not the sum but, at the start of the next step, its weights. With uneven shares, some pipelines send
+    more parts of replicas than others: the most count. Of each layer that has gradients, a sibling gets one message for
+    each part, and one with the sum or the weights.
     """
     pipelines = plan.pipeline_count
     seconds = [0.0] * plan.pipeline_ranks
@@ -56,13 +63,15 @@ def exchanged_s(profile: Profile, plan: Plan) -> tuple[float, ...]:
     for rank in range(plan.pipeline_ranks):
         layers = [profile.model.layers[layer] for layer in plan.layers_of_rank(rank)]
         part = sum(layer.gradient_bytes for layer in layers) / pipelines
+        back = part
+        if plan.shards > 1 and any(master_bytes(profile, layer) for layer in layers):
+            back = sum(layer.cast_bytes for layer in layers) / pipelines
         messages = sum(layer.gradient_bytes > 0 for layer in layers)
         link = _link(profile, plan, *plan.siblings(rank)[:2])
         if link is None:
             continue
         others = pipelines - 1
-        for copies in (sent, 1):
-            size, count = copies * part, copies * messages
+        for size, count in ((sent * part, sent * messages), (back, messages)):
             seconds[rank] += (
                 others * link.sender_busy_s(size, count)
                 + link.transfer_s(size)
@@ -80,13 +89,9 @@ def shipped_s(profile: Profile, plan: Plan, ready_s: Sequence[float]) -> tuple[f
     sent_s = list(ready_s)
     link_free_s: dict[tuple[int, int], float] = defaultdict(float)
     arrivals: list[list[tuple[float, float]]] = [[] for _ in sent_s]
-    owners = [
-        rank
-        for (first, stop), rank in zip(plan.layers, plan.stage_ranks, strict=True)
-        for _ in range(first, stop)
-    ]
-    for layer, source, places in zip(profile.model.layers, owners, plan.standbys, strict=False):
-        size = layer.gradient_bytes
+    for piece, places in plan.copied:
+        source = plan.owner_of(piece)
+        size = gradient_bytes(profile.model.layers[piece.layer], piece)
         for target in places:
             link = _link(profile, plan, source, target)
             if link is None:

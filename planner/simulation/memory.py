@@ -22,6 +22,7 @@ from planner.schedule.in_flight import Counts, effect_of
 from planner.shares import most_parts, parts_of
 from planner.simulation.costs import boundary_bytes, check_fit
 from planner.simulation.gradient_communication import standby_bytes
+from planner.simulation.shard_parts import kept_bytes
 from planner.simulation.simulate import Simulation
 from planner.simulation.stage_memory import StageMemory, stage_memory
 
@@ -36,8 +37,8 @@ class MemoryParts:
     statistics: int
     """Of the freezing method, and of samples of the gradient's change."""
     standbys: int
-    """Copies of layers of other ranks, with their optimizer state and one step's gradients; those of the pipeline that
-    keeps the most on this rank."""
+    """Copies of layers of other ranks, with their optimizer state and one step's gradients, and what is sent for such
+    copies beside the gradients themselves; those of the pipeline that keeps the most on this rank."""
     scratch: int
     """Buffers in which weight gradients are computed before they are added; layers share them."""
     gradients: int
@@ -159,8 +160,13 @@ def _ranks(
     copies = standby_bytes(profile, plan)
     kept_parts = most_parts(plan) if pipeline is None else len(parts_of(plan, pipeline))
     for rank, own in enumerate(layers):
-        kept = max(copies[place] for place in plan.siblings(rank))
-        yield _steady(own, kept, kept_parts - 1), changes.of_rank(rank)
+        kept = {place: kept_bytes(profile, plan, place) for place in plan.unlike_siblings(rank)}
+        # Of the siblings, the one that keeps most.
+        standbys, of_own = max(
+            ((copies[place], kept.get(place, kept[rank])) for place in plan.siblings(rank)),
+            key=lambda each: each[0] + sum(each[1]),
+        )
+        yield _steady(own, of_own, standbys, kept_parts - 1), changes.of_rank(rank)
 
 
 class _Changes:
@@ -303,14 +309,16 @@ def _check_recomputes(graph: Graph, plan: Plan, frozen_stages: int) -> None:
             )
 
 
-def _steady(layers: Sequence[LayerProfile], standbys: int, gradients_apart: int) -> MemoryParts:
+def _steady(
+    layers: Sequence[LayerProfile], kept: tuple[int, int], standbys: int, gradients_apart: int
+) -> MemoryParts:
     scratch: dict[tuple[int, ...], int] = {}
     for layer in layers:
         for matrix in layer.matrices:
             scratch[matrix.shape] = max(scratch.get(matrix.shape, 0), matrix.scratch_bytes)
     return MemoryParts(
-        weights=sum(layer.parameter_bytes for layer in layers),
-        optimizer=sum(layer.optimizer_bytes for layer in layers),
+        weights=kept[0],
+        optimizer=kept[1],
         statistics=sum(layer.statistics_bytes + layer.sample_bytes for layer in layers),
         standbys=standbys,
         scratch=sum(scratch.values()),

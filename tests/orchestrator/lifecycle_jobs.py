@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 
 from orchestrator.events import types as events
 from orchestrator.lifecycle import states
@@ -24,6 +25,7 @@ from orchestrator.lifecycle.stimuli import (
 from planner.freezing import FreezePlan
 from planner.plan import Plan
 from planner.schedule.registry import build
+from planner.shards import Piece
 from workers.config import ElasticConfig
 from workers.protocol import (
     CheckpointRef,
@@ -180,12 +182,12 @@ def train(job: Job) -> Job:
     return job.take(StoreUp("h", 7), *(Joined(rank) for rank in ranks))
 
 
-def position(rank: int, step: int, holds: tuple[int, ...], **changes: object) -> Position:
-    """The position that `rank` reports: its step, and the layers whose state it holds."""
+def position(rank: int, step: int, holds: Iterable[int | Piece], **changes: object) -> Position:
+    """The position that `rank` reports: its step, and the layers, or shards of them, whose state it holds."""
     fields = {
         "rank": rank,
         "step": step,
-        "holds": holds,
+        "holds": tuple(Piece(each) if isinstance(each, int) else each for each in holds),
         "host": f"10.0.0.{rank}",
         "port": 50 + rank,
         **changes,

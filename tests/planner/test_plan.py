@@ -53,12 +53,15 @@ def test_a_plan_arrives_as_it_was_sent() -> None:
         recompute=(1, 3),
         predicted_step_s=0.1 + 0.2,
     )
-    for sent in (plan(replicas=3), copied, even(9)):
+    shared = replace(plan(replicas=2), shard="optimizer")
+    shared = replace(shared, standbys=tuple((n % 3,) for n in range(len(shared.pieces))))
+    for sent in (plan(replicas=3), copied, shared, even(9)):
         assert sent.world_size
         arrived = pickle.loads(pickle.dumps(sent))
         assert arrived == sent
         assert arrived.to_json() == sent.to_json()
         assert arrived.layers_of_place(1) == sent.layers_of_place(1)
+        assert arrived.copied == sent.copied
 
 
 def test_a_regular_plan_takes_hardly_more_bytes_for_a_thousand_ranks_than_for_eight() -> None:

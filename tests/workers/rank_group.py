@@ -238,10 +238,10 @@ class RankGroup:
         self._check(self.call("settle", told))
         positions = self.each("position")
         sources = [
-            Source(layer=layer, rank=number, host=p.host, port=p.port)
+            Source(layer=piece.layer, shard=piece.shard, rank=number, host=p.host, port=p.port)
             for number, p in positions.items()
             if p.step == newest
-            for layer in p.holds
+            for piece in p.holds
         ]
         return newest, positions, sources
 

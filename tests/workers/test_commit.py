@@ -27,6 +27,24 @@ def test_the_decision_is_the_mean_loss_and_the_norm_of_the_mean_gradient() -> No
     assert not decision.skipped
 
 
+def test_norms_of_shards_add_up_as_those_of_whole_layers_do() -> None:
+    norms = {0: {"a": 0.1, "b": 0.2, "c": 0.3}, 1: {"a": 1e16, "w": 1.0, "z": 1.0}}
+    of_layers = {layer: (named.pop("a") + 0.0, named) for layer, named in norms.items()}
+    whole = {layer: sum(named.values(), first) for layer, (first, named) in of_layers.items()}
+    records = [
+        record(0, parameter_norms={0: {"b": 0.2}, 1: {"z": 1.0, "a": 1e16}}, losses={0: 1.0}),
+        record(1, parameter_norms={0: {"a": 0.1, "c": 0.3}, 1: {"w": 1.0}}),
+    ]
+    arrived = [CommitRecord.decode(each.encode()) for each in records]
+    expected = settle(
+        [record(0, squared_norms=whole, losses={0: 1.0})], microbatches=1, layers=2, clip_norm=None
+    )
+    assert settle(arrived, microbatches=1, layers=2, clip_norm=None, shards=2) == expected
+    del arrived[1].parameter_norms[1]
+    with pytest.raises(CommitError, match="gradient norms of 1 of 2 shards of layer 1"):
+        settle(arrived, microbatches=1, layers=2, clip_norm=None, shards=2)
+
+
 def test_clipping_scales_to_the_norm_and_never_up() -> None:
     records = [record(0, squared_norms={0: 100.0}, losses={0: 1.0})]
     assert settle(records, microbatches=1, layers=1, clip_norm=2.5).scale == 0.25

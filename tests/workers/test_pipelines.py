@@ -75,7 +75,7 @@ def test_a_lost_pipelines_replica_goes_on_at_the_other(tmp_path: Path) -> None:
         group.train(both, range(4))
         step, positions, sources = group.settle()
         assert step == 2
-        assert {layer for p in positions.values() for layer in p.holds} == set(range(8))
+        assert {piece.layer for p in positions.values() for piece in p.holds} == set(range(8))
         one = on(1, job(config, ranks=3, schedule="1f1b"))
         ended = group.train(one, (3, 1, 2), step=step, sources=sources)
         assert state_sha256(ended) == expected.state_sha256

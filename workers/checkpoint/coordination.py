@@ -18,7 +18,7 @@ from workers.commit import CommitRecord
 from workers.config import FreezeConfig, WorkerConfig
 from workers.fault_injection.points import FaultPoints, Phase
 from workers.protocol import CheckpointReport, Generation, Report
-from workers.state.layer_state import LayerState, host_copy
+from workers.state.layer_state import LayerState
 from workers.state.loss_scale import LossScale
 from workers.transport.channel import Channel
 from workers.unfinished import Unfinished
@@ -74,10 +74,13 @@ class Checkpointing:
         self.whole = left.whole if left is not None else 0
         """Step of the newest checkpoint that is complete for certain, as far as this rank can know."""
 
-    def start(self, step: int, states: Sequence[LayerState], loss_scale: LossScale | None = None) -> None:
-        """Begin the checkpoint of `step` with a host copy of `states`; waits only for the one before.
+    def start(
+        self, step: int, copies: Callable[[], list[LayerState]], loss_scale: LossScale | None = None
+    ) -> None:
+        """Begin the checkpoint of `step`; waits only for the one before.
 
         Args:
+            copies: returns host copies of the layers that this rank is to write.
             loss_scale: of the next step.
         """
         folder = checkpoint_folder(self._config.output, step, self._generation.number)
@@ -85,10 +88,9 @@ class Checkpointing:
             return
         self._steps[folder] = self.begun = step
         self._scales[folder] = loss_scale
-        if not states:
-            return
         self._take(self._writer.wait())
-        self._writer.start(folder, step, [host_copy(state) for state in states])
+        if layers := copies():
+            self._writer.start(folder, step, layers)
 
     def finished_files(self) -> tuple[Files, dict[str, str]]:
         """What this rank finished since the last call: files by folder, errors by folder."""

@@ -77,6 +77,11 @@ def check_next(plan: Plan, program: RankProgram, now: Plan, place: int) -> None:
     ):
         if new != old:
             raise JobError(f"{name} has {new} {what}, the one in force {old}: that takes a new generation")
+    if plan.shards > 1:
+        raise JobError(
+            f'{name} has shard = "{plan.shard}": layers whose states are shared out change ranks between two steps only'
+            ' (elastic.migration = "stop")'
+        )
     if (program.stages, program.ranks) != (plan.stages, plan.pipeline_ranks):
         raise JobError(
             f"{name} has {plan.stages} stages on {plan.pipeline_ranks} ranks, its schedule {program.stages}"

@@ -11,8 +11,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 
+from planner.shards import Piece
 from workers.elastic.layer_source import Built, LayerSource
-from workers.elastic.standby import Standbys
+from workers.elastic.standby import Standbys, live_layers
 from workers.freezing.plans import Settings
 from workers.protocol import CopiedAhead, CopyAhead
 from workers.state.layer_state import bytes_of, load_
@@ -111,7 +112,7 @@ class CopiesAhead:
         copies: Built = {}
         for owner in self._owners.values():
             assert owner.copies is not None
-            copies |= owner.copies.held()
+            copies |= live_layers(owner.copies.held())
         return copies
 
     @property
@@ -163,7 +164,11 @@ class CopiesAhead:
                 for state in came.states:
                     load_(built[state.layer][1], state)
                 copies = Standbys(
-                    owner.layers, built, freeze=self._freeze, optimizer=self._optimizer, step=came.step
+                    [Piece(layer) for layer in built],
+                    {Piece(layer): one for layer, one in built.items()},
+                    freeze=self._freeze,
+                    optimizer=self._optimizer,
+                    step=came.step,
                 )
                 # At rest: this thread applies the changes itself.
                 copies.rest()
@@ -184,7 +189,8 @@ class CopiesAhead:
         if change.step != (owner.step or 0) + 1:
             self._fail(owner, f"step {change.step} came after step {owner.step}")
             return False
-        copies.apply(change.step, parcels.of_layers, change)
+        of_pieces = {Piece(layer): parcel for layer, parcel in parcels.of_layers.items()}
+        copies.apply(change.step, of_pieces, change)
         if copies.failure is not None:
             self._fail(owner, copies.failure)
             return False

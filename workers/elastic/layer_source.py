@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+from planner.shards import WHOLE, Piece, Shard
 from workers.build import build_layers
 from workers.checkpoint.folder import read_layer, read_manifest
 from workers.config import WorkerConfig
 from workers.devices.device import Device
+from workers.elastic.standby import Base
 from workers.fault_injection.points import FaultPoints, Phase
 from workers.freezing.freezer import begin_statistics
 from workers.freezing.plans import Plans, Settings
@@ -18,7 +21,7 @@ from workers.layer import Layer
 from workers.models.definition import ModelDefinition
 from workers.models.weights import read_weights
 from workers.protocol import Assignment, CheckpointRef, Part, Source
-from workers.state.layer_state import LayerState, load_, part_of, united
+from workers.state.layer_state import LayerState, apart, load_, part_of, united, whole_of
 from workers.state.optim import Optimizer
 from workers.state_stream.frames import StateStreamError
 from workers.state_stream.stream import fetch
@@ -26,6 +29,17 @@ from workers.unfinished import Greeting
 
 Built = dict[int, tuple[Layer, LayerState]]
 """Layer number -> layer and its live state."""
+
+Held = dict[Piece, tuple[Layer | None, LayerState]]
+"""Layer, or shard of it -> its state, and if that is live the layer that computes with it."""
+
+Fetched = TypeVar("Fetched", int, Piece)
+
+
+def base_of(built: tuple[Layer, LayerState]) -> Base:
+    """What a copy begins with. That of a shard needs no module: it is built again if the shard moves here."""
+    return built if built[1].shard == WHOLE else (None, apart(built[1]))
+
 
 FETCH_WAIT_S = 30.0
 """How long a source may take to offer a layer: the request for it may reach the source later."""
@@ -39,6 +53,9 @@ class Haul:
     """The fetched state that has arrived, even if some of it did not."""
 
     whole: Built = field(default_factory=dict)
+    """Complete layers, or complete shards of the number that this rank keeps."""
+    pieces: dict[Piece, LayerState] = field(default_factory=dict)
+    """Shards as they arrived, of which layers are put together."""
     weights: dict[int, LayerState] = field(default_factory=dict)
     """Layer -> its weights, where they arrived before the moments; includes layers that are whole by now."""
 
@@ -67,29 +84,37 @@ class LayerSource:
         self._secret = secret
         self._faults = faults
         self._freeze = Settings(config.freeze, Plans())
+        self._shard = WHOLE
         self._stopped = threading.Event()
 
-    def initial(self, layers: Iterable[int]) -> Built:
+    def initial(self, layers: Iterable[int], shard: Shard | None = None) -> Built:
         """Return layers as they are before the first step: from `model.weights`, or random.
+
+        Args:
+            shard: of them; None: that which this rank keeps, as below.
 
         Raises:
             JobError: the file does not hold these layers.
         """
-        built = self._built(layers)
+        built = self._built(layers, shard)
         if self._config.model.weights is not None:
             read_weights(self._config.model.weights, [state for _, state in built.values()])
         return self._with_statistics(built, 0)
 
-    def build(self, layers: Iterable[int], step: int, *, beside_training: bool = False) -> Built:
+    def build(
+        self, layers: Iterable[int], step: int, shard: Shard | None = None, *, beside_training: bool = False
+    ) -> Built:
         """Build layers whose values come from elsewhere.
 
         Args:
             step: the last step committed in those values.
             beside_training: this rank trains meanwhile.
         """
-        return self._with_statistics(self._built(layers, beside_training=beside_training), step)
+        return self._with_statistics(self._built(layers, shard, beside_training=beside_training), step)
 
-    def _built(self, layers: Iterable[int], *, beside_training: bool = False) -> Built:
+    def _built(
+        self, layers: Iterable[int], shard: Shard | None = None, *, beside_training: bool = False
+    ) -> Built:
         return build_layers(
             self._definition,
             layers,
@@ -98,6 +123,7 @@ class LayerSource:
             device=self._device.torch_device,
             optimizer=self._optimizer,
             beside_training=beside_training,
+            shard=shard or self._shard,
         )
 
     def _with_statistics(self, built: Built, step: int) -> Built:
@@ -106,41 +132,58 @@ class LayerSource:
             begin_statistics(freeze, state)
         return built
 
-    def load(self, layers: Iterable[int], start: CheckpointRef) -> Built:
+    def load(self, layers: Iterable[int], start: CheckpointRef, shard: Shard | None = None) -> Built:
         """Return layers as the checkpoint `start` has them.
 
         Raises:
             DamagedCheckpointError: a file of it is damaged.
             JobError: it holds another model.
         """
-        built = self.build(layers, start.step)
+        built = self.build(layers, start.step, shard)
         manifest = read_manifest(start)
         for layer, (_, state) in built.items():
             load_(state, read_layer(start, manifest, layer))
         return built
 
-    def begin(self, freeze: Settings) -> None:
-        """Build layers for the `freeze` settings from here on, and let `fetch_all` fetch until `stop`."""
-        self._freeze = freeze
+    def begin(self, freeze: Settings, shard: Shard = WHOLE) -> None:
+        """Build layers for the `freeze` settings from here on, and let `fetch_all` fetch until `stop`.
+
+        Args:
+            shard: as for `build_layers`.
+        """
+        self._freeze, self._shard = freeze, shard
         self._stopped = threading.Event()
 
     def stop(self) -> None:
         """Have `fetch_all` raise, from any thread."""
         self._stopped.set()
 
-    def fetch_all(self, layers: Sequence[int], assignment: Assignment, haul: Haul) -> None:
-        """Fetch layers from other ranks at the assignment's step, `AT_ONCE` at a time.
+    def fetch_all(
+        self, layers: Sequence[int], assignment: Assignment, haul: Haul, held: Held | None = None
+    ) -> None:
+        """Fetch layers, or this rank's shards of them, from other ranks at the assignment's step, `AT_ONCE` at a time.
 
         Where the job salvages weights, fetch the weights of all layers before any moments.
 
         Args:
             haul: receives the state; keeps what arrived before an error.
+            held: what this rank itself has at that step; it is not fetched.
 
         Raises:
             StateStreamError: a source is gone, or `stop` was called.
             DamagedCheckpointError: a file of the checkpoint that provides moments is damaged.
         """
-        sources, step, stopped = {s.layer: s for s in assignment.sources}, assignment.step, self._stopped
+        offered: dict[int, dict[Piece, Source]] = {}
+        for one in assignment.sources:
+            offered.setdefault(one.layer, {})[one.piece] = one
+        held = held or {}
+        if any(
+            shard != WHOLE for shard in (self._shard, *(piece.shard for piece in (*held, *_pieces(offered))))
+        ):
+            self._fetch_shards(layers, assignment.step, offered, haul, held)
+            return
+        sources = {layer: one for layer, found in offered.items() for one in found.values()}
+        step, stopped = assignment.step, self._stopped
         nowhere = [layer for layer in layers if layer not in sources]
         assert not nowhere, f"no source of layers {nowhere} at step {step}"
         if not layers:
@@ -175,10 +218,44 @@ class LayerSource:
             finally:
                 stopped.set()
 
+    def _fetch_shards(
+        self,
+        layers: Sequence[int],
+        step: int,
+        offered: Mapping[int, Mapping[Piece, Source]],
+        haul: Haul,
+        held: Held,
+    ) -> None:
+        """Put layers, or shards of them, together from what is held here and what others have."""
+        needed: dict[int, list[Piece]] = {}
+        for layer in layers:
+            own = Piece(layer, self._shard)
+            needed[layer] = (
+                [own] if own in held or own in offered.get(layer, {}) else [*offered.get(layer, {})]
+            )
+        nowhere = [layer for layer, pieces in needed.items() if not pieces]
+        assert not nowhere, f"no source of layers {nowhere} at step {step}"
+        sources = {piece: offered[piece.layer][piece] for piece in _pieces(needed) if piece not in held}
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="fetch") as fetching:
+            coming = {
+                fetching.submit(self._fetch, source, step, self._stopped): piece
+                for piece, source in sources.items()
+            }
+            try:
+                built = self.build(layers, step)
+                # When one source fails, still fetch from the others: theirs may be the only copies left.
+                self._take_all(coming, haul.pieces.__setitem__, stop_at_once=False)
+            finally:
+                self._stopped.set()
+        for layer, pieces in needed.items():
+            found = [held[piece][1] if piece in held else haul.pieces[piece] for piece in pieces]
+            load_(built[layer][1], found[0] if len(found) == 1 else whole_of(found))
+            haul.whole[layer] = built[layer]
+
     def _take_all(
         self,
-        coming: dict[Future[LayerState], int],
-        take: Callable[[int, LayerState], None],
+        coming: dict[Future[LayerState], Fetched],
+        take: Callable[[Fetched, LayerState], None],
         *,
         stop_at_once: bool = True,
     ) -> None:
@@ -211,19 +288,27 @@ class LayerSource:
         manifest = read_manifest(moments)
         return {layer: part_of(read_layer(moments, manifest, layer), Part.MOMENTS) for layer in layers}
 
-    def fetch_base(
-        self, step: int, layer: int, owner: Greeting, stopped: threading.Event
-    ) -> tuple[Layer, LayerState]:
-        """Fetch the base of a copy from the layer's owner; give up when `stopped` is set.
+    def fetch_base(self, step: int, piece: Piece, owner: Greeting, stopped: threading.Event) -> Base:
+        """Fetch the base of a copy from its owner; give up when `stopped` is set.
 
         Raises:
             StateStreamError: the owner is gone, or does not offer it.
         """
-        source = Source(layer=layer, rank=-1, host=owner.host, port=owner.port)
+        layer, shard = piece
+        source = Source(layer=layer, shard=shard, rank=-1, host=owner.host, port=owner.port)
         state = self._fetch(source, step, stopped)
-        built = self.build([layer], step, beside_training=True)
+        built = self.build([layer], step, shard, beside_training=True)
         load_(built[layer][1], state)
-        return built[layer]
+        return base_of(built[layer])
+
+    def fetch(self, source: Source, step: int) -> LayerState:
+        """Fetch one state, until `stop`.
+
+        Raises:
+            StateStreamError: its source is gone, or does not offer it.
+        """
+        self._stopped = threading.Event()
+        return self._fetch(source, step, self._stopped)
 
     def _fetch(
         self, source: Source, step: int, stopped: threading.Event, part: Part = Part.ALL
@@ -237,5 +322,10 @@ class LayerSource:
             step,
             wait_s=FETCH_WAIT_S,
             part=part,
+            shard=source.shard,
             stopped=stopped,
         )
+
+
+def _pieces(of_layers: Mapping[int, Iterable[Piece]]) -> list[Piece]:
+    return [piece for pieces in of_layers.values() for piece in pieces]

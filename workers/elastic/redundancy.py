@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from planner.plan import Plan
+from planner.shards import Piece
 from workers.layer import Layer
 from workers.state.flat import FlatGradients, aligned, side_by_side
 from workers.state.layer_state import Gradients, LayerState
@@ -141,7 +142,7 @@ class Packing:
 
 class Shipping:
     """One rank's part in the redundancy of a generation: it sends parcels of the layers that it owns, and receives
-    those of the layers that it is a standby for.
+    those of the layers, or shards, that it is a standby for.
 
     Args:
         place: this rank's.
@@ -165,17 +166,17 @@ class Shipping:
         self._place = place
         self._tags = tags
         self._outgoing: list[tuple[int, list[Stream]]] = []
-        self._incoming: list[tuple[int, Stream]] = []
-        for layer, targets in enumerate(plan.standbys):
-            owner = plan.stage_ranks[plan.stage_of_layer(layer)]
-            streams = [Stream(owner, target, tags + layer, f"standby of layer {layer}") for target in targets]
+        self._incoming: list[tuple[Piece, Stream]] = []
+        for piece, targets in plan.copied:
+            owner, layer = plan.owner_of(piece), piece.layer
+            streams = [Stream(owner, target, tags + layer, f"standby of layer {piece}") for target in targets]
             self._late += [stream for stream in streams if (layer, stream.target) in held]
             streams = [stream for stream in streams if (layer, stream.target) not in held]
             if owner == place and streams:
                 self._outgoing.append((layer, streams))
-            self._incoming += [(layer, stream) for stream in streams if stream.target == place]
+            self._incoming += [(piece, stream) for stream in streams if stream.target == place]
         self._packings = {layer: Packing(layers[layer][1]) for layer, _ in self._outgoing}
-        for layer, packing in self._packings.items():
+        for layer, packing in self._packings.items() if plan.shards == 1 else ():
             layers[layer][0].summed.make_room(packing.bytes)
 
     def expect(self) -> None:
@@ -183,43 +184,47 @@ class Shipping:
         for _, stream in self._incoming:
             self._channel.expect(stream, 1)
 
-    def send(self, energies: Mapping[int, Sequence[float]]) -> dict[int, Tensor]:
+    def send(
+        self, energies: Mapping[int, Sequence[float]], buffers: Mapping[int, Mapping[str, Tensor]]
+    ) -> dict[int, Tensor]:
         """Start sending the step's parcels, and return them by layer: until the gradients are added to again. Gradients
         and buffers are final.
 
         Args:
             energies: layer -> freezing statistics, where the job freezes.
+            buffers: layer -> what the step leaves, where that is not what the layer has now.
         """
         parcels: dict[int, Tensor] = {}
         for index, streams in self._outgoing:
             layer, state = self._layers[index]
             summed = layer.gradients()
-            raw = self._packings[index].pack_in_place(summed, state.buffers, energies.get(index, ()))
+            left = buffers.get(index, state.buffers)
+            raw = self._packings[index].pack_in_place(summed, left, energies.get(index, ()))
             parcels[index] = raw
             for stream in streams:
                 self._channel.send(stream, (raw,))
         return parcels
 
-    def flush_held(self, kept: Callable[[int], Sequence[Tensor]], steps: int) -> dict[int, list[Tensor]]:
+    def flush_held(self, kept: Callable[[int], Sequence[Tensor]], steps: int) -> dict[Piece, list[Tensor]]:
         """Send the parcels held back here, and return those received from others: by layer, in the order of steps.
 
         Args:
             kept: layer -> its parcels.
             steps: number of parcels per layer.
         """
-        got: dict[int, list[Tensor]] = {}
+        got: dict[Piece, list[Tensor]] = {}
         for stream in self._late:
             if stream.source == self._place:
                 for raw in kept(stream.tag - self._tags):
                     self._channel.send(stream, (raw,))
             elif stream.target == self._place:
                 parcels = [self._channel.receive(stream)[0] for _ in range(steps)]
-                got[stream.tag - self._tags] = parcels
+                got[Piece(stream.tag - self._tags)] = parcels
         self._channel.flush()
         return got
 
-    def receive(self) -> dict[int, Tensor]:
+    def receive(self) -> dict[Piece, Tensor]:
         """Return the packed parcels of this rank's copies; wait until all have arrived and its own are sent."""
-        received = {layer: self._channel.receive(stream)[0] for layer, stream in self._incoming}
+        received = {piece: self._channel.receive(stream)[0] for piece, stream in self._incoming}
         self._channel.flush()
         return received

@@ -11,13 +11,14 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
 from torch import Tensor
 
+from planner.shards import WHOLE, Piece
 from workers.config import FreezeConfig
 from workers.elastic.redundancy import Packing
 from workers.freezing.checks import Checks
@@ -28,9 +29,20 @@ from workers.layer import Layer
 from workers.state.layer_state import LayerState, bytes_of
 from workers.state.optim import Optimizer
 
-Base = tuple[Layer, LayerState]
-BringBase = Callable[[int, threading.Event], Base]
-"""Layer -> the layer with its state at the step where the generation began; gives up when the event is set."""
+Base = tuple[Layer | None, LayerState]
+"""A layer's state with the layer that would compute with it, or that of a shard alone."""
+BringBase = Callable[[Piece, threading.Event], Base]
+"""Layer or shard -> its state at the step where the generation began; gives up when the event is set."""
+
+
+def live_layers(held: Mapping[Piece, Base]) -> dict[int, tuple[Layer, LayerState]]:
+    """Those of `held` that are whole and can compute, by layer."""
+    found: dict[int, tuple[Layer, LayerState]] = {}
+    for piece, (layer, state) in held.items():
+        if layer is not None and piece.shard == WHOLE:
+            found[piece.layer] = (layer, state)
+    return found
+
 
 COMMITS_BEHIND = 3
 """Commits whose updates may wait before training waits for them."""
@@ -61,7 +73,7 @@ class _Update:
 
 @dataclass
 class _Copy:
-    """The copy of one layer. Its tensors belong to the thread that applies updates."""
+    """The copy of one layer or shard. Its tensors belong to the thread that applies updates."""
 
     base: Base | None = None
     packing: Packing | None = None
@@ -87,15 +99,15 @@ class Standbys:
     """The copies that one rank keeps in one generation.
 
     Args:
-        layers: the copied layers.
+        pieces: the copied layers or shards.
         bases: the copies already at the step where it begins.
         step: the last step committed there.
     """
 
     def __init__(
         self,
-        layers: Sequence[int],
-        bases: Mapping[int, Base],
+        pieces: Sequence[Piece],
+        bases: Mapping[Piece, Base],
         *,
         freeze: Settings,
         optimizer: Optimizer,
@@ -104,7 +116,7 @@ class Standbys:
         self._freeze = freeze
         self._step = step
         self._optimizer = optimizer
-        self._copies = {layer: _Copy() for layer in layers}
+        self._copies = {piece: _Copy() for piece in pieces}
         self._stopped = threading.Event()
         self._room = threading.Semaphore(COMMITS_BEHIND)
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -119,17 +131,22 @@ class Standbys:
         """Size of the bases fetched."""
         self.brought_s = 0.0
         """When the last of them was up to date, in seconds since this object was made."""
-        for layer, base in bases.items():
-            self._begin(layer, base)
+        for piece, base in bases.items():
+            self._begin(piece, base)
 
     @property
-    def layers(self) -> tuple[int, ...]:
+    def pieces(self) -> tuple[Piece, ...]:
         return tuple(self._copies)
 
     @property
-    def lacking(self) -> tuple[int, ...]:
-        """The layers whose base has not arrived."""
-        return tuple(layer for layer, copy in self._copies.items() if copy.base is None)
+    def layers(self) -> tuple[int, ...]:
+        """The layers that they are of."""
+        return tuple(dict.fromkeys(piece.layer for piece in self._copies))
+
+    @property
+    def lacking(self) -> tuple[Piece, ...]:
+        """Those whose base has not arrived."""
+        return tuple(piece for piece, copy in self._copies.items() if copy.base is None)
 
     @property
     def current(self) -> bool:
@@ -143,12 +160,12 @@ class Standbys:
         return self._broken or all(copy.base is not None or copy.given_up for copy in copies)
 
     @property
-    def up_to_date(self) -> frozenset[int]:
-        """The layers whose copy has its base and no waiting update."""
+    def up_to_date(self) -> frozenset[Piece]:
+        """Those that have their base and no waiting update."""
         if self._broken:
             return frozenset()
         return frozenset(
-            layer for layer, copy in self._copies.items() if copy.base is not None and not copy.waiting
+            piece for piece, copy in self._copies.items() if copy.base is not None and not copy.waiting
         )
 
     @property
@@ -174,21 +191,21 @@ class Standbys:
             )
             self._bringer.start()
 
-    def apply(self, step: int, parcels: Mapping[int, Tensor], decision: Decided) -> None:
+    def apply(self, step: int, parcels: Mapping[Piece, Tensor], decision: Decided) -> None:
         """Apply the commit of `step` to the copies.
 
         Args:
-            parcels: layer -> packed parcel; a layer without one gets it later, from `supply`.
+            parcels: by layer or shard; one without a parcel gets it later, from `supply`.
         """
 
         def update() -> None:
-            for layer, copy in self._copies.items():
+            for piece, copy in self._copies.items():
                 if copy.given_up:
                     continue
-                if layer not in parcels:
+                if piece not in parcels:
                     copy.late.append((step, decision))
                     continue
-                copy.waiting.append(_Update(step, parcels[layer], decision))
+                copy.waiting.append(_Update(step, parcels[piece], decision))
                 self._catch_up(copy)
 
         def do_and_make_room() -> None:
@@ -204,11 +221,11 @@ class Standbys:
         self._start()
         self._tasks.put(do_and_make_room)
 
-    def supply(self, layer: int, parcels: Sequence[Tensor]) -> None:
-        """Apply the commits that lacked a parcel of `layer`; `parcels` are the missing ones, in order."""
+    def supply(self, piece: Piece, parcels: Sequence[Tensor]) -> None:
+        """Apply the commits that lacked a parcel of `piece`; `parcels` are the missing ones, in order."""
 
         def update() -> None:
-            copy = self._copies[layer]
+            copy = self._copies[piece]
             if copy.given_up:
                 return
             for (step, decision), parcel in zip(copy.late, parcels, strict=True):
@@ -230,22 +247,22 @@ class Standbys:
             self._applier = None
         self._resting = True
 
-    def held(self) -> dict[int, Base]:
-        """Return layer -> copy, for the copies at the newest step. Call `rest` first."""
+    def held(self) -> dict[Piece, Base]:
+        """Return the copies at the newest step. Call `rest` first."""
         assert self._resting
-        copies = {layer: self._copies[layer] for layer in sorted(self.up_to_date)}
-        bases = {layer: copy.base for layer, copy in copies.items() if not copy.late}
-        return {layer: base for layer, base in bases.items() if base is not None}
+        copies = {piece: self._copies[piece] for piece in sorted(self.up_to_date)}
+        bases = {piece: copy.base for piece, copy in copies.items() if not copy.late}
+        return {piece: base for piece, base in bases.items() if base is not None}
 
     def states(self) -> list[LayerState]:
         """Return the states of the copies that are here."""
         return [copy.base[1] for copy in self._copies.values() if copy.base is not None]
 
-    def _begin(self, layer: int, base: Base) -> None:
-        copy, state = self._copies[layer], base[1]
+    def _begin(self, piece: Piece, base: Base) -> None:
+        copy, state = self._copies[piece], base[1]
         copy.packing = Packing(state)
         copy.freeze = self._freeze.at(self._step + 1)
-        copy.checks = Checks(copy.freeze, {layer: state}, {layer: LayerParameters.of(state)})
+        copy.checks = Checks(copy.freeze, {piece.layer: state}, {piece.layer: LayerParameters.of(state)})
         copy.base = base
 
     def _start(self) -> None:
@@ -253,39 +270,39 @@ class Standbys:
             self._applier = threading.Thread(target=self._run, name="standby-updates", daemon=True)
             self._applier.start()
 
-    def _bring(self, bring: BringBase, layers: Sequence[int]) -> None:
+    def _bring(self, bring: BringBase, pieces: Sequence[Piece]) -> None:
         """Fetch in rounds: retry a base that did not arrive because its owner is gone or busy."""
         why: Exception | None = None
         for pause_s in (0.0, *ASK_AGAIN_S):
             self._stopped.wait(pause_s)
-            lacking: list[int] = []
-            for layer in layers:
+            lacking: list[Piece] = []
+            for piece in pieces:
                 if self._stopped.is_set() or self._broken:
                     return
                 try:
-                    base = bring(layer, self._stopped)
+                    base = bring(piece, self._stopped)
                 except Exception as error:
-                    lacking.append(layer)
+                    lacking.append(piece)
                     why = error
                 else:
-                    self._tasks.put(partial(self._do, partial(self._take_in, layer, base)))
+                    self._tasks.put(partial(self._do, partial(self._take_in, piece, base)))
             if not lacking:
                 return
-            layers = lacking
+            pieces = lacking
         if not self._stopped.is_set():
-            self.failure = f"layers {list(layers)} stay without a copy here: {why}"
-            self._tasks.put(partial(self._do, partial(self._give_up, layers)))
+            self.failure = f"layers {_named(pieces)} stay without a copy here: {why}"
+            self._tasks.put(partial(self._do, partial(self._give_up, pieces)))
 
-    def _give_up(self, layers: Sequence[int]) -> None:
-        """Drop the updates of these layers: they would wait for ever and fill the memory."""
-        for copy in (self._copies[layer] for layer in layers):
+    def _give_up(self, pieces: Sequence[Piece]) -> None:
+        """Drop the updates of these: they would wait for ever and fill the memory."""
+        for copy in (self._copies[piece] for piece in pieces):
             copy.given_up = True
             copy.waiting.clear()
             copy.late.clear()
 
-    def _take_in(self, layer: int, base: Base) -> None:
-        self._begin(layer, base)
-        self._catch_up(self._copies[layer])
+    def _take_in(self, piece: Piece, base: Base) -> None:
+        self._begin(piece, base)
+        self._catch_up(self._copies[piece])
         self.brought_bytes += bytes_of(base[1])
         self.brought_s = time.monotonic() - self._began_s
 
@@ -300,7 +317,7 @@ class Standbys:
             task()
         except Exception as error:
             self._broken = True
-            self.failure = f"the copies kept here of layers {list(self._copies)} are lost: {error}"
+            self.failure = f"the copies kept here of layers {_named(self._copies)} are lost: {error}"
 
     def _catch_up(self, copy: _Copy) -> None:
         while copy.base is not None and copy.waiting:
@@ -328,3 +345,7 @@ class Standbys:
                 begin_statistics(following, state)
             copy.freeze = following
             copy.checks = Checks(following, {state.layer: state}, {state.layer: LayerParameters.of(state)})
+
+
+def _named(pieces: Iterable[Piece]) -> str:
+    return f"[{', '.join(map(str, pieces))}]"

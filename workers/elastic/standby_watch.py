@@ -40,12 +40,13 @@ class StandbyWatch:
         begun_s = time.perf_counter()
         standbys.catch_up(MOST_STOP_S)
         waited_s = time.perf_counter() - begun_s
-        lacking = sorted({*standbys.layers} - standbys.up_to_date)
+        lacking = sorted({*standbys.pieces} - standbys.up_to_date)
         text = (
             f"{behind / 1e6:.3g} MB of updates waited for copies at place {self._place}: step {step} waited"
             f" {waited_s:.2f} s for them"
         )
-        text += f"; layers {lacking} are still to come" if lacking else ", and they are up to date"
+        named = ", ".join(map(str, lacking))
+        text += f"; layers [{named}] are still to come" if lacking else ", and they are up to date"
         return WarningReport(rank=self._rank, text=text)
 
     def news(self, step: int) -> list[Report]:

@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from planner.shards import Piece
 from workers.control.next_plan import NextPlan
-from workers.elastic.standby import Standbys
+from workers.elastic.standby import Standbys, live_layers
 from workers.freezing.plans import Settings
 from workers.layer import Layer
 from workers.state.layer_state import LayerState
@@ -47,13 +48,13 @@ def take_up(
         standbys: the copies that it kept. Those that take over, or that the new plan keeps, go on.
         step: the last step committed.
     """
-    known = {**standbys.held(), **layers}
+    known = {**live_layers(standbys.held()), **layers}
     owned, copied = following.layers_of(place), following.plan.standbys_of(place)
     return Switched(
         layers={layer: known[layer] for layer in owned},
         standbys=Standbys(
-            copied,
-            {layer: known[layer] for layer in copied if layer in known},
+            [Piece(layer) for layer in copied],
+            {Piece(layer): known[layer] for layer in copied if layer in known},
             freeze=freeze,
             optimizer=optimizer,
             step=step,

@@ -16,11 +16,13 @@ from torch import Tensor, nn
 from planner.shares import Part
 from workers.backward import gradient_of
 from workers.reproducibility.canonical import canonical
-from workers.state.flat import NO_GRADIENTS, FlatGradients, GradientBuffers
+from workers.state.flat import NO_GRADIENTS, Cut, FlatGradients, GradientBuffers
 from workers.transport.channel import Channel, Stream
 
 Parameters = dict[tuple[int, str], nn.Parameter]
 """(layer, name within the layer) -> parameter, in order of layer and name."""
+
+NO_CUTS: Mapping[int, Sequence[Cut]] = {}
 
 APART = 64
 """Ranges of a layer that siblings sum begin at multiples of so many elements."""
@@ -40,13 +42,15 @@ class ReplicaExchange:
     """Sums the gradients of one pipeline rank's layers over all replicas. Its siblings share the work.
 
     Of each layer, every sibling gathers an equal range, sums it, and sends it back: the parts of each replica in their
-    order, then the replicas in theirs.
+    order, then the replicas in theirs. Where siblings share out the layer's states, each sums its own shard, and keeps
+    the sums.
 
     Args:
         siblings: places that hold the same layers, by pipeline.
         layers: layer -> where its gradients are summed.
         tags: first free tag on the channel.
         parts: of all replicas, in order of summation; see `planner.shares`. None: one per pipeline.
+        cuts: layer -> its shards by number, where siblings share out its states.
     """
 
     def __init__(
@@ -56,8 +60,10 @@ class ReplicaExchange:
         layers: Mapping[int, GradientBuffers],
         tags: int,
         parts: Sequence[Part] | None = None,
+        cuts: Mapping[int, Sequence[Cut]] = NO_CUTS,
     ) -> None:
         self._taken: dict[Part, dict[int, FlatGradients]] = {}
+        self._cuts = cuts
         self._channel = channel
         self._siblings = tuple(siblings)
         self._parts = parts or [Part(r, 0, 1, r) for r in range(len(self._siblings))]
@@ -82,7 +88,8 @@ class ReplicaExchange:
         self._taken = {}
 
     def sum(self) -> None:
-        """Have each layer's parameters have the sum over replicas; a gradient absent everywhere stays absent.
+        """Have each layer's parameters, or those of the own shard, have the sum over replicas; a gradient absent
+        everywhere stays absent.
 
         If no gradients were set aside, the present ones are those of the pipeline's only replica.
         """
@@ -97,7 +104,7 @@ class ReplicaExchange:
         totals: dict[int, list[Tensor]] = {}
         for layer in layers:
             totals[layer] = self._total(layer)
-            for sibling in self._others:
+            for sibling in () if layer in self._cuts else self._others:
                 self._send(self._sum_stream(layer, self._own, sibling), totals[layer])
         for layer in layers:
             self._put_total(layer, totals[layer], present)
@@ -123,6 +130,8 @@ class ReplicaExchange:
 
     def _ranges(self, layer: int, sibling: int) -> list[tuple[int, slice]]:
         """(buffer, elements) of the layer that `sibling` sums."""
+        if layer in self._cuts:
+            return list(self._cuts[layer][sibling].parts)
         found: list[tuple[int, slice]] = []
         for number, layout in enumerate(self._layers[layer].layouts):
             each = -(-layout.size // (len(self._siblings) * APART)) * APART
@@ -164,10 +173,11 @@ class ReplicaExchange:
     def _put_total(
         self, layer: int, own: Sequence[Tensor], present: Mapping[Part, Mapping[int, frozenset[str]]]
     ) -> None:
-        """Put the siblings' sums together, in the memory of this pipeline's last part. What was sent of it has arrived,
-        or there would be no sum of it."""
+        """Put the siblings' sums together, or with shards the own ones, in the memory of this pipeline's last part.
+        Others' sums prove that what was sent of it has arrived."""
         buffers = self._taken[self._parts_of(self._own)[-1]][layer].buffers
-        for sibling in range(len(self._siblings)):
+        cuts = self._cuts.get(layer)
+        for sibling in range(len(self._siblings)) if cuts is None else (self._own,):
             ranges = self._ranges(layer, sibling)
             if not ranges:
                 continue
@@ -178,6 +188,8 @@ class ReplicaExchange:
                 if target.data_ptr() != total.data_ptr():
                     target.copy_(total)
         names = frozenset[str]().union(*(present[part][layer] for part in self._parts))
+        if cuts is not None:
+            names &= set(cuts[self._own].names)
         summed = self._layers[layer]
         summed.put(FlatGradients.of(summed.layouts, buffers, names))
 

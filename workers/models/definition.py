@@ -48,3 +48,9 @@ class ModelDefinition:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(layer.name for layer in self.layers)
+
+    @property
+    def tied_layers(self) -> tuple[tuple[int, ...], ...]:
+        """Per tied parameter, the layers that use it."""
+        names = self.names
+        return tuple(tuple(names.index(use.layer) for use in group) for group in self.ties)

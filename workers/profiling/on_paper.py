@@ -15,6 +15,7 @@ import torch
 from planner.accelerators import Accelerator
 from planner.ir import Action
 from planner.profile import Cluster, DeviceProfile, Link, ModelProfile, Profile
+from planner.shards import first_of_ties
 from workers.build import assembled
 from workers.config import WorkerConfig
 from workers.data.dataset import Batch, OpenData
@@ -102,9 +103,13 @@ def profile_on_paper(
             times = LayerTimes(chain, Stopwatch(PaperDevice(clock)), optimizer, begin, lambda _: None, ())
             # As in a step, the first microbatch's gradients are formed and later ones added.
             times.repeat(min(MICROBATCHES, config.microbatches))
+    tied = first_of_ties(definition.tied_layers)
     return Profile(
         model=ModelProfile(
-            layers=tuple(layer_profile(chain, times, number, one) for number, one in enumerate(counted)),
+            layers=tuple(
+                layer_profile(chain, times, number, one, tied.get(number))
+                for number, one in enumerate(counted)
+            ),
             microbatch_size=config.microbatch_size,
             precision=config.precision,
             threads=config.threads,

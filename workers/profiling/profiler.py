@@ -15,6 +15,7 @@ from torch import Tensor
 
 from planner.ir import Kind
 from planner.profile import LayerProfile, Matrix
+from planner.shards import first_of_ties
 from workers.build import build_layers
 from workers.config import WorkerConfig
 from workers.data.dataset import Batch, OpenData
@@ -184,7 +185,12 @@ def _measure_part(
     while len(times.repeats_s) < REPEATS or (spent_s < budget_s and len(times.repeats_s) < MOST_REPEATS):
         spent_s += repeat()
     numbers = range(len(chain.layers))
-    return [layer_profile(chain, times, number, counted[number]) for number in numbers], times.repeats_s
+    tied = first_of_ties(subject.definition.tied_layers)
+    profiles = [
+        layer_profile(chain, times, number, counted[number], tied.get(chain.layers[number].index))
+        for number in numbers
+    ]
+    return profiles, times.repeats_s
 
 
 def _outputs(chain: Chain, flight: Flight) -> Tensors:
@@ -194,13 +200,20 @@ def _outputs(chain: Chain, flight: Flight) -> Tensors:
     return flight.tensors
 
 
-def layer_profile(chain: Chain, times: LayerTimes, number: int, counted: LayerBytes) -> LayerProfile:
-    """Layer `number` of the chain, as timed and counted."""
+def layer_profile(
+    chain: Chain, times: LayerTimes, number: int, counted: LayerBytes, tied_from: int | None = None
+) -> LayerProfile:
+    """Layer `number` of the chain, as timed and counted.
+
+    Args:
+        tied_from: as in `LayerProfile`.
+    """
     layer, state = chain.layers[number], chain.states[number]
     accumulators = [one.accumulator for one in times.formed(number) if one.accumulator is not None]
     weight_grad_s = times.seconds(Kind.WEIGHT_GRAD, number)
     casts = [flat.cast for flat in state.flats if flat.cast is not None]
     cast_bytes = sum(cast.nbytes for cast in casts) + sum(one.cast_bytes for one in accumulators)
+    trained = [place.stop - place.begin for flat in state.flats for place in flat.layout.places]
     return LayerProfile(
         name=layer.name,
         forward_s=times.seconds(Kind.FORWARD, number),
@@ -215,6 +228,8 @@ def layer_profile(chain: Chain, times: LayerTimes, number: int, counted: LayerBy
         **asdict(counted),
         matrices=_matrices(chain, times, number, weight_grad_s),
         uncovered=layer.uncovered,
+        trained=tuple(trained),
+        tied_from=tied_from,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +61,49 @@ class Layout:
 
 
 @dataclass(frozen=True)
+class Cut:
+    """What belongs to one shard of a layer: whole parameters, neighbours in the layer's flat buffers."""
+
+    ranges: tuple[slice, ...]
+    """By buffer, its elements; may be empty."""
+    layouts: tuple[Layout, ...]
+    """By buffer, how the parameters lie in that range."""
+
+    @cached_property
+    def parts(self) -> tuple[tuple[int, slice], ...]:
+        """(buffer, elements), where there are any."""
+        return tuple((n, each) for n, each in enumerate(self.ranges) if each.start < each.stop)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Its parameters, in the order of the buffers."""
+        return tuple(place.name for layout in self.layouts for place in layout.places)
+
+
+def cuts_of(layouts: Sequence[Layout], runs: Iterable[tuple[int, int]]) -> tuple[Cut, ...]:
+    """A layer's shards, by number.
+
+    Args:
+        layouts: of the layer's flat buffers.
+        runs: per shard its parameters as [first, stop), numbered through all buffers (`planner.shards.cut`).
+    """
+    found: list[Cut] = []
+    for first, stop in runs:
+        ranges: list[slice] = []
+        parts: list[Layout] = []
+        before = 0
+        for layout in layouts:
+            own = layout.places[max(0, first - before) : max(0, stop - before)]
+            before += len(layout.places)
+            begin, end = (own[0].begin, own[-1].stop) if own else (0, 0)
+            ranges.append(slice(begin, end))
+            moved = (replace(each, begin=each.begin - begin, stop=each.stop - begin) for each in own)
+            parts.append(Layout(tuple(moved), end - begin))
+        found.append(Cut(tuple(ranges), tuple(parts)))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
 class Flat:
     """The parameters of one layer that its module holds in one dtype."""
 
@@ -89,6 +133,14 @@ class Flat:
             parameters[name].data = view
             parameters[name].grad_dtype = self.weights.dtype
         return replace(self, cast=cast)
+
+    def part(self, elements: slice, layout: Layout, slots: Iterable[str]) -> Flat:
+        """What lies at `elements`, in that layout there, with slots of zeros. Only what the module computes with stays
+        one with the whole: weights beside casts become memory of their own."""
+        weights, cast = self.weights[elements], self.cast
+        if cast is not None:
+            weights, cast = weights.clone(), cast[elements]
+        return Flat(layout, weights, {slot: torch.zeros_like(weights) for slot in slots}, cast)
 
     def recast(self) -> None:
         """The weights have changed."""
@@ -256,13 +308,19 @@ class GradientBuffers:
         return self._homes()[self._names[id(parameter)]]
 
     @torch.no_grad()
-    def gathered(self) -> FlatGradients:
-        """The gradients in the parameters' `.grad`: those that lie elsewhere are brought to where they belong."""
-        if all(parameter.grad is None for parameter in self._parameters.values()):
+    def gathered(self, shard: Cut | None = None) -> FlatGradients:
+        """The gradients in the parameters' `.grad`: those that lie elsewhere are brought to where they belong.
+
+        Args:
+            shard: to return those of its parameters alone; None: all.
+        """
+        names = self.names if shard is None else shard.names
+        if all(self._parameters[name].grad is None for name in names):
             return NO_GRADIENTS
+        homes = self._homes()
         present: dict[str, Tensor] = {}
-        for name, view in self._homes().items():
-            gradient = self._parameters[name].grad
+        for name in names:
+            view, gradient = homes[name], self._parameters[name].grad
             if gradient is None:
                 view.zero_()
                 continue
@@ -270,7 +328,10 @@ class GradientBuffers:
                 view.copy_(gradient)
                 self._parameters[name].grad = view
             present[name] = view
-        return FlatGradients(self._buffers, present)
+        if shard is None:
+            return FlatGradients(self._buffers, present)
+        ranges = zip(self._buffers, shard.ranges, strict=True)
+        return FlatGradients([buffer[elements] for buffer, elements in ranges], present)
 
     def taken(self) -> FlatGradients:
         """Those, taken away: the parameters have none afterwards, and further ones are summed elsewhere."""

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from planner.shards import WHOLE, Shard
 from workers.protocol import JobError, Part
 from workers.reproducibility.digest import state_digest as state_digest
-from workers.state.flat import Flat, flats_of
+from workers.state.flat import Cut, Flat, flats_of
 
 Gradients = Mapping[str, Tensor]
 """One layer's gradients: parameter -> summed gradient, of its shape and dtype. An absent parameter was frozen
@@ -58,6 +59,11 @@ class LayerState:
     flats: tuple[Flat, ...] = ()
     """The buffers of which the trained weights and the slots are views, by dtype. A state that was received or read has
     none: its tensors lie anywhere."""
+    shard: Shard = WHOLE
+    """Which part it is, where siblings share out the layer's states. It has the trained parameters of that shard only,
+    and all of what training does not change."""
+    elsewhere: frozenset[str] = frozenset()
+    """Trained parameters that other shards have."""
 
     @staticmethod
     def of(
@@ -119,6 +125,15 @@ def saved_tensors(module: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str,
 
 def host_copy(state: LayerState) -> LayerState:
     """A copy of `state` in fresh, contiguous CPU allocations that shares no memory with `state`."""
+    return _copied(state, fresh)
+
+
+def apart(state: LayerState) -> LayerState:
+    """A copy of `state` on its device that shares no memory with `state`, nor with the module that computes with it."""
+    return _copied(state, lambda tensor: tensor.detach().clone())
+
+
+def _copied(state: LayerState, fresh: Callable[[Tensor], Tensor]) -> LayerState:
     flats = tuple(
         Flat(flat.layout, fresh(flat.weights), {slot: fresh(buffer) for slot, buffer in flat.slots.items()})
         for flat in state.flats
@@ -142,6 +157,58 @@ def host_copy(state: LayerState) -> LayerState:
         updates=dict(state.updates),
         freezing={key: fresh(tensor) for key, tensor in state.freezing.items()},
         flats=flats,
+        shard=state.shard,
+        elsewhere=state.elsewhere,
+    )
+
+
+def shard_of(state: LayerState, cuts: Sequence[Cut], number: int, slots: Iterable[str]) -> LayerState:
+    """One shard of the live `state` of a whole layer, with fresh optimizer state of zeros.
+
+    Args:
+        cuts: the layer's, by shard number.
+        slots: what the optimizer keeps for each parameter.
+    """
+    cut, names = cuts[number], tuple(slots)
+    flats = tuple(
+        flat.part(elements, layout, names)
+        for flat, elements, layout in zip(state.flats, cut.ranges, cut.layouts, strict=True)
+    )
+    elsewhere = state.updates.keys() - set(cut.names)
+    weights = {name: weight for name, weight in state.weights.items() if name not in elsewhere}
+    for flat in flats:
+        if flat.cast is not None:
+            weights |= flat.layout.views(flat.weights)
+    return replace(
+        state,
+        weights=weights,
+        slots=_slots(flats, cut.names),
+        updates=dict.fromkeys(cut.names, 0),
+        flats=flats,
+        shard=Shard(number, len(cuts)),
+        elsewhere=frozenset(elsewhere),
+    )
+
+
+def whole_of(shards: Sequence[LayerState]) -> LayerState:
+    """The layer that `shards` make up, with the same tensors.
+
+    Raises:
+        JobError: they are not all shards of one layer.
+    """
+    first = shards[0]
+    all_of = [(first.name, Shard(number, first.shard.of)) for number in range(first.shard.of)]
+    here = sorted((each.name, each.shard) for each in shards)
+    if here != all_of:
+        raise JobError(f"layer {first.layer} ({first.name}) is made of {all_of}, but here are {here}")
+    return LayerState(
+        layer=first.layer,
+        name=first.name,
+        weights={name: weight for each in shards for name, weight in each.weights.items()},
+        buffers=first.buffers,
+        slots={name: slots for each in shards for name, slots in each.slots.items()},
+        updates={name: count for each in shards for name, count in each.updates.items()},
+        freezing=first.freezing,
     )
 
 
@@ -156,6 +223,8 @@ def part_of(state: LayerState, part: Part) -> LayerState:
         slots=state.slots if moments else {},
         updates=state.updates if moments else {},
         freezing=state.freezing if moments else {},
+        shard=state.shard,
+        elsewhere=state.elsewhere,
     )
 
 
@@ -179,7 +248,8 @@ def fresh(tensor: Tensor) -> Tensor:
 def load_(state: LayerState, source: LayerState) -> None:
     """Copy the values of `source` into the tensors of `state`, in place; change nothing if they do not fit.
 
-    Freezing statistics are the exception: those that only one side has become zero, as before any check.
+    A shard takes its parameters from a whole layer, or from any shard that has them. Freezing statistics that only one
+    side has become zero, as before any check.
 
     Raises:
         JobError: a layer name, tensor name, shape or dtype differs.
@@ -188,7 +258,7 @@ def load_(state: LayerState, source: LayerState) -> None:
     remedy = "use the job.precision, [model] and [optimizer] settings that the state was saved with"
     if state.name != source.name:
         raise JobError(f"{where} cannot take the state of layer {source.layer} ({source.name}): {remedy}")
-    here, there = dict(_tensors(state)), dict(_tensors(source))
+    here, there = dict(_tensors(state)), dict(_tensors(source, state.elsewhere))
     for key in {**here, **there}:
         if key not in there:
             raise JobError(f"{where}: {key} is missing in the state to load: {remedy}")
@@ -204,8 +274,9 @@ def load_(state: LayerState, source: LayerState) -> None:
             raise JobError(
                 f"{where}: freezing statistic {key} is {mine} here but {saved} in the state to load: {remedy}"
             )
-    if state.updates.keys() != source.updates.keys():
-        odd = sorted(state.updates.keys() ^ source.updates.keys())
+    counted = source.updates.keys() - state.elsewhere
+    if state.updates.keys() != counted:
+        odd = sorted(state.updates.keys() ^ counted)
         raise JobError(f"{where}: only one side counts the updates of {', '.join(odd)}: {remedy}")
     with torch.no_grad():
         for key, tensor in here.items():
@@ -215,7 +286,7 @@ def load_(state: LayerState, source: LayerState) -> None:
                 tensor.copy_(source.freezing[key])
             else:
                 tensor.zero_()
-    state.updates.update(source.updates)
+    state.updates.update({name: source.updates[name] for name in state.updates})
     state.recast()
 
 
@@ -233,15 +304,17 @@ def digest(state: LayerState) -> str:
     return sha256.hexdigest()
 
 
-def _tensors(state: LayerState) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of `state`, keyed by a description in words."""
+def _tensors(state: LayerState, without: frozenset[str] = frozenset()) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of `state`, but those of the parameters `without`, keyed by a description in words."""
     for name, tensor in state.weights.items():
-        yield f"weight {name}", tensor
+        if name not in without:
+            yield f"weight {name}", tensor
     for name, tensor in state.buffers.items():
         yield f"buffer {name}", tensor
     for name, slots in state.slots.items():
-        for slot, tensor in slots.items():
-            yield f"optimizer state {slot} of {name}", tensor
+        if name not in without:
+            for slot, tensor in slots.items():
+                yield f"optimizer state {slot} of {name}", tensor
 
 
 def _dtype(tensor: Tensor) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from planner.shards import Shard
 from workers.state.layer_state import LayerState
 
 Chunk = bytes | memoryview
@@ -46,6 +47,7 @@ def header(state: LayerState, step: int) -> bytes:
         {
             "layer": state.layer,
             "name": state.name,
+            "shard": state.shard,
             "step": step,
             "tensors": tensors,
             "slots": list(state.slots),
@@ -91,6 +93,7 @@ class Loading:
         try:
             about: dict[str, Any] = json.loads(header)
             self.step = int(about["step"])
+            number, of = about["shard"]
             self.state = LayerState(
                 layer=int(about["layer"]),
                 name=str(about["name"]),
@@ -98,6 +101,7 @@ class Loading:
                 buffers={},
                 slots={str(parameter): {} for parameter in about["slots"]},
                 updates={str(name): int(count) for name, count in about["updates"].items()},
+                shard=Shard(int(number), int(of)),
             )
             views = [self._allocate(*entry) for entry in about["tensors"]]
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:

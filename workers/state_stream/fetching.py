@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from planner.shards import WHOLE, Piece, Shard
 from workers.protocol import Part
 from workers.state.layer_state import LayerState
 from workers.state_stream.encoding import Loading
@@ -37,6 +38,7 @@ def fetch(
     *,
     wait_s: float,
     part: Part = Part.ALL,
+    shard: Shard = WHOLE,
     flow: Flow | None = None,
     stopped: threading.Event | None = None,
 ) -> LayerState:
@@ -45,6 +47,7 @@ def fetch(
     Args:
         wait_s: how long the server may wait until the state is offered.
         part: the part of the state to fetch; the rest of the returned state is empty.
+        shard: of the layer.
         flow: whether to load while receiving; the server decides the rest.
         stopped: setting it ends the fetch within a fraction of a second.
 
@@ -56,7 +59,7 @@ def fetch(
     try:
         with connect(host, port) as connected:
             line = Line(connected, stopped or threading.Event(), HANDSHAKE_S)
-            return _fetch(line, secret, Wish(layer, step, wait_s, part), flow or Flow())
+            return _fetch(line, secret, Wish(layer, step, wait_s, part, shard), flow or Flow())
     except StateStreamError as error:
         raise type(error)(f"{where}: {error}") from error
     except OSError as error:
@@ -85,8 +88,9 @@ def _fetch(line: Line, secret: bytes, wish: Wish, flow: Flow) -> LayerState:
         raise Absent(payload.decode())
     try:
         loading = Loading(payload)
-        if (loading.state.layer, loading.step) != (wish.layer, wish.step):
-            raise ValueError(f"layer {loading.state.layer} of step {loading.step} came")
+        came = Piece(loading.state.layer, loading.state.shard)
+        if (came, loading.step) != (wish.piece, wish.step):
+            raise ValueError(f"{came} of step {loading.step} came")
         arriving = answers.chunks(loading.bytes)
         # Pipelined: the kernel receives while this thread loads; another thread would only cost wake-ups.
         load(loading, arriving if flow.pipelined else list(arriving), opener)

@@ -20,12 +20,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
 
+from planner.shards import WHOLE, Piece, Shard
 from workers.protocol import Part
 from workers.transport.channel import ChannelError
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
-MAGIC = b"freshet state 1\n"
+MAGIC = b"freshet state 2\n"
 NONCE_BYTES = TAG_BYTES = 32
 REFUSAL = bytes(TAG_BYTES)
 """Sent instead of the server's proof: the client's was wrong."""
@@ -64,7 +65,7 @@ class Kind(IntEnum):
     """The kind of a frame."""
 
     REQUEST = 1
-    """JSON: the requested layer, step and part."""
+    """JSON: the requested layer, step, part and shard."""
     HEADER = 2
     """JSON: what the chunks hold."""
     CHUNK = 3
@@ -98,15 +99,21 @@ class Wish:
     step: int
     wait_s: float
     part: Part = Part.ALL
+    shard: Shard = WHOLE
+
+    @property
+    def piece(self) -> Piece:
+        return Piece(self.layer, self.shard)
 
     def encode(self) -> bytes:
-        return json.dumps([self.layer, self.step, self.wait_s, self.part]).encode()
+        return json.dumps([self.layer, self.step, self.wait_s, self.part, self.shard]).encode()
 
     @staticmethod
     def decode(text: bytes | bytearray) -> Wish:
         try:
-            layer, step, wait_s, part = json.loads(text)
-            wish = Wish(int(layer), int(step), float(wait_s), Part(part))
+            layer, step, wait_s, part, (number, of) = json.loads(text)
+            shard = Shard(int(number), int(of))
+            wish = Wish(int(layer), int(step), float(wait_s), Part(part), shard)
         except (ValueError, TypeError) as error:
             raise Refused(f"a request that is none: {error}") from error
         if not math.isfinite(wish.wait_s):

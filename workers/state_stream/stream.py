@@ -11,9 +11,10 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
+from planner.shards import Piece
 from workers.protocol import Part
 from workers.state.layer_state import LayerState, part_of
 from workers.state_stream.fetching import fetch as fetch
@@ -72,7 +73,7 @@ class StateServer:
         self._log = log or logging.getLogger(__name__).warning
         self._flow = flow or Flow()
         self._followers = followers
-        self._offers: dict[int, dict[tuple[int, Part], LayerState]] = defaultdict(dict)
+        self._offers: dict[int, dict[tuple[Piece, Part], LayerState]] = defaultdict(dict)
         self._leaving: dict[Line, Part] = {}
         """The deliveries under way, each with the part of a layer that it sends."""
         self._offered = threading.Condition()
@@ -86,15 +87,15 @@ class StateServer:
         self._thread = threading.Thread(target=self._accept, name="state-server", daemon=True)
         self._thread.start()
 
-    def offer(self, step: int, states: Mapping[int, LayerState], part: Part = Part.ALL) -> None:
+    def offer(self, step: int, states: Iterable[LayerState], part: Part = Part.ALL) -> None:
         """Serve `states` as those of `step`, in addition to earlier offers.
 
         Args:
-            states: layer -> state, which does not change before `withdraw`.
+            states: of layers or shards; they do not change before `withdraw`.
             part: the part of each state that is offered.
         """
         with self._offered:
-            self._offers[step].update({(layer, part): state for layer, state in states.items()})
+            self._offers[step].update({(Piece(state.layer, state.shard), part): state for state in states})
             self._offered.notify_all()
 
     def withdraw(self) -> None:
@@ -220,7 +221,7 @@ class StateServer:
                 if self._closed.is_set():
                     raise Gone("this end was closed")
                 offers = self._offers.get(wish.step, {})
-                state = offers.get((wish.layer, Part.ALL)) or offers.get((wish.layer, wish.part))
+                state = offers.get((wish.piece, Part.ALL)) or offers.get((wish.piece, wish.part))
                 left_s = deadline - time.monotonic()
                 if state is not None:
                     self._leaving[line] = wish.part
@@ -233,10 +234,10 @@ class StateServer:
         """Why the state is not available."""
         with self._offered:
             offers = "; ".join(
-                f"step {step}: {part} of layers {', '.join(map(str, sorted(layers)))}"
+                f"step {step}: {part} of layers {', '.join(layers)}"
                 for step, states in sorted(self._offers.items())
                 for part in Part
-                if (layers := [layer for layer, offered in states if offered is part])
+                if (layers := [str(piece) for piece, offered in sorted(states) if offered is part])
             )
         return f"not offered within {wish.wait_s:g} s (there is {offers or 'nothing'})"[
             : MOST_BYTES[Kind.ABSENT] // 4

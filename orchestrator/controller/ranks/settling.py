@@ -72,7 +72,7 @@ class Settling:
                 told = _settlements(rescue.settling, rescue.settlement, rescue.handover, vector)
                 await asyncio.gather(*(self._hosts.call(rank, "settle", each) for rank, each in told.items()))
                 writing = (
-                    self._hosts.call(rank, "save", path, rescue.step, layers)
+                    self._hosts.call(rank, "save", path, rescue.step, layers, rescue.sources)
                     for rank, layers in rescue.layers.items()
                 )
                 for written in await asyncio.gather(*writing):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fault_rows import Row, Running, Table, Told, assert_consistent
@@ -44,7 +45,8 @@ PHASES = (
 )
 KINDS = (FaultKind.KILL, FaultKind.STOP, FaultKind.RAISE)
 WHERE = ("first", "middle", "last")
-KEEPING = ("peer", "checkpoint", "replicas")
+KEEPING = ("peer", "checkpoint", "replicas", "shards")
+PRECISION = {"shards": "bfloat16"}
 RANKS, SPARES = 4, 2
 EVERY_STEPS = 2
 HANG_S = 2.0
@@ -77,7 +79,7 @@ class OneJob:
     def _covers(self, phase: Phase, where: str) -> bool:
         """Two Latin squares: they cover each phase and rank once, and so each pair of any two dimensions."""
         row, column = PHASES.index(phase), WHERE.index(where)
-        return (KINDS.index(self.kind), KEEPING.index(self.keeping)) == (
+        return (KINDS.index(self.kind), KEEPING.index(self.keeping) % 3) == (
             (row + column) % 3,
             (row + 2 * column) % 3,
         )
@@ -99,12 +101,16 @@ ROWS = [
 
 def job(folder: Path, keeping: str, kind: FaultKind | None = None) -> Resolved:
     """A job of four ranks and two spares."""
-    pipeline = {"microbatches": 2, "microbatch_size": 1}
+    pipeline: dict[str, Any] = {"microbatches": 2, "microbatch_size": 1}
+    if keeping in ("replicas", "shards"):
+        pipeline |= {"replicas": 2}
+    if keeping == "shards":
+        pipeline |= {"shard": "optimizer"}
     spec = tiny(
         folder,
         "job",
-        job={"steps": 100_000, "sample_tokens": 0},
-        pipeline=pipeline | ({"replicas": 2} if keeping == "replicas" else {}),
+        job={"steps": 100_000, "sample_tokens": 0, "precision": PRECISION.get(keeping, "float32")},
+        pipeline=pipeline,
         checkpoint={"every_steps": EVERY_STEPS},
         elastic={
             "redundancy": "checkpoint" if keeping == "checkpoint" else "peer",
@@ -160,7 +166,7 @@ def run_with_faults(folder: Path, one: OneJob) -> FaultedJob:
     """Run a job with the faults of its rows to the end."""
     keeping, kind = one.keeping, one.kind
     done = job(folder, keeping, kind)
-    resting = Resting(least=RANKS, standbys=keeping == "peer", checkpoint=keeping == "checkpoint")
+    resting = Resting(least=RANKS, standbys=keeping in ("peer", "shards"), checkpoint=keeping == "checkpoint")
     kept = MovingTable if keeping == "checkpoint" else Table
     acting = kept([Row(phase, where, kind) for phase, where in one.table()], resting)
     ran = ElasticJob(done, acting, room=RANKS + SPARES).run(LIMIT_S)

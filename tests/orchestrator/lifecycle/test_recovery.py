@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from lifecycle_jobs import plan_of, position
 
 from orchestrator.lifecycle.recovery import Abort, Handover, Pause, RecoveryPlan, Rescue, Situation, decide
+from planner.shards import WHOLE, Piece, Shard
 from workers.commit import vector_sha256
 from workers.config import ElasticConfig
 from workers.protocol import CheckpointRef, Part, Position, Settlement, Source
@@ -16,7 +20,7 @@ from workers.state.loss_scale import LossScale
 LAYERS = 6
 
 
-def at(rank: int, step: int, *holds: int, **changes: object) -> Position:
+def at(rank: int, step: int, *holds: int | Piece, **changes: object) -> Position:
     return position(rank, step, holds, host="h", port=rank, **changes)
 
 
@@ -82,7 +86,7 @@ def test_one_of_those_that_have_the_records_sends_them() -> None:
     assert isinstance(again, RecoveryPlan)
     assert again.handover == Handover(holder=2, vector_sha256="a", lacking=frozenset({3}))
     # All that had them are gone: the others roll back.
-    last = decide(replace(now, positions={3: replace(undecided, holds=tuple(range(6)))}))
+    last = decide(replace(now, positions={3: replace(undecided, holds=tuple(map(Piece, range(6))))}))
     assert isinstance(last, RecoveryPlan)
     assert (last.step, last.handover) == (4, None)
 
@@ -106,7 +110,7 @@ def test_the_loss_scale_is_that_of_a_rank_that_has_applied_the_commit() -> None:
         assert isinstance(recovery_plan, RecoveryPlan)
         assert (recovery_plan.step, recovery_plan.loss_scale) == (5, new)
     aside = replace(at(7, 5), vector_sha256="of another commit", loss_scale=new)
-    alone = replace(undecided, holds=tuple(range(6)))
+    alone = replace(undecided, holds=tuple(map(Piece, range(6))))
     recovery_plan = decide(situation(alone, aside))
     assert isinstance(recovery_plan, RecoveryPlan)
     assert (recovery_plan.step, recovery_plan.loss_scale) == (4, old)
@@ -335,3 +339,88 @@ def test_before_the_first_step_nothing_is_said_of_what_is_missing() -> None:
     recovery_plan = decide(situation(at(0, 0), at(2, 0), step=0, trained=False))
     assert isinstance(recovery_plan, RecoveryPlan)
     assert recovery_plan.reason == "rank 1: died; 2 ranks go on where there were 3"
+
+
+def shards(layer: int, of: int) -> list[Piece]:
+    return [Piece(layer, Shard(number, of)) for number in range(of)]
+
+
+def made_up(held: Iterable[Piece], layers: int) -> bool:
+    """Whether every layer is there in one piece or in all shards of one cut."""
+    there = {*held}
+    return all(any(there.issuperset(shards(layer, of)) for of in (1, 2, 3)) for layer in range(layers))
+
+
+PIECES = [piece for layer in range(2) for of in (1, 2, 3) for piece in shards(layer, of)]
+
+
+@given(st.lists(st.tuples(st.frozensets(st.sampled_from(PIECES), max_size=9), st.integers(0, 2)), max_size=4))
+def test_shards_of_one_step_that_make_up_the_layers_are_gone_on_from(
+    ranks: list[tuple[frozenset[Piece], int]],
+) -> None:
+    """Each rank stands at step 3, at step 4, or is undecided of step 4."""
+    steps = {0: {"step": 3}, 1: {"step": 4, "vector_sha256": "a"}, 2: {"step": 3, "undecided": 4}}
+    positions = [replace(at(n, 0, *held), **steps[how]) for n, (held, how) in enumerate(ranks)]  # pyright: ignore[reportArgumentType]
+    plan = replace(plan_of(1, 2), replicas=3, shard="optimizer")
+    now = situation(*positions, plan=plan, members=(0, 1, 2, 3), step=3, wanted=4, trouble="rank 9: died")
+    done = any(how == 1 for _, how in ranks)
+    at_step = {
+        4: [n for n, (_, how) in enumerate(ranks) if how == 1 or (how == 2 and done)],
+        3: [n for n, (_, how) in enumerate(ranks) if how == 0 or (how == 2)],
+    }
+    due = next((s for s in (4, 3) if made_up((p for n in at_step[s] for p in ranks[n][0]), 2)), None)
+    decision = decide(now)
+    if not ranks:
+        assert isinstance(decision, Pause)
+        return
+    assert isinstance(decision, RecoveryPlan)
+    if due is None:
+        assert (decision.step, decision.sources) == (0, ())
+        assert "no remaining rank holds" in decision.reason
+        return
+    assert decision.step == due
+    assert made_up((source.piece for source in decision.sources), 2)
+    assert len({source.piece for source in decision.sources}) == len(decision.sources)
+    for source in decision.sources:
+        assert source.rank in at_step[due]
+        assert source.piece in ranks[source.rank][0]
+    for layer in range(2):
+        assert len({source.shard.of for source in decision.sources if source.layer == layer}) == 1
+
+
+def test_a_shard_comes_from_its_owner_then_from_whoever_gives_least() -> None:
+    plan = replace(plan_of(1, 2), replicas=2, shard="optimizer")
+    first, second = Shard(0, 2), Shard(1, 2)
+    both = [
+        at(0, 4, Piece(0, first), Piece(1, first), Piece(0, second)),
+        at(1, 4, Piece(0, second), Piece(1, second), Piece(1, first)),
+    ]
+    found = decide(situation(*both, plan=plan, members=(0, 1), wanted=2))
+    assert isinstance(found, RecoveryPlan)
+    owners = [(0, first, 0), (0, second, 1), (1, first, 0), (1, second, 1)]
+    assert [(each.layer, each.shard, each.rank) for each in found.sources] == owners
+    left = decide(situation(both[0], at(7, 0), plan=plan, members=(0, 1), wanted=2, step=4))
+    assert isinstance(left, RecoveryPlan)
+    assert "no remaining rank holds layer 1: back to the beginning" in left.reason
+
+
+def test_a_layer_in_shards_is_written_by_the_rank_of_one_of_them() -> None:
+    plan = replace(plan_of(1, 3), replicas=2, shard="optimizer")
+    held = [[Piece(layer, Shard(number, 2)) for layer in range(3)] for number in range(2)]
+    now = situation(
+        at(0, 4, *held[0], Piece(1, WHOLE)),
+        at(1, 4, *held[1]),
+        plan=plan,
+        members=(0, 1),
+        elastic=ElasticConfig(min_ranks=3),
+    )
+    paused = decide(now)
+    assert isinstance(paused, Pause)
+    assert paused.rescue is not None
+    # Layer 1 is there in one piece.
+    assert paused.rescue.layers == {0: (0, 1, 2)}
+    assert [source.piece for source in paused.rescue.sources] == [*shards(0, 2), *shards(2, 2)]
+    cut = decide(replace(now, positions={n: at(n, 4, *held[n]) for n in range(2)}))
+    assert isinstance(cut, Pause)
+    assert cut.rescue is not None
+    assert cut.rescue.layers == {0: (0, 2), 1: (1,)}

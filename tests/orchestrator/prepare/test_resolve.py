@@ -45,6 +45,19 @@ def spec(pipeline: PipelineConfig, **cluster: object) -> Spec:
     )
 
 
+def test_shared_states_have_copies_shard_by_shard() -> None:
+    done = resolve_spec(
+        spec(PipelineConfig(ranks=4, replicas=2, shard="optimizer", microbatches=3)),
+        FOUND,
+        {"CPU": 8},
+        epoch=2,
+    )
+    assert (done.plan.shard, done.plan.shards) == ("optimizer", 2)
+    assert len(done.plan.copied) == 2 * 5
+    assert all(done.plan.owner_of(piece) not in places for piece, places in done.plan.copied)
+    assert {len(places) for _, places in done.plan.copied} == {1}
+
+
 def test_the_plan_follows_from_schedule_and_partition() -> None:
     done = resolve_spec(spec(PipelineConfig(ranks=4, replicas=2, microbatches=3)), FOUND, {"CPU": 8}, epoch=2)
     assert done.plan.layers == ((0, 2), (2, 5))

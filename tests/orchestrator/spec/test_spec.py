@@ -225,6 +225,40 @@ def test_keys_that_do_not_fit_together(
         check(Spec(job=JobConfig(name="a"), pipeline=pipeline, cluster=cluster))
 
 
+SHARED = {"ranks": 4, "replicas": 2, "shard": "optimizer"}
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({"pipeline": {"replicas": 1}}, "shares states out among replicas, and pipeline.replicas = 1"),
+        ({"elastic": {"salvage": "weights"}}, 'elastic.salvage = "weights" yet.*leave elastic.salvage out'),
+        ({"freeze": {"method": "apf"}}, 'does not go with freeze.method = "apf" yet'),
+        ({"adapt": {"policy": "measured"}}, 'does not go with adapt.policy = "measured" yet'),
+        ({"job": {"curvature_every": 5}}, "does not go with job.curvature_every = 5 yet"),
+        (
+            {"elastic": {"migration": "live"}},
+            'elastic.migration = "live" moves layers while training goes on.*use elastic.migration = "stop"',
+        ),
+        ({"elastic": {"migration": "deferred"}}, 'elastic.migration = "deferred" moves layers'),
+        ({"pipeline": {"shard": "gradients"}}, "Input should be 'none' or 'optimizer'"),
+    ],
+)
+def test_shared_states_go_with_some_settings_only(sections: dict[str, Any], expected: str) -> None:
+    given = {"job": {"name": "a"}, "pipeline": SHARED} | sections
+    given |= {"job": {"name": "a"} | given["job"], "pipeline": SHARED | given["pipeline"]}
+    with pytest.raises((JobError, ValueError), match=expected):
+        check(Spec.model_validate(given))
+
+
+def test_with_shared_states_layers_change_ranks_between_steps() -> None:
+    shared = Spec.model_validate({"job": {"name": "a"}, "pipeline": SHARED})
+    assert shared.elastic.migration == "live"
+    settled = check(shared).spec
+    assert (settled.elastic.migration, settled.elastic.redundancy) == ("stop", "peer")
+    assert check(settled).spec == settled
+
+
 @pytest.mark.parametrize("key", ["ranks", "schedule", "microbatches"])
 def test_what_is_auto_is_left_to_a_search(key: str) -> None:
     pipeline = PipelineConfig.model_validate({"ranks": 2, key: "auto"})

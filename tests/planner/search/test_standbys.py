@@ -206,3 +206,35 @@ def test_too_few_domains_for_the_copies_are_told_in_words() -> None:
     )
     assert lacking(["a", "b", "c"], 2) is None
     assert lacking(["a", "a"], 1) is None
+
+
+@given(
+    st.integers(1, 3),
+    st.integers(2, 4),
+    st.integers(1, 3),
+    st.lists(st.integers(0, 4), min_size=12, max_size=12),
+)
+def test_an_owner_of_a_shard_and_its_copies_are_in_different_domains(
+    ranks: int, replicas: int, copies: int, nodes: list[int]
+) -> None:
+    made = replace(plan(*[2] * ranks, replicas=replicas), shard="optimizer")
+    domains = [f"node {nodes[place]}" for place in range(made.world_size)]
+    chosen = assign(made, domains, [10] * 2 * ranks, copies)
+    assert len(chosen) == len(made.pieces) == 2 * ranks * replicas
+    kinds = len(set(domains))
+    for piece, places in zip(made.pieces, chosen, strict=True):
+        held = [made.owner_of(piece), *places]
+        assert len(set(held)) == len(held)
+        if kinds == 1:
+            assert len(held) == 2
+        else:
+            assert len({domains[place] for place in held}) == len(held) == min(copies + 1, kinds)
+
+
+def test_copies_of_shards_are_spread_evenly() -> None:
+    made = replace(plan(2, 2, replicas=2), shard="optimizer")
+    chosen = assign(made, list("abcd"), [10] * 4)
+    assert loads(chosen, [5] * 8, 4) == [10] * 4
+    # A sibling owns another shard of the layer, and may keep a copy of this one.
+    kept = replace(made, standbys=chosen)
+    assert sorted(piece for place in range(4) for piece in kept.copies_at(place)) == sorted(made.pieces)

@@ -12,6 +12,7 @@ from workers.checkpoint.coordination import Checkpointing
 from workers.checkpoint.folder import checkpoint_folder, checkpoints
 from workers.commit import CommitRecord
 from workers.protocol import CheckpointReport, Generation, Report
+from workers.state.layer_state import host_copy
 
 
 class Ranks:
@@ -31,7 +32,7 @@ class Ranks:
 
     def save(self, step: int) -> str:
         for rank, layer in zip(self.ranks, self.layers, strict=True):
-            rank.start(step, [layer])
+            rank.start(step, lambda layer=layer: [host_copy(layer)])
             rank._take(rank._writer.wait())
         return checkpoint_folder(self.config.output, step, 1)
 

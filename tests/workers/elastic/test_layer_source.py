@@ -14,6 +14,7 @@ from jobs import job, small_config
 from long_operation import compute_long, drawing_meanwhile
 from torch import nn
 
+from planner.shards import Piece
 from workers.config import ElasticConfig
 from workers.elastic import layer_source
 from workers.elastic.layer_source import Built
@@ -106,8 +107,8 @@ def test_what_came_is_kept_and_goes_on_with_other_moments(
 ) -> None:
     whole, dying = servers
     states = here.states(1)
-    whole.offer(3, {layer: states[layer] for layer in range(4)})
-    dying.offer(3, {layer: states[layer] for layer in range(4, 7)}, Part.WEIGHTS)
+    whole.offer(3, [states[layer] for layer in range(4)])
+    dying.offer(3, [states[layer] for layer in range(4, 7)], Part.WEIGHTS)
     givers = {layer: whole if layer < 4 else dying for layer in LAYERS}
     with pytest.raises(StateStreamError, match="layer 7 of step 3"):
         here.rank.follow(here.told(3, givers))
@@ -116,14 +117,14 @@ def test_what_came_is_kept_and_goes_on_with_other_moments(
     # weights.
     assert (position.step, position.holds, position.weights) == (3, (), tuple(range(7)))
 
-    dying.offer(3, {7: states[7]}, Part.WEIGHTS)
+    dying.offer(3, [states[7]], Part.WEIGHTS)
     with pytest.raises(StateStreamError):
         here.rank.follow(here.told(3, givers))
     position = here.rank.position()
     assert position.step == 3
     assert {*position.weights} >= {4, 5, 6, 7}
-    assert {*position.weights} | {*position.holds} == {*LAYERS}
-    assert not {*position.weights} & {*position.holds}
+    assert {*position.weights} | {piece.layer for piece in position.holds} == {*LAYERS}
+    assert not {*position.weights} & {piece.layer for piece in position.holds}
 
     here.rank.settle(Settlement(step=3, reported=3))
     dying.close()
@@ -144,7 +145,7 @@ def test_what_came_is_kept_and_goes_on_with_other_moments(
         assert same(state, beginning[layer][1] if layer in lost else states[layer], Part.MOMENTS)
     # Until the rank has trained with these layers only their weights count: all may yet get other moments.
     position = here.rank.position()
-    assert (position.holds, position.weights) == ((0, 1, 2, 3), lost)
+    assert (position.holds, position.weights) == (tuple(map(Piece, range(4))), lost)
 
 
 def test_what_came_of_an_earlier_step_is_no_part_of_a_later_one(
@@ -154,7 +155,7 @@ def test_what_came_of_an_earlier_step_is_no_part_of_a_later_one(
     for step, states, kept in ((3, early, (2, 3)), (9, late, (3, 5))):
         for server in servers:
             server.withdraw()
-        servers[0].offer(step, {layer: states[layer] for layer in kept}, Part.WEIGHTS)
+        servers[0].offer(step, [states[layer] for layer in kept], Part.WEIGHTS)
         with pytest.raises(StateStreamError):
             here.rank.follow(here.told(step, dict.fromkeys(LAYERS, servers[0])))
         position = here.rank.position()
@@ -223,11 +224,11 @@ def test_training_takes_its_turn_of_random_draws_while_a_copy_is_built(
         return layers[2].build()
 
     states = here.states(1)
-    servers[0].offer(3, {2: states[2]})
+    servers[0].offer(3, [states[2]])
     source._definition = replace(
         source._definition, layers=(*layers[:2], replace(layers[2], build=build), *layers[3:])
     )
     with drawing_meanwhile():
         owner = Greeting(host=HOST, port=servers[0].port, left=None)
-        _, state = source.fetch_base(3, 2, owner, threading.Event())
+        _, state = source.fetch_base(3, Piece(2), owner, threading.Event())
     assert same(state, states[2])

@@ -14,6 +14,7 @@ import torch
 from jobs import job, small_config
 from torch import Tensor
 
+from planner.shards import Piece
 from workers.commit import Decision
 from workers.config import FreezeConfig
 from workers.elastic import standby, standby_watch
@@ -23,8 +24,10 @@ from workers.elastic.standby import Base, Standbys
 from workers.elastic.standby_watch import StandbyWatch
 from workers.freezing.plans import Plans, Settings
 from workers.launch.ranks import assignment
+from workers.layer import Layer
 from workers.protocol import Source, StandbyReport, WarningReport
 from workers.rank import Rank
+from workers.state.layer_state import LayerState
 from workers.state_stream.following import Followers, Parcels, States, Subject
 from workers.state_stream.frames import StateStreamError
 from workers.state_stream.stream import StateServer
@@ -44,7 +47,11 @@ def rank(tmp_path: Path, request: pytest.FixtureRequest) -> Rank:
     return made
 
 
-def base(rank: Rank, layer: int) -> Base:
+def pieces(*layers: int) -> list[Piece]:
+    return [Piece(layer) for layer in layers]
+
+
+def base(rank: Rank, layer: int) -> tuple[Layer, LayerState]:
     assert rank._source is not None
     return rank._source.build([layer], 0)[layer]
 
@@ -127,24 +134,26 @@ def parcel_of(rank: Rank, layer: int) -> Tensor:
 
 def test_updates_wait_for_a_base_and_are_then_made_up_for(rank: Rank) -> None:
     come = threading.Event()
-    here = Standbys((0, 3), {0: base(rank, 0)}, freeze=settings(rank), optimizer=rank._optimizer, step=0)
+    here = Standbys(
+        pieces(0, 3), {Piece(0): base(rank, 0)}, freeze=settings(rank), optimizer=rank._optimizer, step=0
+    )
 
-    def bring(layer: int, stopped: threading.Event) -> Base:
+    def bring(piece: Piece, stopped: threading.Event) -> Base:
         assert come.wait(10)
-        return base(rank, layer)
+        return base(rank, piece.layer)
 
     here.bring(bring)
-    parcels = {layer: parcel_of(rank, layer) for layer in (0, 3)}
+    parcels = {Piece(layer): parcel_of(rank, layer) for layer in (0, 3)}
     here.apply(1, parcels, DECISION)
-    assert here.up_to_date <= {0}
+    assert here.up_to_date <= {Piece(0)}
     assert not here.current
     come.set()
     here.catch_up(10)
     assert here.current
     here.rest()
     at_once = Standbys(
-        (0, 3),
-        {i: base(rank, i) for i in (0, 3)},
+        pieces(0, 3),
+        {Piece(i): base(rank, i) for i in (0, 3)},
         freeze=settings(rank),
         optimizer=rank._optimizer,
         step=0,
@@ -160,10 +169,12 @@ def test_updates_wait_for_a_base_and_are_then_made_up_for(rank: Rank) -> None:
 
 
 def test_a_copy_that_cannot_be_updated_counts_for_nothing_and_hurts_nobody(rank: Rank) -> None:
-    here = Standbys((3,), {3: base(rank, 3)}, freeze=settings(rank), optimizer=rank._optimizer, step=0)
+    here = Standbys(
+        pieces(3), {Piece(3): base(rank, 3)}, freeze=settings(rank), optimizer=rank._optimizer, step=0
+    )
     assert here.current
     for step in range(1, 10):
-        here.apply(step, {3: torch.zeros(1, dtype=torch.uint8)}, DECISION)
+        here.apply(step, {Piece(3): torch.zeros(1, dtype=torch.uint8)}, DECISION)
     here.rest()
     assert here.failure is not None
     assert "layers [3]" in here.failure
@@ -175,14 +186,14 @@ def test_a_base_that_does_not_come_at_first_is_asked_for_again(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(standby, "ASK_AGAIN_S", (0.0, 0.0))
-    here = Standbys((0, 3), {}, freeze=settings(rank), optimizer=rank._optimizer, step=0)
+    here = Standbys(pieces(0, 3), {}, freeze=settings(rank), optimizer=rank._optimizer, step=0)
     asked: list[int] = []
 
-    def bring(layer: int, stopped: threading.Event) -> Base:
-        asked.append(layer)
-        if layer == 0 and asked.count(0) < 3:
+    def bring(piece: Piece, stopped: threading.Event) -> Base:
+        asked.append(piece.layer)
+        if piece.layer == 0 and asked.count(0) < 3:
             raise OSError("its owner is busy")
-        return base(rank, layer)
+        return base(rank, piece.layer)
 
     here.bring(bring)
     here.catch_up(10)
@@ -196,17 +207,17 @@ def test_updates_of_a_copy_whose_base_cannot_come_are_not_kept(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(standby, "ASK_AGAIN_S", (0.0,))
-    here = Standbys((0, 3, 5), {}, freeze=settings(rank), optimizer=rank._optimizer, step=0)
+    here = Standbys(pieces(0, 3, 5), {}, freeze=settings(rank), optimizer=rank._optimizer, step=0)
     asked = threading.Event()
 
-    def bring(layer: int, stopped: threading.Event) -> Base:
-        if layer == 0:
-            return base(rank, layer)
+    def bring(piece: Piece, stopped: threading.Event) -> Base:
+        if piece.layer == 0:
+            return base(rank, piece.layer)
         assert asked.wait(10)
         raise OSError("its owner is not to be reached")
 
     here.bring(bring)
-    parcels = {layer: parcel_of(rank, layer) for layer in (0, 3, 5)}
+    parcels = {Piece(layer): parcel_of(rank, layer) for layer in (0, 3, 5)}
     here.apply(1, parcels, DECISION)
     asked.set()
     here.catch_up(10)
@@ -217,22 +228,22 @@ def test_updates_of_a_copy_whose_base_cannot_come_are_not_kept(
     assert here.failure is not None
     assert "layers [3, 5] stay without a copy" in here.failure
     assert here.backlog_bytes == 0
-    assert here.held().keys() == {0}
+    assert here.held().keys() == {Piece(0)}
 
 
 def test_training_waits_for_copies_that_fall_behind_for_a_bounded_time(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parcels = {layer: parcel_of(rank, layer) for layer in (0, 3)}
+    parcels = {Piece(layer): parcel_of(rank, layer) for layer in (0, 3)}
     bytes_per_commit = sum(parcel.nbytes for parcel in parcels.values())
     monkeypatch.setattr(standby_watch, "MOST_BEHIND_BYTES", 2 * bytes_per_commit)
     monkeypatch.setattr(standby_watch, "MOST_STOP_S", 0.05)
     come = threading.Event()
-    here = Standbys((0, 3), {}, freeze=settings(rank), optimizer=rank._optimizer, step=0)
+    here = Standbys(pieces(0, 3), {}, freeze=settings(rank), optimizer=rank._optimizer, step=0)
 
-    def bring(layer: int, stopped: threading.Event) -> Base:
+    def bring(piece: Piece, stopped: threading.Event) -> Base:
         assert come.wait(10)
-        return base(rank, layer)
+        return base(rank, piece.layer)
 
     here.bring(bring)
     watch = StandbyWatch(here, rank=7, place=1)

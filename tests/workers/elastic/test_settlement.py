@@ -56,7 +56,7 @@ def test_a_kill_in_the_commit_has_one_outcome(
         assert step == settled
         assert {p.step for p in positions.values()} == {settled}
         assert all(p.undecided is None for p in positions.values())
-        assert {layer for p in positions.values() for layer in p.holds} == set(range(8))
+        assert {piece.layer for p in positions.values() for piece in p.holds} == set(range(8))
         three = job(config, ranks=3, schedule="1f1b")
         ended = group.train(three, (0, 1, 3), plan=with_standbys(three), step=step, sources=sources)
         assert state_sha256(ended) == expected.state_sha256

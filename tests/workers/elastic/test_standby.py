@@ -64,7 +64,7 @@ def test_a_copy_takes_over_with_the_same_bits(tmp_path: Path, case: str) -> None
         group.train(three, range(3), plan=with_standbys(three))
         step, positions, sources = group.settle()
         assert step == 4
-        assert {layer for p in positions.values() for layer in p.holds} == set(range(8))
+        assert {piece.layer for p in positions.values() for piece in p.holds} == set(range(8))
         # Rank 2 keeps copies of rank 1's layers, and rank 0 of rank 2's.
         two = job(config, ranks=2, schedule="1f1b", **about)
         ended = group.train(two, (0, 2), plan=with_standbys(two), step=step, sources=sources)
@@ -93,7 +93,7 @@ def test_copies_made_again_while_training_goes_on_take_over_the_next_time(tmp_pa
             members.remove(lost)
             settled, positions, sources = group.settle()
             assert settled > step
-            assert {layer for p in positions.values() for layer in p.holds} == set(range(8))
+            assert {piece.layer for p in positions.values() for piece in p.holds} == set(range(8))
             step = settled
         ended = group.train(shrinking[-1], members, step=step, sources=sources, meanwhile=group.stop)
         assert state_sha256(ended) == quiet_sha256(job(config, **about), ended)
@@ -134,7 +134,7 @@ def test_ranks_lost_while_others_fetch_cost_nothing_that_is_held(tmp_path: Path)
             group.train(three, (0, 1, 2), plan=with_standbys(three), step=step, sources=sources)
         step, positions, sources = group.settle()
         assert step == 2
-        held: set[int] = {layer for p in positions.values() for layer in p.holds}
+        held: set[int] = {piece.layer for p in positions.values() for piece in p.holds}
         position: Position = positions[0]
         assert held == set(range(8)), position
         two = job(config, ranks=2, schedule="1f1b")

@@ -161,7 +161,7 @@ def test_a_kill_amid_uneven_shares_loses_no_step(tmp_path: Path, phase: Phase) -
         assert [fired[2:] for fired in group.fired] == [(3, str(phase))]
         step, positions, sources = group.settle()
         assert step >= 2
-        assert {layer for p in positions.values() for layer in p.holds} == set(range(8))
+        assert {piece.layer for p in positions.values() for piece in p.holds} == set(range(8))
         left = job(config, ranks=3, schedule="1f1b")
         alone = replace(left, plan=replace(left.plan, pipelines=1))
         ended = group.train(alone, (3, 1, 2), step=step, sources=sources)

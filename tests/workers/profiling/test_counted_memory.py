@@ -17,6 +17,7 @@ from benchmarks.parts.random_pipelines import with_memory
 from planner.plan import PlanError, recomputable
 from planner.profile import Link, Profile
 from planner.search.search import Wish, choose
+from planner.search.standbys import assign
 from planner.simulation.predict import predict
 from workers.config import ModelConfig, WorkerConfig
 from workers.launch.profile import Request, profile_processes
@@ -154,6 +155,36 @@ def test_casts_are_predicted_too(tmp_path: Path, precision: str) -> None:
     counted = {one.rank: one.peak_bytes for one in run_processes(asked).memory if one.step == 2}
     predicted = predict(profile, asked.plan, asked.schedule).memory.peak_bytes
     assert [counted[rank] for rank in range(2)] == pytest.approx(predicted, rel=0.05)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("copies", [0, 1])
+def test_shards_and_their_copies_are_predicted(tmp_path: Path, precision: str, copies: int) -> None:
+    config = small_config(
+        tmp_path,
+        precision=precision,
+        steps=3,
+        timeline_every=1,
+        model=ModelConfig(factory="small_models:model", arguments={"trait": "plain", "classes": 300}),
+        **{**SIZES, "replicas": 2},
+    )
+    profile = even_times(combine(profile_processes(Request(config=config, ranks=4, budget_s=0.0)), config))
+    assert all(sum(layer.trained) * 4 == layer.gradient_bytes for layer in profile.model.layers)
+    # Siblings send before they receive: their messages cannot wait for each other.
+    whole = job(config, ranks=2, schedule="1f1b", count_memory=True)
+    plan = replace(whole.plan, shard="optimizer")
+    if copies:
+        sizes = [layer.parameter_bytes for layer in profile.model.layers]
+        plan = replace(plan, standbys=assign(plan, list("abcd"), sizes))
+    asked = replace(whole, plan=plan)
+    counted = {one.rank: one.peak_bytes for one in run_processes(asked).memory if one.step == 2}
+    predicted = predict(profile, plan, asked.schedule).memory.peak_bytes
+    taken = [max(counted[place] for place in plan.siblings(rank)) for rank in range(2)]
+    # Beside the window, the update of a copy has scratch of a parameter's size: much, in layers as small as these.
+    assert taken == pytest.approx(predicted, rel=0.05 if copies else 0.03)
+    if not copies:
+        all_states = predict(profile, whole.plan, whole.schedule).memory.peak_bytes
+        assert all(less < more for less, more in zip(predicted, all_states, strict=True))
 
 
 def test_fixed_parameters_are_predicted_without_gradients_and_moments(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from workers.state_stream.stream import fetch
 @pytest.mark.parametrize("flow", FLOWS)
 def test_every_bit_arrives(flow: Flow) -> None:
     with serving(flow=flow) as to:
-        to.server.offer(17, {3: rich_state()})
+        to.server.offer(17, [rich_state()])
         got = to.fetch(flow=flow)
         assert bits(got) == bits(rich_state())
         everything = [*got.weights.values(), *got.buffers.values(), *got.freezing.values()]
@@ -38,21 +38,21 @@ def test_every_bit_arrives(flow: Flow) -> None:
 def test_chunks_may_have_any_size(chunk_bytes: int) -> None:
     state = LayerState(0, "one", {"w": torch.randn(300)}, {}, {"w": {"m": torch.randn(300)}}, {"w": 1})
     with serving(flow=Flow(chunk_bytes=chunk_bytes)) as to:
-        to.server.offer(17, {0: state})
+        to.server.offer(17, [state])
         assert bits(to.fetch(0)) == bits(state)
 
 
 def test_a_layer_without_tensors_is_a_state_too() -> None:
     state = LayerState(0, "relu", {}, {}, {}, {})
     with serving() as to:
-        to.server.offer(17, {0: state})
+        to.server.offer(17, [state])
         assert bits(to.fetch(0)) == bits(state)
 
 
 def test_live_parameters_can_be_offered() -> None:
     state = LayerState.of(0, "linear", torch.nn.Linear(3, 4), _NoSlots())
     with serving() as to:
-        to.server.offer(17, {0: state})
+        to.server.offer(17, [state])
         got = to.fetch(0)
         assert torch.equal(got.weights["weight"], state.weights["weight"])
         assert type(got.weights["weight"]) is Tensor
@@ -68,8 +68,8 @@ def test_several_steps_and_several_at_a_time() -> None:
         states = {
             (step, layer): rich_state(layer, 10 * step + layer) for step in (1, 2) for layer in range(3)
         }
-        for (step, layer), state in states.items():
-            to.server.offer(step, {layer: state})
+        for (step, _), state in states.items():
+            to.server.offer(step, [state])
         got: dict[tuple[int, int], LayerState] = {}
         threads = [
             threading.Thread(target=lambda key=key: got.update({key: to.fetch(key[1], key[0])}))
@@ -93,10 +93,10 @@ def test_several_steps_and_several_at_a_time() -> None:
 def test_a_fetch_waits_until_it_is_offered() -> None:
     with serving() as to, fetching(to.fetch) as got:
         eventually("the request is there", lambda: bool(to.server._peers))
-        to.server.offer(17, {2: rich_state(2)})
-        to.server.offer(16, {3: rich_state()})
+        to.server.offer(17, [rich_state(2)])
+        to.server.offer(16, [rich_state()])
         assert got == []
-        to.server.offer(17, {3: rich_state()})
+        to.server.offer(17, [rich_state()])
         eventually("it has come", lambda: bool(got))
     assert isinstance(got[0], LayerState)
     assert bits(got[0]) == bits(rich_state())
@@ -105,14 +105,14 @@ def test_a_fetch_waits_until_it_is_offered() -> None:
 def test_a_dtype_that_cannot_travel_is_named() -> None:
     with serving() as to:
         state = LayerState(0, "odd", {"w": torch.empty(3, dtype=torch.float8_e5m2)}, {}, {}, {"w": 0})
-        to.server.offer(17, {0: state})
+        to.server.offer(17, [state])
         with pytest.raises(Absent, match="w has dtype float8_e5m2"):
             to.fetch(0)
 
 
 def test_a_part_of_a_state_comes_alone_and_both_make_it_up() -> None:
     with serving() as to:
-        to.server.offer(17, {3: rich_state()})
+        to.server.offer(17, [rich_state()])
         weights, moments = to.fetch(part=Part.WEIGHTS), to.fetch(part=Part.MOMENTS)
         assert bits(weights) == bits(part_of(rich_state(), Part.WEIGHTS))
         assert bits(moments) == bits(part_of(rich_state(), Part.MOMENTS))
@@ -123,7 +123,7 @@ def test_a_part_of_a_state_comes_alone_and_both_make_it_up() -> None:
 
 def test_who_has_only_weights_gives_no_more() -> None:
     with serving() as to:
-        to.server.offer(17, {3: part_of(rich_state(), Part.WEIGHTS)}, Part.WEIGHTS)
+        to.server.offer(17, [part_of(rich_state(), Part.WEIGHTS)], Part.WEIGHTS)
         assert bits(to.fetch(part=Part.WEIGHTS)) == bits(part_of(rich_state(), Part.WEIGHTS))
         for part in (Part.ALL, Part.MOMENTS):
             with pytest.raises(Absent, match=r"\(there is step 17: weights of layers 3\)"):
@@ -141,7 +141,7 @@ def test_moments_wait_for_the_weights_that_others_fetch() -> None:
         return True
 
     with serving(busy, flow=LIVELY) as to:
-        to.server.offer(17, {3: rich_state(), 4: rich_state(4)})
+        to.server.offer(17, [rich_state(), rich_state(4)])
         with fetching(lambda: to.fetch(part=Part.WEIGHTS)) as weights:
             eventually("the weights are held up", held.is_set)
             with fetching(lambda: to.fetch(4, part=Part.MOMENTS)) as moments:
@@ -166,7 +166,7 @@ def test_a_withdrawn_state_may_change_at_once() -> None:
 
     state = rich_state()
     with serving(busy, flow=LIVELY) as to:
-        to.server.offer(17, {3: state})
+        to.server.offer(17, [state])
         with fetching(to.fetch) as got:
             eventually("the delivery is held up", held.is_set)
             to.server.withdraw()
@@ -175,13 +175,13 @@ def test_a_withdrawn_state_may_change_at_once() -> None:
             eventually("the fetch has ended, though training still sends", lambda: bool(got))
             let.set()
         assert isinstance(got[0], Gone)
-        to.server.offer(18, {3: state})
+        to.server.offer(18, [state])
         assert bits(to.fetch(step=18)) == bits(state)
 
 
 def test_closing_the_server_ends_every_fetch() -> None:
     with serving(busy=lambda: True) as to:
-        to.server.offer(17, {3: rich_state()})
+        to.server.offer(17, [rich_state()])
         with fetching(to.fetch) as gated, fetching(lambda: to.fetch(4, wait_s=100)) as waiting:
             eventually("both are there", lambda: len(to.server._peers) == 2)
             to.server.close()

@@ -38,7 +38,7 @@ class Quiet:
 def serve(pipe: Connection) -> None:
     busy = Quiet()
     server = StateServer(SECRET, HOST, busy=busy, flow=Flow(chunk_bytes=1000))
-    server.offer(17, {3: rich_state()})
+    server.offer(17, [rich_state()])
     pipe.send(server.port)
     eventually("it has begun", lambda: busy.looks > FEW + 5)
     pipe.send("begun")
@@ -83,7 +83,7 @@ def test_a_server_that_is_killed_is_gone_at_once() -> None:
 def test_a_taker_that_is_killed_costs_the_server_nothing() -> None:
     busy = Quiet()
     with serving(busy=busy, flow=LIVELY) as to:
-        to.server.offer(17, {3: rich_state()})
+        to.server.offer(17, [rich_state()])
         with process(take, to.server.port) as (pid, _):
             eventually("it is in the middle", lambda: busy.looks > FEW + 5)
             os.kill(pid, signal.SIGKILL)

@@ -22,7 +22,7 @@ def test_no_chunk_moves_while_training_sends() -> None:
         return busy.is_set()
 
     with serving(busy=look) as to:
-        to.server.offer(17, {3: rich_state()})
+        to.server.offer(17, [rich_state()])
         with fetching(to.fetch) as got:
             for _ in range(50):
                 assert looked.acquire(timeout=10)
@@ -43,14 +43,14 @@ def test_signs_of_life_are_not_chunks() -> None:
     with serving(busy=busy_mostly, flow=LIVELY) as to, fetching(to.fetch) as got:
         eventually("the request is there", lambda: bool(to.server._peers))
         time.sleep(0.02)
-        to.server.offer(17, {3: rich_state()})
+        to.server.offer(17, [rich_state()])
     assert isinstance(got[0], LayerState)
     assert bits(got[0]) == bits(rich_state())
 
 
 def test_unprioritized_streams_do_not_look() -> None:
     with serving(busy=lambda: True, flow=Flow(prioritized=False)) as to:
-        to.server.offer(17, {3: rich_state()})
+        to.server.offer(17, [rich_state()])
         assert bits(to.fetch()) == bits(rich_state())
 
 
@@ -62,6 +62,6 @@ def test_a_slow_reader_gets_everything() -> None:
         return piece
 
     with serving(flow=Flow()) as to:
-        to.server.offer(17, {0: big})
+        to.server.offer(17, [big])
         with between(to, dawdle) as port:
             assert bits(fetch(HOST, port, SECRET, 0, 17, wait_s=1)) == bits(big)

@@ -37,7 +37,7 @@ from workers.state_stream.stream import MOST_STRANGERS, fetch
 
 def test_a_wrong_secret_is_refused_and_logged() -> None:
     with serving() as to:
-        to.server.offer(17, {3: rich_state()})
+        to.server.offer(17, [rich_state()])
         with pytest.raises(Refused, match=r"layer 3 of step 17 from .*refused this rank's secret"):
             fetch(HOST, to.server.port, b"another", 3, 17, wait_s=1)
         eventually("it is logged", lambda: bool(to.log))
@@ -49,7 +49,7 @@ def test_a_wrong_secret_is_refused_and_logged() -> None:
 def test_strangers_who_say_nothing_keep_no_rank_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_stream, "HANDSHAKE_S", 60.0)
     with serving() as to:
-        to.server.offer(17, {3: rich_state()})
+        to.server.offer(17, [rich_state()])
         with ExitStack() as open_ones:
             strangers = [
                 open_ones.enter_context(socket.create_connection((HOST, to.server.port), 5))
@@ -113,11 +113,15 @@ def _no_request(line: Line, seal: Any) -> None:
 
 
 def _endless(line: Line, seal: Any) -> None:
-    line.write(seal.frame(Kind.REQUEST, 0, b'[3, 17, Infinity, "all"]'))
+    line.write(seal.frame(Kind.REQUEST, 0, b'[3, 17, Infinity, "all", [0, 1]]'))
 
 
 def _of_no_part(line: Line, seal: Any) -> None:
-    line.write(seal.frame(Kind.REQUEST, 0, b'[3, 17, 1, "half"]'))
+    line.write(seal.frame(Kind.REQUEST, 0, b'[3, 17, 1, "half", [0, 1]]'))
+
+
+def _of_no_shard(line: Line, seal: Any) -> None:
+    line.write(seal.frame(Kind.REQUEST, 0, b'[3, 17, 1, "all", 2]'))
 
 
 @pytest.mark.parametrize(
@@ -130,11 +134,12 @@ def _of_no_part(line: Line, seal: Any) -> None:
         (_no_request, "a request that is none"),
         (_endless, "waits for ever"),
         (_of_no_part, "a request that is none: 'half' is not a valid Part"),
+        (_of_no_shard, "a request that is none: cannot unpack"),
     ],
 )
 def test_bad_frames_are_refused_and_logged(send: Callable[[Line, Any], None], said: str) -> None:
     with serving() as to:
-        to.server.offer(17, {3: rich_state()})
+        to.server.offer(17, [rich_state()])
         with greeted(to.server.port) as (connected, line, seal, _):
             send(line, seal)
             with suppress(ConnectionResetError):
@@ -158,7 +163,7 @@ def test_a_probe_is_no_attack() -> None:
     with serving() as to:
         for _ in range(20):
             socket.create_connection((HOST, to.server.port), 5).close()
-        to.server.offer(17, {3: rich_state()})
+        to.server.offer(17, [rich_state()])
         assert bits(to.fetch()) == bits(rich_state())
         eventually("the probes are forgotten", lambda: not to.server._peers)
         assert to.log == []
@@ -174,7 +179,7 @@ def test_an_altered_byte_is_refused(place: int, flow: Flow) -> None:
         return piece
 
     with serving(flow=flow) as to:
-        to.server.offer(17, {3: rich_state()})
+        to.server.offer(17, [rich_state()])
         with between(to, count) as port:
             assert bits(fetch(HOST, port, SECRET, 3, 17, wait_s=1, flow=flow)) == bits(rich_state())
         at = place % sizes[-1]

@@ -1,0 +1,58 @@
+"""What a rank has of layers whose states siblings share out, as parts of what the whole layers take.
+
+`workers/build.py` and `workers/shards/` in numbers.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from planner.plan import Plan
+from planner.profile import LayerProfile, Profile
+from planner.shards import WHOLE, Piece, cut
+
+
+def part_of(layer: LayerProfile, piece: Piece) -> float:
+    """The part of the layer's trained scalars that is in `piece`; an equal one where their sizes are not known."""
+    if piece.shard == WHOLE:
+        return 1.0
+    whole = sum(layer.trained)
+    if not whole:
+        return 1 / piece.shard.of
+    whole_at = None if layer.tied_from is None else layer.tied_from % piece.shard.of
+    first, stop = _cut(layer.trained, piece.layer, piece.shard.of, whole_at)[piece.shard.number]
+    return sum(layer.trained[first:stop]) / whole
+
+
+@lru_cache(maxsize=4096)
+def _cut(sizes: tuple[int, ...], layer: int, of: int, whole_at: int | None) -> tuple[tuple[int, int], ...]:
+    return cut(sizes, layer, of, whole_at)
+
+
+def master_bytes(profile: Profile, layer: LayerProfile) -> int:
+    """The 32-bit weights beside those in 16 bits, with which the layer computes; part of `parameter_bytes`."""
+    return 2 * layer.cast_bytes if profile.model.precision in ("bfloat16", "float16") else 0
+
+
+def kept_bytes(profile: Profile, plan: Plan, place: int) -> tuple[int, int]:
+    """(weights, optimizer state) that the rank at `place` keeps of its own layers."""
+    weights = optimizer = 0.0
+    for piece in plan.pieces_of_place(place):
+        layer = profile.model.layers[piece.layer]
+        part = part_of(layer, piece)
+        weights += layer.parameter_bytes - (1 - part) * master_bytes(profile, layer)
+        optimizer += part * layer.optimizer_bytes
+    return round(weights), round(optimizer)
+
+
+def copied_bytes(layer: LayerProfile, piece: Piece) -> int:
+    """What a copy of `piece` takes on a standby: its state, and the gradients that arrive."""
+    if piece.shard == WHOLE:
+        return layer.state_bytes + layer.gradient_bytes
+    # 32-bit weights take as much as gradients; there are no casts.
+    return round(part_of(layer, piece) * (2 * layer.gradient_bytes + layer.optimizer_bytes))
+
+
+def gradient_bytes(layer: LayerProfile, piece: Piece) -> int:
+    """The gradients of `piece`."""
+    return round(part_of(layer, piece) * layer.gradient_bytes)
