@@ -60,6 +60,7 @@ PLAN: Example = {
     "pipelines": None,
     "shares": [],
     "standbys": [],
+    "shard": "none",
     "recompute": [],
     "partition": "dynpipe",
     "predicted_step_s": 0.098,
