@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 from process_hosts import ElasticJob
-from test_elastic_jobs import at_step, both, check, job, once
+from test_elastic_jobs import (
+    at_step,
+    both,
+    check,
+    check_that_a_drain_that_leaves_too_few_loses_no_step,
+    job,
+    once,
+)
 
 from orchestrator.controller.requests.move_request import move_of_layers
 from orchestrator.events import types as events
@@ -114,23 +121,5 @@ def test_a_drain_that_leaves_too_few_writes_whole_layers_first(
     tmp_path: Path, quiet: str, redundancy: str
 ) -> None:
     """Every shard's only holders may be among those that leave."""
-
-    def take(running: ElasticJob, event: events.Event) -> None:
-        if isinstance(event, events.Paused):
-            running.hosts.most = 0
-        if isinstance(event, CheckpointReport) and event.error is None and not gone:
-            gone.append(event.step)
-            for rank in (1, 2):
-                running.signal(rank)
-            running.hosts.most = 8
-
-    gone: list[int] = []
-    go = once(at_step(3), lambda running: running.post(Going(frozenset({1, 2}), "file", 30.0, "n", "h")))
-    ran = ElasticJob(
-        shared(tmp_path, elastic={"min_ranks": 4, "redundancy": redundancy}), both(go, take)
-    ).run()
-    check(ran, quiet)
-    (pause,) = ran.of(events.Paused)
-    assert gone == [pause.step]
-    (regrouped,) = ran.of(events.Regrouped)
-    assert (regrouped.step, regrouped.steps_lost, regrouped.rerun) == (pause.step, 0, 0)
+    done = shared(tmp_path, elastic={"min_ranks": 4, "redundancy": redundancy})
+    check_that_a_drain_that_leaves_too_few_loses_no_step(done, quiet)
