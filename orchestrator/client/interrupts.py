@@ -31,14 +31,20 @@ class Interrupts:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def check(self) -> None:
+        """Raises:
+        KeyboardInterrupt: a signal came before, and Python ignored its error, as it does in a hook of `os.fork`.
+        """
+        if self._raised:
+            raise KeyboardInterrupt
+
     def hold(self) -> None:
         """Count signals from now on, instead of raising KeyboardInterrupt.
 
         Raises:
-            KeyboardInterrupt: a signal came before, and Python ignored its error, as it does in a hook of `os.fork`.
+            KeyboardInterrupt: as in `check`.
         """
-        if self._raised:
-            raise KeyboardInterrupt
+        self.check()
         self._held = True
         # Connecting to Ray may have installed its own handlers.
         self._install()

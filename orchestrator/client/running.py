@@ -43,6 +43,7 @@ def run(
         Interrupts() as interrupts,
         cluster.connected(submission.spec.cluster.address, cpus=submission.cpus) as connection,
     ):
+        interrupts.check()
         job = submission.send(
             profile=profile,
             replay=replay,
@@ -77,6 +78,7 @@ def detach(
     submission = Submission(spec, resume=resume, say=say)
     submission.check_opened()
     with Interrupts() as interrupts, cluster.connected(submission.spec.cluster.address, cpus=submission.cpus):
+        interrupts.check()
         return submission.send(
             profile=profile,
             replay=replay,

@@ -144,7 +144,7 @@ class Submission:
         Args:
             profile: plan with this file instead of measuring.
             replay: freeze as this event log says, without new decisions.
-            about_to_start: called just before the job starts.
+            about_to_start: called just before the job claims its folder and starts.
             interrupted: whether a signal came since; looked at until the job's controller has accepted the job.
 
         Raises:
@@ -177,9 +177,9 @@ class Submission:
             )
         # Again, because measuring and planning may have taken a while.
         _make_way(name)
+        about_to_start()
         marker = folder.claim(name, spec.model_dump(mode="json"))
         folder.keep_profile(prepared.profile.to_json() + "\n" if prepared.profile is not None else None)
-        about_to_start()
         _start(prepared, folder, start, marker, freezing, interrupted)
         return SubmittedJob(name=name, folder=spec.job.folder, spec=spec)
 

@@ -61,8 +61,9 @@ def test_a_signal_whose_error_was_lost_ends_the_program_before_the_job_runs() ->
     with Interrupts() as interrupts:
         with suppress(KeyboardInterrupt):  # as Python does in a hook of os.fork
             os.kill(os.getpid(), signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
-            interrupts.hold()
+        for ends in (interrupts.check, interrupts.hold):
+            with pytest.raises(KeyboardInterrupt):
+                ends()
 
 
 def test_under_nohup_a_closed_terminal_is_no_signal() -> None:

@@ -34,6 +34,7 @@ from orchestrator.client.errors import Refused
 from orchestrator.client.submit import Submission
 from orchestrator.cluster import connection as cluster
 from orchestrator.events import types as events
+from orchestrator.events.folder import JobFolder
 from orchestrator.history.command_table import CommandIdReused
 from orchestrator.report.page import REPORT_NAME
 from orchestrator.trainer import PipelineTrainer
@@ -162,6 +163,13 @@ def test_a_command_is_done_once_whichever_controller_hears_it(tmp_path: Path) ->
 
 def test_a_driver_that_is_stopped_while_its_job_starts_leaves_none(tmp_path: Path) -> None:
     spec = job(tmp_path, "early", pipeline={**ONE, "partition": "parameter"})
+
+    def stopped() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Submission(spec, resume=False, say=print).send(about_to_start=stopped)
+    assert JobFolder(spec.job.folder).marker() is None, "no folder was claimed"
     with pytest.raises(KeyboardInterrupt):
         Submission(spec, resume=False, say=print).send(interrupted=lambda: True)
     assert_nothing_left()
