@@ -12,6 +12,7 @@ BENCHMARKS = (
     "split_backward",
     "pipelining",
     "one_rank",
+    "one_gpu",
     "attention",
     "prediction",
     "first_step",

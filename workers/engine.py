@@ -18,6 +18,7 @@ from workers.control.rank_program import RankProgram
 from workers.data.dataset import Batch
 from workers.devices.device import Device
 from workers.fault_injection.points import FaultPoints, Phase
+from workers.process.pinned_memory import to_device
 from workers.protocol import Span
 from workers.stage import Stage
 from workers.transport.channel import Channel, Stream
@@ -202,7 +203,9 @@ class Engine:
         batch = batches(action.index)
         inputs, targets = batch.inputs if first else (), batch.targets if last else ()
         device = self._device.torch_device
-        return Batch(tuple(t.to(device) for t in inputs), tuple(t.to(device) for t in targets))
+        return Batch(
+            tuple(to_device(t, device) for t in inputs), tuple(to_device(t, device) for t in targets)
+        )
 
     def _send(self, stream: Stream, microbatch: int, tensors: Tensors) -> None:
         if stream.target == stream.source:

@@ -1,7 +1,13 @@
-"""Jobs for engine tests: small, complete, and the same however they are run."""
+"""Jobs for engine tests: small, complete, and the same however they are run.
 
+`FRESHET_TEST_DEVICE=cuda` in the environment has them all compute on this machine's first GPU.
+"""
+
+import os
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from planner.plan import Plan
 from planner.schedule.passes import add_recompute
@@ -16,6 +22,11 @@ from workers.config import (
 )
 from workers.launch.ranks import Job
 
+DEVICE = torch.device(os.environ.get("FRESHET_TEST_DEVICE", "cpu"))
+os.environ.setdefault(
+    "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+)  # read as CUDA starts, which may be in this process
+
 FAMILIES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv")
 
 
@@ -29,7 +40,7 @@ def small_config(output: Path, trait: str = "plain", **changes: Any) -> WorkerCo
         "threads": 1,
         "validate_every": 0,
         "output": str(output),
-        "device": "cpu",
+        "device": DEVICE.type,
         "microbatch_size": 2,
         "microbatches": 4,
         "replicas": 1,

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
 
-import torch
+from jobs import DEVICE
 
 from planner.plan import Plan
 from workers.commit import vector_sha256
@@ -343,7 +343,7 @@ def _answer(rank: Rank, name: str, given: tuple[Any, ...]) -> Any:
             return rank.faults.arm(*given)
         if name == "join":
             (generation,) = given
-            return rank.join(generation, Assured(generation, rank.position().rank, torch.device("cpu")))
+            return rank.join(generation, Assured(generation, rank.position().rank, DEVICE))
         return getattr(rank, name)(*given)
     except Exception as error:
         return Raised(f"{type(error).__name__}: {error}\n{traceback.format_exc()}")

@@ -6,14 +6,17 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from jobs import DEVICE
 from torch import nn
 
 from workers.build import build_module
 from workers.config import WorkerConfig
 from workers.data.registry import open_dataset
 from workers.data.sampling import train_indices
+from workers.deferred import modules as deferred
+from workers.deferred.defer import product
 from workers.models.registry import build_definition
-from workers.reproducibility import rng
+from workers.reproducibility import determinism, rng
 from workers.reproducibility.canonical import canonical
 from workers.state.layer_state import LayerState, digest, state_digest
 from workers.state.loss_scale import LossScale
@@ -54,6 +57,34 @@ def embed_widely(module: nn.Module) -> None:
             child.forward = partial(WideEmbedding.apply, child.weight)
 
 
+class WideWeight(torch.autograd.Function):
+    """The gradient of a matrix of 16 bits, formed in 32 from that of `output`; `output` is `inputs` times it."""
+
+    @staticmethod
+    def forward(ctx, weight, inputs, output):
+        ctx.inputs = inputs
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx, grad):
+        inputs, rows = (t.reshape(-1, t.shape[-1]) for t in (ctx.inputs, grad))
+        formed = torch.zeros(rows.shape[1], inputs.shape[1], device=grad.device)
+        deferred.add_product_(formed, rows.t(), inputs)
+        return formed, None, grad
+
+
+def multiply_widely(module: nn.Module, dtype: torch.dtype) -> None:
+    def forward(linear: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        x, weight = x.to(dtype), linear.weight.detach().to(dtype)
+        return WideWeight.apply(linear.weight, x.detach(), product(x, weight, linear.bias))
+
+    for child in module.modules():
+        if type(child) is nn.Linear:
+            child.forward = partial(forward, child)
+
+
+COMPUTES = {"bfloat16": torch.bfloat16, "bfloat16-autocast": torch.bfloat16, "float16": torch.float16}
+
 Frozen = Callable[[int, int, str, nn.Module], Collection[str]]
 """Step (1 is the first), microbatch, layer's name, layer -> the parameters whose gradient is left out."""
 
@@ -63,20 +94,26 @@ def nothing(step: int, microbatch: int, name: str, module: nn.Module) -> Collect
 
 
 def train_plainly(
-    config: WorkerConfig, output: Path, *, boundaries: bool = False, frozen: Frozen = nothing
+    config: WorkerConfig,
+    output: Path,
+    *,
+    boundaries: bool = False,
+    frozen: Frozen = nothing,
+    wide: bool = DEVICE.type == "cuda",
 ) -> tuple[str, list[float]]:
     """Returns state_sha256 after `config.steps` steps of ordinary training, and the loss of each step.
 
     Each microbatch has one graph from input to loss. Autograd forms its gradient, and gradients are added in
     ascending order. The loop knows no ties. With `boundaries` it imposes the canonical layout between layers,
     which matters only to models whose layers return another one, such as a transposed view. Gradients of
-    `frozen` parameters are formed too, and discarded.
+    `frozen` parameters are formed too, and discarded. With `wide` the gradients of matrices are formed in 32 bits,
+    which CPUs do not do.
     """
-    torch.set_num_threads(config.threads)
+    determinism.fix(threads=config.threads, cuda=DEVICE.type == "cuda")
     data = open_dataset(config.data, config.model, str(output))
     definition = build_definition(config.model, data.vocabulary)
     optimizer = make_optimizer(config.optimizer, config.steps)
-    modules = [build_module(definition, i, config.seed) for i in range(len(definition.layers))]
+    modules = [build_module(definition, i, config.seed).to(DEVICE) for i in range(len(definition.layers))]
     casts = [cast_parameters(module, config.precision) for module in modules]
     for module, its in zip(modules, casts, strict=True):
         cast_fixed_(module, its)
@@ -86,6 +123,8 @@ def train_plainly(
     ]
     for module in modules:
         embed_widely(module)
+        if wide and config.precision in COMPUTES:
+            multiply_widely(module, COMPUTES[config.precision])
     dtype = boundary_dtype(config.precision)
     scale = LossScale() if config.precision == "float16" else None
     losses = []
@@ -102,23 +141,25 @@ def train_plainly(
                 data.dataset.train_samples,
             )
             batch = data.dataset.train(indices)
-            tensors = cast_floats(batch.inputs, dtype)
-            autocast = torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bfloat16-autocast")
+            tensors = cast_floats(tuple(t.to(DEVICE) for t in batch.inputs), dtype)
+            autocast = torch.autocast(
+                DEVICE.type, torch.bfloat16, enabled=config.precision == "bfloat16-autocast"
+            )
             for module, name in zip(modules, definition.names, strict=True):
-                with rng.keyed(rng.key(config.seed, "forward", step, microbatch, name)), autocast:
+                with rng.keyed(rng.key(config.seed, "forward", step, microbatch, name), DEVICE), autocast:
                     outputs = module(*tensors)
                 tensors = cast_floats(outputs if isinstance(outputs, tuple) else (outputs,), dtype)
                 if boundaries:
                     tensors = tuple(Boundary.apply(t) for t in tensors)
             with autocast:
                 wide = (t.float() if t.dtype == dtype else t for t in tensors)
-                loss = definition.loss(*wide, *batch.targets)
+                loss = definition.loss(*wide, *(t.to(DEVICE) for t in batch.targets))
             before = {}
             for module, name in zip(modules, definition.names, strict=True):
                 for key in frozen(step + 1, microbatch, name, module):
                     parameter = module.get_parameter(key)
                     before[parameter], parameter.grad = parameter.grad, None
-            loss.backward(None if scale is None else torch.tensor(scale.value))
+            loss.backward(None if scale is None else torch.tensor(scale.value, device=DEVICE))
             for parameter, gradient in before.items():
                 parameter.grad = gradient
             total += float(loss.detach())

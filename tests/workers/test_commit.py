@@ -3,6 +3,8 @@
 import math
 import subprocess
 import sys
+from functools import reduce
+from operator import add
 
 import pytest
 
@@ -30,7 +32,8 @@ def test_the_decision_is_the_mean_loss_and_the_norm_of_the_mean_gradient() -> No
 def test_norms_of_shards_add_up_as_those_of_whole_layers_do() -> None:
     norms = {0: {"a": 0.1, "b": 0.2, "c": 0.3}, 1: {"a": 1e16, "w": 1.0, "z": 1.0}}
     of_layers = {layer: (named.pop("a") + 0.0, named) for layer, named in norms.items()}
-    whole = {layer: sum(named.values(), first) for layer, (first, named) in of_layers.items()}
+    # Not `sum`, which makes up for what additions round off from Python 3.12 on.
+    whole = {layer: reduce(add, named.values(), first) for layer, (first, named) in of_layers.items()}
     records = [
         record(0, parameter_norms={0: {"b": 0.2}, 1: {"z": 1.0, "a": 1e16}}, losses={0: 1.0}),
         record(1, parameter_norms={0: {"a": 0.1, "c": 0.3}, 1: {"w": 1.0}}),

@@ -79,7 +79,7 @@ def test_a_step_whose_norm_is_not_finite_changes_nothing_and_is_said(tmp_path: P
 
 
 def test_an_emulated_device_waits_out_its_times_and_keeps_the_bits(tmp_path: Path) -> None:
-    real = run_threads(job(small_config(tmp_path), ranks=2, schedule="zb-h1"))
+    real = run_threads(job(small_config(tmp_path, device="cpu"), ranks=2, schedule="zb-h1"))
     times = EmulatedConfig(forward_s=0.004, input_grad_s=0.003, weight_grad_s=(0.002,) * 8)
     config = small_config(tmp_path, device="emulated", emulated=times)
     run = run_threads(job(config, ranks=2, schedule="zb-h1"))

@@ -1,6 +1,5 @@
 """The same bits for any partition, any ranks and any host of the ranks; replicas and ties stay equal."""
 
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from test_engine_bits import losses, real_config
 from workers.checkpoint.folder import checkpoints, read_layer, read_manifest
 from workers.config import CheckpointConfig, ModelConfig, OptimizerConfig
 from workers.launch.ranks import Run, run_processes, run_threads
-from workers.protocol import SampleReport, ValidationReport
+from workers.protocol import SampleReport, StepReport, ValidationReport
 
 TRAITS = ("plain", "dropout", "twice", "tied", "batchnorm")
 CUTS = [
@@ -144,6 +143,7 @@ def test_losses_fall_and_validation_and_samples_agree_across_partitions(tmp_path
         ]
     validations = [r for r in one.reports if isinstance(r, ValidationReport)]
     assert [v.step for v in validations] == [6, 12]
-    assert all(later.loss < earlier.loss for earlier, later in pairwise(validations))
+    (first,) = (r.loss for r in one.reports if isinstance(r, StepReport) and r.step == 1)
+    assert all(validation.loss < first - 0.5 for validation in validations)
     (sample,) = (r for r in one.reports if isinstance(r, SampleReport))
     assert len(sample.text.encode()) >= 8

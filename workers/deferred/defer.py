@@ -54,6 +54,16 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return output if bias is None else output + bias.to(output.dtype)
 
 
+def adds_wide(factor: Tensor, total: torch.dtype) -> bool:
+    """Whether products of `factor` can be added in `total` where they are formed: those of 16 bits on a GPU."""
+    return factor.is_cuda and factor.element_size() == 2 and total == torch.float32
+
+
+def add_product_(total: Tensor, one: Tensor, other: Tensor) -> None:
+    """total += one @ other, of 16 bits, in the 32 of `total`: nothing is rounded on the way, and nothing kept."""
+    torch.addmm(total, one, other, out_dtype=total.dtype, out=total)
+
+
 def defer(output: Tensor, accumulator: Accumulator, queue: WeightGradQueue, use_of: UseOf) -> Tensor:
     """`output`, made from a detached parameter, such that its gradient puts a use of the parameter into `queue`.
 

@@ -8,19 +8,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workers.deferred.defer import Held, compute_dtype, defer, product
+from workers.deferred.defer import Held, add_product_, adds_wide, compute_dtype, defer, product
 from workers.deferred.queue import Deferral, Use
 from workers.state.flat import grad_dtype
 
 
 def linear_forward(weight: Tensor, bias: Tensor | None, deferral: Deferral) -> Callable[[Tensor], Tensor]:
-    accumulator = deferral.accumulator(weight)
+    accumulator, total = deferral.accumulator(weight), grad_dtype(weight)
 
     def of_rows(x: Tensor) -> Tensor:
         dtype = compute_dtype(x, weight)
         if x.dtype != dtype:
             x = x.to(dtype)
         held = Held(x)
+        wide = adds_wide(x, total)
 
         def use_of(grad: Tensor) -> Use:
             x = held.take()
@@ -29,7 +30,10 @@ def linear_forward(weight: Tensor, bias: Tensor | None, deferral: Deferral) -> C
             def form(out: Tensor | None) -> Tensor:
                 return torch.mm(rows.t(), x_rows, out=out) if out is not None else torch.mm(rows.t(), x_rows)
 
-            return Use(accumulator, form, dtype)
+            def add(total: Tensor) -> None:
+                add_product_(total, rows.t(), x_rows)
+
+            return Use(accumulator, form, dtype, add if wide else None)
 
         output = product(x, accumulator.cast(dtype), bias)
         return defer(output, accumulator, deferral.queue, use_of)

@@ -5,7 +5,7 @@ Knows no module: `modules.py` and `attention.py` put uses of their matrices here
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -74,6 +74,10 @@ class Accumulator:
         """Form the sum of `uses`, in order and in the dtype they were computed in, and add it once to `.grad`."""
         parameter, first = self.parameter, uses[0]
         grad, fresh = parameter.grad, parameter.grad is None
+        adds = [use.add for use in uses if use.add is not None] if first.add is not None else []
+        if adds and len(adds) == len(uses):
+            self._add_wide(adds)
+            return
         if grad is None:
             grad = parameter.grad = self._home(parameter)
             if len(uses) == 1 and first.dtype == grad.dtype:
@@ -90,6 +94,21 @@ class Accumulator:
         else:
             grad.add_(scratch)
 
+    def _add_wide(self, adds: Sequence[Callable[[Tensor], None]]) -> None:
+        """The same of uses that each add their own in one pass. To zeros where there is nothing to add to: with the
+        same kernel, whether the gradient is the first."""
+        parameter = self.parameter
+        if parameter.grad is None:
+            total = parameter.grad = self._home(parameter).zero_()
+        elif len(adds) == 1:
+            total = parameter.grad
+        else:
+            total = self._scratch = self._workspace.scratch(parameter, parameter.grad.dtype).zero_()
+        for add in adds:
+            add(total)
+        if total is not parameter.grad:
+            parameter.grad.add_(total)
+
 
 @dataclass(slots=True)
 class Use:
@@ -100,6 +119,8 @@ class Use:
     """Forms the gradient, float[parameter.shape]: into the given tensor, or a new one."""
     dtype: torch.dtype
     """What `form` computes in: the autocast dtype, or the parameter's own."""
+    add: Callable[[Tensor], None] | None = None
+    """Forms it in 32 bits and adds it to the given tensor in the same pass, where the device can."""
 
 
 class WeightGradQueue:

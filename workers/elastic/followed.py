@@ -9,7 +9,7 @@ from torch import Tensor
 from workers.commit import Decision
 from workers.elastic.redundancy import Packing
 from workers.layer import Layer
-from workers.state.layer_state import LayerState, host_copy
+from workers.state.layer_state import LayerState, fresh, host_copy
 from workers.state_stream.following import Change, Followers, Parcels
 
 
@@ -47,7 +47,7 @@ class Followed:
                 packing = self._packings.setdefault(index, Packing(state))
                 raw = packing.pack(layer.gradients(), state.buffers, energies.get(index, ()))
             # One that was sent is the memory of the gradients: the next step forms there.
-            parcels[index] = raw.to("cpu", copy=index in packed)
+            parcels[index] = fresh(raw) if raw.is_cuda or index in packed else raw
         self._followers.send(Parcels(step=step, of_layers=parcels))
 
     def commit(self, decision: Decision, freeze: tuple[int, int] | None) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from planner.plan import Plan
 from planner.shards import Piece
 from workers.layer import Layer
+from workers.process.pinned_memory import to_device
 from workers.state.flat import FlatGradients, aligned, side_by_side
 from workers.state.layer_state import Gradients, LayerState
 from workers.transport.channel import Channel, Stream
@@ -52,6 +53,8 @@ class Packing:
         self._trained = tuple(state.updates)
         self._layouts = tuple(flat.layout for flat in state.flats)
         self._weights = tuple(flat.weights for flat in state.flats)
+        tensors = (*self._weights, *state.buffers.values())
+        self._device = tensors[0].device if tensors else torch.device("cpu")
         parts = [("gradients", str(number), weights) for number, weights in enumerate(self._weights)]
         # Always there: a request may switch freezing on between two steps.
         energies = ("energy", "", torch.zeros(len(self._trained), dtype=torch.float64))
@@ -71,8 +74,7 @@ class Packing:
     def pack(self, gradients: Gradients, buffers: Mapping[str, Tensor], energies: Sequence[float]) -> Tensor:
         """Return one parcel, in a fresh allocation that shares nothing."""
         summed = side_by_side(self._layouts, gradients, self._weights)
-        device = next(iter((*self._weights, *buffers.values())), torch.empty(0)).device
-        raw = torch.zeros(self.bytes, dtype=torch.uint8, device=device)
+        raw = torch.zeros(self.bytes, dtype=torch.uint8, device=self._device)
         for item, buffer in zip(self._items, summed.buffers, strict=False):
             raw[item.begin : item.begin + item.bytes] = buffer.view(torch.uint8)
         self._put_rest(raw, gradients, buffers, energies)
@@ -121,7 +123,8 @@ class Packing:
         raw[self._mask] = torch.tensor(mask, dtype=torch.uint8, device=raw.device)
 
     def unpack(self, raw: Tensor) -> Parcel:
-        """Return what `pack` put in, as views of `raw`."""
+        """Return what `pack` put in, on the layer's device: there as views of `raw`."""
+        raw = to_device(raw, self._device)
         values = {
             (item.kind, item.name): raw[item.begin : item.begin + item.bytes]
             .view(item.dtype)

@@ -24,6 +24,7 @@ from workers.devices.device import Device
 from workers.layer import Loss, Tensors
 from workers.models.definition import ModelDefinition
 from workers.models.outline import outline
+from workers.process.pinned_memory import to_device
 from workers.profiling.chain import Chain, Flight
 from workers.profiling.layer_bytes import LayerBytes, count_bytes
 from workers.profiling.layer_times import LayerTimes
@@ -71,7 +72,7 @@ class Subject:
         return Batch(self._on_device(batch.inputs), self._on_device(batch.targets))
 
     def _on_device(self, tensors: Iterable[Tensor]) -> Tensors:
-        return tuple(tensor.to(self.device.torch_device) for tensor in tensors)
+        return tuple(to_device(tensor, self.device.torch_device) for tensor in tensors)
 
 
 def measure(subject: Subject, budget_s: float = BUDGET_S) -> Measured:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.shards import WHOLE, Shard
+from workers.process.pinned_memory import parts_on_host
 from workers.protocol import JobError, Part
 from workers.reproducibility.digest import state_digest as state_digest
 from workers.state.flat import Cut, Flat, flats_of
@@ -242,7 +243,14 @@ def bytes_of(state: LayerState) -> int:
 
 def fresh(tensor: Tensor) -> Tensor:
     """The values of `tensor` in a new contiguous CPU allocation, with the allocator's own alignment."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor.detach())
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+    if not tensor.is_cuda:
+        return copy.copy_(tensor.detach())
+    raw, begin = copy.reshape(-1).view(torch.uint8), 0
+    for part in parts_on_host(tensor):
+        raw[begin : begin + len(part)] = part
+        begin += len(part)
+    return copy
 
 
 def load_(state: LayerState, source: LayerState) -> None:
@@ -298,9 +306,10 @@ def digest(state: LayerState) -> str:
     sha256 = hashlib.sha256()
     for group in (state.weights, state.buffers):
         for name in sorted(group):
-            tensor = group[name].detach().cpu().contiguous()
+            tensor = group[name]
             sha256.update(json.dumps([name, _dtype(tensor), list(tensor.shape)]).encode())
-            sha256.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+            for part in parts_on_host(tensor):
+                sha256.update(part.numpy().data)
     return sha256.hexdigest()
 
 

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from planner.observed import LinkTime
+from workers.process.pinned_memory import pinned, to_device, to_host
 from workers.protocol import Generation
 from workers.transport.channel import Channel, ChannelError, Shape, Stream, Tensors
 from workers.transport.connections import PolledConnections
@@ -83,7 +84,7 @@ class ProcessGroupChannel(Channel):
             self._send_bytes(stream, _padded(shape.encode(), stream))
         shape.check(stream, tensors)
         for tensor in tensors:
-            self._send_bytes(stream, tensor.detach().cpu())
+            self._send_bytes(stream, to_host(tensor))
 
     def _send_bytes(self, stream: Stream, tensor: Tensor) -> None:
         if tensor.numel():
@@ -102,9 +103,15 @@ class ProcessGroupChannel(Channel):
         posted = self._posted[stream]
         while shape is not None and self._due[stream] and len(posted) < POSTED_AHEAD:
             self._due[stream] -= 1
-            tensors = shape.allocate()
+            tensors = self._allocate(shape)
             self._put(stream, tensors, self._waiter(stream))
             posted.append(tensors)
+
+    def _allocate(self, shape: Shape) -> Tensors:
+        """Where a message arrives: on the host."""
+        if self._device.type != "cuda":
+            return shape.allocate()
+        return tuple(pinned(size, getattr(torch, dtype)) for size, dtype, _ in shape.tensors)
 
     def _put(self, stream: Stream, tensors: Sequence[Tensor], waiter: Waiter) -> None:
         """Post the receives of one message and have `waiter` wait for them."""
@@ -141,11 +148,10 @@ class ProcessGroupChannel(Channel):
             self._get(stream, self._waiter(stream))
             self._post(stream)
         else:
-            tensors = self._in_shapes[stream].allocate()
+            tensors = self._allocate(self._in_shapes[stream])
             self._put(stream, tensors, self._arrivals)
             self._get(stream, self._arrivals)
-        if self._device.type == "cuda":
-            tensors = tuple(t.to(self._device) for t in tensors)
+        tensors = tuple(to_device(t, self._device) for t in tensors)
         return self._in_shapes[stream].mark(tensors)
 
     def flush(self) -> None:

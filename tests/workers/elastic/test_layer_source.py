@@ -99,7 +99,7 @@ def same(one: LayerState, other: LayerState, part: Part = Part.ALL) -> bool:
     pairs += [
         (one.slots[name][slot], other.slots[name][slot]) for name in one.slots for slot in one.slots[name]
     ]
-    return all(a.equal(b) for a, b in pairs) and one.updates == other.updates
+    return all(a.cpu().equal(b.cpu()) for a, b in pairs) and one.updates == other.updates
 
 
 def test_what_came_is_kept_and_goes_on_with_other_moments(

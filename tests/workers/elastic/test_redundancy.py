@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from jobs import job, small_config
+from jobs import DEVICE, job, small_config
 from torch import Tensor
 
 from planner.shards import Piece
@@ -68,7 +68,7 @@ def test_a_parcel_brings_all_of_a_step(rank: Rank) -> None:
     _, state = base(rank, 3)
     gradients = drawn(state.weights)
     del gradients["norm.bias"]
-    buffers = {**drawn(state.buffers), "norm.num_batches_tracked": torch.tensor(41)}
+    buffers = {**drawn(state.buffers), "norm.num_batches_tracked": torch.tensor(41, device=DEVICE)}
     energies = [0.1 * number for number in range(len(state.freezing["energy"]))]
     packing = Packing(state)
     raw = packing.pack(gradients, buffers, energies)
@@ -115,7 +115,7 @@ def test_what_followers_get_is_no_memory_in_which_the_next_step_forms(rank: Rank
     sent.zero_()
     coming = follower.next(0.0)
     assert isinstance(coming, Parcels)
-    assert coming.of_layers[3].equal(expected)
+    assert coming.of_layers[3].equal(expected.cpu())
 
 
 def test_gradients_without_room_are_copied_into_a_parcel(rank: Rank) -> None:

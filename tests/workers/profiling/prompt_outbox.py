@@ -4,7 +4,7 @@ import time
 from typing import Any
 from unittest.mock import patch
 
-import torch
+from jobs import DEVICE
 from torch import Tensor
 
 from workers.protocol import Generation
@@ -34,4 +34,4 @@ class PromptOutbox(Outbox):
 def prompt_channel(generation: Generation, rank: int) -> Channel:
     """The usual channel, with a `PromptOutbox`."""
     with patch.object(process_group, "Outbox", PromptOutbox):
-        return open_channel(generation, rank, torch.device("cpu"))
+        return open_channel(generation, rank, DEVICE)

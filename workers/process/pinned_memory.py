@@ -1,0 +1,79 @@
+"""Copies between the host and a GPU through pinned memory: at the speed of the link, and waiting for no more than they
+need.
+
+Torch keeps pinned memory for the next copy of that size. Where the system lends no more of it, copies are pageable.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+STAGED_BYTES = 2**24
+"""Size of each of the two buffers through which a large tensor leaves a GPU part by part."""
+
+_log = logging.getLogger(__name__)
+_told: set[str] = set()
+
+
+def pinned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A tensor of the host with undefined content, pinned if the system has memory to pin."""
+    try:
+        return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
+    except RuntimeError as error:
+        why = str(error).partition("\n")[0]
+        if why not in _told:
+            _told.add(why)
+            _log.warning("no host memory can be pinned, so copies from and to the GPU are slower: %s", why)
+        return torch.empty(tuple(shape), dtype=dtype)
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """The values of `tensor` on the host: those of a GPU as a complete copy, and one of the host as it is."""
+    tensor = tensor.detach()
+    if not tensor.is_cuda:
+        return tensor.cpu()
+    copy = pinned(tensor.shape, tensor.dtype)
+    copy.copy_(tensor, non_blocking=True)
+    torch.cuda.current_stream(tensor.device).synchronize()
+    return copy
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """`tensor` on `device`: to a GPU without waiting, in the order of its current stream."""
+    if device.type != "cuda" or tensor.is_cuda:
+        return tensor.to(device)
+    if not tensor.is_pinned():
+        tensor = pinned(tensor.shape, tensor.dtype).copy_(tensor)
+    return tensor.to(device, non_blocking=True)
+
+
+def parts_on_host(tensor: Tensor) -> Iterator[Tensor]:
+    """The bytes of `tensor` in C order, as uint8[n] of the host: each part is there until the next one is asked for.
+
+    A tensor of the host is one part, without a copy if it is contiguous.
+    """
+    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    if not raw.is_cuda or not len(raw):
+        yield raw.cpu()
+        return
+    stream = torch.cuda.current_stream(raw.device)
+    parts = raw.split(STAGED_BYTES)
+    buffers = [pinned((len(parts[0]),), torch.uint8) for _ in parts[:2]]
+    there: list[torch.Event] = []
+
+    def begin(number: int) -> None:
+        part = parts[number]
+        buffers[number % 2][: len(part)].copy_(part, non_blocking=True)
+        there.append(torch.cuda.Event())
+        there[-1].record(stream)
+
+    begin(0)
+    for number, part in enumerate(parts):
+        if number + 1 < len(parts):
+            begin(number + 1)
+        there[number].synchronize()
+        yield buffers[number % 2][: len(part)]
