@@ -23,6 +23,7 @@ from orchestrator.cluster.actor_names import NAMESPACE
 from orchestrator.cluster.address import host_and_port
 from orchestrator.cluster.draining import draining
 from orchestrator.cluster.placement import Node
+from orchestrator.cluster.ports import agents_announced
 from workers.protocol import JobError
 
 OBJECT_STORE_BYTES = 128 * 2**20
@@ -164,7 +165,7 @@ def _initialise(address: str, options: Mapping[str, Any]) -> None:
     for attempt in range(1, ATTEMPTS + 1):
         before = set(psutil.Process().children())
         try:
-            with _in_groups_of_their_own():
+            with _in_groups_of_their_own(), agents_announced():
                 ray.init(address, **options)
             return
         except Exception as error:  # Ray raises no narrower type

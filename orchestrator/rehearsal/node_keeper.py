@@ -16,7 +16,7 @@ from typing import IO, Any
 import psutil
 
 from orchestrator.cluster.connection import OBJECT_STORE_BYTES, prepare_local
-from orchestrator.rehearsal.ports import agent_ports
+from orchestrator.cluster.ports import agents_announced
 
 NODE = {"object_store_memory": OBJECT_STORE_BYTES, "include_log_monitor": False}
 """Every node. Ray's log monitor would carry the ranks' output to the driver; the job's folder has it."""
@@ -44,7 +44,7 @@ def keep_nodes(orders: IO[str], answers: IO[str]) -> None:
         **NODE,
         "_system_config": {"health_check_period_ms": HEALTH_CHECK_MS},
     }
-    cluster = _started(lambda ports: Cluster(initialize_head=True, head_node_args=head | ports))
+    cluster = _started(lambda: Cluster(initialize_head=True, head_node_args=head))
     try:
         _answer(answers, {"address": cluster.address})
         nodes: dict[str, Any] = {}
@@ -57,7 +57,7 @@ def keep_nodes(orders: IO[str], answers: IO[str]) -> None:
             name = order["add"]
             try:
                 options = NODE | _options(order["resources"])
-                node = _started(lambda ports, options=options: cluster.add_node(**options, **ports))
+                node = _started(lambda options=options: cluster.add_node(**options))
             except (
                 Exception
             ) as error:  # whatever Ray raises: the rehearsal gets it as the answer, and other nodes stay
@@ -76,13 +76,13 @@ def _options(resources: Mapping[str, float]) -> dict[str, Any]:
     return {"num_cpus": custom.pop("CPU", 0), "num_gpus": custom.pop("GPU", 0), "resources": custom}
 
 
-def _started(start: Callable[[dict[str, int]], Any]) -> Any:
-    """A head or node that is up, started with ports of its own. On a busy machine Ray may give up one that would have
-    come: it must not come later."""
+def _started(start: Callable[[], Any]) -> Any:
+    """A head or node that is up. On a busy machine Ray may give up one that would have come: it must not come later."""
     for attempt in range(1, ATTEMPTS + 1):
         before = set(psutil.Process().children())
         try:
-            return start(agent_ports())
+            with agents_announced():
+                return start()
         except Exception:  # Ray raises no narrower type
             for stray in set(psutil.Process().children()) - before:
                 with suppress(psutil.NoSuchProcess):

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 from ray_jobs import started
 
-from orchestrator.rehearsal.ports import free_ports
+from orchestrator.cluster.ports import free_ports
 
 OF_THIS_PROCESS = ("PYTHONPATH", "RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
 PORTS = (

@@ -22,10 +22,10 @@ from resolving import resolve_spec
 from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.cluster import connection as cluster
 from orchestrator.cluster.actor_names import NAMESPACE
+from orchestrator.cluster.ports import agents_announced
 from orchestrator.events import types as events
 from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.prepare.resolve import Resolved
-from orchestrator.rehearsal.ports import agent_ports
 from orchestrator.spec.job_spec import Spec
 from workers.launch.ranks import Job, run_threads
 
@@ -35,10 +35,11 @@ Made = TypeVar("Made")
 
 def started(start: Callable[[], Made]) -> Made:
     """What `start` starts. A busy machine may take longer than Ray waits, so a start is tried again."""
-    for _ in range(2):
-        with suppress(Exception):
-            return start()
-    return start()
+    with agents_announced():
+        for _ in range(2):
+            with suppress(Exception):
+                return start()
+        return start()
 
 
 def controller_pid(job: str) -> int:
@@ -60,11 +61,11 @@ NODE = {"object_store_memory": 2**27, "include_log_monitor": False}
 def start_head(cpus: int, **options: Any) -> Cluster:
     """A cluster with one node, which has room for `cpus` ranks."""
     head = {**NODE, "num_cpus": cpus, "include_dashboard": False, **options}
-    return started(lambda: Cluster(initialize_head=True, head_node_args=head | agent_ports()))
+    return started(lambda: Cluster(initialize_head=True, head_node_args=head))
 
 
 def add_node(cluster: Cluster, cpus: int, **options: Any) -> Any:
-    return started(lambda: cluster.add_node(**NODE, num_cpus=cpus, **options, **agent_ports()))
+    return started(lambda: cluster.add_node(**NODE, num_cpus=cpus, **options))
 
 
 @contextmanager

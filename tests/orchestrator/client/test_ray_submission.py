@@ -13,7 +13,7 @@ from ray.job_submission import JobDetails, JobStatus, JobType
 from orchestrator.cli.exit_codes import DONE, FAILED, INTERRUPTED
 from orchestrator.cli.submitting import exit_code
 from orchestrator.client.ray_submission import NotRay, RayCluster, check_ray
-from orchestrator.rehearsal.ports import free_ports
+from orchestrator.cluster.ports import free_ports
 from workers.protocol import JobError
 
 VERSION = b'{"version": "4", "ray_version": "2.60.0"}'
