@@ -34,9 +34,28 @@ class Phase(StrEnum):
     """t > T_f."""
 
 
-def kept_copies(method: str) -> int:
-    """How many copies of a layer's weights a freezing method keeps: APF three, AutoFreeze one."""
-    return 3 if method.endswith("apf") else 1 if method.endswith("autofreeze") else 0
+APF_EVERY = 4
+"""APF looks at every so many scalars of a parameter: its score is a mean over them."""
+APF_WHOLE = 1024
+"""Scalars up to which it looks at all of a parameter."""
+
+
+def keeps_statistics(method: str) -> bool:
+    """Whether a freezing method keeps numbers about the weights, some four bytes for each."""
+    return method.endswith(("apf", "autofreeze"))
+
+
+def apf_stride(scalars: int) -> int:
+    """Of a parameter with so many scalars, APF looks at the first and every so many further ones."""
+    return 1 if scalars <= APF_WHOLE else APF_EVERY
+
+
+def statistics_scalars(method: str, scalars: int) -> int:
+    """How many 32-bit numbers a freezing method keeps of a parameter with so many scalars: AutoFreeze its values at the
+    last check, APF those that it looks at and their two averages."""
+    if method.endswith("autofreeze"):
+        return scalars
+    return 3 * -(-scalars // apf_stride(scalars)) if method.endswith("apf") else 0
 
 
 @dataclass(frozen=True, kw_only=True)

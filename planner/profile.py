@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from planner.freezing import kept_copies
+from planner.freezing import statistics_scalars
 
 if TYPE_CHECKING:
     import numpy as np
@@ -118,6 +118,12 @@ class LayerProfile:
     @property
     def backward_s(self) -> float:
         return self.input_grad_s + self.weight_grad_s
+
+    def kept_by(self, method: str) -> int:
+        """Bytes of the numbers that a freezing method keeps of the parameters that the layer trains."""
+        # Where their sizes are not known, one parameter is as large as all of them: gradients have 32 bits.
+        sizes = self.trained or (self.gradient_bytes // 4,)
+        return 4 * sum(statistics_scalars(method, scalars) for scalars in sizes)
 
     @property
     def state_bytes(self) -> int:
@@ -272,12 +278,8 @@ class Profile:
     """Where the numbers come from, as text: `measured on ...`, `emulated`, a file."""
 
     def frozen_by(self, method: str) -> Profile:
-        """The profile with the copies that a freezing method keeps of each layer; gradients are as large as the weights
-        that have them."""
-        copies = kept_copies(method)
-        layers = tuple(
-            replace(layer, statistics_bytes=copies * layer.gradient_bytes) for layer in self.model.layers
-        )
+        """The profile with what a freezing method keeps of each layer."""
+        layers = tuple(replace(layer, statistics_bytes=layer.kept_by(method)) for layer in self.model.layers)
         return replace(self, model=replace(self.model, layers=layers))
 
     def to_json(self) -> str:

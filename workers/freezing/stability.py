@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from planner.freezing import apf_stride
 from workers.config import FreezeConfig
 from workers.freezing.mask import LayerParameters
 from workers.state.layer_state import LayerState
@@ -33,16 +34,17 @@ class Finding:
 
 class Metric(ABC):
     """A stability metric. Its memory is in `LayerState.freezing`: `checks` made so far, `settled` (bool per
-    parameter in name order), `reference` weights of the last check, and what the metric adds."""
+    parameter in name order), `reference`, the weights that it looks at as they were at the last check, and what the
+    metric adds. These are flat, in name order, four bytes per parameter at most but for small layers."""
+
+    def stride(self, scalars: int) -> int:
+        """Of a parameter with so many scalars it looks at the first and every so many further ones."""
+        return 1
 
     def begin(self, state: LayerState, parameters: LayerParameters) -> dict[str, Tensor]:
         """Statistics before the first check."""
-        zeros = {
-            f"reference.{name}": torch.zeros_like(state.weights[name], requires_grad=False)
-            for name in parameters.names
-        }
         return {
-            **zeros,
+            "reference": torch.zeros_like(self._looked_at(state, parameters)),
             "checks": torch.zeros((), dtype=torch.int64),
             "settled": torch.zeros(len(parameters.names), dtype=torch.bool),
         }
@@ -50,26 +52,25 @@ class Metric(ABC):
     @torch.no_grad()
     def check(self, state: LayerState, parameters: LayerParameters) -> Finding:
         """Look at the updates since the last check. The first check only takes the reference."""
-        checks = int(state.freezing["checks"])
-        found = Finding({"checks": torch.tensor(checks + 1)})
-        updates: dict[str, Tensor] = {}
-        for name in parameters.names:
-            weight, reference = state.weights[name].detach(), f"reference.{name}"
-            updates[name] = weight - state.freezing[reference]
-            found.statistics[reference] = weight.clone()
+        checks, weights = int(state.freezing["checks"]), self._looked_at(state, parameters)
+        found = Finding({"checks": torch.tensor(checks + 1), "reference": weights})
         if checks:
-            self._weigh(state, parameters, updates, found)
+            self._weigh(state, parameters, weights - state.freezing["reference"], found)
         return found
 
+    def parts(self, flat: Tensor, parameters: LayerParameters) -> Sequence[Tensor]:
+        """The part of each parameter of what is flat, in name order."""
+        return flat.split([-(-scalars // self.stride(scalars)) for scalars in parameters.scalars])
+
+    def _looked_at(self, state: LayerState, parameters: LayerParameters) -> Tensor:
+        """The weights, flat, in new memory."""
+        flat = (state.weights[name].detach().reshape(-1) for name in parameters.names)
+        parts = [values[:: self.stride(values.numel())] for values in flat]
+        return torch.cat(parts) if parts else torch.zeros(0)
+
     @abstractmethod
-    def _weigh(
-        self,
-        state: LayerState,
-        parameters: LayerParameters,
-        updates: Mapping[str, Tensor],
-        found: Finding,
-    ) -> None:
-        """Form the scores of `updates`, the sums of what each parameter moved by since the last check."""
+    def _weigh(self, state: LayerState, parameters: LayerParameters, updates: Tensor, found: Finding) -> None:
+        """Form the scores of `updates`, the sums of what the weights moved by since the last check, flat."""
 
 
 class Apf(Metric):
@@ -77,36 +78,34 @@ class Apf(Metric):
 
     Per scalar, E and E_abs are moving averages of the update and of its size. A tensor's score is the mean of
     |E| / E_abs over those of its scalars that have ever moved (a gradient is skipped for a whole tensor or not at
-    all; the paper's masks are per scalar). Below the threshold it is settled. While a whole tensor is frozen, both
-    averages decay equally, so it stays settled until a hybrid lets it move again.
+    all; the paper's masks are per scalar), of a large tensor over every fourth: three numbers of each would be three
+    copies of the weights. Below the threshold it is settled. While a whole tensor is frozen, both averages decay
+    equally, so it stays settled until a hybrid lets it move again.
     """
 
     def __init__(self, threshold: float, alpha: float) -> None:
         self._threshold = threshold
         self._alpha = alpha
 
+    def stride(self, scalars: int) -> int:
+        return apf_stride(scalars)
+
     def begin(self, state: LayerState, parameters: LayerParameters) -> dict[str, Tensor]:
         statistics = super().begin(state, parameters)
-        for name in parameters.names:
-            statistics[f"trend.{name}"] = torch.zeros_like(state.weights[name], requires_grad=False)
-            statistics[f"travel.{name}"] = torch.zeros_like(state.weights[name], requires_grad=False)
-        return statistics
+        averages = {key: torch.zeros_like(statistics["reference"]) for key in ("trend", "travel")}
+        return {**statistics, **averages}
 
-    def _weigh(
-        self,
-        state: LayerState,
-        parameters: LayerParameters,
-        updates: Mapping[str, Tensor],
-        found: Finding,
-    ) -> None:
-        settled: list[bool] = []
-        for name in parameters.names:
-            update = updates[name]
-            trend = state.freezing[f"trend.{name}"] * self._alpha + update * (1 - self._alpha)
-            travel = state.freezing[f"travel.{name}"] * self._alpha + update.abs() * (1 - self._alpha)
-            settled.append(perturbation(trend, travel) < self._threshold)
-            found.statistics[f"trend.{name}"], found.statistics[f"travel.{name}"] = trend, travel
-        found.statistics["settled"] = torch.tensor(settled, dtype=torch.bool)
+    def _weigh(self, state: LayerState, parameters: LayerParameters, updates: Tensor, found: Finding) -> None:
+        alpha = self._alpha
+        trend = state.freezing["trend"] * alpha + updates * (1 - alpha)
+        travel = state.freezing["travel"] * alpha + updates.abs() * (1 - alpha)
+        scores = map(perturbation, self.parts(trend, parameters), self.parts(travel, parameters))
+        settled = [score < self._threshold for score in scores]
+        found.statistics |= {
+            "trend": trend,
+            "travel": travel,
+            "settled": torch.tensor(settled, dtype=torch.bool),
+        }
 
 
 def perturbation(trend: Tensor, travel: Tensor) -> float:
@@ -128,16 +127,10 @@ class AutoFreeze(Metric):
     def begin(self, state: LayerState, parameters: LayerParameters) -> dict[str, Tensor]:
         return {**super().begin(state, parameters), "moved": torch.zeros((), dtype=torch.float64)}
 
-    def _weigh(
-        self,
-        state: LayerState,
-        parameters: LayerParameters,
-        updates: Mapping[str, Tensor],
-        found: Finding,
-    ) -> None:
+    def _weigh(self, state: LayerState, parameters: LayerParameters, updates: Tensor, found: Finding) -> None:
         squares = 0.0
-        for name in parameters.names:
-            norm = float(torch.linalg.vector_norm(updates[name], dtype=torch.float64))
+        for update in self.parts(updates, parameters):
+            norm = float(torch.linalg.vector_norm(update, dtype=torch.float64))
             squares += norm * norm
         moved, before = math.sqrt(squares), float(state.freezing["moved"])
         found.statistics["moved"] = torch.tensor(moved, dtype=torch.float64)

@@ -14,7 +14,7 @@ from orchestrator.history.job_view import JobView
 from orchestrator.spec.freeze_phases import MONITORING_STEPS, SHARE
 from planner.freeze.decision import FreezeQuestion
 from planner.freeze.monitoring import MonitoringError, Observation, measure
-from planner.freezing import Control, FreezePlan, Phase, Phases, kept_copies
+from planner.freezing import Control, FreezePlan, Phase, Phases, keeps_statistics
 from planner.ir import Schedule
 from planner.plan import Plan, PlanError
 from planner.profile import Profile
@@ -170,15 +170,15 @@ def open_question(spec: FreezeConfig, view: JobView) -> tuple[FreezeConfig, Cont
 
 
 def method_to_plan_for(freeze: FreezeRecord, replayed: Iterable[FreezePlan] = ()) -> str:
-    """Return the freeze method whose copies of the weights every plan must have room for: of the one that the ranks
-    follow and those that they are to follow, the one that keeps the most.
+    """Return the freeze method whose statistics every plan must have room for: of the one that the ranks follow and
+    those that they are to follow, the first that keeps any.
 
     Args:
         replayed: the freeze plans of the log that the job follows, if it does.
     """
     coming = [*replayed, *([freeze.proposed] if freeze.proposed is not None else [])]
     methods = [freeze.method, *(plan.control.method for plan in coming if plan.control is not None)]
-    return max(methods, key=kept_copies)
+    return max(methods, key=keeps_statistics)
 
 
 def nothing_frozen(plan: Plan) -> tuple[tuple[float, ...], ...]:
@@ -235,25 +235,26 @@ def _settled(wanted: Wanted, job: Running) -> tuple[str, float]:
 
 
 def _check_memory(method: str, job: Running) -> None:
-    """Check that the copies that `method` keeps fit the devices, as far as the job has a profile or a limit.
+    """Check that what `method` keeps fits the devices, as far as the job has a profile or a limit.
 
     Raises:
-        JobError: they do not, or nobody knows.
+        JobError: it does not, or nobody knows.
     """
-    copies = kept_copies(method)
-    keeps = f"{method} keeps {counted(copies, 'copy', 'copies')} of the weights"
+    if not keeps_statistics(method):
+        return
+    keeps = f"{method} keeps four bytes for each weight"
     profile = job.replanner.profile
     if profile is not None:
-        if copies <= kept_copies(method_to_plan_for(job.view.freeze)):
+        if keeps_statistics(method_to_plan_for(job.view.freeze)):
             return
-        with_copies = replace(job.replanner, profile=profile.frozen_by(method))
+        with_them = replace(job.replanner, profile=profile.frozen_by(method))
         try:
-            with_copies.check_memory(job.plan, job.domains)
-            with_copies.check_memory(job.coming, job.domains)
+            with_them.check_memory(job.plan, job.domains)
+            with_them.check_memory(job.coming, job.domains)
         except PlanError as error:
             raise JobError(f"{keeps}, and they do not fit: {error}; or choose timelyfreeze") from error
     elif (
-        copies > kept_copies(job.spec.method)
+        not keeps_statistics(job.spec.method)
         and job.view.spec.get("cluster", {}).get("memory_per_rank_bytes") is not None
     ):
         raise JobError(

@@ -205,9 +205,9 @@ def test_copies_that_fit_the_devices_are_no_reason_to_refuse_a_method() -> None:
 
 
 def test_copies_must_fit_the_plan_that_requested_moves_lead_to() -> None:
-    roomy = running(NONE, profile=profiled(40_000_000))
+    roomy = running(NONE, profile=profiled(36_000_000))
     both_on_one = replace(PLAN, layers=((0, 2),), stage_ranks=(0,))
-    with pytest.raises(JobError, match="apf keeps 3 copies of the weights, and they do not fit: place 0"):
+    with pytest.raises(JobError, match="apf keeps four bytes for each weight, and they do not fit: place 0"):
         asked(replace(roomy, coming=both_on_one), "apf")
 
 
@@ -215,8 +215,8 @@ def test_copies_that_were_given_up_must_fit_again() -> None:
     """The spec's method kept them, and the plans made since then had no room for them."""
     spec = FreezeConfig(method="apf", warm_up=3)
     off = replace(changed(1, Control(method="none", r_max=0.8)).plan, start=5)
-    tight = profiled(20_000_000)
-    with pytest.raises(JobError, match="apf keeps 3 copies of the weights, and they do not fit"):
+    tight = profiled(18_000_000)
+    with pytest.raises(JobError, match="apf keeps four bytes for each weight, and they do not fit"):
         asked(running(spec, FreezeStarted(plan=off), step=9, profile=tight), "apf")
     # A method that keeps as many as the ranks have already takes no more room.
     assert isinstance(asked(running(spec, step=9, profile=tight), "timelyfreeze+apf"), Adopt)
@@ -252,12 +252,12 @@ def test_plans_have_room_for_the_copies_of_any_method_that_the_ranks_follow_or_w
         (running(TIMELY), "timelyfreeze", 0.8, "is timelyfreeze with r_max = 0.8 already"),
         (running(NONE, step=95), "timelyfreeze", 0.5, "5 of 100 steps left and no monitored times"),
         (running(TIMELY, replayed=True), "none", None, "replays the freezing of a log"),
-        (running(NONE, memory_per_rank_bytes=10**9), "apf", None, "apf keeps 3 copies of the weights"),
+        (running(NONE, memory_per_rank_bytes=10**9), "apf", None, "apf keeps four bytes for each weight"),
         (
-            running(NONE, profile=profiled(20_000_000)),
+            running(NONE, profile=profiled(18_000_000)),
             "apf",
             None,
-            r"apf keeps 3 copies of the weights, and they do not fit: place 0 would need 2\d,.* bytes",
+            r"apf keeps four bytes for each weight, and they do not fit: place 0 would need 19,.* bytes",
         ),
     ],
 )
