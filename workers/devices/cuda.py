@@ -49,7 +49,7 @@ class CudaDevice(Device):
 
     def spans(self) -> tuple[Span, ...]:
         if self._events:
-            self._events[-1][2].synchronize()  # the actions alone: copies on other streams may go on
+            self._events[-1][2].synchronize()  # the actions alone, not what other threads have the device do
         return tuple(
             Span(
                 action=str(action),

@@ -13,7 +13,6 @@ from torch import Tensor
 from planner.plan import Plan
 from planner.shards import Piece
 from workers.layer import Layer
-from workers.process.pinned_memory import to_device
 from workers.state.flat import FlatGradients, aligned, side_by_side
 from workers.state.layer_state import Gradients, LayerState
 from workers.transport.channel import Channel, Stream
@@ -124,7 +123,7 @@ class Packing:
 
     def unpack(self, raw: Tensor) -> Parcel:
         """Return what `pack` put in, on the layer's device: there as views of `raw`."""
-        raw = to_device(raw, self._device)
+        raw = raw.to(self._device)
         values = {
             (item.kind, item.name): raw[item.begin : item.begin + item.bytes]
             .view(item.dtype)

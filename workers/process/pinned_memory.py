@@ -42,11 +42,16 @@ def to_host(tensor: Tensor) -> Tensor:
     return copy
 
 
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """`tensor` on `device`: to a GPU without waiting, in the order of its current stream."""
+def to_device(tensor: Tensor, device: torch.device, *, ours: bool = False) -> Tensor:
+    """`tensor` on `device`: to a GPU without waiting, in the order of its current stream.
+
+    Args:
+        ours: `pinned` made it, and nobody writes to it again. Any other one is copied on the host first: its owner may
+            write to it before the GPU has read it.
+    """
     if device.type != "cuda" or tensor.is_cuda:
         return tensor.to(device)
-    if not tensor.is_pinned():
+    if not ours:
         tensor = pinned(tensor.shape, tensor.dtype).copy_(tensor)
     return tensor.to(device, non_blocking=True)
 

@@ -151,7 +151,7 @@ class ProcessGroupChannel(Channel):
             tensors = self._allocate(self._in_shapes[stream])
             self._put(stream, tensors, self._arrivals)
             self._get(stream, self._arrivals)
-        tensors = tuple(to_device(t, self._device) for t in tensors)
+        tensors = tuple(to_device(t, self._device, ours=True) for t in tensors)
         return self._in_shapes[stream].mark(tensors)
 
     def flush(self) -> None:

@@ -1,0 +1,52 @@
+"""Copies between host and GPU: whole, part by part, and none where a tensor is there already."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from jobs import DEVICE
+
+from workers.process import pinned_memory
+from workers.process.pinned_memory import parts_on_host, to_device, to_host
+from workers.state.layer_state import fresh
+
+ON_A_GPU = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs FRESHET_TEST_DEVICE=cuda")
+CPU = torch.device("cpu")
+
+
+def test_what_is_on_the_host_is_not_copied() -> None:
+    tensor = torch.arange(6.0).reshape(2, 3)
+    assert to_host(tensor).data_ptr() == tensor.data_ptr()
+    assert to_device(tensor, CPU).data_ptr() == tensor.data_ptr()
+    (part,) = parts_on_host(tensor)
+    assert (part.data_ptr(), part.dtype, len(part)) == (tensor.data_ptr(), torch.uint8, 24)
+
+
+def test_parts_have_the_bytes_in_c_order() -> None:
+    tensor = torch.arange(6, dtype=torch.int16).reshape(2, 3).t()
+    (part,) = parts_on_host(tensor)
+    assert part.view(torch.int16).tolist() == [0, 3, 1, 4, 2, 5]
+    assert [len(part) for part in parts_on_host(torch.empty(0))] == [0]
+
+
+@ON_A_GPU
+@pytest.mark.parametrize("elements", [0, 1, 7, 8, 9, 41])
+def test_parts_of_a_gpus_tensor_come_in_order_through_two_buffers(
+    monkeypatch: pytest.MonkeyPatch, elements: int
+) -> None:
+    monkeypatch.setattr(pinned_memory, "STAGED_BYTES", 32)
+    tensor = torch.randn(elements, device=DEVICE)
+    parts = [bytes(part.numpy().data) for part in parts_on_host(tensor)]
+    assert all(len(part) <= 32 for part in parts)
+    assert b"".join(parts) == tensor.cpu().numpy().tobytes()
+    assert fresh(tensor).equal(tensor.cpu())
+
+
+@ON_A_GPU
+def test_a_batch_may_be_written_over_as_soon_as_it_is_read() -> None:
+    given = torch.ones(2**20).pin_memory()
+    torch.cuda._sleep(10**8)  # the copy waits for this
+    there = to_device(given, DEVICE)
+    given.zero_()
+    assert there.cpu().eq(1).all()
+    assert to_host(there).is_pinned()
