@@ -2,7 +2,8 @@
 
     python -m benchmarks.on_paper [--device h100] [--only "7 B"]
 
-LLaMA 7 B on 8, 13 B on 16 and 70 B on 64 devices of 80 GB, with 400 and with 25 Gbit/s between any two, in 16 bits.
+LLaMA 7 B on 8, 13 B on 16 and 70 B on 64 devices of 80 GB, with 400 and with 25 Gbit/s between any two, in 16 bits; 7 B
+also as two replicas, with whole optimizer states and with shards.
 Per row: the step, what its copies add to it, the fullest rank's memory by part, and the share of the devices' published
 rate that 6 multiplications per parameter and token take (MFU).
 """
@@ -39,8 +40,11 @@ class Size:
     overrides: tuple[str, ...] = ()
 
 
+REPLICAS = ("pipeline.replicas=2", "pipeline.microbatches=32")
 SIZES = (
     Size("7 B", 8),
+    Size("7 B whole", 8, REPLICAS),
+    Size("7 B shards", 8, (*REPLICAS, "pipeline.shard=optimizer")),
     Size(
         "13 B",
         16,
