@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import secrets
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 AGENTS = (
@@ -16,6 +17,9 @@ AGENTS = (
 )
 UNTOLD = "dashboard_agent_listen_port"
 """The one that Ray does not pass on to a node's raylet, which reads it from a file that the agent writes."""
+
+SETTLED = range(20_000, 32_000)
+"""Below the ports that Linux chooses from (32768 and up), above those of Ray's workers."""
 
 
 @contextmanager
@@ -47,9 +51,13 @@ def agents_announced() -> Iterator[None]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago."""
+    """Ports that were free a moment ago, of those that no system gives to outgoing connections: on a busy machine it
+    can take half a minute until somebody listens there."""
+    ports: list[int] = []
     with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        while len(ports) < count:
+            port = secrets.choice(SETTLED)
+            with suppress(OSError):
+                held.enter_context(socket.socket()).bind(("127.0.0.1", port))
+                ports.append(port)
+    return ports

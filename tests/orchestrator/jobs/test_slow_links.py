@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -65,7 +66,8 @@ def test_a_slow_link_is_known_to_the_planner_and_the_bits_stay(tmp_path: Path) -
     ]
     assert slow, "nobody noticed"
     rates = [one.bytes_per_s for _, one in slow]
-    assert rates[-1] == pytest.approx(BYTES_PER_S, rel=0.2)
+    # Told again as it changes: a busy machine delays and bunches single messages.
+    assert median(rates) == pytest.approx(BYTES_PER_S, rel=0.2)
     assert running.view.adapt.links == ran.of(events.LinksTimed)[-1].links
 
     done = made(tmp_path / "quiet", "off", pass_s=0.0)

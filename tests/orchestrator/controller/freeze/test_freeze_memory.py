@@ -1,4 +1,4 @@
-"""A freeze method that a running job was changed to keeps copies of the weights: every later plan has room for them."""
+"""A freeze method that a running job was changed to keeps numbers of weights: every later plan has room for them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from planner.freezing import Control
 from planner.plan import Plan
 from workers.protocol import FreezeStarted, JobError
 
-MEMORY_BYTES = 200_000_000
-"""Of each rank: room for nine layers, and for six with three copies of their weights."""
+MEMORY_BYTES = 170_000_000
+"""Of each rank: room for nine layers, and for eight with what APF keeps of them."""
 MOST = (9, 1)
 
 
