@@ -30,16 +30,14 @@ def test_parts_have_the_bytes_in_c_order() -> None:
 
 
 @ON_A_GPU
-@pytest.mark.parametrize("elements", [0, 1, 7, 8, 9, 41])
-def test_parts_of_a_gpus_tensor_come_in_order_through_two_buffers(
-    monkeypatch: pytest.MonkeyPatch, elements: int
-) -> None:
+def test_parts_of_a_gpus_tensor_come_in_order_through_two_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pinned_memory, "STAGED_BYTES", 32)
-    tensor = torch.randn(elements, device=DEVICE)
-    parts = [bytes(part.numpy().data) for part in parts_on_host(tensor)]
-    assert all(len(part) <= 32 for part in parts)
-    assert b"".join(parts) == tensor.cpu().numpy().tobytes()
-    assert fresh(tensor).equal(tensor.cpu())
+    for elements in (0, 1, 7, 8, 9, 41):
+        tensor = torch.randn(elements, device=DEVICE)
+        parts = [bytes(part.numpy().data) for part in parts_on_host(tensor)]
+        assert all(len(part) <= 32 for part in parts)
+        assert b"".join(parts) == tensor.cpu().numpy().tobytes()
+        assert fresh(tensor).equal(tensor.cpu())
 
 
 @ON_A_GPU
