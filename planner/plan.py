@@ -70,6 +70,11 @@ class Plan:
     """Per layer, or where states are shared out per shard of each layer (`pieces`), the numbers of the places that keep
     an up-to-date copy of its state; its owner, for whole layers that in the first pipeline, sends them its gradients.
     Empty: there are no standbys."""
+    snapshots: tuple[tuple[int, ...], ...] = ()
+    """Like `standbys`, per layer or shard of it, the places that fetch its whole state every `snapshot_every` steps and
+    keep it in host memory, as its owner does. Empty: no snapshots are taken."""
+    snapshot_every: int = 0
+    """Steps from one snapshot to the next; 0 without snapshots."""
     recompute: tuple[int, ...] = ()
     """Layers whose activations are dropped after the forward pass and recomputed before the backward."""
     shard: str = "none"
@@ -158,6 +163,15 @@ class Plan:
         """Each of `pieces` with the places that keep a copy of it; empty without standbys."""
         return tuple(zip(self.pieces, self.standbys, strict=True)) if self.standbys else ()
 
+    @property
+    def kept(self) -> tuple[tuple[Piece, tuple[int, ...]], ...]:
+        """Each of `pieces` with the places that fetch snapshots of it; empty without snapshots."""
+        return tuple(zip(self.pieces, self.snapshots, strict=True)) if self.snapshots else ()
+
+    def snapshots_at(self, place: int) -> tuple[Piece, ...]:
+        """What `place` fetches snapshots of, ascending."""
+        return tuple(piece for piece, places in self.kept if place in places)
+
     def owner_of(self, piece: Piece) -> int:
         """The place that owns a piece of this plan and sends its gradients to the copies."""
         return self.siblings(self.rank_of_layer(piece.layer))[piece.shard.number]
@@ -216,8 +230,9 @@ class Plan:
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         values["layers"] = [differences(first for first, _ in self.layers), self.layers_per_stage]
         values["stage_ranks"] = differences(self.stage_ranks)
-        flat = [place for places in self.standbys for place in places]
-        values["standbys"] = [[len(places) for places in self.standbys], differences(flat)]
+        for name in _TABLES:
+            flat = [place for places in values[name] for place in places]
+            values[name] = [[len(places) for places in values[name]], differences(flat)]
         return zlib.compress(json.dumps(values).encode())
 
     def same_work_as(self, other: Plan) -> bool:
@@ -239,9 +254,14 @@ class Plan:
         fields["layers"] = tuple((first, stop) for first, stop in fields["layers"])
         fields["stage_ranks"] = tuple(fields["stage_ranks"])
         fields["recompute"] = tuple(fields["recompute"])
-        fields["standbys"] = tuple(tuple(places) for places in fields["standbys"])
+        for name in _TABLES:
+            fields[name] = tuple(tuple(places) for places in fields.get(name, ()))
         fields["shares"] = tuple(fields.get("shares", ()))
         return Plan(**fields)
+
+
+_TABLES = ("standbys", "snapshots")
+"""The fields that hold places by layer."""
 
 
 def _unpacked(packed: bytes) -> Plan:
@@ -251,9 +271,10 @@ def _unpacked(packed: bytes) -> Plan:
     values["layers"] = tuple(
         (first, first + count) for first, count in zip(from_differences(firsts), counts, strict=True)
     )
-    counts, flat = values["standbys"]
-    places = iter(from_differences(flat))
-    values["standbys"] = tuple(tuple(next(places) for _ in range(count)) for count in counts)
+    for name in _TABLES:
+        counts, flat = values[name]
+        places = iter(from_differences(flat))
+        values[name] = tuple(tuple(next(places) for _ in range(count)) for count in counts)
     for name in ("recompute", "shares"):
         values[name] = tuple(values[name])
     values["stage_ranks"] = from_differences(values["stage_ranks"])

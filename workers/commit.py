@@ -66,6 +66,10 @@ class CommitRecord:
     that the step's freezing let through; from the first rank that holds the layer, if the job freezes."""
     bases_settled: bool = True
     """Whether this rank no longer waits for the base of any copy."""
+    snapshot: int = 0
+    """Step of the newest snapshot of which this rank has all that it is to have; 0: none."""
+    snapshot_given_up: int = 0
+    """Step of the newest snapshot that this rank cannot complete; 0: none."""
     files: dict[str, dict[str, list[int | str]]] = field(default_factory=dict)
     """Checkpoint files that it finished since the last commit: folder -> name -> [bytes, sha256]."""
     files_errors: dict[str, str] = field(default_factory=dict)
@@ -116,6 +120,10 @@ class Decision:
     """Global microbatch -> the samples it used."""
     bases_settled: bool = True
     """Whether no rank waits for the base of a copy any longer."""
+    snapshot: int = 0
+    """Step of the newest snapshot that is complete on all ranks."""
+    snapshot_given_up: int = 0
+    """Step of the newest one that some rank cannot complete."""
     adopt: Prepared | None = None
     """The new freeze plan that all ranks follow from the next step on, if any."""
     switch: Prepared | None = None
@@ -186,6 +194,8 @@ def settle(
         busy_s=sum(record.busy_s for record in records) / len(records),
         samples={g: indices for record in records for g, indices in record.samples.items()},
         bases_settled=all(record.bases_settled for record in records),
+        snapshot=min(record.snapshot for record in records),
+        snapshot_given_up=max(record.snapshot_given_up for record in records),
         adopt=_agreed([record.prepared for record in records], newest),
         switch=_agreed([record.next_plan for record in records], None),
         scores={layer: score for record in records for layer, score in record.scores.items()},

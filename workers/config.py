@@ -234,10 +234,21 @@ class EmulatedConfig(Section):
 class ElasticConfig(Section):
     """`[elastic]`: how the job handles ranks that fail, join, or receive notice to leave."""
 
-    redundancy: Literal["peer", "checkpoint", "none"] | None = None
-    """`peer` keeps up-to-date copies of every layer on other ranks, on other nodes if there are any: a lost
-    rank costs the step in flight. `checkpoint` goes back to the newest checkpoint. `none` ends the job.
-    Unset: `peer` with more than one rank, else `checkpoint`."""
+    redundancy: Literal["peer", "auto", "checkpoint", "none"] | None = None
+    """`peer` keeps copies of every layer on other ranks, on other nodes if there are any: a lost rank costs the step in
+    flight, or with `copy_every` some more. `checkpoint` goes back to the newest checkpoint. `none` ends the job. `auto`
+    takes what is predicted to make the shortest step among `peer`, `peer` with a `copy_every`, and `checkpoint`, each
+    if a lost rank then undoes at most `undone_steps` steps; `freshet plan` shows what each costs. Unset: `peer` with
+    more than one rank, else `checkpoint`."""
+    copy_every: Positive = 1
+    """Steps from one copy that `peer` takes to the next. 1: owners send their gradients in each step, and copies are as
+    new as the layers. More: the whole state is copied to host memory every so many steps and fetched by other ranks
+    while training goes on; a lost rank then sends the job back to the newest copy that all ranks have, at most
+    2 x `copy_every` - 1 steps, unless copying takes longer than `copy_every` steps, which the log says. Steps that are
+    run again have the same bits. Where links are slow, a state in several steps is less to send than gradients in
+    each."""
+    undone_steps: NonNegative = 0
+    """The most committed steps that a lost rank may undo, for `redundancy = "auto"`. 0: none."""
     copies: Annotated[int, Field(ge=1, le=3)] = 1
     """Copies of every layer, 1 to 3, that `peer` keeps beside the layer itself, each on another node, in other zones
     as far as there are (`ray.io/availability-zone`, a label of Ray's nodes): any so many nodes may go at one instant,
@@ -278,7 +289,7 @@ class ElasticConfig(Section):
 
     @property
     def peer_copies(self) -> int:
-        """Copies of each layer on standbys, once `redundancy` is settled: 0 where it is not `peer`."""
+        """Copies of each layer beside itself, once `redundancy` is settled: 0 where it is not `peer`."""
         return self.copies if self.redundancy == "peer" else 0
 
 

@@ -20,6 +20,7 @@ from workers.control.mailbox import Mailbox
 from workers.control.rank_program import RankProgram
 from workers.data.dataset import OpenData
 from workers.devices.device import Device
+from workers.elastic.snapshots import Snapshots
 from workers.elastic.standby import Base, Standbys
 from workers.fault_injection.points import FaultPoints
 from workers.freezing.freezer import Extent, Freezer
@@ -66,6 +67,10 @@ class GenerationSetup:
     set."""
     withdraw: Callable[[], None]
     """Stops offering the layers as they were at the start of the generation."""
+    snapshots: Snapshots
+    """Of its layers and of those that it keeps for others by `plan`."""
+    fetch: Callable[[Piece, int, Greeting, threading.Event], LayerState]
+    """Layer or shard, step, its owner's greeting -> the owner's snapshot; stops when the event is set."""
     held: tuple[tuple[int, int], ...] = ()
     """(layer, place): layers whose updates are held back, and their destinations."""
     followers: Followers

@@ -115,8 +115,8 @@ class StepReport:
 
 @dataclass(frozen=True, kw_only=True)
 class StandbyReport:
-    """The standbys that one rank keeps are up to date: from `step` on, the layers that they copy can be
-    lost."""
+    """The standbys that one rank keeps are up to date, or its first snapshot is complete: from `step` on, the layers
+    that they copy can be lost."""
 
     step: int
     rank: int
@@ -411,6 +411,17 @@ class Working:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SnapshotHeld:
+    """What one rank has of the snapshot of `step`."""
+
+    step: int
+    pieces: tuple[Piece, ...]
+    """Layers, or shards of them."""
+    loss_scale: LossScale | None = None
+    """Of the step after `step`, where the precision needs one."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Position:
     """The state of a rank between two generations."""
 
@@ -434,6 +445,8 @@ class Position:
     """The adopted freeze plans, with their starts."""
     loss_scale: LossScale | None = None
     """Of the step after `step`, where the precision needs one and the rank knows it."""
+    snapshots: tuple[SnapshotHeld, ...] = ()
+    """Newest first. They stay offered whatever step the rank settles on."""
     host: str = ""
     port: int = 0
     """Where its state server listens."""

@@ -34,6 +34,7 @@ from workers.devices.device import Device
 from workers.devices.registry import make_device
 from workers.elastic.copies_ahead import CopiesAhead
 from workers.elastic.layer_source import Built, Haul, Held, LayerSource, base_of
+from workers.elastic.snapshots import Snapshots
 from workers.elastic.standby import Base, Standbys
 from workers.elastic.switch import take_up
 from workers.fault_injection.points import FaultPoints, Phase
@@ -135,6 +136,7 @@ class Rank:
         self._salvaged: dict[int, LayerState] = {}
         """Layer -> weights of `_step`, for layers whose moments are lost, until it trains with them."""
         self._standbys: Standbys | None = None
+        self._snapshots = Snapshots(self._keep_offered, self._let_go)
         self._followers = Followers()
         self._ahead: CopiesAhead | None = None
         """Layers of its coming place, while it has none."""
@@ -240,8 +242,9 @@ class Rank:
             known, bases = _begun(owned, copied, source.initial)
             self._loss_scale = LossScale() if scales_loss(self._config.precision) else None
         else:
-            held = self._held() if self._step == assignment.step else {}
-            self._offer(held)
+            live = self._held() if self._step == assignment.step else {}
+            self._offer(live)
+            held = self._kept(assignment.step) | live
             haul = Haul(whole=ahead)
             shard = plan.shard_of_place(assignment.place)
             known = {layer: one for layer in owned if (one := _live(held, Piece(layer, shard)))} | ahead
@@ -259,6 +262,8 @@ class Rank:
             before = self._salvaged if self._step == assignment.step else {}
             weights = {**before, **haul.weights}
             salvaged = {layer: weights[layer] for layer in assignment.salvaged if layer in weights}
+        self._snapshots.stop()
+        self._snapshots.forget_after(assignment.step)
         self._layers = {layer: known[layer] for layer in owned}
         self._check_shares(plan, self._layers)
         self._standbys = Standbys(
@@ -360,6 +365,10 @@ class Rank:
         held = {**self._idle, **copies, **_held(self._layers)}
         return {piece: one for piece, one in held.items() if piece.layer not in self._salvaged}
 
+    def _kept(self, step: int) -> Held:
+        """What is here of the snapshot of `step`."""
+        return {piece: (None, state) for piece, state in self._snapshots.states(step).items()}
+
     def host_store(self, host: str = "127.0.0.1") -> int:
         """Host the store through which a generation forms, on the interface of `host`; returns its port."""
         if self._store is None:
@@ -434,6 +443,8 @@ class Rank:
             offer=self._offer_bases,
             bring=partial(self._source.fetch_base, self._step),
             withdraw=self._withdraw,
+            snapshots=self._snapshots,
+            fetch=self._source.fetch_copy,
             followers=self._followers,
             freeze_plans=self._freeze_plans,
             faults=self.faults,
@@ -543,6 +554,7 @@ class Rank:
             weights=tuple(sorted(self._salvaged)),
             freeze_plans=self._freeze_plans.known,
             loss_scale=self._loss_scale,
+            snapshots=self._snapshots.held(),
             host=self._host,
             port=self.port,
         )
@@ -582,10 +594,10 @@ class Rank:
             JobError: it is at another step, or the file system refused.
             StateStreamError: a source is gone.
         """
-        if self._step != step:
+        held, copies = self._kept(step) | (self._held() if self._step == step else {}), list[LayerState]()
+        if self._step != step and not held:
             raise JobError(f"rank {self._rank} stands at step {self._step}: it cannot save step {step}")
         assert self._source is not None
-        held, copies = self._held(), list[LayerState]()
         for layer in layers:
             states = [held[Piece(layer)][1]] if Piece(layer) in held else []
             for one in () if states else (one for one in sources if one.layer == layer):
@@ -608,15 +620,14 @@ class Rank:
         Raises:
             JobError: the file system refused.
         """
-        if scales_loss(self._config.precision) and self._loss_scale is None:
+        scale = self._loss_scale if self._step == step else self._snapshots.loss_scale(step)
+        if scales_loss(self._config.precision) and scale is None:
             raise JobError(
                 f"rank {self._rank} does not know the loss scale after step {step}: {folder} is not whole"
             )
         files = {record.name: record for record in records}
         try:
-            seal(
-                self._config, self._definition.names, plan, folder, step, generation, files, self._loss_scale
-            )
+            seal(self._config, self._definition.names, plan, folder, step, generation, files, scale)
         except OSError as error:
             raise JobError(f"could not complete {folder}: {error.strerror or error}") from error
 
@@ -626,6 +637,14 @@ class Rank:
         self._loss_scale = training.loss_scale
         if training.vector is not None:
             self._vector = training.vector
+
+    def _keep_offered(self, step: int, states: Iterable[LayerState]) -> None:
+        if self._server is not None:
+            self._server.keep(step, states)
+
+    def _let_go(self, step: int) -> None:
+        if self._server is not None:
+            self._server.let_go(step)
 
     def _withdraw(self) -> None:
         if self._server is not None:
@@ -767,6 +786,7 @@ class Rank:
         self.leave()
         self._channel = None
         self._store = None
+        self._snapshots.stop()
         self.faults.close()
         if self._ahead is not None:
             self._ahead.close()

@@ -23,6 +23,8 @@ from workers.data.sampling import samples_digest
 from workers.elastic.followed import Followed
 from workers.elastic.held_updates import HeldUpdates
 from workers.elastic.redundancy import Shipping
+from workers.elastic.snapshot_turns import SnapshotTurns
+from workers.elastic.snapshots import Bring
 from workers.elastic.standby_watch import StandbyWatch
 from workers.engine import Window
 from workers.fault_injection.points import Phase
@@ -122,6 +124,7 @@ class Training:
         """The plan that all ranks follow after the newest commit."""
         self._owners: list[Greeting] = []
         """Every rank's greeting, by place."""
+        self._snapshot_turns = SnapshotTurns(setup.snapshots, setup.rank, setup.place)
         self.loss_scale = setup.greeting.loss_scale
         """Of the next step, where the precision needs one. Known once the ranks have greeted each other."""
         self.ended_s = 0.0
@@ -176,6 +179,7 @@ class Training:
         self.vector, self._owners = before.vector, before._owners
         self._requests, self._validated = before._requests, before._validated
         self._skipped, self.loss_scale = before._skipped, before.loss_scale
+        self._snapshot_turns = before._snapshot_turns
         self._announcements, self._checkpointing = before._announcements, before._checkpointing
         self._checkpointing.plan = self._setup.plan
 
@@ -251,6 +255,8 @@ class Training:
                 self._settle_all()
                 return Parted(rank=self._setup.rank, step=self.step)
             self._attend()
+            if not stopped and self.step < config.steps:
+                self._take_snapshot()
             if self._next is not None and not stopped and self.step < config.steps:
                 self.ended_s = time.perf_counter()
                 self._flush_held()
@@ -288,6 +294,8 @@ class Training:
         self._standbys.bring(
             lambda piece, stopped: setup.bring(piece, self._owners[plan.owner_of(piece)], stopped)
         )
+        if not known and plan.snapshot_every and self.step:
+            self._begin_snapshot()
         left = None if known else agree(self._owners, self.step)
         if left is None or not self.step:
             return False
@@ -328,6 +336,29 @@ class Training:
         if not self._validated and ((every and self.step % every == 0) or self.step == config.steps):
             self._held_updates.release()
             self._validate()
+
+    def _take_snapshot(self) -> None:
+        """Begin a snapshot if it is time for one."""
+        every = self._setup.plan.snapshot_every
+        if self._snapshot_turns.due(self.step, every):
+            self._held_updates.release()
+            self._begin_snapshot()
+        elif (late := self._snapshot_turns.late(self.step, every)) is not None:
+            self._announcements.add(self.step, late)
+
+    def _begin_snapshot(self) -> None:
+        """Copy what this rank owns as it is now, and begin to fetch what it keeps for others."""
+        setup, step = self._setup, self.step
+        plan = setup.plan
+        self._snapshot_turns.begin(step)
+        own = [setup.layers[layer][1] for layer in sorted(setup.layers)]
+
+        def bring(piece: Piece) -> Bring:
+            owner = self._owners[plan.owner_of(piece)]
+            return lambda stopped: setup.fetch(piece, step, owner, stopped)
+
+        wanted = {piece: bring(piece) for piece in plan.snapshots_at(setup.place)}
+        setup.snapshots.take(step, own, wanted, self.loss_scale)
 
     def _flush_held(self) -> None:
         """Send the gradients of held-back layers to the layers' destinations."""
@@ -469,6 +500,8 @@ class Training:
             prepared=freezer.bring(setup.mailbox.prepared()),
             next_plan=self._ready_plan(),
             bases_settled=self._standbys.settled,
+            snapshot=setup.snapshots.complete,
+            snapshot_given_up=setup.snapshots.given_up,
             files=files,
             files_errors=errors,
         )
@@ -541,6 +574,8 @@ class Training:
             self._announcements.add(self.step, report)
         if decision.bases_settled:
             self._setup.withdraw()
+        for report in self._snapshot_turns.commit(self.step, decision.snapshot, decision.snapshot_given_up):
+            self._announcements.add(self.step, report)
 
     def _step_report(self, decision: Decision, step_s: float) -> StepReport:
         config = self._setup.config

@@ -60,6 +60,8 @@ PLAN: Example = {
     "pipelines": None,
     "shares": [],
     "standbys": [],
+    "snapshots": [],
+    "snapshot_every": 0,
     "shard": "none",
     "recompute": [],
     "partition": "dynpipe",

@@ -159,7 +159,13 @@ def _member(plan: Plan, ways: list[_Way], members: tuple[int, ...], place: int, 
             StageBox(stage, tuple(sorted(boxes, key=lambda box: box.layer)))
             for stage, boxes in sorted(stages.items())
         ),
-        copies=tuple(layer for layer in plan.standbys_of(place) if layer not in arriving),
+        copies=tuple(
+            layer
+            for layer in sorted(
+                {*plan.standbys_of(place), *(piece.layer for piece in plan.snapshots_at(place))}
+            )
+            if layer not in arriving
+        ),
     )
 
 

@@ -97,9 +97,10 @@ def as_dict(
     microbatches of a step in each pipeline, if they are uneven; times of `freeze`
     are makespans of one window, `kappa` is their ratio, and `ratios` are shares of weight-gradient time. `redundancy`
     is the cost of copies of layers on other ranks: bytes that all ranks together send in a step, seconds that they add
-    to a step, and memory on the rank that keeps most; the numbers above include it. Its `copies` hold the step, the
-    bytes, that memory and whether it fits, for no copy and for each further one. `convergence` is present if a run's
-    estimates were given.
+    to a step, memory on the rank that keeps most, and the most committed steps that a lost rank undoes; the numbers
+    above include it. Its `copies` hold the same, the step and whether it fits, for no copy, for snapshots every so many
+    steps (`every`), and for each further copy that follows every step. `convergence` is present if a run's estimates
+    were given.
     """
     plan, prediction = choice.plan, choice.prediction
     return {

@@ -98,6 +98,8 @@ class Formed:
     """The checkpoint they start from; None: initial weights, or the state that the ranks hold."""
     step: int
     """Steps committed where it begins."""
+    snapshot: bool = False
+    """Whether the ranks went back to a snapshot that they hold of that step."""
     failures: int = 0
     """How often the job has failed with no step committed beyond `failed_at`."""
     failed_at: int = -1

@@ -92,7 +92,7 @@ class RanksView:
     began: int = 0
     """The step at which it began to train."""
     since: int | None = None
-    """The last generation that went back to a checkpoint; None if none did."""
+    """The last generation that went back to a checkpoint or a snapshot; None if none did."""
     failures: int = 0
     """How often the job has failed with no step committed beyond `failed_at`."""
     failed_at: int = -1
@@ -143,7 +143,7 @@ class RanksView:
                 self.formed = event
                 self.copied.clear()
                 self.members, self.generation, self.began = generation.members, generation.number, step
-                if event.start is not None or step == 0:
+                if event.start is not None or event.snapshot or step == 0:
                     self.since = generation.number
             case Placing(ranks=ranks):
                 self.placing |= {*ranks}

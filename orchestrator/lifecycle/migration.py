@@ -101,7 +101,10 @@ def path(now: Plan, then: Plan) -> tuple[Plan, ...]:
 
 def same(one: Plan, other: Plan) -> bool:
     """Whether all ranks do the same under both."""
-    fields = ("layers", "stage_ranks", "pipeline_count", "shares", "shard", "schedule", "chunks", "recompute")
+    fields = (
+        *("layers", "stage_ranks", "pipeline_count", "shares", "shard", "schedule", "chunks", "recompute"),
+        *("snapshots", "snapshot_every"),
+    )
     return all(getattr(one, field) == getattr(other, field) for field in fields) and all(
         set(mine) == set(theirs) for mine, theirs in zip_longest(one.standbys, other.standbys, fillvalue=())
     )

@@ -13,7 +13,7 @@ from planner.plan import Plan
 from planner.shards import WHOLE, Piece, made_of
 from planner.wording import counted, named, named_or_counted
 from workers.config import ElasticConfig
-from workers.protocol import CheckpointRef, Part, Position, Settlement, Source
+from workers.protocol import CheckpointRef, Part, Position, Settlement, SnapshotHeld, Source
 from workers.state.loss_scale import LossScale
 
 
@@ -90,8 +90,10 @@ class RecoveryPlan:
     handover: Handover | None = None
     """None: no rank needs the records of `settlement.step`, or none has them."""
     sources: tuple[Source, ...] = ()
-    """One per layer, or per shard of it, if the living ranks hold the model; none if it is loaded or initialized
-    again."""
+    """One per layer, or per shard of it, if the living ranks hold the model, as it is or in a snapshot; none if it is
+    loaded or initialized again."""
+    snapshot: bool = False
+    """The sources are of a snapshot: the steps after it are lost."""
     checkpoints: tuple[CheckpointRef, ...] = ()
     """To start from, newest first; if one is damaged, the next is tried."""
     moments: tuple[CheckpointRef, ...] = ()
@@ -109,6 +111,11 @@ class RecoveryPlan:
     """How often the job has failed with no new step committed, this time included."""
     loss_scale: LossScale | None = None
     """Of the step after `step`, as the living ranks know it."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the living ranks hold the model as it is, so that no committed step is lost."""
+        return bool(self.sources) and not self.snapshot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,36 +194,77 @@ def decide(now: Situation) -> RecoveryPlan | Pause | Abort:
         held = left if salvaged else held
     meeting = max(_attainable(now)) if held is None else held
     at_hand = held is not None and held >= newest
-    step = meeting if at_hand else newest
+    kept = None if at_hand else _snapshot(now, newest)
+    step = meeting if at_hand else newest if kept is None else kept.step
     settlement = Settlement(step=meeting, reported=now.step)
     joined = tuple(rank for rank in lineup if rank not in now.members)
     gone = tuple(rank for rank in now.members if rank not in lineup)
+    has = _live(now, step) if at_hand else kept
     return RecoveryPlan(
         cause="loss" if lost else now.asked or ("memory" if now.short else "retry"),
-        reason=_reason(now, lineup, step, reached, at_hand),
+        reason=_reason(now, lineup, step, reached, at_hand=at_hand, snapshot=kept is not None),
         lineup=lineup,
         step=step,
         settling=frozenset(_current(now, meeting)),
         settlement=settlement,
         handover=_handover(now, meeting),
-        sources=_sources(now, step) if at_hand else (),
-        checkpoints=() if at_hand else now.checkpoints,
+        sources=() if has is None else _sources(now, has),
+        snapshot=kept is not None,
+        checkpoints=() if has is not None else now.checkpoints,
         moments=now.checkpoints if salvaged else (),
-        held={rank: now.positions[rank].holds for rank in _current(now, step)} if at_hand else {},
+        held={} if has is None else has.pieces,
         keep_plan=lineup == now.members and not now.short,
         lost=gone,
         joined=joined,
         rerun=1 if _interrupted(now, held) else 0,
         reached=reached,
         failures=failures,
-        loss_scale=_loss_scale(now, step) if at_hand else None,
+        loss_scale=None if has is None else has.loss_scale,
     )
 
 
-def _loss_scale(now: Situation, step: int) -> LossScale | None:
-    """Return the loss scale after `step`: that of any rank which has applied its commit."""
+@dataclass(frozen=True, kw_only=True)
+class _Holdings:
+    """What the living ranks have of one step: the model as it is, or a snapshot."""
+
+    step: int
+    pieces: Mapping[int, tuple[Piece, ...]]
+    """Rank -> layers, or shards of them."""
+    weights: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """Rank -> layers of which it has only the weights."""
+    loss_scale: LossScale | None = None
+
+
+def _live(now: Situation, step: int) -> _Holdings:
+    """What the ranks have as it is, that stand at `step` or will once they get its records."""
+    current = _current(now, step)
     scales = (position.loss_scale for position in _holders(now).values() if position.step == step)
-    return next((scale for scale in scales if scale is not None), None)
+    return _Holdings(
+        step=step,
+        pieces={rank: now.positions[rank].holds for rank in current},
+        weights={rank: now.positions[rank].weights for rank in current},
+        loss_scale=next((scale for scale in scales if scale is not None), None),
+    )
+
+
+def _snapshot(now: Situation, newest: int) -> _Holdings | None:
+    """The newest snapshot, not older than the `newest` checkpoint, of which the living ranks together have every layer;
+    None: there is none."""
+    kept: dict[int, dict[int, SnapshotHeld]] = {}
+    for rank, position in _holders(now).items():
+        for one in position.snapshots:
+            kept.setdefault(one.step, {})[rank] = one
+    for step, by_rank in sorted(kept.items(), reverse=True):
+        everywhere = _by_layer(piece for one in by_rank.values() for piece in one.pieces)
+        whole = all(made_of(layer, everywhere.get(layer, set())) for layer in range(_layers(now.plan)))
+        if whole and step >= max(newest, 1):
+            scales = (one.loss_scale for one in by_rank.values())
+            return _Holdings(
+                step=step,
+                pieces={rank: one.pieces for rank, one in by_rank.items()},
+                loss_scale=next((scale for scale in scales if scale is not None), None),
+            )
+    return None
 
 
 def _interrupted(now: Situation, held: int | None) -> bool:
@@ -228,11 +276,16 @@ def _interrupted(now: Situation, held: int | None) -> bool:
 
 
 def _rescue(now: Situation, held: int | None, newest: int) -> Rescue | None:
-    """Return what to write of step `held` if it is beyond the `newest` checkpoint."""
-    if held is None or held <= newest:
+    """Return what to write of step `held`, or of the newest snapshot, if it is beyond the `newest` checkpoint."""
+    has = None if held is None or held <= newest else _live(now, held)
+    meeting = max(_attainable(now)) if held is None else held
+    if has is None and held is None:
+        has = _snapshot(now, newest + 1)
+    if has is None:
         return None
-    settlement = Settlement(step=held, reported=now.step)
-    return rescue(held, frozenset(_current(now, held)), settlement, _sources(now, held), _handover(now, held))
+    settlement = Settlement(step=meeting, reported=now.step)
+    settling = frozenset(_current(now, meeting))
+    return rescue(has.step, settling, settlement, _sources(now, has), _handover(now, meeting))
 
 
 def rescue(
@@ -376,14 +429,14 @@ def _by_layer(pieces: Iterable[Piece]) -> dict[int, set[Piece]]:
     return found
 
 
-def _sources(now: Situation, step: int) -> tuple[Source, ...]:
+def _sources(now: Situation, has: _Holdings) -> tuple[Source, ...]:
     """Return the source of each layer, or of each shard of it: its owner, else a standby, the one that sends the fewest
     so far. If no rank has all of a layer, a rank that has its weights."""
-    given = dict.fromkeys(_current(now, step), 0)
+    given = dict.fromkeys(has.pieces, 0)
     owned = {
         rank: set(now.plan.pieces_of_place(place)) for place, rank in enumerate(now.members) if rank in given
     }
-    held = {rank: {*now.positions[rank].holds} for rank in given}
+    held = {rank: {*pieces} for rank, pieces in has.pieces.items()}
     everywhere = _by_layer(piece for pieces in held.values() for piece in pieces)
     sources: list[Source] = []
 
@@ -396,7 +449,7 @@ def _sources(now: Situation, step: int) -> tuple[Source, ...]:
 
     for layer in range(_layers(now.plan)):
         if not (pieces := made_of(layer, everywhere.get(layer, set()))):
-            having = [rank for rank in given if layer in now.positions[rank].weights]
+            having = [rank for rank in given if layer in has.weights.get(rank, ())]
             give(Piece(layer), having, Part.WEIGHTS)
         for piece in pieces:
             give(piece, [rank for rank in given if piece in held[rank]], Part.ALL)
@@ -422,7 +475,9 @@ def reason_of(members: Sequence[int], lineup: Sequence[int], alive: Collection[i
     return "; ".join(said)
 
 
-def _reason(now: Situation, lineup: tuple[int, ...], step: int, reached: int, at_hand: bool) -> str:
+def _reason(
+    now: Situation, lineup: tuple[int, ...], step: int, reached: int, *, at_hand: bool, snapshot: bool
+) -> str:
     """The decision in words."""
     if now.asked == "resume":
         return f"resumed from the checkpoint of step {step} on {counted(len(lineup), 'rank')}"
@@ -432,7 +487,8 @@ def _reason(now: Situation, lineup: tuple[int, ...], step: int, reached: int, at
     said.append(reason_of(now.members, lineup, now.positions.keys()))
     if not at_hand and now.trained:
         missing = named("layer", _missing(now, max(_attainable(now))))
-        where = f"the checkpoint of step {step}" if step else "the beginning"
+        from_what = "snapshot" if snapshot else "checkpoint"
+        where = f"the {from_what} of step {step}" if step else "the beginning"
         said.append(
             f"no remaining rank holds {missing}: back to {where}, which costs"
             f" {counted(reached - step, 'committed step')}"

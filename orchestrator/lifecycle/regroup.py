@@ -408,7 +408,7 @@ def store_up(order: Order, state: Hosting, stimulus: StoreUp) -> Step:
     recovery_plan = state.draft.recovery_plan
     before, number = state.job, state.job.progress.generation + 1
     # If no rank holds the layers, later reports of earlier steps no longer count.
-    since = before.progress.since if recovery_plan.sources or recovery_plan.cause == "start" else number
+    since = before.progress.since if recovery_plan.goes_on or recovery_plan.cause == "start" else number
     job = replace(before, progress=replace(before.progress, generation=number, since=since))
     generation = Generation(
         number=job.progress.generation,
@@ -423,6 +423,7 @@ def store_up(order: Order, state: Hosting, stimulus: StoreUp) -> Step:
         generation=generation,
         start=start,
         step=recovery_plan.step,
+        snapshot=recovery_plan.snapshot,
         failures=job.progress.failures,
         failed_at=job.progress.failed_at,
     )
@@ -451,7 +452,7 @@ def joined(order: Order, state: Joining, stimulus: Joined) -> Step:
             schedule=draft.schedule,
             trained=True,
             step=min(before.progress.step, recovery_plan.step),
-            early=before.progress.early if recovery_plan.sources else (),
+            early=before.progress.early if recovery_plan.goes_on else (),
             began=recovery_plan.step,
             validated=min(before.progress.validated, recovery_plan.step),
             paused=False,

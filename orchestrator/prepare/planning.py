@@ -10,10 +10,10 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestrator.prepare.resolve import Resolved, recomputed_layers
+from orchestrator.prepare.resolve import Resolved, elastic_of, recomputed_layers
 from orchestrator.prepare.settling import SettledSpec
 from orchestrator.quantities import percent, seconds
-from orchestrator.spec.checks import AUTO, pipeline_ranks, settle_elastic
+from orchestrator.spec.checks import AUTO, pipeline_ranks
 from orchestrator.spec.job_spec import Spec
 from planner.failure_domains import lacking
 from planner.freeze.program import layer_ratios, solve
@@ -23,7 +23,7 @@ from planner.plan import PlanError
 from planner.profile import Profile
 from planner.schedule.table_format import CSV_PREFIX
 from planner.schedule.validate import ScheduleError
-from planner.search.copies_cost import COMPARED, CopiesCost, cost_of_copies
+from planner.search.copies_cost import COMPARED, CopiesCost, cost_of_copies, costs_of_snapshots
 from planner.search.replan import Replanner
 from planner.search.search import Choice, Wish, choose
 from planner.simulation.costs import bounds
@@ -89,11 +89,24 @@ def first_plan(settled: SettledSpec, profile: Profile) -> Choice:
     """
     spec = settled.spec
     check_profile(spec, profile)
+    if spec.elastic.redundancy == AUTO:
+        return _choose_redundancy(settled, profile)
+    choice = _chosen(settled, profile)
+    return replace(choice, plan=replace(choice.plan, reason=_reason(choice, profile)))
+
+
+def _chosen(settled: SettledSpec, profile: Profile) -> Choice:
+    """The best plan with the settled spec's redundancy.
+
+    Raises:
+        JobError: as for `first_plan`.
+    """
+    spec = settled.spec
     pipeline = spec.pipeline
     ranks = pipeline_ranks(pipeline)
     recompute = recomputed_layers(spec, len(profile.model.layers))
     try:
-        choice = choose(
+        return choose(
             _for_one_pipeline(as_planned(profile, spec), ranks, pipeline.replicas),
             Wish(
                 ranks=ranks,
@@ -106,6 +119,7 @@ def first_plan(settled: SettledSpec, profile: Profile) -> Choice:
                 recompute=recompute,
                 domains=_domains(spec, profile, spec.elastic.copies),
                 copies=spec.elastic.copies,
+                copy_every=spec.elastic.copy_every,
             ),
         )
     except ScheduleError as error:
@@ -114,7 +128,52 @@ def first_plan(settled: SettledSpec, profile: Profile) -> Choice:
         raise JobError(f"no plan: {error}") from error
     except ValueError as error:
         raise JobError(f"pipeline.{error}") from error
-    return replace(choice, plan=replace(choice.plan, reason=_reason(choice, profile)))
+
+
+def _choose_redundancy(settled: SettledSpec, profile: Profile) -> Choice:
+    """The fastest plan whose redundancy keeps what `elastic.undone_steps` promises; of equally fast ones that which
+    undoes the fewest steps.
+
+    Raises:
+        JobError: none can be had.
+    """
+    allowed = settled.spec.elastic.undone_steps
+    found: list[tuple[float, int, str, Choice]] = []
+    why: JobError | None = None
+
+    def look(undoes: int, words: str, **elastic: Any) -> Choice | None:
+        nonlocal why
+        spec = settled.spec
+        spec = spec.model_copy(update={"elastic": spec.elastic.model_copy(update=elastic)})
+        try:
+            choice = _chosen(replace(settled, spec=spec), profile)
+        except JobError as error:
+            why = why or error
+            return None
+        undoes = max(undoes, choice.prediction.redundancy.undone_steps)
+        if undoes <= allowed:
+            found.append((choice.prediction.step_s, undoes, words, choice))
+        return choice
+
+    look(0, "gradients to copies in each step", redundancy="peer", copy_every=1)
+    every = allowed + 1
+    while every > 1:
+        tried = look(0, f"a snapshot every {every} steps", redundancy="peer", copy_every=every)
+        if tried is None or tried.prediction.redundancy.undone_steps <= allowed:
+            break
+        every -= max(1, tried.prediction.redundancy.undone_steps - allowed)
+    written = settled.spec.checkpoint.every_steps
+    if written and (undoes := 2 * written - 1) <= allowed:
+        look(undoes, "checkpoints alone", redundancy="checkpoint")
+    if not found:
+        assert why is not None
+        raise why
+    _, undoes, words, choice = min(found, key=lambda each: each[:2])
+    others = ", ".join(f"{other} {seconds(step_s)}" for step_s, _, other, _ in found if other != words)
+    kept = f"redundancy: {words}, so that a lost rank undoes {counted(undoes, 'committed step')} at most"
+    instead = f" (instead: {others})" if others else ""
+    reason = f"{_reason(choice, profile)}; {kept}{instead}"
+    return replace(choice, plan=replace(choice.plan, reason=reason))
 
 
 def redundancy(spec: Spec, choice: Choice) -> str:
@@ -123,20 +182,23 @@ def redundancy(spec: Spec, choice: Choice) -> str:
     Raises:
         JobError: the spec asks for a redundancy that these ranks cannot have.
     """
-    mode = settle_elastic(spec.elastic, choice.plan.world_size).redundancy
+    mode = elastic_of(spec.elastic, choice.plan).redundancy
     assert mode is not None
     return mode
 
 
 def price_of_copies(spec: Spec, choice: Choice) -> tuple[CopiesCost, ...]:
-    """What no copy, one copy and each further one of every layer cost the plan of `choice`; none if the settled `spec`
-    keeps no copies. Where the profile has too few machines for them, each rank counts as on one of its own."""
+    """What no copy, snapshots, one copy and each further one of every layer cost the plan of `choice`; none if the
+    settled `spec` keeps no copies. Where the profile has too few machines for them, each rank counts as on one of its
+    own."""
     plan, profile = choice.plan, choice.prediction.profile
     costs: list[CopiesCost] = []
     for copies in range(min(max(COMPARED, spec.elastic.copies), plan.world_size - 1) + 1):
         domains = _domains(spec, profile, copies)
         if domains is None or plan.world_size == 1:
             return ()
+        if copies == 1:
+            costs += costs_of_snapshots(profile, plan, choice.schedule, domains, copies)
         costs.append(cost_of_copies(profile, plan, choice.schedule, domains, copies))
     return tuple(costs)
 
@@ -275,7 +337,7 @@ def _domains(spec: Spec, profile: Profile, copies: int) -> tuple[str, ...] | Non
     """Per place, the machine that it was profiled on; None for a job without standbys. If a profile has fewer ranks
     than the job, its machines repeat. If it has too few machines for `copies` copies, each place counts as one: a job
     starts on no fewer."""
-    if spec.elastic.redundancy not in (None, "peer"):
+    if spec.elastic.redundancy not in (None, "peer", AUTO):
         return None
     machines = [device.machine for device in profile.cluster.devices]
     places = max(len(machines), 0 if spec.pipeline.ranks == AUTO else spec.pipeline.ranks)
@@ -312,6 +374,7 @@ def replanner_of(resolved: Resolved, profile: Profile | None) -> Replanner:
         schedule=resolved.schedule,
         parameters=resolved.outline.parameters,
         copies=resolved.spec.elastic.peer_copies,
+        copy_every=resolved.spec.elastic.copy_every,
         profile=None if profile is None else as_planned(profile, resolved.spec),
         divisible=not resolved.outline.buffers,
     )

@@ -17,7 +17,7 @@ from planner.plan import Plan, recomputable
 from planner.schedule.expand import schedule_of
 from planner.schedule.table_format import CSV_PREFIX
 from planner.search import unmeasured
-from planner.search.standbys import assign
+from planner.search.standbys import protected
 from planner.wording import counted
 from workers.config import AdaptConfig, ElasticConfig, WorkerConfig
 from workers.protocol import JobError
@@ -65,8 +65,8 @@ def resolve(settled: SettledSpec, *, epoch: int, plan: Plan | None = None) -> Re
         }
     )
     # A search may have chosen the number of ranks.
-    elastic = settle_elastic(spec.elastic, plan.world_size)
-    plan = replace(plan, standbys=_standbys(plan, elastic, found))
+    elastic = elastic_of(spec.elastic, plan)
+    plan = _protected(plan, elastic, found)
     adapt = _settled_adapt(spec.adapt, plan.replicas * plan.microbatches * pipeline.microbatch_size, found)
     spec = spec.model_copy(update={"pipeline": pipeline, "elastic": elastic, "adapt": adapt})
     table = settled.schedule if plan.schedule.startswith(CSV_PREFIX) else None
@@ -108,12 +108,26 @@ def _settled_adapt(adapt: AdaptConfig, step_samples: int, found: ModelOutline) -
     return adapt.model_copy(update={"epoch_steps": max(1, found.train_samples // step_samples)})
 
 
-def _standbys(plan: Plan, elastic: ElasticConfig, found: ModelOutline) -> tuple[tuple[int, ...], ...]:
-    """The standbys of `plan`; if it lacks them, assigned as if each place were on a node of its own."""
-    if elastic.redundancy != "peer":
-        return ()
+def elastic_of(elastic: ElasticConfig, plan: Plan) -> ElasticConfig:
+    """`elastic` settled for the ranks of `plan`; what `auto` has chosen, its copies say.
+
+    Raises:
+        JobError: as for `settle_elastic`.
+    """
+    elastic = settle_elastic(elastic, plan.world_size)
+    if elastic.redundancy != AUTO:
+        return elastic
+    if not plan.standbys and not plan.snapshots:
+        return elastic.model_copy(update={"redundancy": "checkpoint"})
+    return elastic.model_copy(update={"redundancy": "peer", "copy_every": plan.snapshot_every or 1})
+
+
+def _protected(plan: Plan, elastic: ElasticConfig, found: ModelOutline) -> Plan:
+    """`plan` with its copies; if it lacks them, placed as if each place were on a node of its own."""
+    if elastic.redundancy == "peer" and (plan.standbys or plan.snapshots):
+        return plan
     nodes = tuple(f"node {place}" for place in range(plan.world_size))
-    return plan.standbys or assign(plan, nodes, found.parameters, elastic.copies)
+    return protected(plan, nodes, found.parameters, elastic.peer_copies, elastic.copy_every)
 
 
 def unmeasured_plan(settled: SettledSpec) -> Plan:

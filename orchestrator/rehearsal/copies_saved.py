@@ -88,7 +88,7 @@ def copies_saved(
     found: list[CopiesSaved] = []
     for copies in range(most + 1):
         # Without a profile: where copies are depends on the nodes, and a cut by parameters is at hand.
-        losses = group_losses(trace, replace(replanner, copies=copies, profile=None))
+        losses = group_losses(trace, replace(replanner, copies=copies, copy_every=1, profile=None))
         lost = steps_lost(losses, steps_per_s=steps_per_s, every_steps=every_steps, first_step=first_step)
         last = sum(loss.last for loss in losses)
         found.append(CopiesSaved(copies=copies, losses=len(losses), last_holders=last, steps_lost=lost))

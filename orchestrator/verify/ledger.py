@@ -78,7 +78,7 @@ class Ledger:
     standing: list[StepReport | None] = field(default_factory=list)
     """By step, from 1; None if not in this log."""
     superseded: int = 0
-    """Steps that were committed, then voided by a return to a checkpoint, and run again."""
+    """Steps that were committed, then voided by a return to a checkpoint or a snapshot, and run again."""
     generations: int = 0
     epochs: int = 0
     """How often a controller started the job or took it over."""
@@ -191,10 +191,10 @@ class _Reading:
             begin = formed.start.step if formed.start is not None else 0
         void = ledger.steps - begin
         if void > 0:
-            if formed.start is None and begin > 0:
+            if formed.start is None and begin > 0 and not formed.snapshot:
                 self._wrong(
-                    f"generation {generation.number} began at step {begin} without a checkpoint, but {void} later"
-                    f" steps, up to {ledger.steps}, had been committed"
+                    f"generation {generation.number} began at step {begin} without a checkpoint or a snapshot, but"
+                    f" {void} later steps, up to {ledger.steps}, had been committed"
                 )
             del ledger.standing[begin:]
             ledger.superseded += void

@@ -62,7 +62,7 @@ def report(ledger: Ledger, checkpoints: int) -> list[str]:
     lines = [
         f"{counted(ledger.steps, 'step')} in {counted(ledger.generations, 'generation')} of"
         f" {counted(ledger.epochs, 'controller')}; {counted(ledger.superseded, 'committed step')} run again from a"
-        " checkpoint",
+        " checkpoint or snapshot",
         f"samples compared in {counted(ledger.proved_samples, 'step')}; {counted(checkpoints, 'checkpoint')} read",
     ]
     lines += [f"not proved: {text}" for text in ledger.unproved]

@@ -16,7 +16,7 @@ from planner.plan import Plan, recomputable
 from planner.profile import Profile
 from planner.schedule.expand import recomputing_stages, with_recompute
 from planner.search.shapes import Shape
-from planner.search.standbys import assign
+from planner.search.standbys import protected
 from planner.simulation.costs import memory_limits, rank_slowdowns
 from planner.simulation.predict import Prediction, predict
 
@@ -41,7 +41,8 @@ class Evaluator:
         pipelines: copies of the shape that run; None: one per replica.
         shard: as in `Plan`.
         domains: failure domains of at least all places, which determine the standbys. None: there are no standbys.
-        copies: that each layer has on standbys.
+        copies: that each layer has beside itself.
+        copy_every: as in `standbys.protected`.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Evaluator:
         shard: str = "none",
         domains: Sequence[str] | None = None,
         copies: int = 1,
+        copy_every: int = 1,
     ) -> None:
         self._profile = profile
         self._pipeline_profile = _of_one_pipeline(profile, shape.ranks, pipelines or replicas)
@@ -65,6 +67,7 @@ class Evaluator:
         self._recompute = recompute
         self._domains = domains
         self._copies = copies
+        self._copy_every = copy_every
         self._schedules: dict[frozenset[int], Schedule] = {}
         self._predictions: dict[Ranges, Prediction] = {}
 
@@ -112,6 +115,7 @@ class Evaluator:
             shard=self._shard,
             domains=domains,
             copies=self._copies,
+            copy_every=self._copy_every,
         )
 
     def predict(self, layers: Ranges) -> Prediction:
@@ -175,7 +179,7 @@ class Evaluator:
         if self._domains is None:
             return plan
         sizes = [layer.parameter_bytes for layer in self._profile.model.layers]
-        return replace(plan, standbys=assign(plan, self._domains[: plan.world_size], sizes, self._copies))
+        return protected(plan, self._domains, sizes, self._copies, self._copy_every)
 
 
 def _of_one_pipeline(profile: Profile, ranks: int, pipelines: int) -> Profile:

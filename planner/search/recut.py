@@ -62,6 +62,7 @@ def best(
         shard=now.shard,
         domains=domains if replanner.copies else None,
         copies=replanner.copies,
+        copy_every=replanner.copy_every,
     )
     choice = choose_among((evaluator,), END_TO_END, effort=QUICK)
     return replace(now, layers=choice.plan.layers, partition=END_TO_END), choice.alternatives

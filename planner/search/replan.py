@@ -18,7 +18,7 @@ from planner.search.evaluate import PROGRAMS, Evaluator
 from planner.search.fallback_shapes import Option, Options, options
 from planner.search.recomputing import every_recompute, least_recompute
 from planner.search.search import END_TO_END, QUICK, Choice, choose_among
-from planner.search.standbys import assign
+from planner.search.standbys import protected
 from planner.search.unmeasured import unmeasured_plan
 from planner.shares import check_shares
 from planner.simulation.predict import Prediction, predict
@@ -50,7 +50,9 @@ class Replanner:
     parameters: tuple[int, ...]
     """Per layer."""
     copies: int
-    """That each layer has on standbys, if there are domains enough; 0: layers have no standbys."""
+    """That each layer has beside itself, if there are domains enough."""
+    copy_every: int = 1
+    """1: copies are standbys; more: snapshots, one every so many steps."""
     profile: Profile | None = None
     """With at least one rank's device and the job's memory limits; without a profile the cut is by parameters."""
     limits: tuple[int | None, ...] = ()
@@ -100,13 +102,11 @@ class Replanner:
         return replace(answer.plan, epoch=epoch, version=version, reason=said), answer.schedule
 
     def with_standbys(self, plan: Plan, domains: Sequence[str]) -> Plan:
-        """`plan` with the standbys for its places in `domains`, which may have more places."""
-        if not self.copies:
-            return replace(plan, standbys=())
+        """`plan` with the standbys, or the snapshots, for its places in `domains`, which may have more places."""
         sizes = self.parameters
         if self.profile is not None:
             sizes = tuple(layer.parameter_bytes for layer in self.profile.model.layers)
-        return replace(plan, standbys=assign(plan, domains[: plan.world_size], sizes, self.copies))
+        return protected(plan, domains, sizes, self.copies, self.copy_every)
 
     def with_shares(
         self, plan: Plan, domains: Sequence[str], slowdowns: Sequence[float | None] | None = None
@@ -307,6 +307,7 @@ class Replanner:
                     shard=self.first.shard,
                     domains=sites.names if self.copies else None,
                     copies=self.copies,
+                    copy_every=self.copy_every,
                 )
                 for option in pool
             ]

@@ -68,9 +68,11 @@ class Wish:
     recompute: tuple[int, ...] = ()
     """Layers that recompute."""
     domains: tuple[str, ...] | None = None
-    """Failure domains of as many places as a plan can have; they determine the standbys. None: no standbys."""
+    """Failure domains of as many places as a plan can have; they determine where copies are. None: no copies."""
     copies: int = 1
-    """That each layer has on standbys."""
+    """That each layer has beside itself."""
+    copy_every: int = 1
+    """1: they are standbys; more: snapshots, one every so many steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,6 +246,7 @@ def _evaluators(profile: Profile, wish: Wish) -> tuple[list[Evaluator], list[Alt
             recompute=wish.recompute,
             domains=wish.domains,
             copies=wish.copies,
+            copy_every=wish.copy_every,
         )
         for shape in built
     ]

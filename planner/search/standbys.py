@@ -1,4 +1,5 @@
-"""Which places keep copies of which layer, so that no failure domain holds the last one. Pure.
+"""Which places keep copies of which layer, up to date or of some earlier step, so that no failure domain holds the last
+one. Pure.
 
 Copies are in other domains than their layer, near the places that would inherit the layer if its owner failed. The
 load is balanced, as every place receives and updates its copies at every step.
@@ -7,7 +8,7 @@ load is balanced, as every place receives and updates its copies at every step.
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
@@ -18,6 +19,23 @@ _NEARNESS = 0.2
 """The weight of one byte of distance from the layer's neighbours, against one byte of extra load."""
 _ROUNDS = 8
 """Most passes over the copies; two or three usually converge."""
+
+
+def protected(
+    plan: Plan, domains: Sequence[str], parameter_bytes: Sequence[int], copies: int, every: int
+) -> Plan:
+    """`plan` with `copies` copies of each layer, as `assign` places them.
+
+    Args:
+        every: 1: standbys, which follow each step; more: snapshots, taken anew every so many steps.
+    """
+    plan = replace(plan, standbys=(), snapshots=(), snapshot_every=0)
+    if not copies:
+        return plan
+    places = assign(plan, domains[: plan.world_size], parameter_bytes, copies)
+    if every == 1:
+        return replace(plan, standbys=places)
+    return replace(plan, snapshots=places, snapshot_every=every)
 
 
 def assign(

@@ -10,8 +10,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from planner.plan import Plan
-from planner.profile import Link, Profile
+from planner.profile import Profile
 from planner.shares import most_parts
+from planner.simulation.links_of_places import link_between
 from planner.simulation.shard_parts import copied_bytes, gradient_bytes, master_bytes, part_of
 
 
@@ -67,7 +68,7 @@ def exchanged_s(profile: Profile, plan: Plan) -> tuple[float, ...]:
         if plan.shards > 1 and any(master_bytes(profile, layer) for layer in layers):
             back = sum(layer.cast_bytes for layer in layers) / pipelines
         messages = sum(layer.gradient_bytes > 0 for layer in layers)
-        link = _link(profile, plan, *plan.siblings(rank)[:2])
+        link = link_between(profile, plan, *plan.siblings(rank)[:2])
         if link is None:
             continue
         others = pipelines - 1
@@ -93,7 +94,7 @@ def shipped_s(profile: Profile, plan: Plan, ready_s: Sequence[float]) -> tuple[f
         source = plan.owner_of(piece)
         size = gradient_bytes(profile.model.layers[piece.layer], piece)
         for target in places:
-            link = _link(profile, plan, source, target)
+            link = link_between(profile, plan, source, target)
             if link is None:
                 continue
             sent_s[source] += link.sender_busy_s(size)
@@ -106,14 +107,3 @@ def shipped_s(profile: Profile, plan: Plan, ready_s: Sequence[float]) -> tuple[f
             now_s = max(now_s, arrival_s) + taken_s
         entered_s.append(now_s)
     return tuple(entered_s)
-
-
-def _link(profile: Profile, plan: Plan, source: int, target: int) -> Link | None:
-    """The link between two places: the measured one, that of the first pipeline, or any; None if there is none."""
-    links = profile.cluster.links
-    if max(source, target) < len(links):
-        return links[source][target]
-    source, target = plan.place(source).rank, plan.place(target).rank
-    if source != target and max(source, target) < len(links):
-        return links[source][target]
-    return next((link for row in links for link in row if link is not None), None)

@@ -24,6 +24,7 @@ from planner.simulation.costs import boundary_bytes, check_fit
 from planner.simulation.gradient_communication import standby_bytes
 from planner.simulation.shard_parts import kept_bytes
 from planner.simulation.simulate import Simulation
+from planner.simulation.snapshot_cost import snapshot_bytes_of_places
 from planner.simulation.stage_memory import StageMemory, stage_memory
 
 
@@ -38,7 +39,8 @@ class MemoryParts:
     """Of the freezing method, and of samples of the gradient's change."""
     standbys: int
     """Copies of layers of other ranks, with their optimizer state and one step's gradients, and what is sent for such
-    copies beside the gradients themselves; those of the pipeline that keeps the most on this rank."""
+    copies beside the gradients themselves; those of the pipeline that keeps the most on this rank. Where the device's
+    memory is the host's, also snapshots."""
     scratch: int
     """Buffers in which weight gradients are computed before they are added; layers share them."""
     gradients: int
@@ -158,6 +160,9 @@ def _ranks(
     for (first, stop), rank in zip(plan.layers, plan.stage_ranks, strict=True):
         layers[rank] += profile.model.layers[first:stop]
     copies = standby_bytes(profile, plan)
+    if all(device.kind != "cuda" for device in profile.cluster.devices):  # their memory is the host's
+        snapshots = snapshot_bytes_of_places(profile, plan)
+        copies = tuple(sum(both) for both in zip(copies, snapshots, strict=True))
     kept_parts = most_parts(plan) if pipeline is None else len(parts_of(plan, pipeline))
     for rank, own in enumerate(layers):
         kept = {place: kept_bytes(profile, plan, place) for place in plan.unlike_siblings(rank)}

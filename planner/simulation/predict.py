@@ -25,18 +25,22 @@ from planner.simulation.gradient_communication import (
 )
 from planner.simulation.memory import Memory, OverTime, memory, memory_over_time
 from planner.simulation.simulate import Simulation, simulate
+from planner.simulation.snapshot_cost import cost_of_snapshots
 
 
 @dataclass(frozen=True, kw_only=True)
 class Redundancy:
-    """The cost of a plan's standbys."""
+    """The cost of a plan's standbys, or of its snapshots."""
 
     bytes_per_step: int
-    """Bytes that all owners send to standbys."""
+    """Bytes that all owners send to standbys; of states for snapshots on average."""
     seconds_per_step: float
-    """How much longer a step takes: gradients on their way, and updates for which no rank has idle time."""
+    """How much longer a step takes: gradients on their way, and updates for which no rank has idle time. With
+    snapshots, on average, what copies and sends them."""
     memory_bytes: int
-    """Weights, optimizer state and gradients of copies, on the rank that keeps most."""
+    """Weights, optimizer state and gradients of copies, on the rank that keeps most. With snapshots, of its host."""
+    undone_steps: int = 0
+    """The most committed steps that a lost rank undoes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,17 +145,27 @@ def predict(profile: Profile, plan: Plan, schedule: Schedule, ratios: Ratios | N
     if plan.standbys:
         shipped = max(shipped_s(profile, plan, ready_s * plan.pipeline_count))
         step_s = shipped + outside_s(profile, plan) + _beyond_idle_s(profile, plan, runs)
+    redundancy = Redundancy(
+        bytes_per_step=shipped_bytes(profile, plan),
+        seconds_per_step=step_s - alone_s,
+        memory_bytes=max(standby_bytes(profile, plan)),
+    )
+    if plan.snapshots:
+        kept = cost_of_snapshots(profile, plan, step_s, _idle_s(plan, runs))
+        step_s += kept.seconds_per_step
+        redundancy = Redundancy(
+            bytes_per_step=redundancy.bytes_per_step + kept.bytes_per_step,
+            seconds_per_step=step_s - alone_s,
+            memory_bytes=redundancy.memory_bytes + kept.memory_bytes,
+            undone_steps=kept.undone_steps,
+        )
     return Prediction(
         profile=profile,
         plan=plan,
         ratios=ratios,
         runs=runs,
         step_s=step_s,
-        redundancy=Redundancy(
-            bytes_per_step=shipped_bytes(profile, plan),
-            seconds_per_step=step_s - alone_s,
-            memory_bytes=max(standby_bytes(profile, plan)),
-        ),
+        redundancy=redundancy,
     )
 
 
@@ -183,14 +197,17 @@ def _all_windows(profile: Profile, plan: Plan, schedule: Schedule, ratios: Ratio
 
 def _beyond_idle_s(profile: Profile, plan: Plan, runs: Sequence[PipelineRun]) -> float:
     """Seconds by which updates of standbys, which run beside the window, exceed a rank's idle time; the largest."""
-    longest_s = max(run.whole.makespan_s for run in runs)
-    idle_s = [longest_s - busy_s for run in runs for busy_s in run.whole.busy_s]
-    if len(runs) == 1:
-        idle_s *= plan.pipeline_count
     return max(
         max(0.0, update_s - free_s)
-        for update_s, free_s in zip(standby_update_s(profile, plan), idle_s, strict=True)
+        for update_s, free_s in zip(standby_update_s(profile, plan), _idle_s(plan, runs), strict=True)
     )
+
+
+def _idle_s(plan: Plan, runs: Sequence[PipelineRun]) -> list[float]:
+    """Per place, the time in its windows in which it does not compute."""
+    longest_s = max(run.whole.makespan_s for run in runs)
+    idle_s = [longest_s - busy_s for run in runs for busy_s in run.whole.busy_s]
+    return idle_s * plan.pipeline_count if len(runs) == 1 else idle_s
 
 
 def _ends_s(simulation: Simulation) -> list[float]:

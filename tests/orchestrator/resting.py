@@ -13,7 +13,7 @@ class Resting:
 
     Args:
         least: number of ranks that must be up, with or without a place.
-        standbys: whether every copy must be current.
+        standbys: whether every copy must be current, or the first snapshot complete.
         checkpoint: whether a checkpoint of the newest generation must be complete.
     """
 
@@ -43,7 +43,7 @@ class Resting:
                 if "DrillError" not in error:
                     self.up.discard(rank)
             case events.Issued(plan=plan):
-                places = {place for standbys in plan.standbys for place in standbys}
+                places = {place for copies in (*plan.standbys, *plan.snapshots) for place in copies}
                 self._copies = dict.fromkeys(places, False)
             case events.Formed(generation=generation):
                 self.members, self._generation = generation.members, generation.number

@@ -55,13 +55,16 @@ def test_a_plan_arrives_as_it_was_sent() -> None:
     )
     shared = replace(plan(replicas=2), shard="optimizer")
     shared = replace(shared, standbys=tuple((n % 3,) for n in range(len(shared.pieces))))
-    for sent in (plan(replicas=3), copied, shared, even(9)):
+    kept = replace(plan(replicas=3), snapshots=((), (0,), (3, 1), (5,), ()), snapshot_every=4)
+    for sent in (plan(replicas=3), copied, shared, kept, even(9)):
         assert sent.world_size
         arrived = pickle.loads(pickle.dumps(sent))
         assert arrived == sent
         assert arrived.to_json() == sent.to_json()
         assert arrived.layers_of_place(1) == sent.layers_of_place(1)
         assert arrived.copied == sent.copied
+        assert arrived.snapshots_at(1) == sent.snapshots_at(1)
+        assert Plan.from_json(sent.to_json()) == sent
 
 
 def test_a_regular_plan_takes_hardly_more_bytes_for_a_thousand_ranks_than_for_eight() -> None:

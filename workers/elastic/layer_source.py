@@ -177,10 +177,11 @@ class LayerSource:
         for one in assignment.sources:
             offered.setdefault(one.layer, {})[one.piece] = one
         held = held or {}
-        if any(
+        own = {piece.layer for piece in held}
+        if own & {*layers} or any(
             shard != WHOLE for shard in (self._shard, *(piece.shard for piece in (*held, *_pieces(offered))))
         ):
-            self._fetch_shards(layers, assignment.step, offered, haul, held)
+            self._fetch_pieces(layers, assignment.step, offered, haul, held)
             return
         sources = {layer: one for layer, found in offered.items() for one in found.values()}
         step, stopped = assignment.step, self._stopped
@@ -218,7 +219,7 @@ class LayerSource:
             finally:
                 stopped.set()
 
-    def _fetch_shards(
+    def _fetch_pieces(
         self,
         layers: Sequence[int],
         step: int,
@@ -226,7 +227,7 @@ class LayerSource:
         haul: Haul,
         held: Held,
     ) -> None:
-        """Put layers, or shards of them, together from what is held here and what others have."""
+        """Put layers, or shards of them, together from what is held here, if without a module, and what others have."""
         needed: dict[int, list[Piece]] = {}
         for layer in layers:
             own = Piece(layer, self._shard)
@@ -295,11 +296,19 @@ class LayerSource:
             StateStreamError: the owner is gone, or does not offer it.
         """
         layer, shard = piece
-        source = Source(layer=layer, shard=shard, rank=-1, host=owner.host, port=owner.port)
-        state = self._fetch(source, step, stopped)
+        state = self.fetch_copy(piece, step, owner, stopped)
         built = self.build([layer], step, shard, beside_training=True)
         load_(built[layer][1], state)
         return base_of(built[layer])
+
+    def fetch_copy(self, piece: Piece, step: int, owner: Greeting, stopped: threading.Event) -> LayerState:
+        """Fetch the state of `step` from its owner, in host memory; give up when `stopped` is set.
+
+        Raises:
+            StateStreamError: the owner is gone, or does not offer it.
+        """
+        source = Source(layer=piece.layer, shard=piece.shard, rank=-1, host=owner.host, port=owner.port)
+        return self._fetch(source, step, stopped)
 
     def fetch(self, source: Source, step: int) -> LayerState:
         """Fetch one state, until `stop`.

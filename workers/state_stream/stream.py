@@ -74,8 +74,10 @@ class StateServer:
         self._flow = flow or Flow()
         self._followers = followers
         self._offers: dict[int, dict[tuple[Piece, Part], LayerState]] = defaultdict(dict)
+        self._kept: dict[int, dict[Piece, LayerState]] = defaultdict(dict)
+        """The offers that `withdraw` leaves."""
         self._leaving: dict[Line, Part] = {}
-        """The deliveries under way, each with the part of a layer that it sends."""
+        """The deliveries of offers under way, each with the part of a layer that it sends."""
         self._offered = threading.Condition()
         self._closed = threading.Event()
         self._peers: dict[threading.Thread, Line] = {}
@@ -98,8 +100,20 @@ class StateServer:
             self._offers[step].update({(Piece(state.layer, state.shard), part): state for state in states})
             self._offered.notify_all()
 
+    def keep(self, step: int, states: Iterable[LayerState]) -> None:
+        """Serve `states` as those of `step`, until `let_go`. They never change."""
+        with self._offered:
+            self._kept[step].update({Piece(state.layer, state.shard): state for state in states})
+            self._offered.notify_all()
+
+    def let_go(self, step: int) -> None:
+        """Serve the states kept of `step` no more. Deliveries under way end as they would have."""
+        with self._offered:
+            self._kept.pop(step, None)
+
     def withdraw(self) -> None:
-        """Withdraw all offers and abort their deliveries. The offered states may change once this returns."""
+        """Withdraw all offers, but for those kept, and abort their deliveries. The offered states may change once this
+        returns."""
         with self._offered:
             self._offers.clear()
             leaving = list(self._leaving)
@@ -120,6 +134,7 @@ class StateServer:
             self._offered.notify_all()
             peers = dict(self._peers)
             self._offers.clear()
+            self._kept.clear()
         for line in peers.values():
             line.cut()
         for thread in peers:
@@ -220,10 +235,11 @@ class StateServer:
             with self._offered:
                 if self._closed.is_set():
                     raise Gone("this end was closed")
+                kept = self._kept.get(wish.step, {}).get(wish.piece)
                 offers = self._offers.get(wish.step, {})
-                state = offers.get((wish.piece, Part.ALL)) or offers.get((wish.piece, wish.part))
+                state = kept or offers.get((wish.piece, Part.ALL)) or offers.get((wish.piece, wish.part))
                 left_s = deadline - time.monotonic()
-                if state is not None:
+                if state is not None and kept is None:
                     self._leaving[line] = wish.part
                 if state is not None or left_s <= 0:
                     return state
@@ -233,9 +249,12 @@ class StateServer:
     def _absence(self, wish: Wish) -> str:
         """Why the state is not available."""
         with self._offered:
+            there = {step: [*states] for step, states in self._offers.items()}
+            for step, states in self._kept.items():
+                there[step] = [*there.get(step, ()), *((piece, Part.ALL) for piece in states)]
             offers = "; ".join(
                 f"step {step}: {part} of layers {', '.join(layers)}"
-                for step, states in sorted(self._offers.items())
+                for step, states in sorted(there.items())
                 for part in Part
                 if (layers := [str(piece) for piece, offered in sorted(states) if offered is part])
             )

@@ -90,32 +90,49 @@ def _redundancy(choice: Choice, mode: str) -> str:
     cost, step_s = choice.prediction.redundancy, choice.prediction.step_s
     if not cost.bytes_per_step:
         return "other replicas hold all that a rank can lose; no copies are sent"
+    longer = f"{seconds(cost.seconds_per_step)} longer ({percent(cost.seconds_per_step / step_s)})"
+    if every := choice.plan.snapshot_every:
+        return (
+            f"every {every} steps each rank copies its layers to host memory, and {_copies_of(choice)} of them are"
+            f" fetched, {size(cost.bytes_per_step)} a step on average, which makes it {longer}; a lost rank undoes"
+            f" {counted(cost.undone_steps, 'committed step')} at most; snapshots take up to {size(cost.memory_bytes)}"
+            " of a host's memory"
+        )
     return (
-        f"a step sends {size(cost.bytes_per_step)} of gradients to {_copies_of(choice)}, which makes it"
-        f" {seconds(cost.seconds_per_step)} longer ({percent(cost.seconds_per_step / step_s)}); copies take up to"
-        f" {size(cost.memory_bytes)} of a rank's memory"
+        f"a step sends {size(cost.bytes_per_step)} of gradients to {_copies_of(choice)}, which makes it {longer};"
+        f" copies take up to {size(cost.memory_bytes)} of a rank's memory"
     )
 
 
 def _copies_of(choice: Choice) -> str:
-    most = max(map(len, choice.plan.standbys), default=1)
+    most = max(map(len, (*choice.plan.standbys, *choice.plan.snapshots)), default=1)
     return "copies" if most == 1 else f"{most} copies of every layer"
 
 
 def _copies(costs: Sequence[CopiesCost]) -> Table:
-    """A row per number of copies, with what it costs more than one copy less."""
-    table = Table("copies", "step", "sent in a step", "memory for copies, at most", "survive", box=None)
+    """A row per way to keep copies, with what it costs more than no copy, and each further copy than one less."""
+    table = Table(
+        "copies", "taken", "step", "sent in a step", "memory", "survives", "a loss undoes", box=None
+    )
     before_s: float | None = None
     for each in costs:
         more = "" if before_s is None else f" (+{seconds(max(0.0, each.step_s - before_s))})"
+        undone = each.undone_steps
         table.add_row(
             str(each.copies),
+            "" if not each.every else "each step" if each.every == 1 else f"every {each.every} steps",
             f"{seconds(each.step_s)}{more}",
             size(each.bytes_per_step),
             size(each.memory_bytes) + ("" if each.fits else ": does not fit"),
-            "no lost rank" if not each.copies else f"any {counted(each.copies, 'node')} lost at one instant",
+            "no loss" if not each.copies else f"any {counted(each.copies, 'node')}",
+            "all since a checkpoint"
+            if undone is None
+            else f"at most {counted(undone, 'step')}"
+            if undone
+            else "nothing",
         )
-        before_s = each.step_s
+        if each.every < 2:
+            before_s = each.step_s
     return table
 
 

@@ -85,6 +85,7 @@ def test_redundancy_is_priced(job: Path, capsys: pytest.CaptureFixture[str]) -> 
         "bytes_per_step",
         "seconds_per_step",
         "memory_bytes",
+        "undone_steps",
         "copies",
     }
     assert (peer["redundancy"]["mode"], alone["redundancy"]["mode"]) == ("peer", "checkpoint")
@@ -96,7 +97,7 @@ def test_redundancy_is_priced(job: Path, capsys: pytest.CaptureFixture[str]) -> 
         peer["predicted_step_s"] - alone["predicted_step_s"]
     )
     assert peer["peak_memory_bytes"] > alone["peak_memory_bytes"]
-    nothing = {"bytes_per_step": 0, "seconds_per_step": 0, "memory_bytes": 0, "copies": []}
+    nothing = {"bytes_per_step": 0, "seconds_per_step": 0, "memory_bytes": 0, "undone_steps": 0, "copies": []}
     assert alone["redundancy"] == {"mode": "checkpoint", **nothing}
     assert told("none")["redundancy"] == {"mode": "none", **nothing}
 
@@ -108,7 +109,7 @@ def test_each_copy_is_priced(job: Path, capsys: pytest.CaptureFixture[str]) -> N
         return json.loads(capsys.readouterr().out)
 
     one, two = told(1), told(2)
-    none, *costs = one["redundancy"]["copies"]
+    none, *costs = (each for each in one["redundancy"]["copies"] if each["every"] < 2)
     assert [each["copies"] for each in (none, *costs)] == [0, 1, 2]
     assert (none["bytes_per_step"], none["memory_bytes"]) == (0, 0)
     # The rows are what the job's own plan with so many copies has.
@@ -119,7 +120,55 @@ def test_each_copy_is_priced(job: Path, capsys: pytest.CaptureFixture[str]) -> N
         }
     assert costs[1]["bytes_per_step"] == 2 * costs[0]["bytes_per_step"]
     assert two["redundancy"]["copies"] == one["redundancy"]["copies"]
-    assert len(told(3)["redundancy"]["copies"]) == 4
+    assert len([each for each in told(3)["redundancy"]["copies"] if each["every"] < 2]) == 4
+
+
+def test_snapshots_are_priced_beside_copies_of_each_step(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def told(*options: str) -> dict[str, Any]:
+        assert plan(job, "--json", "--set", "pipeline.partition=parameter", *options) == DONE
+        return json.loads(capsys.readouterr().out)
+
+    priced = told()["redundancy"]["copies"]
+    first, *_ = rows = [each for each in priced if each["every"] > 1]
+    assert rows
+    own = told("--set", f"elastic.copy_every={first['every']}")
+    for key in ("bytes_per_step", "memory_bytes", "undone_steps"):
+        assert own["redundancy"][key] == first[key]
+    assert own["predicted_step_s"] == first["step_s"]
+    # State and moments in float32, sent once in so many steps; kept twice, by owner and copy.
+    found = outline_model(absolute(load(job)))
+    assert first["bytes_per_step"] == pytest.approx(12 * sum(found.parameters) / first["every"], rel=0.01)
+    assert first["undone_steps"] < 2 * first["every"]
+    by_copies = {(each["copies"], each["every"]): each["undone_steps"] for each in priced}
+    assert (by_copies[0, 0], by_copies[1, 1]) == (None, 0)
+
+
+def test_auto_takes_the_fastest_redundancy_that_keeps_the_promise(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def told(undone: int, *options: str) -> str:
+        given = ("--set", "elastic.redundancy=auto", "--set", f"elastic.undone_steps={undone}")
+        assert plan(job, "--set", "pipeline.partition=parameter", *given, *options) == DONE
+        return capsys.readouterr().out
+
+    assert (
+        "redundancy: gradients to copies in each step, so that a lost rank undoes 0 committed steps"
+        in told(0)
+    )
+    often = told(20)
+    assert (
+        every := re.search(
+            r"redundancy: a snapshot every (\d+) steps, so that a lost rank undoes (\d+) ", often
+        )
+    )
+    assert int(every[2]) <= 20
+    assert re.search(r"at most \(instead: gradients to copies in each step \S+ ms\)", often)
+    assert f"redundancy peer: every {every[1]} steps each rank copies its layers to host memory" in often
+    rarely = told(20, "--set", "checkpoint.every_steps=10")
+    assert "redundancy: checkpoints alone, so that a lost rank undoes 19 committed steps at most" in rarely
+    assert "redundancy checkpoint: a lost rank takes the job back to its newest checkpoint" in rarely
 
 
 def test_copies_for_which_there_are_too_few_ranks_are_refused(
@@ -141,7 +190,7 @@ def test_people_are_told_what_redundancy_costs(job: Path, capsys: pytest.Capture
     assert plan(job, "--set", "elastic.copies=2") == DONE
     out = capsys.readouterr().out
     assert re.search(r"redundancy peer: a step sends \S+ kB of gradients to 2 copies of every layer", out)
-    assert re.search(r"2 +\S+ .?s \(\+\S+ .?s\) +\S+ kB +\S+ kB +any 2 nodes lost at one instant", out), out
+    assert re.search(r"2 +each step +\S+ .?s \(\+\S+ .?s\) +\S+ kB +\S+ kB +any 2 nodes +nothing", out), out
     assert plan(job, "--set", "elastic.redundancy=checkpoint") == DONE
     assert "redundancy checkpoint: a lost rank takes the job back" in capsys.readouterr().out
     assert plan(job, "--set", "elastic.redundancy=none") == DONE

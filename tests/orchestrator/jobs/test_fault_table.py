@@ -6,6 +6,7 @@ test` runs rows that cover each pair of the four dimensions, `make bench` all ro
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,10 +46,12 @@ PHASES = (
 )
 KINDS = (FaultKind.KILL, FaultKind.STOP, FaultKind.RAISE)
 WHERE = ("first", "middle", "last")
-KEEPING = ("peer", "checkpoint", "replicas", "shards")
+KEEPING = ("peer", "checkpoint", "replicas", "shards", "snapshots")
 PRECISION = {"shards": "bfloat16"}
 RANKS, SPARES = 4, 2
-EVERY_STEPS = 2
+EVERY_STEPS = {"snapshots": 40}
+"""Steps between checkpoints, 2 unless named."""
+COPY_EVERY = 3
 HANG_S = 2.0
 LIMIT_S = 800.0
 
@@ -111,9 +114,10 @@ def job(folder: Path, keeping: str, kind: FaultKind | None = None) -> Resolved:
         "job",
         job={"steps": 100_000, "sample_tokens": 0, "precision": PRECISION.get(keeping, "float32")},
         pipeline=pipeline,
-        checkpoint={"every_steps": EVERY_STEPS},
+        checkpoint={"every_steps": EVERY_STEPS.get(keeping, 2)},
         elastic={
             "redundancy": "checkpoint" if keeping == "checkpoint" else "peer",
+            "copy_every": COPY_EVERY if keeping == "snapshots" else 1,
             "spares": SPARES,
             "grow": False,
             "allow_faults": True,
@@ -162,13 +166,26 @@ class MovingTable(Table):
         raise AssertionError(f"no layer can move to rank {rank} by {plan}")
 
 
+class FetchingTable(Table):
+    """A table for jobs whose ranks fetch snapshots all the time: there the fault need not be led up to, and what is
+    raised is asked for again."""
+
+    def _migrate(self, running: Running, row: Row, rank: int) -> None:
+        ends = row.kind is not FaultKind.RAISE
+        told = Told(rank, self.job.members, self.job.step, self.job.saved, ends=ends)
+        self._inject(running, row, told)
+
+
+TABLES = {"checkpoint": MovingTable, "snapshots": FetchingTable}
+
+
 def run_with_faults(folder: Path, one: OneJob) -> FaultedJob:
     """Run a job with the faults of its rows to the end."""
     keeping, kind = one.keeping, one.kind
     done = job(folder, keeping, kind)
-    resting = Resting(least=RANKS, standbys=keeping in ("peer", "shards"), checkpoint=keeping == "checkpoint")
-    kept = MovingTable if keeping == "checkpoint" else Table
-    acting = kept([Row(phase, where, kind) for phase, where in one.table()], resting)
+    copied = keeping in ("peer", "shards", "snapshots")
+    resting = Resting(least=RANKS, standbys=copied, checkpoint=keeping == "checkpoint")
+    acting = TABLES.get(keeping, Table)([Row(phase, where, kind) for phase, where in one.table()], resting)
     ran = ElasticJob(done, acting, room=RANKS + SPARES).run(LIMIT_S)
     assert isinstance(ran.state, Finished), ran.state
     calm = job(folder / "calm", keeping)
@@ -213,6 +230,11 @@ def test_a_fault_has_one_outcome(inject: RunFaults, one: OneJob, phase: Phase, w
         assert f"back to the checkpoint of step {regrouped.step}" in regrouped.reason
         assert regrouped.step >= told.checkpoint
         assert f"costs {counted(regrouped.steps_lost, 'committed step')}" in regrouped.reason
+    elif keeping == "snapshots" and kind is not FaultKind.RAISE:
+        # A checkpoint may be the newer of the two.
+        assert re.search(rf"back to the (snapshot|checkpoint) of step {regrouped.step},", regrouped.reason)
+        assert regrouped.step >= told.checkpoint
+        assert f"costs {counted(regrouped.steps_lost, 'committed step')}" in regrouped.reason
     else:
         assert regrouped.steps_lost == 0
 
@@ -227,6 +249,8 @@ def test_all_end_with_the_bits_of_the_quiet_run(inject: RunFaults, one: OneJob) 
     assert isinstance(ran.state, Finished)
     assert len(ran.steps) == ran.state.step + again
     assert set(ran.steps) == set(range(1, max(ran.steps) + 1))
+    gone_back = [formed.step for formed in ran.of(events.Formed) if formed.snapshot]
+    assert bool(gone_back) == (one.keeping == "snapshots" and one.kind is not FaultKind.RAISE)
 
 
 @pytest.mark.parametrize("one", JOBS)

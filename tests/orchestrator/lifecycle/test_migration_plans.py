@@ -51,6 +51,18 @@ def test_copies_come_first_and_go_last() -> None:
     assert last == then
 
 
+def test_places_that_take_snapshots_have_copies_only_of_what_moves_to_them() -> None:
+    taken = tuple((place,) for (place,) in PLAN.standbys)
+    now = replace(PLAN, standbys=(), snapshots=taken, snapshot_every=4)
+    then = replace(with_layers(now, 3, 5, 2), snapshots=(*taken[:4], (3,), *taken[5:]))
+    copying, last = path(now, then)
+    assert copying.standbys == ((), (), (), (2,), (2,), (), (), (), ())
+    assert (copying.snapshots, copying.snapshot_every) == (taken, 4)
+    assert last == then
+    assert path(now, replace(now, snapshots=then.snapshots)) != ()
+    assert path(now, now) == ()
+
+
 def test_a_copy_that_is_there_takes_over_at_once() -> None:
     then = replace(with_layers(PLAN, 4, 5, 2), standbys=(*PLAN.standbys[:4], (1,), *PLAN.standbys[5:]))
     assert path(PLAN, then) == (then,)

@@ -14,7 +14,7 @@ from orchestrator.lifecycle.recovery import Abort, Handover, Pause, RecoveryPlan
 from planner.shards import WHOLE, Piece, Shard
 from workers.commit import vector_sha256
 from workers.config import ElasticConfig
-from workers.protocol import CheckpointRef, Part, Position, Settlement, Source
+from workers.protocol import CheckpointRef, Part, Position, Settlement, SnapshotHeld, Source
 from workers.state.loss_scale import LossScale
 
 LAYERS = 6
@@ -168,6 +168,74 @@ def test_an_older_state_than_the_newest_checkpoint_is_not_gone_back_to() -> None
     )
     assert isinstance(recovery_plan, RecoveryPlan)
     assert (recovery_plan.step, recovery_plan.checkpoints, recovery_plan.sources) == (3, checkpoints, ())
+
+
+def kept(step: int, *layers: int, scale: LossScale | None = None) -> SnapshotHeld:
+    return SnapshotHeld(step=step, pieces=tuple(map(Piece, layers)), loss_scale=scale)
+
+
+def test_where_layers_are_lost_all_go_back_to_the_newest_snapshot_that_is_whole() -> None:
+    scale = LossScale()
+    now = situation(
+        at(0, 12, 0, 1, began=13, snapshots=(kept(10, 0, 1), kept(5, 0, 1, 4, 5, scale=scale))),
+        at(2, 12, 4, 5, began=13, snapshots=(kept(10, 4, 5, 2), kept(5, 4, 5, 2, 3))),
+        step=12,
+        checkpoints=(CheckpointRef(path="4", step=4),),
+    )
+    found = decide(now)
+    assert isinstance(found, RecoveryPlan)
+    assert (found.step, found.snapshot, found.goes_on, found.checkpoints) == (5, True, False, ())
+    assert (found.reached, found.settlement) == (12, Settlement(step=12, reported=12))
+    assert found.settling == {0, 2}
+    assert found.loss_scale == scale
+    assert found.held == {0: tuple(map(Piece, (0, 1, 4, 5))), 2: tuple(map(Piece, (4, 5, 2, 3)))}
+    assert [(each.layer, each.rank) for each in found.sources] == [
+        (0, 0),
+        (1, 0),
+        (2, 2),
+        (3, 2),
+        (4, 2),
+        (5, 2),
+    ]
+    assert "back to the snapshot of step 5, which costs 7 committed steps" in found.reason
+
+
+def test_a_newer_checkpoint_or_the_layers_as_they_are_count_more_than_a_snapshot() -> None:
+    snapshots = (kept(5, *range(LAYERS)),)
+    alive = situation(
+        at(0, 12, 0, 1, 2, snapshots=snapshots), at(2, 12, 3, 4, 5, snapshots=snapshots), step=12
+    )
+    goes_on = decide(alive)
+    assert isinstance(goes_on, RecoveryPlan)
+    assert (goes_on.step, goes_on.snapshot, goes_on.goes_on) == (12, False, True)
+    checkpoints = (CheckpointRef(path="6", step=6),)
+    lost = situation(at(0, 12, 0, 1, snapshots=snapshots), step=12, checkpoints=checkpoints)
+    back = decide(lost)
+    assert isinstance(back, RecoveryPlan)
+    assert (back.step, back.snapshot, back.checkpoints, back.sources) == (6, False, checkpoints, ())
+    (older,) = lost.checkpoints
+    same = decide(replace(lost, checkpoints=(replace(older, step=5),)))
+    assert isinstance(same, RecoveryPlan)
+    assert (same.step, same.snapshot) == (5, True)
+
+
+def test_a_snapshot_is_written_before_the_ranks_that_hold_it_may_go() -> None:
+    few = situation(
+        at(0, 12, 0, 1, began=13, snapshots=(kept(10, *range(LAYERS)),)),
+        step=12,
+        elastic=ElasticConfig(min_ranks=2),
+    )
+    paused = decide(few)
+    assert isinstance(paused, Pause)
+    assert paused.rescue == Rescue(
+        step=10,
+        settling=frozenset({0}),
+        settlement=Settlement(step=12, reported=12),
+        layers={0: tuple(range(LAYERS))},
+    )
+    written = decide(replace(few, checkpoints=(CheckpointRef(path="10", step=10),)))
+    assert isinstance(written, Pause)
+    assert written.rescue is None
 
 
 def test_newcomers_take_the_lost_places_and_no_more_than_are_wanted() -> None:

@@ -31,7 +31,7 @@ from workers.fault_injection.fault import Fault
 from workers.launch.ranks import Job, run_threads
 from workers.protocol import JobError
 
-PASS_S = 0.002
+PASS_S = 0.005
 STEPS = 50
 VISITS = (Visit(first=11, last=20), Visit(first=31, last=40))
 

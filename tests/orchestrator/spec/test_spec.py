@@ -287,6 +287,26 @@ def test_what_is_auto_is_left_to_a_search(key: str) -> None:
             'elastic.salvage = "weights", but elastic.redundancy',
         ),
         (
+            {"redundancy": "checkpoint", "copy_every": 4},
+            2,
+            'elastic.copy_every = 4, but elastic.redundancy = "checkpoint" keeps no copies on other ranks',
+        ),
+        (
+            {"redundancy": "auto", "copy_every": 4},
+            2,
+            'elastic.copy_every = 4, but elastic.redundancy = "auto" chooses it',
+        ),
+        (
+            {"redundancy": "peer", "undone_steps": 4},
+            2,
+            'elastic.undone_steps = 4 is for elastic.redundancy = "auto"',
+        ),
+        (
+            {"copy_every": 4, "salvage": "weights"},
+            2,
+            'elastic.salvage = "weights" is of no use with copies of every few steps',
+        ),
+        (
             {"redundancy": "checkpoint", "copies": 2},
             4,
             'elastic.copies = 2, but elastic.redundancy = "checkpoint" keeps no copies on other ranks',

@@ -169,7 +169,10 @@ def edit(kind: type, change: Callable[[Any], Any], number: int = -1) -> list[Rec
             edit(Formed, lambda e: replace(e, generation=replace(e.generation, epoch=2))),
             "generation 4 was formed by controller epoch 2 during epoch 1",
         ),
-        (edit(Formed, lambda e: replace(e, start=None)), "without a checkpoint, but 6 later steps, up to 10"),
+        (
+            edit(Formed, lambda e: replace(e, start=None)),
+            "without a checkpoint or a snapshot, but 6 later steps, up to 10",
+        ),
         (
             edit(Regrouped, lambda e: replace(e, steps_lost=2)),
             "says that 2 committed steps were lost; the log shows 6",

@@ -14,7 +14,7 @@ from small_profile import plan
 from planner.failure_domains import domain_name, lacking, zone_of
 from planner.plan import Plan
 from planner.schedule.registry import families
-from planner.search.standbys import assign
+from planner.search.standbys import assign, protected
 
 
 def loads(places: tuple[tuple[int, ...], ...], sizes: list[int], world: int) -> list[int]:
@@ -31,6 +31,16 @@ def test_one_rank_has_nobody() -> None:
 
 def test_two_ranks_stand_by_each_other() -> None:
     assert assign(plan(2, 1), ["a", "a"], [5, 5, 5]) == ((1,), (1,), (0,))
+
+
+def test_copies_follow_each_step_or_are_taken_every_few() -> None:
+    made = replace(plan(2, 1), standbys=((0,), (0,), (1,)))
+    places = ((1,), (1,), (0,))
+    each_step = protected(made, ["a", "b", "c"], [5, 5, 5], 1, 1)
+    assert (each_step.standbys, each_step.snapshots, each_step.snapshot_every) == (places, (), 0)
+    taken = protected(each_step, ["a", "b", "c"], [5, 5, 5], 1, 4)
+    assert (taken.standbys, taken.snapshots, taken.snapshot_every) == ((), places, 4)
+    assert protected(taken, ["a", "b", "c"], [5, 5, 5], 0, 4) == replace(made, standbys=())
 
 
 def test_a_stage_gives_its_first_layers_to_the_place_before_and_its_last_to_the_place_after() -> None:

@@ -1,0 +1,98 @@
+"""What snapshots cost a step, and how much a lost rank undoes, computed by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from small_profile import layer, plan, profile
+
+from planner.plan import Plan
+from planner.profile import Link, Profile
+from planner.schedule.registry import build
+from planner.simulation.memory import memory
+from planner.simulation.predict import predict
+from planner.simulation.snapshot_cost import (
+    COPIED_BYTES_PER_S,
+    cost_of_snapshots,
+    snapshot_bytes_of_places,
+    undone_steps,
+)
+
+LINK = Link(latency_s=0.5, bytes_per_s=8.0, sender_s=0.25, receiver_s=0.125)
+SIZES = {"gradient_bytes": 16, "boundary_bytes": 0, "boundary_grad_bytes": 0}
+TWO = profile(layer("a", **SIZES), layer("b", **SIZES), link=LINK)
+STATE = 40 + 80
+"""Bytes of a layer's weights and optimizer state."""
+
+
+def crossed(every: int) -> Plan:
+    return replace(plan(1, 1), snapshots=((1,), (0,)), snapshot_every=every)
+
+
+def test_states_are_sent_once_in_so_many_steps() -> None:
+    cost = cost_of_snapshots(TWO, crossed(4), step_s=100.0, idle_s=(10.0, 10.0))
+    assert cost.bytes_per_step == 2 * STATE / 4
+    # Sending and receiving fit into the idle time; copying does not run beside training.
+    assert cost.seconds_per_step == pytest.approx(STATE / COPIED_BYTES_PER_S["cpu"] / 4)
+
+
+def test_what_sends_and_receives_beyond_the_idle_time_makes_steps_longer() -> None:
+    cost = cost_of_snapshots(TWO, crossed(4), step_s=100.0, idle_s=(0.0, 10.0))
+    assert cost.seconds_per_step == pytest.approx((0.25 + 0.125) / 4)
+
+
+def test_two_snapshots_are_kept_of_what_a_place_owns_and_of_what_it_fetches() -> None:
+    assert snapshot_bytes_of_places(TWO, crossed(4)) == (4 * STATE, 4 * STATE)
+    assert snapshot_bytes_of_places(TWO, plan(1, 1)) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("every", "steps", "undone"),
+    [
+        # Begun at 4, complete at 6; the one before is of step 0.
+        (4, 2, 5),
+        (4, 4, 7),
+        # Begun at 4, complete at 9: the next begins at 12, and is complete at 17, which is lost at 16.
+        (4, 5, 12),
+        (1, 1, 1),
+    ],
+)
+def test_a_rank_is_lost_just_before_the_next_snapshot_is_complete(
+    every: int, steps: int, undone: int
+) -> None:
+    assert undone_steps(every, steps) == undone
+
+
+def test_a_slow_link_keeps_snapshots_from_becoming_complete() -> None:
+    # 15 s on the link, and its latency.
+    fast = cost_of_snapshots(TWO, crossed(4), step_s=100.0, idle_s=(10.0, 10.0))
+    slow = cost_of_snapshots(TWO, crossed(4), step_s=4.0, idle_s=(10.0, 10.0))
+    assert fast.undone_steps == undone_steps(4, 1 + 1)
+    assert slow.undone_steps == undone_steps(4, 4 + 1)
+
+
+def on(kind: str) -> Profile:
+    devices = tuple(replace(device, kind=kind) for device in TWO.cluster.devices)
+    return replace(TWO, cluster=replace(TWO.cluster, devices=devices))
+
+
+def test_the_prediction_has_them() -> None:
+    schedule = build("1f1b", 2, 4)
+    bare = predict(TWO, plan(1, 1), schedule)
+    kept = predict(TWO, crossed(2), schedule)
+    assert bare.redundancy.undone_steps == 0
+    assert kept.redundancy.bytes_per_step == STATE
+    assert kept.step_s == pytest.approx(bare.step_s + kept.redundancy.seconds_per_step)
+    assert kept.redundancy.memory_bytes == 4 * STATE
+    assert kept.redundancy.undone_steps > 0
+
+
+@pytest.mark.parametrize(("kind", "more"), [("cpu", 4 * STATE), ("cuda", 0)])
+def test_they_take_the_memory_of_the_host(kind: str, more: int) -> None:
+    schedule = build("1f1b", 2, 4)
+    taken = [
+        memory(on(kind), made, predict(on(kind), made, schedule).simulation, None).ranks[0].peak_bytes
+        for made in (plan(1, 1), crossed(2))
+    ]
+    assert taken[1] - taken[0] == more

@@ -1,0 +1,341 @@
+"""Ranks that go back to snapshots together: the same bits as without the loss, whatever was under way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jobs import job, small_config
+from rank_group import RankGroup, drilled, parted, state_sha256
+
+from planner.shards import Piece, made_of
+from workers.build import build_layers
+from workers.checkpoint.folder import checkpoint_folder, checkpoints
+from workers.config import FreezeConfig, WorkerConfig
+from workers.elastic.snapshot_turns import SnapshotTurns
+from workers.elastic.snapshots import LEAST_FREE_BYTES, Snapshots
+from workers.fault_injection.fault import Fault, FaultKind, Phase
+from workers.launch.ranks import Job, run_threads
+from workers.models.registry import build_definition
+from workers.protocol import Position, Source, StandbyReport, WarningReport
+from workers.state.layer_state import LayerState, digest
+from workers.state.loss_scale import LossScale
+from workers.state.optim import make_optimizer
+from workers.state_stream.frames import StateStreamError
+
+LAYERS = range(8)
+STEPS = 16
+EVERY = 3
+LOST = 11
+
+
+def with_snapshots(work: Job, every: int = EVERY) -> Job:
+    """`work` with a snapshot of each layer, or shard of one, at the place after its owner."""
+    plan = work.plan
+    places = tuple(((plan.owner_of(piece) + 1) % plan.world_size,) for piece in plan.pieces)
+    return replace(work, plan=replace(plan, snapshots=places, snapshot_every=every))
+
+
+def slow(group: RankGroup, numbers: Sequence[int]) -> None:
+    """Steps that take long enough for snapshots to become complete."""
+    for number in numbers:
+        group.arm(number, Fault(kind=FaultKind.SLOW, factor=8.0))
+
+
+def snapshot(positions: Mapping[int, Position]) -> tuple[int, list[Source], LossScale | None]:
+    """The newest one that these ranks have all layers of; and where they are."""
+    kept: dict[int, dict[Piece, Position]] = {}
+    scales: dict[int, LossScale | None] = {}
+    for position in positions.values():
+        for one in position.snapshots:
+            kept.setdefault(one.step, {}).update(dict.fromkeys(one.pieces, position))
+            scales[one.step] = one.loss_scale
+    whole = [step for step, found in kept.items() if all(made_of(layer, set(found)) for layer in LAYERS)]
+    step = max(whole)
+    sources = [
+        Source(layer=piece.layer, shard=piece.shard, rank=at.rank, host=at.host, port=at.port)
+        for piece, at in kept[step].items()
+    ]
+    return step, sources, scales[step]
+
+
+@pytest.mark.parametrize(
+    ("trait", "phase", "changes"),
+    [
+        ("plain", Phase.FORWARD, {"precision": "float32"}),
+        ("tied", Phase.BEFORE_COMMIT, {"precision": "bfloat16"}),
+        ("dropout", Phase.IN_COMMIT, {"precision": "float16"}),
+        ("plain", Phase.AFTER_COMMIT, {"freeze": FreezeConfig(method="apf", warm_up=1, check_every=4)}),
+        ("batchnorm", Phase.BACKWARD, {"precision": "float32"}),
+    ],
+)
+def test_a_lost_rank_sends_the_others_back_to_one_snapshot(
+    tmp_path: Path, trait: str, phase: Phase, changes: dict[str, Any]
+) -> None:
+    config = drilled(small_config(tmp_path, trait, steps=STEPS, **changes))
+    four = with_snapshots(job(config, ranks=4, schedule="1f1b"))
+    three = with_snapshots(job(config, ranks=3, schedule="zb-h1"))
+    expected = run_threads(job(config)).state_sha256
+    with RankGroup(config, 4) as group:
+        slow(group, range(4))
+        group.arm(1, Fault(kind=FaultKind.KILL, step=LOST, phase=phase))
+        group.train(four, range(4))
+        assert (1, "kill", LOST, str(phase)) in group.fired
+        told = group.of(StandbyReport)
+        assert {report.rank for report in told} >= {0, 2, 3}
+        assert all(report.bytes > 0 and report.step < LOST for report in told)
+        reached, positions, live = group.settle()
+        assert {each.layer for each in live} < {*LAYERS}, "no living rank has the layers of the lost one"
+        step, sources, scale = snapshot(positions)
+        assert LOST - 2 * EVERY < step <= reached
+        assert step % EVERY == 0
+        ended = group.train(three, (0, 2, 3), step=step, sources=sources, loss_scale=scale)
+        assert state_sha256(ended) == expected
+
+
+def test_each_generation_begins_with_a_snapshot_of_its_own(tmp_path: Path) -> None:
+    """So that a second loss costs no more than the first, and older ones need not be kept."""
+    config = drilled(small_config(tmp_path, steps=40))
+    expected = run_threads(job(config)).state_sha256
+    four = with_snapshots(job(config, ranks=4, schedule="1f1b"), every=100)
+    three = with_snapshots(job(config, ranks=3, schedule="1f1b"), every=100)
+    two = with_snapshots(job(config, ranks=2, schedule="1f1b"), every=100)
+    with RankGroup(config, 4) as group:
+        slow(group, range(4))
+        assert parted(group.train(four, range(4), regroup_by=0)) == {1}
+        step, _, sources = group.settle()
+        told = group.protected(4)
+
+        def lose(number: int, ready: Any) -> None:
+            ready()
+            group.tell(number, "die")
+
+        group.train(four, range(4), step=step, sources=sources, meanwhile=lambda: lose(3, told))
+        reached, positions, _ = group.settle()
+        step, sources, _ = snapshot(positions)
+        assert step == 1 < reached
+        told = group.protected(3)
+        group.train(three, (0, 1, 2), step=step, sources=sources, meanwhile=lambda: lose(0, told))
+        _, positions, _ = group.settle()
+        assert {one.step for at in positions.values() for one in at.snapshots} == {1}
+        step, sources, _ = snapshot(positions)
+        ended = group.train(two, (1, 2), step=step, sources=sources)
+        assert state_sha256(ended) == expected
+
+
+def test_shards_go_back_too_and_are_put_together_for_other_plans(tmp_path: Path) -> None:
+    config = drilled(small_config(tmp_path, "tied", steps=STEPS, replicas=2, precision="bfloat16"))
+    expected = run_threads(job(config)).state_sha256
+    four = job(config, ranks=2, schedule="1f1b")
+    shared = with_snapshots(replace(four, plan=replace(four.plan, shard="optimizer")))
+    alone = job(config, ranks=3, schedule="1f1b")
+    alone = with_snapshots(replace(alone, plan=replace(alone.plan, pipelines=1)))
+    with RankGroup(config, 4) as group:
+        slow(group, range(4))
+        group.arm(2, Fault(kind=FaultKind.KILL, step=LOST, phase=Phase.BACKWARD))
+        group.train(shared, range(4))
+        _, positions, _ = group.settle()
+        step, sources, _ = snapshot(positions)
+        assert LOST - 2 * EVERY < step < LOST
+        assert {each.shard.of for each in sources} == {2}
+        ended = group.train(alone, (3, 0, 1), step=step, sources=sources)
+        assert state_sha256(ended) == expected
+
+
+def test_a_rank_that_dies_while_it_fetches_leaves_the_snapshot_before(tmp_path: Path) -> None:
+    """Of the new one it had a part; of the one before, the others have all."""
+    config = drilled(small_config(tmp_path, steps=STEPS))
+    expected = run_threads(job(config)).state_sha256
+    three = with_snapshots(job(config, ranks=3, schedule="1f1b"))
+    two = with_snapshots(job(config, ranks=2, schedule="1f1b"))
+    with RankGroup(config, 3) as group:
+        slow(group, range(3))
+        group.arm(2, Fault(kind=FaultKind.KILL, step=2 * EVERY, phase=Phase.MIGRATING))
+        group.train(three, range(3))
+        assert [(rank, kind, step) for rank, kind, step, _ in group.fired if kind == "kill"] == [
+            (2, "kill", 2 * EVERY)
+        ]
+        _, positions, _ = group.settle()
+        assert {one.step for one in positions[0].snapshots} == {EVERY, 2 * EVERY}
+        step, sources, _ = snapshot(positions)
+        assert step == EVERY
+        ended = group.train(two, (0, 1), step=step, sources=sources)
+        assert state_sha256(ended) == expected
+
+
+def test_a_snapshot_can_be_written_as_a_checkpoint(tmp_path: Path) -> None:
+    """Before ranks that hold the last copies may fail."""
+    config = drilled(small_config(tmp_path, "dropout", steps=STEPS, precision="float16"))
+    expected = run_threads(job(config)).state_sha256
+    three = with_snapshots(job(config, ranks=3, schedule="1f1b"))
+    with RankGroup(config, 3) as group:
+        slow(group, range(3))
+        group.arm(0, Fault(kind=FaultKind.KILL, step=LOST, phase=Phase.FORWARD))
+        group.train(three, range(3))
+        reached, positions, _ = group.settle()
+        step, sources, _ = snapshot(positions)
+        assert step < reached
+        holders = {each.layer: each.rank for each in sources}
+        folder = checkpoint_folder(config.output, step, 1)
+        told = {
+            rank: (folder, step, tuple(layer for layer, at in holders.items() if at == rank))
+            for rank in {*holders.values()}
+        }
+        records = [record for written in group.call("save", told).values() for record in written]
+        assert group.call("seal", {1: (folder, step, three.plan, 1, records)}) == {1: None}
+    (ref,) = [ref for ref in checkpoints(config.output) if ref.step == step]
+    with RankGroup(config, 1) as group:
+        assert state_sha256(group.train(job(config), (0,), step=step, start=ref)) == expected
+
+
+class Host:
+    """What a `Snapshots` offers, and the memory that it is told of."""
+
+    def __init__(self, free_bytes: int = 2**40) -> None:
+        self.free_bytes = free_bytes
+        self.offered: dict[int, list[int]] = {}
+        self.snapshots = Snapshots(self._keep, lambda step: self.offered.pop(step, None), self._free)
+
+    def _free(self) -> int:
+        return self.free_bytes
+
+    def _keep(self, step: int, states: Any) -> None:
+        self.offered.setdefault(step, []).extend(state.layer for state in states)
+
+
+def finish(snapshots: Snapshots) -> None:
+    """Wait until it fetches no more."""
+    if (fetching := snapshots._fetching) is not None:
+        fetching.join(30)
+
+
+def states_of(tmp_path: Path, layers: Sequence[int]) -> list[LayerState]:
+    config: WorkerConfig = small_config(tmp_path)
+    built = build_layers(
+        build_definition(config.model, 0),
+        layers,
+        seed=1,
+        precision="float32",
+        device=torch.device("cpu"),
+        optimizer=make_optimizer(config.optimizer, config.steps),
+    )
+    return [built[layer][1] for layer in layers]
+
+
+def test_what_training_does_afterwards_does_not_reach_a_snapshot(tmp_path: Path) -> None:
+    host, (state,) = Host(), states_of(tmp_path, [1])
+    before = digest(state)
+    host.snapshots.take(4, [state], {})
+    assert host.snapshots.complete == 4
+    for weight in state.weights.values():
+        weight.detach().add_(1.0)
+    assert digest(state) != before
+    assert digest(host.snapshots.states(4)[Piece(1)]) == before
+    assert host.offered == {4: [1]}
+
+
+def test_a_snapshot_stays_until_all_ranks_have_the_next_one(tmp_path: Path) -> None:
+    host, (own, other) = Host(), states_of(tmp_path, [1, 2])
+    snapshots = host.snapshots
+    snapshots.take(4, [own], {Piece(2): lambda stopped: other})
+    finish(snapshots)
+    snapshots.take(8, [own], {Piece(2): lambda stopped: other})
+    finish(snapshots)
+    assert snapshots.complete == 8
+    assert [one.step for one in snapshots.held()] == [8, 4]
+    snapshots.all_have(4)
+    assert [one.step for one in snapshots.held()] == [8, 4]
+    snapshots.all_have(8)
+    assert [(one.step, one.pieces) for one in snapshots.held()] == [(8, (Piece(1), Piece(2)))]
+    assert host.offered == {8: [1, 2]}
+
+
+def test_steps_that_are_undone_take_their_snapshots_along(tmp_path: Path) -> None:
+    host, (own,) = Host(), states_of(tmp_path, [1])
+    snapshots = host.snapshots
+    for step in (4, 8):
+        snapshots.take(step, [own], {})
+    snapshots.forget_after(4)
+    assert (snapshots.complete, [one.step for one in snapshots.held()]) == (0, [4])
+    snapshots.take(4, [own], {})
+    assert snapshots.complete == 4
+
+
+def test_an_owner_that_is_busy_is_asked_again(tmp_path: Path) -> None:
+    host, (own, other) = Host(), states_of(tmp_path, [1, 2])
+    asked: list[int] = []
+
+    def bring(stopped: threading.Event) -> LayerState:
+        asked.append(len(asked))
+        if len(asked) < 3:
+            raise StateStreamError("not offered yet")
+        return other
+
+    host.snapshots.take(4, [own], {Piece(2): bring})
+    finish(host.snapshots)
+    assert (len(asked), host.snapshots.complete, host.snapshots.failure) == (3, 4, None)
+
+
+def test_an_owner_that_never_answers_is_named_and_the_next_snapshot_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.elastic.snapshots.ASK_AGAIN_S", (0.01, 0.01))
+    host, (own, other) = Host(), states_of(tmp_path, [1, 2])
+    snapshots = host.snapshots
+
+    def bring(stopped: threading.Event) -> LayerState:
+        raise StateStreamError("layer 2 of step 4: it is gone")
+
+    snapshots.take(4, [own], {Piece(2): bring})
+    finish(snapshots)
+    assert (snapshots.complete, snapshots.given_up, snapshots.held(), host.offered) == (0, 4, (), {})
+    assert (
+        snapshots.failure == "layers did not arrive for the snapshot of step 4: layer 2 of step 4: it is gone"
+    )
+    snapshots.take(8, [own], {Piece(2): lambda stopped: other})
+    finish(snapshots)
+    assert (snapshots.complete, snapshots.failure) == (8, None)
+
+
+def test_without_host_memory_the_snapshot_before_stays_and_the_log_says_so(tmp_path: Path) -> None:
+    host, (own, other) = Host(), states_of(tmp_path, [1, 2])
+    snapshots = host.snapshots
+    turns = SnapshotTurns(snapshots, rank=7, place=1)
+    turns.begin(4)
+    snapshots.take(4, [own], {})
+    assert not [one for one in turns.commit(5, 4, 0) if isinstance(one, WarningReport)]
+    host.free_bytes = LEAST_FREE_BYTES + 10
+    assert turns.due(8, 4)
+    turns.begin(8)
+    snapshots.take(8, [own], {Piece(2): lambda stopped: other})
+    assert (snapshots.complete, snapshots.given_up) == (4, 8)
+    assert not turns.due(8, 4), "the others do not know yet"
+    (told,) = turns.commit(9, 4, 8)
+    assert isinstance(told, WarningReport)
+    assert "no host memory for the snapshot of step 8" in told.text
+    assert "takes the job back to step 4" in told.text
+    assert [one.step for one in snapshots.held()] == [4]
+    host.free_bytes = 2**40
+    assert turns.due(12, 4)
+    turns.begin(12)
+    snapshots.take(12, [own], {})
+    assert snapshots.complete == 12
+
+
+def test_copies_that_take_longer_than_their_turn_are_named_once() -> None:
+    turns = SnapshotTurns(Host().snapshots, rank=0, place=0)
+    turns.begin(4)
+    assert turns.late(7, 4) is None
+    assert not turns.due(8, 4)
+    told = turns.late(8, 4)
+    assert isinstance(told, WarningReport)
+    assert "the snapshot of step 4 is not complete by step 8" in told.text
+    assert "undoes more than 7" in told.text
+    assert turns.late(12, 4) is None
+    turns.commit(13, 4, 0)
+    assert turns.due(16, 4)
