@@ -36,6 +36,7 @@ BENCHMARKS = (
     "ordinary_noise",
     "migration",
     "migration_network",
+    "redundancy_network",
     "rehearsal",
     "recovery",
     "planned_change",

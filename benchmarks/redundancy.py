@@ -1,8 +1,9 @@
-"""What redundancy costs a job in which nothing fails: copies on another rank, and background checkpoints.
+"""What redundancy costs a job in which nothing fails: copies on another rank, snapshots of every few steps, and
+background checkpoints.
 
     python -m benchmarks.redundancy [--schedule 1f1b] [--rounds N] [--steps N] [--only-checkpoints]
 
-The job is that of `benchmarks.pipelining`: two CPU ranks of one thread. Each round runs all three variants. A
+The job is that of `benchmarks.pipelining`: two CPU ranks of one thread. Each round runs all variants. A
 ratio compares the mean step after the first two with that of the same round's job without copies and
 checkpoints. The median over rounds is printed. A second figure compares, within one run, the steps in which a
 checkpoint is written with the others, so the machine's drift from run to run does not affect it.
@@ -18,6 +19,7 @@ from pathlib import Path
 from statistics import mean, median
 
 from benchmarks.parts.two_rank_job import make_job, taken
+from planner.search.standbys import protected
 from workers.config import CheckpointConfig
 from workers.launch.ranks import Job
 
@@ -25,22 +27,23 @@ EVERY = 20
 """Steps between checkpoints."""
 WRITING = 3
 """Steps that writing a checkpoint may take. Writing begins before the first of them."""
-VARIANTS = ("none", "peer", "checkpoints")
+COPY_EVERY = 4
+VARIANTS = ("none", "peer", "snapshots", "checkpoints")
 
 
-def protected(job: Job) -> Job:
-    """`job` with a copy of every layer on the rank after its owner."""
+def with_copies(job: Job, every: int) -> Job:
+    """`job` with a copy of every layer on the other rank, as new as the layer or taken every so many steps."""
     plan = job.plan
-    owners = [plan.stage_ranks[plan.stage_of_layer(layer)] for layer in range(plan.layers[-1][1])]
-    standbys = tuple(((owner + 1) % plan.pipeline_ranks,) for owner in owners)
-    return replace(job, plan=replace(plan, standbys=standbys))
+    layers = plan.layers[-1][1]
+    plan = protected(plan, [f"node {rank}" for rank in range(plan.world_size)], (1,) * layers, 1, every)
+    return replace(job, plan=plan, secret=b"benchmark")
 
 
 def make(variant: str, schedule: str, steps: int, folder: Path) -> Job:
     """The job of one variant."""
     every = EVERY if variant == "checkpoints" else 0
     job = make_job(schedule, steps, folder, checkpoint=CheckpointConfig(every_steps=every))
-    return protected(job) if variant == "peer" else job
+    return {"peer": with_copies(job, 1), "snapshots": with_copies(job, COPY_EVERY)}.get(variant, job)
 
 
 def added_s(taken_s: Mapping[int, float]) -> float:

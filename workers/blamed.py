@@ -16,6 +16,8 @@ from workers.protocol import JobError
 _OF_THE_MACHINE = (OSError, MemoryError, torch.OutOfMemoryError, torch.AcceleratorError)
 _MACHINE_WORDS = re.compile(r"^(CUDA|cuDNN|cuBLAS|NCCL)\b|DefaultCPUAllocator")
 """Matches the text of a torch `RuntimeError` that the machine causes."""
+_OTHER_BITS = re.compile(r"^(\S+) does not have a deterministic implementation")
+"""Matches that of an operation for which the device has no kernel that gives the same bits each time."""
 
 
 class blamed:
@@ -40,6 +42,12 @@ class blamed:
     ) -> None:
         if not isinstance(error, Exception) or isinstance(error, JobError) or _is_of_the_machine(error):
             return
+        if (operation := _OTHER_BITS.match(str(error))) is not None:
+            raise JobError(
+                f"{self._code} uses {operation[1]}, for which this device has no kernel that gives the same bits each"
+                " time, so that no step could be run again after a failure: write it with other operations, or train"
+                f" on another device (cluster.device){where(error)}"
+            ) from error
         advice = ""
         if re.search("in.?place", str(error)):
             advice = ": use the operation that returns a new tensor"

@@ -252,8 +252,8 @@ class ElasticConfig(Section):
     copies: Annotated[int, Field(ge=1, le=3)] = 1
     """Copies of every layer, 1 to 3, that `peer` keeps beside the layer itself, each on another node, in other zones
     as far as there are (`ray.io/availability-zone`, a label of Ray's nodes): any so many nodes may go at one instant,
-    and no committed step is lost. 2 copies need 3 nodes, 3 copies 4. Where replicas are on several nodes, they count
-    as copies of each other."""
+    and no committed step is lost, or with `copy_every` those since the newest copy. 2 copies need 3 nodes, 3 copies 4.
+    Where replicas are on several nodes, they count as copies of each other."""
     spares: NonNegative = 0
     """Idle ranks without layers, ready to replace a lost one."""
     min_ranks: Positive = 1

@@ -71,6 +71,8 @@ class GenerationSetup:
     """Of its layers and of those that it keeps for others by `plan`."""
     fetch: Callable[[Piece, int, Greeting, threading.Event], LayerState]
     """Layer or shard, step, its owner's greeting -> the owner's snapshot; stops when the event is set."""
+    resumed: bool = False
+    """Whether all ranks start from a checkpoint."""
     held: tuple[tuple[int, int], ...] = ()
     """(layer, place): layers whose updates are held back, and their destinations."""
     followers: Followers

@@ -115,8 +115,8 @@ class StepReport:
 
 @dataclass(frozen=True, kw_only=True)
 class StandbyReport:
-    """The standbys that one rank keeps are up to date, or its first snapshot is complete: from `step` on, the layers
-    that they copy can be lost."""
+    """The standbys that one rank keeps are up to date, or a snapshot is complete: from `step` on, the layers that they
+    copy can be lost."""
 
     step: int
     rank: int
@@ -125,7 +125,9 @@ class StandbyReport:
     bytes: int
     """Bytes fetched for them."""
     seconds: float
-    """Seconds since the start of the generation."""
+    """Seconds since the start of the generation; of a snapshot, since its own."""
+    snapshot: bool = False
+    """Whether it is of a snapshot. Each plan's first one is told of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -508,6 +510,8 @@ class Assignment:
     """Freeze plans with known starts; later ones are adopted only after the last of them."""
     loss_scale: LossScale | None = None
     """Of the next step, where the precision needs one and no checkpoint says it."""
+    fresh: bool = False
+    """It took no part in the generation before: a snapshot that it has may be of a step that was undone since."""
 
     @property
     def salvaged(self) -> frozenset[int]:

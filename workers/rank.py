@@ -219,6 +219,7 @@ class Rank:
         plan = assignment.plan
         self._check_sharding(plan, assignment.freeze)
         source.begin(freeze, plan.shard_of_place(assignment.place))
+        self._snapshots.forget_after(-1 if assignment.fresh else assignment.step)
         if self._training is not None:
             self.faults.reach(Phase.RECOVERING, self._step)
         if self._short:
@@ -262,8 +263,6 @@ class Rank:
             before = self._salvaged if self._step == assignment.step else {}
             weights = {**before, **haul.weights}
             salvaged = {layer: weights[layer] for layer in assignment.salvaged if layer in weights}
-        self._snapshots.stop()
-        self._snapshots.forget_after(assignment.step)
         self._layers = {layer: known[layer] for layer in owned}
         self._check_shares(plan, self._layers)
         self._standbys = Standbys(
@@ -444,6 +443,7 @@ class Rank:
             bring=partial(self._source.fetch_base, self._step),
             withdraw=self._withdraw,
             snapshots=self._snapshots,
+            resumed=assignment.start is not None,
             fetch=self._source.fetch_copy,
             followers=self._followers,
             freeze_plans=self._freeze_plans,
@@ -466,6 +466,7 @@ class Rank:
         finally:
             # Standbys of a plan switch that failed half-way have not been trained with yet.
             self._standbys.rest()
+            self._snapshots.stop()
             self._take_over(self._training)
 
     def _switch(self, following: NextPlan, setup: GenerationSetup) -> GenerationSetup:

@@ -124,7 +124,9 @@ class Training:
         """The plan that all ranks follow after the newest commit."""
         self._owners: list[Greeting] = []
         """Every rank's greeting, by place."""
-        self._snapshot_turns = SnapshotTurns(setup.snapshots, setup.rank, setup.place)
+        self._snapshot_turns = SnapshotTurns(
+            setup.snapshots, setup.rank, setup.place, setup.config.elastic.undone_steps
+        )
         self.loss_scale = setup.greeting.loss_scale
         """Of the next step, where the precision needs one. Known once the ranks have greeted each other."""
         self.ended_s = 0.0
@@ -180,6 +182,7 @@ class Training:
         self._requests, self._validated = before._requests, before._validated
         self._skipped, self.loss_scale = before._skipped, before.loss_scale
         self._snapshot_turns = before._snapshot_turns
+        self._snapshot_turns.follow_another_plan()
         self._announcements, self._checkpointing = before._announcements, before._checkpointing
         self._checkpointing.plan = self._setup.plan
 
@@ -216,6 +219,7 @@ class Training:
             outcome = self._run()
             return outcome
         finally:
+            self._setup.snapshots.wait_copied()
             if not self.torn:
                 self._held_updates.end()
             if not isinstance(outcome, NextPlan):
@@ -297,6 +301,9 @@ class Training:
         if not known and plan.snapshot_every and self.step:
             self._begin_snapshot()
         left = None if known else agree(self._owners, self.step)
+        if left is None and self.step and not known and not setup.resumed:
+            # Back at a snapshot: a checkpoint of its step may have been under way.
+            left = Unfinished(step=self.step, validated=True)
         if left is None or not self.step:
             return False
         self._requests = left.requests - {Request.REGROUP}
@@ -339,15 +346,12 @@ class Training:
 
     def _take_snapshot(self) -> None:
         """Begin a snapshot if it is time for one."""
-        every = self._setup.plan.snapshot_every
-        if self._snapshot_turns.due(self.step, every):
+        if self._snapshot_turns.due(self.step, self._setup.plan.snapshot_every):
             self._held_updates.release()
             self._begin_snapshot()
-        elif (late := self._snapshot_turns.late(self.step, every)) is not None:
-            self._announcements.add(self.step, late)
 
     def _begin_snapshot(self) -> None:
-        """Copy what this rank owns as it is now, and begin to fetch what it keeps for others."""
+        """Begin to copy what this rank owns as it is now, and to fetch what it keeps for others."""
         setup, step = self._setup, self.step
         plan = setup.plan
         self._snapshot_turns.begin(step)
@@ -358,7 +362,8 @@ class Training:
             return lambda stopped: setup.fetch(piece, step, owner, stopped)
 
         wanted = {piece: bring(piece) for piece in plan.snapshots_at(setup.place)}
-        setup.snapshots.take(step, own, wanted, self.loss_scale)
+        sharing = sum(owner.host == setup.greeting.host for owner in self._owners)
+        setup.snapshots.take(step, own, wanted, self.loss_scale, sharing=sharing)
 
     def _flush_held(self) -> None:
         """Send the gradients of held-back layers to the layers' destinations."""
@@ -532,6 +537,7 @@ class Training:
 
     def _take_up(self, step: _Undecided, vector: tuple[bytes, ...], decision: Decision) -> None:
         """Apply the committed step. Only here do layers change, except for their buffers."""
+        self._setup.snapshots.wait_copied()
         self.torn = True
         if not decision.skipped:
             if self._curvature is not None:
@@ -574,7 +580,10 @@ class Training:
             self._announcements.add(self.step, report)
         if decision.bases_settled:
             self._setup.withdraw()
-        for report in self._snapshot_turns.commit(self.step, decision.snapshot, decision.snapshot_given_up):
+        every = self._setup.plan.snapshot_every
+        for report in self._snapshot_turns.commit(
+            self.step, every, decision.snapshot, decision.snapshot_given_up
+        ):
             self._announcements.add(self.step, report)
 
     def _step_report(self, decision: Decision, step_s: float) -> StepReport:

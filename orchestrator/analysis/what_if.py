@@ -24,6 +24,7 @@ from planner.search.shapes import shapes
 from planner.simulation.costs import bounds
 from planner.simulation.predict import Prediction, predict
 from planner.simulation.resized_cluster import resized
+from workers.config import ElasticConfig
 from workers.protocol import JobError
 
 KEEP, BEST = "keep", "best"
@@ -111,7 +112,7 @@ def what_if(view: JobView, profile: Profile | None, change: Change) -> WhatIf:
         now = _case(today, plan, r_max)
         then_r_max = r_max if change.r_max is None else change.r_max
         domains = [*map(view.ranks.domain, view.ranks.members)]
-        then = _case(*_changed(planned, plan, change, domains, spec.elastic.peer_copies), then_r_max)
+        then = _case(*_changed(planned, plan, change, domains, spec.elastic), then_r_max)
     except (ScheduleError, PlanError) as error:
         raise JobError(f"no plan: {error}") from error
     except ValueError as error:
@@ -120,13 +121,13 @@ def what_if(view: JobView, profile: Profile | None, change: Change) -> WhatIf:
 
 
 def _changed(
-    planned: Profile, plan: Plan, change: Change, domains: Sequence[str], copies: int
+    planned: Profile, plan: Plan, change: Change, domains: Sequence[str], elastic: ElasticConfig
 ) -> tuple[Profile, Plan]:
     """The profile and the plan of the changed case.
 
     Args:
         domains: per place, the failure domain of its rank; further places are on nodes of their own.
-        copies: of each layer on standbys.
+        elastic: says which copies each layer has.
     """
     ranks = plan.pipeline_ranks if change.ranks is None else change.ranks
     profile = replace(planned, cluster=_disturbed(_sized(planned.cluster, ranks), change))
@@ -159,8 +160,9 @@ def _changed(
             pipelines=plan.pipelines,
             shard=plan.shard,
             # Which rank keeps a copy of which layer depends on the cut.
-            domains=domains if copies else None,
-            copies=copies,
+            domains=domains if elastic.peer_copies else None,
+            copies=elastic.peer_copies,
+            copy_every=elastic.copy_every,
         )
         for shape in built
     ]

@@ -99,7 +99,7 @@ class Formed:
     step: int
     """Steps committed where it begins."""
     snapshot: bool = False
-    """Whether the ranks went back to a snapshot that they hold of that step."""
+    """Whether the ranks went back to that step, of which they hold a snapshot between them."""
     failures: int = 0
     """How often the job has failed with no step committed beyond `failed_at`."""
     failed_at: int = -1

@@ -88,7 +88,7 @@ class RanksView:
     generation: int | None = None
     """Number of the newest generation; None if none has formed."""
     copied: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Place -> layers of which it keeps an up-to-date copy for other places."""
+    """Place -> layers of which it keeps an up-to-date copy, or a snapshot, for other places."""
     began: int = 0
     """The step at which it began to train."""
     since: int | None = None
@@ -172,7 +172,7 @@ class RanksView:
                 self.going |= {*ranks}
                 self.notices = (*self.notices[1 - KEPT_NOTICES :], Notice(time_s=time_s, event=event))
             case StandbyReport(rank=place, layers=layers):
-                self.copied[place] = layers
+                self.copied[place] = tuple(sorted({*self.copied.get(place, ()), *layers}))
             case SwitchReport(rank=place):
                 # It reports the copies of its new plan again, once they are up to date.
                 self.copied.pop(place, None)

@@ -163,7 +163,7 @@ def take_report(order: Order, job: Job, report: Report) -> Changing:
             change = replace(change, reached=change.reached | {place})
             if len(change.reached) == len(job.membership.members):
                 job = replace(job, progress=replace(job.progress, plan=copying))
-        case StandbyReport(rank=place) if place in change.reached:
+        case StandbyReport(rank=place, snapshot=False) if place in change.reached:
             change = replace(change, waiting=change.waiting - {place})
         case CopiedAhead(rank=rank) if (report.epoch, report.change) == (order.epoch, change.number):
             if report.error is not None:

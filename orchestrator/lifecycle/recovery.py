@@ -92,8 +92,6 @@ class RecoveryPlan:
     sources: tuple[Source, ...] = ()
     """One per layer, or per shard of it, if the living ranks hold the model, as it is or in a snapshot; none if it is
     loaded or initialized again."""
-    snapshot: bool = False
-    """The sources are of a snapshot: the steps after it are lost."""
     checkpoints: tuple[CheckpointRef, ...] = ()
     """To start from, newest first; if one is damaged, the next is tried."""
     moments: tuple[CheckpointRef, ...] = ()
@@ -114,8 +112,14 @@ class RecoveryPlan:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the living ranks hold the model as it is, so that no committed step is lost."""
-        return bool(self.sources) and not self.snapshot
+        """Whether the living ranks hold the model as the newest commit left it."""
+        return bool(self.sources) and self.step >= self.reached
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether they hold it as an earlier one did, in a snapshot or since an attempt to go back: the steps after it
+        are lost."""
+        return bool(self.sources) and self.step < self.reached
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +191,10 @@ def decide(now: Situation) -> RecoveryPlan | Pause | Abort:
         if elastic.wait_s == 0:
             return Abort(reason=f"{why}; elastic.wait_s = 0 waits for no others", rescue=rescue)
         interrupted = _interrupted(now, held)
-        return Pause(reason=why, step=reached, rescue=rescue, interrupted=interrupted, failures=failures)
+        step = reached if rescue is None or held is not None else rescue.step
+        if step < reached:
+            why = f"{why}; back to the snapshot of step {step}, which costs {counted(reached - step, 'committed step')}"
+        return Pause(reason=why, step=step, rescue=rescue, interrupted=interrupted, failures=failures)
     if (held is None or held < newest) and elastic.salvage == "weights":
         left = _held(now, weights=True)
         salvaged = left is not None and left > newest
@@ -202,14 +209,13 @@ def decide(now: Situation) -> RecoveryPlan | Pause | Abort:
     has = _live(now, step) if at_hand else kept
     return RecoveryPlan(
         cause="loss" if lost else now.asked or ("memory" if now.short else "retry"),
-        reason=_reason(now, lineup, step, reached, at_hand=at_hand, snapshot=kept is not None),
+        reason=_reason(now, lineup, step, reached, held=has is not None, salvaged=salvaged),
         lineup=lineup,
         step=step,
         settling=frozenset(_current(now, meeting)),
         settlement=settlement,
         handover=_handover(now, meeting),
         sources=() if has is None else _sources(now, has),
-        snapshot=kept is not None,
         checkpoints=() if has is not None else now.checkpoints,
         moments=now.checkpoints if salvaged else (),
         held={} if has is None else has.pieces,
@@ -251,8 +257,8 @@ def _snapshot(now: Situation, newest: int) -> _Holdings | None:
     """The newest snapshot, not older than the `newest` checkpoint, of which the living ranks together have every layer;
     None: there is none."""
     kept: dict[int, dict[int, SnapshotHeld]] = {}
-    for rank, position in _holders(now).items():
-        for one in position.snapshots:
+    for rank in now.members:
+        for one in now.positions[rank].snapshots if rank in now.positions else ():
             kept.setdefault(one.step, {})[rank] = one
     for step, by_rank in sorted(kept.items(), reverse=True):
         everywhere = _by_layer(piece for one in by_rank.values() for piece in one.pieces)
@@ -476,7 +482,7 @@ def reason_of(members: Sequence[int], lineup: Sequence[int], alive: Collection[i
 
 
 def _reason(
-    now: Situation, lineup: tuple[int, ...], step: int, reached: int, *, at_hand: bool, snapshot: bool
+    now: Situation, lineup: tuple[int, ...], step: int, reached: int, *, held: bool, salvaged: bool
 ) -> str:
     """The decision in words."""
     if now.asked == "resume":
@@ -485,15 +491,13 @@ def _reason(
     if now.trouble:
         said.append(now.trouble)
     said.append(reason_of(now.members, lineup, now.positions.keys()))
-    if not at_hand and now.trained:
+    if (not held or step < reached) and now.trained:
         missing = named("layer", _missing(now, max(_attainable(now))))
-        from_what = "snapshot" if snapshot else "checkpoint"
-        where = f"the {from_what} of step {step}" if step else "the beginning"
-        said.append(
-            f"no remaining rank holds {missing}: back to {where}, which costs"
-            f" {counted(reached - step, 'committed step')}"
-        )
-    elif at_hand and (lost := _missing(now, step)):
+        what = "snapshot" if held else "checkpoint"
+        where = f"the {what} of step {step}" if step else "the beginning"
+        lacking = f"no remaining rank holds {missing}: " if missing else ""
+        said.append(f"{lacking}back to {where}, which costs {counted(reached - step, 'committed step')}")
+    elif salvaged and (lost := _missing(now, step)):
         newest = now.checkpoints[0].step if now.checkpoints else 0
         moments = f"with the moments of the checkpoint of step {newest}" if newest else "with fresh moments"
         said.append(

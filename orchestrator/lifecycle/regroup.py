@@ -313,7 +313,7 @@ def unplannable(order: Order, state: Planning, stimulus: Unplannable) -> Step:
 
 
 def _load(job: Job, draft: Draft) -> Step:
-    recovery_plan = draft.recovery_plan
+    recovery_plan, before = draft.recovery_plan, job.membership.members
     job = replace(
         job, membership=replace(job.membership, tried=job.membership.tried | frozenset(draft.members))
     )
@@ -343,6 +343,7 @@ def _load(job: Job, draft: Draft) -> Step:
             moments=recovery_plan.moments[0] if recovery_plan.moments else None,
             freeze=job.progress.freeze,
             loss_scale=recovery_plan.loss_scale,
+            fresh=rank not in before,
         )
         for place, rank in enumerate(draft.members)
     }
@@ -423,7 +424,7 @@ def store_up(order: Order, state: Hosting, stimulus: StoreUp) -> Step:
         generation=generation,
         start=start,
         step=recovery_plan.step,
-        snapshot=recovery_plan.snapshot,
+        snapshot=recovery_plan.goes_back,
         failures=job.progress.failures,
         failed_at=job.progress.failed_at,
     )

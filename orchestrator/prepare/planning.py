@@ -151,7 +151,12 @@ def _choose_redundancy(settled: SettledSpec, profile: Profile) -> Choice:
             why = why or error
             return None
         undoes = max(undoes, choice.prediction.redundancy.undone_steps)
-        if undoes <= allowed:
+        if choice.plan.world_size == 1 and elastic["redundancy"] == "peer":
+            why = why or JobError(
+                f"elastic.undone_steps = {allowed} needs copies on another rank, and the fastest plan has 1 rank: give"
+                " pipeline.ranks, or allow as many undone steps as checkpoint.every_steps costs"
+            )
+        elif undoes <= allowed:
             found.append((choice.prediction.step_s, undoes, words, choice))
         return choice
 

@@ -65,14 +65,16 @@ def prepare(
     spec = settled.spec
     epoch, _ = folder.incarnations()
     newest = folder.newest_plan() if resume and profile_file is None else None
-    if newest is not None and still_right(newest, settled):
+    chooses = spec.elastic.redundancy == AUTO  # by what the job allows now, and links may have changed
+    if newest is not None and still_right(newest, settled) and not chooses:
         known = _kept(settled, folder)
         if known is None and spec.adapt.policy != "off":
             known = _obtained(settled, profile_file, say)
         resolved = resolve(settled, epoch=epoch + 1, plan=newest)
         prepared = Prepared(resolved=resolved, profile=known, replanner=replanner_of(resolved, known))
     elif profile_file is not None or needs_profile(spec):
-        profile = _obtained(settled, profile_file, say)
+        known = _kept(settled, folder) if resume and profile_file is None else None
+        profile = known or _obtained(settled, profile_file, say)
         choice = first_plan(settled, profile)
         resolved = resolve(settled, epoch=epoch + 1, plan=choice.plan)
         prepared = Prepared(

@@ -47,7 +47,7 @@ def lines(found: EffectiveTime) -> list[str]:
         text.append(f"each node that joined cost {significant(found.lost_per_join)} node-seconds")
     if found.copies:
         text.append(
-            f"with the copies of every layer at hand, the {counted(found.copies[0].losses, 'loss', 'losses')} of the"
+            f"with up-to-date copies of every layer, the {counted(found.copies[0].losses, 'loss', 'losses')} of the"
             " whole trace would cost:"
         )
     text += [

@@ -125,7 +125,7 @@ def settle_elastic(elastic: ElasticConfig, ranks: int) -> ElasticConfig:
             f" begin; use elastic.min_ranks = {ranks} at most, or more ranks (pipeline.ranks)"
         )
     if elastic.redundancy == "auto" and ranks == 1:
-        return elastic.model_copy(update={"redundancy": "checkpoint"})
+        return elastic.model_copy(update={"redundancy": "checkpoint", "undone_steps": 0})
     if elastic.redundancy is not None:
         return elastic
     return elastic.model_copy(update={"redundancy": "peer" if ranks > 1 else "checkpoint"})
@@ -255,7 +255,7 @@ def _check_elastic(elastic: ElasticConfig) -> None:
             f'elastic.copy_every = {elastic.copy_every}, but elastic.redundancy = "{elastic.redundancy}" {instead}: use'
             ' "peer", or leave copy_every out'
         )
-    if elastic.undone_steps and elastic.redundancy != "auto":
+    if elastic.undone_steps and elastic.redundancy != AUTO:
         raise JobError(
             f'elastic.undone_steps = {elastic.undone_steps} is for elastic.redundancy = "auto": use that, or leave'
             " undone_steps out"

@@ -68,7 +68,8 @@ METRICS = (
     _gauge(
         "ranks_without_redundancy",
         "ranks",
-        "Ranks that hold layers of which no other rank has an up-to-date copy; only of jobs that want copies",
+        "Ranks that hold layers of which no other rank has an up-to-date copy or a snapshot; only of jobs that want"
+        " copies",
     ),
     _gauge(
         "rank_memory_bytes",

@@ -33,7 +33,7 @@ def protected(
     if not copies:
         return plan
     places = assign(plan, domains[: plan.world_size], parameter_bytes, copies)
-    if every == 1:
+    if every == 1 or not any(places):  # siblings on other nodes are each other's copies
         return replace(plan, standbys=places)
     return replace(plan, snapshots=places, snapshot_every=every)
 

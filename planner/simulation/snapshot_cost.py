@@ -12,9 +12,9 @@ from planner.shards import WHOLE, Piece
 from planner.simulation.links_of_places import link_between
 from planner.simulation.shard_parts import part_of
 
-COPIED_BYTES_PER_S = {"cpu": 5e9, "emulated": 5e9, "cuda": 25e9}
-"""Into host memory, by device: what one core copies into fresh pages; and half of what an H100 moves into pinned memory
-(`docs/measurements.md`, 55 GB/s), as one more copy follows."""
+COPIED_BYTES_PER_S = 5e9
+"""Into host memory: what one core copies into fresh pages. From a GPU another copy comes before, which is faster
+(`docs/measurements.md`)."""
 KEPT = 2
 """Snapshots that a rank has at most: the one that all have, and the next."""
 COMMIT_STEPS = 1
@@ -28,8 +28,8 @@ class SnapshotCost:
     bytes_per_step: int
     """Sent by all owners, on average."""
     seconds_per_step: float
-    """How much longer a step takes on average: owners copy their layers while nothing trains, and what sends and
-    receives has no idle time."""
+    """How much longer a step takes on average: what copies, sends and receives has no idle time, and the next update
+    waits until layers are copied."""
     memory_bytes: int
     """Of the host, at the rank that keeps most."""
     undone_steps: int
@@ -58,10 +58,14 @@ def cost_of_snapshots(profile: Profile, plan: Plan, step_s: float, idle_s: Seque
                 receiving_s[target] += link.receiver_busy_s(size)
                 way = source, target
                 on_link_s[way] = on_link_s.get(way, 0.0) + link.transfer_s(size)
-    copying_s = [_copying_s(profile, plan, place, plan.pieces_of_place(place)) for place in places]
-    busy_s = [(out_s + in_s) / every for out_s, in_s in zip(sending_s, receiving_s, strict=True)]
+    copying_s = [_copying_s(profile, plan.pieces_of_place(place)) for place in places]
+    computes = [profile.cluster.devices[plan.place(place).rank].kind != "cuda" for place in places]
+    busy_s = [
+        (out_s + in_s + own * copied_s) / every
+        for out_s, in_s, copied_s, own in zip(sending_s, receiving_s, copying_s, computes, strict=True)
+    ]
     beyond_s = max(max(0.0, busy - idle) for busy, idle in zip(busy_s, idle_s, strict=True))
-    added_s = max(copying_s) / every + beyond_s
+    added_s = max(0.0, max(copying_s) - step_s) / every + beyond_s
     # A rank fetches from one owner after the other; an owner may send to several at once.
     fetching_s = [
         sum(seconds for (_, target), seconds in on_link_s.items() if target == place) + receiving_s[place]
@@ -82,10 +86,9 @@ def cost_of_snapshots(profile: Profile, plan: Plan, step_s: float, idle_s: Seque
 
 
 def undone_steps(every: int, steps: int) -> int:
-    """The most committed steps that a lost rank undoes, where a snapshot begins every `every` steps and takes `steps`:
-    it is lost just before the next one is complete."""
-    interval = math.ceil(steps / every) * every
-    return interval + steps - 1
+    """The most committed steps that a lost rank undoes, where a snapshot begins every `every` steps, or once the one
+    before is complete, and takes `steps`: it is lost just before the next one is complete."""
+    return max(every, steps) + steps - 1
 
 
 def snapshot_bytes(profile: Profile, plan: Plan) -> int:
@@ -116,8 +119,5 @@ def _size(profile: Profile, piece: Piece) -> float:
     return part_of(layer, piece) * (layer.gradient_bytes + layer.optimizer_bytes)
 
 
-def _copying_s(profile: Profile, plan: Plan, place: int, pieces: Iterable[Piece]) -> float:
-    device = profile.cluster.devices[plan.place(place).rank]
-    return sum(_size(profile, piece) for piece in pieces) / COPIED_BYTES_PER_S.get(
-        device.kind, COPIED_BYTES_PER_S["cpu"]
-    )
+def _copying_s(profile: Profile, pieces: Iterable[Piece]) -> float:
+    return sum(_size(profile, piece) for piece in pieces) / COPIED_BYTES_PER_S

@@ -1,6 +1,7 @@
 """What the engine does apart from numbers: recompute once, skip a bad step, wait out times, fail loudly."""
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -289,6 +290,33 @@ def test_an_error_of_the_machine_is_not_the_layers(error: Exception) -> None:
     with pytest.raises(type(error)) as caught, blamed("a layer"):
         raise error
     assert caught.value is error
+
+
+class Putting(torch.nn.Module):
+    """Uses an operation without a deterministic kernel."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.put(torch.tensor([0]), torch.tensor([1.0]))
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_an_operation_that_gives_other_bits_each_time_is_named_with_the_ways_out() -> None:
+    device = torch.device("cpu")
+    layer = Layer(0, "put", Putting(), precision="float32", device=device, workspace=Workspace())
+    with pytest.raises(
+        JobError,
+        match=r"the forward pass of layer put uses put_, for which this device has no kernel that gives the same bits"
+        r".* write it with other operations, or .*cluster\.device\), at .*test_engine_conduct\.py:\d+ in forward",
+    ):
+        layer.forward((torch.randn(3, 8),), 0, keep=True)
 
 
 class Doubling(torch.nn.Module):

@@ -1,7 +1,7 @@
 """Snapshots: whole states of layers as some committed step left them, in host memory.
 
-Every few steps each rank copies the layers that it owns, and fetches, while training goes on, those that it keeps for
-other ranks. Once all ranks have all of a snapshot, it takes the place of the one before: the living ranks can always go
+Every few steps each rank copies the layers that it owns, and fetches those that it keeps for other ranks, all beside
+training. Once all ranks have all of a snapshot, it takes the place of the one before: the living ranks can always go
 back to one of the two together. Knows no plan, no commit and no network.
 """
 
@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
+import torch
+
 from planner.shards import Piece
+from workers.memory.shortage import shortage_in
 from workers.process.host_memory import free_host_bytes
 from workers.protocol import SnapshotHeld
-from workers.state.layer_state import LayerState, bytes_of, host_copy
+from workers.state.layer_state import LayerState, as_it_is, bytes_of, host_copy
 from workers.state.loss_scale import LossScale
 
 Bring = Callable[[threading.Event], LayerState]
@@ -33,8 +37,22 @@ class _Snapshot:
 
     loss_scale: LossScale | None = None
     states: dict[Piece, LayerState] = field(default_factory=dict)
-    lacking: set[Piece] = field(default_factory=set)
-    """Still to be fetched."""
+
+
+@dataclass(kw_only=True)
+class _Round:
+    """One snapshot on its way."""
+
+    step: int
+    snapshot: _Snapshot
+    before: frozenset[Piece]
+    """What was here already."""
+    sharing: int
+    begun_s: float = field(default_factory=time.monotonic)
+    stopped: threading.Event = field(default_factory=threading.Event)
+    copied: threading.Event = field(default_factory=threading.Event)
+    """Set once training may change the states that are copied."""
+    thread: threading.Thread | None = None
 
 
 class Snapshots:
@@ -56,9 +74,8 @@ class Snapshots:
         self._let_go = let_go
         self._free_bytes = free_bytes
         self._by_step: dict[int, _Snapshot] = {}
-        self._change = threading.Lock()
-        self._stopped = threading.Event()
-        self._fetching: threading.Thread | None = None
+        self._change = threading.RLock()
+        self._round: _Round | None = None
         self.complete = 0
         """Step of the newest snapshot that is complete here; 0: none is."""
         self.given_up = 0
@@ -78,62 +95,66 @@ class Snapshots:
         own: Iterable[LayerState],
         wanted: Mapping[Piece, Bring],
         loss_scale: LossScale | None = None,
+        *,
+        sharing: int = 1,
     ) -> None:
-        """Copy `own`, which are the states of `step`, and begin to fetch those that are `wanted`.
+        """Begin to copy `own`, which are the states of `step`, and then to fetch those that are `wanted`.
 
-        The snapshot before must be complete or given up. What is here already of that step is taken as it is.
+        Call `wait_copied` before weights or optimizer states change; all else of `own` may change at once. The snapshot
+        before must be complete or given up. What is here already of that step is taken as it is.
+
+        Args:
+            sharing: ranks on this host, each of which does the same.
         """
         self.stop()
-        self.failure, self.fetched_bytes, self.fetched_s = None, 0, 0.0
-        self.fetched_layers = tuple(sorted({piece.layer for piece in wanted}))
-        begun_s = time.monotonic()
-        snapshot = self._by_step.setdefault(step, _Snapshot())
-        snapshot.loss_scale = loss_scale
-        snapshot.lacking = {piece for piece in wanted if piece not in snapshot.states}
-        if self.complete >= step:
-            self.complete = 0
-        if self.given_up >= step:
-            self.given_up = 0
-        try:
-            for state in own:
-                if Piece(state.layer, state.shard) not in snapshot.states:
-                    self._make_room(bytes_of(state))
-                    self._take_in(step, snapshot, host_copy(state))
-        except MemoryError as error:
-            self._give_up(step, error)
-            return
-        if not snapshot.lacking:
-            self.complete = step
-            return
-        self._stopped = threading.Event()
-        self._fetching = threading.Thread(
-            target=self._fetch, args=(step, snapshot, wanted, begun_s), name="snapshot", daemon=True
+        with self._change:
+            self.failure, self.fetched_bytes, self.fetched_s = None, 0, 0.0
+            self.fetched_layers = tuple(sorted({piece.layer for piece in wanted}))
+            self.complete = self.complete if self.complete < step else 0
+            self.given_up = self.given_up if self.given_up < step else 0
+            snapshot = self._by_step.setdefault(step, _Snapshot())
+            snapshot.loss_scale = loss_scale
+            here = frozenset(snapshot.states)
+        now = [as_it_is(state) for state in own if Piece(state.layer, state.shard) not in here]
+        taken = _Round(step=step, snapshot=snapshot, before=here, sharing=sharing)
+        lacking = {piece: bring for piece, bring in wanted.items() if piece not in here}
+        stream = _side_stream(now)
+        taken.thread = threading.Thread(
+            target=self._complete, args=(taken, now, lacking, stream), name="snapshot", daemon=True
         )
-        self._fetching.start()
+        self._round = taken
+        taken.thread.start()
+
+    def wait_copied(self) -> None:
+        """Wait until the states given to `take` may change."""
+        if self._round is not None:
+            self._round.copied.wait()
 
     def all_have(self, step: int, given_up: int = 0) -> None:
-        """Every rank has all of the snapshot of `step`: drop older ones, and that of `given_up`, which some rank could
-        not complete."""
-        for old in [old for old in self._by_step if old < step or (old == given_up and old > step)]:
-            self._drop(old)
-        if self.complete == given_up:
-            self.complete = step
+        """Every rank has all of the snapshot of `step`: drop older ones. Drop that of `given_up`, which some rank could
+        not complete, unless it is the oldest that is here."""
+        with self._change:
+            for old in [old for old in self._by_step if old < step]:
+                self._drop(old)
+            if given_up > min(self._by_step, default=given_up):
+                self._drop(given_up)
+            if self.complete == given_up:
+                self.complete = step
 
     def forget_after(self, step: int) -> None:
-        """Drop snapshots of steps beyond `step`, which are undone. Call `stop` first."""
-        for later in [later for later in self._by_step if later > step]:
-            self._drop(later)
-        if self.complete > step:
-            self.complete = 0
-        if self.given_up > step:
-            self.given_up = 0
+        """Drop snapshots of steps beyond `step`, which are undone."""
+        with self._change:
+            for later in [later for later in self._by_step if later > step]:
+                self._drop(later)
+            self.complete = self.complete if self.complete <= step else 0
+            self.given_up = self.given_up if self.given_up <= step else 0
 
     def stop(self) -> None:
-        """Fetch no more; what has arrived stays."""
-        self._stopped.set()
-        if self._fetching is not None:
-            self._fetching.join()
-            self._fetching = None
+        """Copy and fetch no more; what has arrived stays."""
+        if self._round is not None and self._round.thread is not None:
+            self._round.stopped.set()
+            self._round.thread.join()
+            self._round = None
 
     def states(self, step: int) -> dict[Piece, LayerState]:
         """What is here of the snapshot of `step`."""
@@ -142,7 +163,8 @@ class Snapshots:
 
     def loss_scale(self, step: int) -> LossScale | None:
         """Of the step after `step`, where the precision needs one and a snapshot knows it."""
-        return self._by_step[step].loss_scale if step in self._by_step else None
+        with self._change:
+            return self._by_step[step].loss_scale if step in self._by_step else None
 
     def held(self) -> tuple[SnapshotHeld, ...]:
         """What is here, newest first."""
@@ -150,61 +172,101 @@ class Snapshots:
             return tuple(
                 SnapshotHeld(step=step, pieces=tuple(sorted(one.states)), loss_scale=one.loss_scale)
                 for step, one in sorted(self._by_step.items(), reverse=True)
+                if one.states
             )
 
-    def _fetch(self, step: int, snapshot: _Snapshot, wanted: Mapping[Piece, Bring], begun_s: float) -> None:
-        """Fetch in rounds: retry what did not arrive because its owner is busy."""
-        stopped, why = self._stopped, None
+    def _complete(
+        self,
+        taken: _Round,
+        own: Sequence[LayerState],
+        wanted: dict[Piece, Bring],
+        stream: AbstractContextManager[object],
+    ) -> None:
+        try:
+            try:
+                with stream:
+                    for state in own:
+                        if taken.stopped.is_set():
+                            return
+                        self._make_room(bytes_of(state), taken)
+                        self._take_in(taken, host_copy(state))
+            finally:
+                taken.copied.set()
+            why = self._fetch(taken, wanted)
+        except Exception as error:
+            why = error
+        with self._change:
+            if self._by_step.get(taken.step) is not taken.snapshot or taken.stopped.is_set():
+                return
+            if why is not None:
+                self._give_up(taken, why)
+            else:
+                self.fetched_s = time.monotonic() - taken.begun_s
+                self.complete = taken.step
+
+    def _fetch(self, taken: _Round, wanted: dict[Piece, Bring]) -> Exception | None:
+        """Fetch in rounds: retry what did not arrive because its owner is busy. Returns why some did not."""
+        why: Exception | None = None
         for pause_s in (0.0, *ASK_AGAIN_S):
-            stopped.wait(pause_s)
-            for piece in sorted(snapshot.lacking):
-                if stopped.is_set():
-                    return
+            if not wanted or taken.stopped.wait(pause_s):
+                break
+            for piece, bring in sorted(wanted.items()):
+                if taken.stopped.is_set():
+                    break
+                self._make_room(max(map(bytes_of, taken.snapshot.states.values()), default=0), taken)
                 try:
-                    self._make_room(max(map(bytes_of, snapshot.states.values()), default=0))
-                    state = wanted[piece](stopped)
-                except MemoryError as error:
-                    self._give_up(step, error)
-                    return
+                    state = bring(taken.stopped)
                 except Exception as error:
+                    if shortage_in(error) is not None:
+                        return error
                     why = error
                 else:
+                    del wanted[piece]
                     self.fetched_bytes += bytes_of(state)
-                    self._take_in(step, snapshot, state)
-            if not snapshot.lacking:
-                self.fetched_s = time.monotonic() - begun_s
-                self.complete = step
-                return
-        if why is not None and not stopped.is_set():
-            self._give_up(step, why)
+                    self._take_in(taken, state)
+        return why if wanted else None
 
-    def _take_in(self, step: int, snapshot: _Snapshot, state: LayerState) -> None:
-        piece = Piece(state.layer, state.shard)
+    def _take_in(self, taken: _Round, state: LayerState) -> None:
         with self._change:
-            snapshot.states[piece] = state
-            snapshot.lacking.discard(piece)
-        self._keep(step, [state])
+            if self._by_step.get(taken.step) is taken.snapshot:
+                taken.snapshot.states[Piece(state.layer, state.shard)] = state
+                self._keep(taken.step, [state])
 
-    def _make_room(self, needed_bytes: int) -> None:
+    def _make_room(self, needed_bytes: int, taken: _Round) -> None:
         """Raises:
         MemoryError: so much more would leave others too little.
         """
         free_bytes = self._free_bytes()
-        if free_bytes - needed_bytes < LEAST_FREE_BYTES:
+        if free_bytes - taken.sharing * needed_bytes < LEAST_FREE_BYTES:
+            others = "" if taken.sharing == 1 else f" on each of {taken.sharing} ranks"
             raise MemoryError(
-                f"the next layer takes {needed_bytes:,} bytes, and the host has {free_bytes:,} left, of which"
+                f"the next layer takes {needed_bytes:,} bytes{others}, and the host has {free_bytes:,} left, of which"
                 f" {LEAST_FREE_BYTES:,} are for others"
             )
 
-    def _give_up(self, step: int, error: Exception) -> None:
-        lacking = (
-            "there is no host memory for" if isinstance(error, MemoryError) else "layers did not arrive for"
-        )
-        self.failure = f"{lacking} the snapshot of step {step}: {error}"
-        self._drop(step)
-        self.given_up = step
+    def _give_up(self, taken: _Round, error: Exception) -> None:
+        short = shortage_in(error) is not None
+        lacking = "there is no host memory for" if short else "layers did not arrive for"
+        self.failure = f"{lacking} the snapshot of step {taken.step}: {error}"
+        self.given_up = taken.step
+        self._drop(taken.step)
+        if taken.before:
+            states = {piece: state for piece, state in taken.snapshot.states.items() if piece in taken.before}
+            self._by_step[taken.step] = _Snapshot(taken.snapshot.loss_scale, states)
+            self._keep(taken.step, states.values())
 
     def _drop(self, step: int) -> None:
-        with self._change:
-            self._by_step.pop(step, None)
+        if self._round is not None and self._round.step == step:
+            self._round.stopped.set()
+        self._by_step.pop(step, None)
         self._let_go(step)
+
+
+def _side_stream(states: Sequence[LayerState]) -> AbstractContextManager[object]:
+    """Where a GPU copies beside what it computes, once it has computed these states."""
+    weights = next((weight for state in states for weight in state.weights.values() if weight.is_cuda), None)
+    if weights is None:
+        return nullcontext()
+    stream = torch.cuda.Stream(weights.device)
+    stream.wait_stream(torch.cuda.current_stream(weights.device))
+    return torch.cuda.stream(stream)

@@ -78,6 +78,8 @@ class Job:
     """How a process opens its rank's channel, where that is not for `Rank.join` to choose."""
     count_memory: bool = False
     """Whether each process counts the storages that live while it trains, which slows it down."""
+    secret: bytes = b""
+    """With which ranks fetch layers from each other; without one they serve none."""
 
 
 def assignment(job: Job, place: int) -> Assignment:
@@ -161,7 +163,9 @@ def run_threads(job: Job) -> Run:
             results[number] = error
             hub.close()
 
-    ranks.extend(Rank(job.config, number, partial(take, number)) for number in range(world))
+    ranks.extend(
+        Rank(job.config, number, partial(take, number), secret=job.secret) for number in range(world)
+    )
     threads = [threading.Thread(target=host, args=(number,)) for number in range(world)]
     for thread in threads:
         thread.start()
@@ -191,7 +195,7 @@ def _process(job: Job, number: int, pipe: Connection) -> None:
             pipe.send(CountedMemory(rank=number, step=report.step, peak_bytes=counting.restart()))
         _react(job, rank, report)
 
-    rank = Rank(job.config, number, take)
+    rank = Rank(job.config, number, take, secret=job.secret)
     closing = threading.Event()
 
     def join(rank: Rank) -> None:

@@ -129,6 +129,17 @@ def host_copy(state: LayerState) -> LayerState:
     return _copied(state, fresh)
 
 
+def as_it_is(state: LayerState) -> LayerState:
+    """`state` of which only weights and optimizer state change with what changes them there: buffers, which a window
+    changes too, statistics and counts are copies."""
+    return replace(
+        state,
+        buffers={name: tensor.detach().clone() for name, tensor in state.buffers.items()},
+        freezing={name: tensor.detach().clone() for name, tensor in state.freezing.items()},
+        updates=dict(state.updates),
+    )
+
+
 def apart(state: LayerState) -> LayerState:
     """A copy of `state` on its device that shares no memory with `state`, nor with the module that computes with it."""
     return _copied(state, lambda tensor: tensor.detach().clone())

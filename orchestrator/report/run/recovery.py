@@ -206,7 +206,7 @@ def _copies(found: EffectiveTime) -> tuple[Table, ...]:
         return ()
     losses = counted(found.copies[0].losses, "loss", "losses")
     table = Table(
-        label=f"Copies of every layer: what the {losses} of the whole trace would cost with them",
+        label=f"Up-to-date copies of every layer: what the {losses} of the whole trace would cost with them",
         columns=(
             Column("Copies", "number"),
             Column("Losses of the last node that holds some layer", "number"),

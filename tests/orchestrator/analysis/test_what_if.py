@@ -57,6 +57,9 @@ def test_another_cut_has_copies_of_its_own() -> None:
             assert copies
             assert owner not in copies
     assert what_if(view, PROFILE, Change(ranks=2)).then.plan.standbys != ()
+    view.spec["elastic"] = {"redundancy": "peer", "copy_every": 4}
+    kept = what_if(view, PROFILE, Change(cut=(5, 2, 2, 1))).then.plan
+    assert (kept.standbys, kept.snapshots, kept.snapshot_every) == ((), found.then.plan.standbys, 4)
     view.spec["elastic"] = {"redundancy": "checkpoint"}
     assert what_if(view, PROFILE, Change(cut=(5, 2, 2, 1))).then.plan.standbys == ()
 

@@ -187,7 +187,7 @@ def test_the_numbers_are_told_in_words() -> None:
     assert "2 steps in flight run again, 6 committed steps lost" in text
     assert "43.7 %  in committed steps" in text
     assert "each failed node cost 10.8 node-seconds" in text
-    assert "with the copies of every layer at hand, the 9 losses of the whole trace would cost:" in text
+    assert "with up-to-date copies of every layer, the 9 losses of the whole trace would cost:" in text
     assert "no copy    70 committed steps: 9 of them take the last node that holds some layer" in text
     assert "1 copy      1 committed step: 2 of them" in text
     assert "2 copies     0 committed steps: 0 of them" in text

@@ -184,7 +184,7 @@ def test_where_layers_are_lost_all_go_back_to_the_newest_snapshot_that_is_whole(
     )
     found = decide(now)
     assert isinstance(found, RecoveryPlan)
-    assert (found.step, found.snapshot, found.goes_on, found.checkpoints) == (5, True, False, ())
+    assert (found.step, found.goes_back, found.goes_on, found.checkpoints) == (5, True, False, ())
     assert (found.reached, found.settlement) == (12, Settlement(step=12, reported=12))
     assert found.settling == {0, 2}
     assert found.loss_scale == scale
@@ -207,16 +207,46 @@ def test_a_newer_checkpoint_or_the_layers_as_they_are_count_more_than_a_snapshot
     )
     goes_on = decide(alive)
     assert isinstance(goes_on, RecoveryPlan)
-    assert (goes_on.step, goes_on.snapshot, goes_on.goes_on) == (12, False, True)
+    assert (goes_on.step, goes_on.goes_back, goes_on.goes_on) == (12, False, True)
     checkpoints = (CheckpointRef(path="6", step=6),)
     lost = situation(at(0, 12, 0, 1, snapshots=snapshots), step=12, checkpoints=checkpoints)
     back = decide(lost)
     assert isinstance(back, RecoveryPlan)
-    assert (back.step, back.snapshot, back.checkpoints, back.sources) == (6, False, checkpoints, ())
+    assert (back.step, back.goes_back, back.checkpoints, back.sources) == (6, False, checkpoints, ())
     (older,) = lost.checkpoints
     same = decide(replace(lost, checkpoints=(replace(older, step=5),)))
     assert isinstance(same, RecoveryPlan)
-    assert (same.step, same.snapshot) == (5, True)
+    assert (same.step, same.goes_back) == (5, True)
+
+
+def test_a_loss_while_ranks_go_back_does_not_make_the_steps_good_again() -> None:
+    """They stand at the snapshot's step by then, with all layers."""
+    found = decide(situation(at(0, 5, 0, 1, 2), at(2, 5, 3, 4, 5), step=12, trained=True))
+    assert isinstance(found, RecoveryPlan)
+    assert (found.step, found.reached, found.goes_on, found.goes_back) == (5, 12, False, True)
+    assert "back to the snapshot of step 5, which costs 7 committed steps" in found.reason
+
+
+def test_a_snapshot_of_the_newest_step_undoes_none() -> None:
+    held = kept(12, *range(LAYERS))
+    found = decide(situation(at(0, 12, 0, 1, snapshots=(held,)), at(2, 12, 4, 5, snapshots=(held,)), step=12))
+    assert isinstance(found, RecoveryPlan)
+    assert (found.step, found.goes_on, found.goes_back) == (12, True, False)
+    assert "back to" not in found.reason
+    assert "weights" not in found.reason
+
+
+def test_snapshots_of_a_rank_outside_the_generation_do_not_count() -> None:
+    """They may be of steps that were undone since."""
+    now = situation(
+        at(0, 12, 0, 1, snapshots=(kept(5, 0, 1, 4, 5),)),
+        at(3, 9, snapshots=(kept(5, 2, 3), kept(8, *range(LAYERS)))),
+        step=12,
+        tried=frozenset({3}),
+    )
+    found = decide(now)
+    assert isinstance(found, RecoveryPlan)
+    assert (found.step, found.sources) == (0, ())
 
 
 def test_a_snapshot_is_written_before_the_ranks_that_hold_it_may_go() -> None:
@@ -227,6 +257,8 @@ def test_a_snapshot_is_written_before_the_ranks_that_hold_it_may_go() -> None:
     )
     paused = decide(few)
     assert isinstance(paused, Pause)
+    assert paused.step == 10
+    assert "back to the snapshot of step 10, which costs 2 committed steps" in paused.reason
     assert paused.rescue == Rescue(
         step=10,
         settling=frozenset({0}),

@@ -32,7 +32,10 @@ def test_a_rehearsal_shows_its_ratio_its_nodes_and_what_each_change_cost() -> No
     titles = [attributes.get("aria-label") for attributes in shown.all("div")]
     assert "Node-seconds" in titles
     assert "Changes of nodes" in titles
-    assert "Copies of every layer: what the 3 losses of the whole trace would cost with them" in titles
+    assert (
+        "Up-to-date copies of every layer: what the 3 losses of the whole trace would cost with them"
+        in titles
+    )
     assert "−slot2" in shown.text
     assert "+slot4" in shown.text
     assert "−slot0, −slot1" in shown.text

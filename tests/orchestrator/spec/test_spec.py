@@ -336,6 +336,7 @@ def test_elastic_sense_is_not() -> None:
         (ElasticConfig(redundancy="checkpoint", spares=2), 1),
         (ElasticConfig(redundancy="peer", min_ranks=2), 2),
         (ElasticConfig(redundancy="peer"), "auto"),
+        (ElasticConfig(redundancy="auto", undone_steps=8), 1),
     )
     for elastic, ranks in sense:
         check(Spec(job=JobConfig(name="a"), pipeline=PipelineConfig(ranks=ranks), elastic=elastic))

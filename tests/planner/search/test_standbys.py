@@ -41,6 +41,9 @@ def test_copies_follow_each_step_or_are_taken_every_few() -> None:
     taken = protected(each_step, ["a", "b", "c"], [5, 5, 5], 1, 4)
     assert (taken.standbys, taken.snapshots, taken.snapshot_every) == ((), places, 4)
     assert protected(taken, ["a", "b", "c"], [5, 5, 5], 0, 4) == replace(made, standbys=())
+    # Replicas on other nodes are each other's copies, and nobody fetches.
+    siblings = replace(plan(1, 1, replicas=2), standbys=())
+    assert protected(siblings, ["a", "a", "b", "b"], [5, 5], 1, 4).snapshots == ()
 
 
 def test_a_stage_gives_its_first_layers_to_the_place_before_and_its_last_to_the_place_after() -> None:
