@@ -99,7 +99,7 @@ def side(place: int, work: Path) -> None:
     )
     rank.join(generation, open_channel(generation, place, torch.device("cpu")))
     if told["measure"]:
-        post(measured=MEASURED.dump_python(rank.profile(), mode="json"))
+        post(measured=MEASURED.dump_json(rank.profile()).decode())
     else:
         rank.train()
     post(done=place)
@@ -168,7 +168,7 @@ def profile_over(link: ShapedLink, folder: Path, steps: int) -> Profile:
     made = resolve(settled(folder, steps, {}), epoch=1)
     said = on_link(link, folder, made, measure=True)
     measured = [next(each["measured"] for each in of_one if "measured" in each) for of_one in said]
-    profile = combine([MEASURED.validate_python(each) for each in measured], made.config)
+    profile = combine([MEASURED.validate_json(each) for each in measured], made.config)
     return replace(profile, key="measured", source="over the link")
 
 

@@ -15,14 +15,13 @@ from planner.schedule.expand import schedule_after
 from planner.search import recut
 from planner.search.replan import Replanner
 from planner.simulation.predict import Prediction, predict
+from planner.simulation.snapshot_cost import DISTURBANCE
 from planner.wording import counted, seconds, shares_text
 
 LEAST_GAIN = 0.03
 """Share of the step that another cut must save: less than that is lost in the noise of the prediction."""
 SURE = 2.0
 """Or so many standard errors of the slowdowns, if these are more: less than that their noise may explain."""
-DISTURBANCE = 0.1
-"""How much longer steps take while layers move, as a share; `docs/measurements.md`, "Layers that move"."""
 STALL_S = 0.1
 """What the switches of one move stall the ranks."""
 IN_FORCE_STEPS = 3

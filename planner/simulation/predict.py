@@ -151,7 +151,7 @@ def predict(profile: Profile, plan: Plan, schedule: Schedule, ratios: Ratios | N
         memory_bytes=max(standby_bytes(profile, plan)),
     )
     if plan.snapshots:
-        kept = cost_of_snapshots(profile, plan, step_s, _idle_s(plan, runs))
+        kept = cost_of_snapshots(profile, plan, step_s)
         step_s += kept.seconds_per_step
         redundancy = Redundancy(
             bytes_per_step=redundancy.bytes_per_step + kept.bytes_per_step,
@@ -197,17 +197,14 @@ def _all_windows(profile: Profile, plan: Plan, schedule: Schedule, ratios: Ratio
 
 def _beyond_idle_s(profile: Profile, plan: Plan, runs: Sequence[PipelineRun]) -> float:
     """Seconds by which updates of standbys, which run beside the window, exceed a rank's idle time; the largest."""
-    return max(
-        max(0.0, update_s - free_s)
-        for update_s, free_s in zip(standby_update_s(profile, plan), _idle_s(plan, runs), strict=True)
-    )
-
-
-def _idle_s(plan: Plan, runs: Sequence[PipelineRun]) -> list[float]:
-    """Per place, the time in its windows in which it does not compute."""
     longest_s = max(run.whole.makespan_s for run in runs)
     idle_s = [longest_s - busy_s for run in runs for busy_s in run.whole.busy_s]
-    return idle_s * plan.pipeline_count if len(runs) == 1 else idle_s
+    if len(runs) == 1:
+        idle_s *= plan.pipeline_count
+    return max(
+        max(0.0, update_s - free_s)
+        for update_s, free_s in zip(standby_update_s(profile, plan), idle_s, strict=True)
+    )
 
 
 def _ends_s(simulation: Simulation) -> list[float]:

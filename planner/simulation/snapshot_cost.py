@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from planner.plan import Plan
@@ -15,6 +14,11 @@ from planner.simulation.shard_parts import part_of
 COPIED_BYTES_PER_S = 5e9
 """Into host memory: what one core copies into fresh pages. From a GPU another copy comes before, which is faster
 (`docs/measurements.md`)."""
+STREAM_S_PER_BYTE = 2.2e-9
+"""What sending, and what receiving, a state takes of a core that computes as well (`docs/measurements.md`, "Redundancy
+on a slow link")."""
+DISTURBANCE = 0.1
+"""How much longer steps take while layer states travel, as a share; `docs/measurements.md`, "Layers that move"."""
 KEPT = 2
 """Snapshots that a rank has at most: the one that all have, and the next."""
 COMMIT_STEPS = 1
@@ -28,25 +32,24 @@ class SnapshotCost:
     bytes_per_step: int
     """Sent by all owners, on average."""
     seconds_per_step: float
-    """How much longer a step takes on average: what copies, sends and receives has no idle time, and the next update
-    waits until layers are copied."""
+    """How much longer a step takes on average: states that travel disturb messages of training; where ranks compute on
+    the host, copying, sending and receiving takes processor time from them; and the next update waits until layers are
+    copied."""
     memory_bytes: int
     """Of the host, at the rank that keeps most."""
     undone_steps: int
     """The most committed steps that a lost rank undoes, with a step as long as given."""
 
 
-def cost_of_snapshots(profile: Profile, plan: Plan, step_s: float, idle_s: Sequence[float]) -> SnapshotCost:
+def cost_of_snapshots(profile: Profile, plan: Plan, step_s: float) -> SnapshotCost:
     """The cost of the snapshots of `plan`, which has some.
 
     Args:
         step_s: the step without them.
-        idle_s: per place, time in a step in which it computes nothing.
     """
     every, places = plan.snapshot_every, range(plan.world_size)
     sent, received = [0.0] * plan.world_size, [0.0] * plan.world_size
-    sending_s, receiving_s = [0.0] * plan.world_size, [0.0] * plan.world_size
-    on_link_s: dict[tuple[int, int], float] = {}
+    leaving_s, fetching_s = [0.0] * plan.world_size, [0.0] * plan.world_size
     for target in places:
         for piece in plan.snapshots_at(target):
             source, size = plan.owner_of(piece), _size(profile, piece)
@@ -54,28 +57,19 @@ def cost_of_snapshots(profile: Profile, plan: Plan, step_s: float, idle_s: Seque
             received[target] += size
             link = link_between(profile, plan, source, target)
             if link is not None:
-                sending_s[source] += link.sender_busy_s(size)
-                receiving_s[target] += link.receiver_busy_s(size)
-                way = source, target
-                on_link_s[way] = on_link_s.get(way, 0.0) + link.transfer_s(size)
-    copying_s = [_copying_s(profile, plan.pieces_of_place(place)) for place in places]
-    computes = [profile.cluster.devices[plan.place(place).rank].kind != "cuda" for place in places]
-    busy_s = [
-        (out_s + in_s + own * copied_s) / every
-        for out_s, in_s, copied_s, own in zip(sending_s, receiving_s, copying_s, computes, strict=True)
+                # A rank fetches one after the other; an owner may send to several at once.
+                fetching_s[target] += link.total_s(size)
+                leaving_s[source] += link.total_s(size)
+    copying_s = [sum(_size(profile, piece) for piece in plan.pieces_of_place(place)) for place in places]
+    copying_s = [size / COPIED_BYTES_PER_S for size in copying_s]
+    travelling_s = max((*fetching_s, *leaving_s))
+    working_s = [
+        copied_s + STREAM_S_PER_BYTE * (out + back) if _computes_on_host(profile, plan, place) else 0.0
+        for place, copied_s, out, back in zip(places, copying_s, sent, received, strict=True)
     ]
-    beyond_s = max(max(0.0, busy - idle) for busy, idle in zip(busy_s, idle_s, strict=True))
-    added_s = max(0.0, max(copying_s) - step_s) / every + beyond_s
-    # A rank fetches from one owner after the other; an owner may send to several at once.
-    fetching_s = [
-        sum(seconds for (_, target), seconds in on_link_s.items() if target == place) + receiving_s[place]
-        for place in places
-    ]
-    leaving_s = [
-        sum(seconds for (source, _), seconds in on_link_s.items() if source == place) + sending_s[place]
-        for place in places
-    ]
-    longest_s = max(copying_s) + max((*fetching_s, *leaving_s))
+    waiting_s = max(0.0, max(copying_s) - step_s)
+    added_s = (max(working_s) + DISTURBANCE * travelling_s + waiting_s) / every
+    longest_s = max(copying_s) + travelling_s
     steps = math.ceil(longest_s / (step_s + added_s)) + COMMIT_STEPS
     return SnapshotCost(
         bytes_per_step=round(sum(sent) / every),
@@ -119,5 +113,5 @@ def _size(profile: Profile, piece: Piece) -> float:
     return part_of(layer, piece) * (layer.gradient_bytes + layer.optimizer_bytes)
 
 
-def _copying_s(profile: Profile, pieces: Iterable[Piece]) -> float:
-    return sum(_size(profile, piece) for piece in pieces) / COPIED_BYTES_PER_S
+def _computes_on_host(profile: Profile, plan: Plan, place: int) -> bool:
+    return profile.cluster.devices[plan.place(place).rank].kind == "cpu"
