@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from rank_group import RankGroup, drilled, parted, state_sha256
 
 from planner.shards import Piece, made_of
 from workers.build import build_layers
-from workers.checkpoint.folder import checkpoint_folder, checkpoints
+from workers.checkpoint.folder import checkpoint_folder, checkpoints, read_layer, read_manifest
 from workers.config import CheckpointConfig, FreezeConfig, WorkerConfig
 from workers.control.rank_program import rank_programs
 from workers.elastic.snapshot_turns import SnapshotTurns
@@ -24,7 +25,7 @@ from workers.fault_injection.fault import Fault, FaultKind, Phase
 from workers.launch.ranks import Job, run_threads
 from workers.models.registry import build_definition
 from workers.protocol import Assignment, Position, Source, StandbyReport, WarningReport
-from workers.state.layer_state import LayerState, bytes_of, digest
+from workers.state.layer_state import LayerState, bytes_of, digest, host_copy
 from workers.state.loss_scale import LossScale
 from workers.state.optim import make_optimizer
 from workers.state_stream.frames import StateStreamError
@@ -242,6 +243,31 @@ def test_what_training_does_afterwards_does_not_reach_a_snapshot(tmp_path: Path)
     assert host.snapshots.complete == 4
     assert digest(host.snapshots.states(4)[Piece(1)]) == before
     assert host.offered == {4: [1]}
+
+
+def test_an_update_waits_until_layers_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies that take longer than a window are those of their step all the same, as its checkpoint has it."""
+    config = small_config(
+        tmp_path, "batchnorm", steps=8, checkpoint=CheckpointConfig(every_steps=2, keep=100)
+    )
+    work = replace(with_snapshots(job(config, ranks=2, schedule="1f1b"), every=2), secret=b"of the tests")
+    seen: dict[tuple[int, int], str] = {}
+
+    def copy_slowly(state: LayerState) -> LayerState:
+        time.sleep(0.1)
+        copy = host_copy(state)
+        seen[state.layer, max(state.updates.values())] = digest(copy)
+        return copy
+
+    monkeypatch.setattr("workers.elastic.snapshots.host_copy", copy_slowly)
+    run_threads(work)
+    saved = {
+        (layer, ref.step): digest(read_layer(ref, read_manifest(ref), layer))
+        for ref in checkpoints(config.output)
+        for layer in LAYERS
+    }
+    assert {step for _, step in seen} >= {2, 4}
+    assert all(saved[key] == copied for key, copied in seen.items())
 
 
 def test_a_snapshot_stays_until_all_ranks_have_the_next_one(tmp_path: Path) -> None:
