@@ -56,9 +56,19 @@ from orchestrator.lifecycle.stimuli import (
     StoreUp,
 )
 from planner.schedule.registry import build
+from planner.shards import Piece
 from workers.commit import vector_sha256
 from workers.config import ElasticConfig
-from workers.protocol import CheckpointRef, DamagedCheckpoint, Parted, Request, Settlement, Source, StepReport
+from workers.protocol import (
+    CheckpointRef,
+    DamagedCheckpoint,
+    Parted,
+    Request,
+    Settlement,
+    SnapshotHeld,
+    Source,
+    StepReport,
+)
 
 
 def test_a_lost_rank_is_recovered_onto_the_survivors() -> None:
@@ -126,6 +136,29 @@ def test_a_rank_lost_with_its_standby_costs_the_steps_since_the_checkpoint() -> 
     assert (
         "no remaining rank holds layer 1: back to the checkpoint of step 2, which costs 1" in regrouped.reason
     )
+
+
+def test_a_return_to_a_snapshot_voids_the_steps_after_it() -> None:
+    """Later reports of them no longer count, the log says how many, and a newcomer trusts no snapshot of its own."""
+    job = train(Job(replace(THREE, elastic=ElasticConfig(spares=1, grow=False)))).take(Room(5), ready(3))
+    job.take(*(Reported(step_report(step, generation=3)) for step in range(1, 5)), DEAD)
+    own = SnapshotHeld(step=2, pieces=(Piece(0), Piece(1)))
+    kept = SnapshotHeld(step=2, pieces=(Piece(2),))
+    job.take(Positioned(position(0, 4, (0,), snapshots=(own,)), 1))
+    job.take(Positioned(position(2, 4, (2,), snapshots=(kept,)), 1), Positioned(position(3, 0, ()), 1))
+    recovered(job, plan_of(3, version=2), (0, 3, 2))
+    follow = [effect for effect in job.effects if isinstance(effect, Follow)][-1]
+    assert {rank: (each.step, each.start, each.fresh) for rank, each in follow.assignments.items()} == {
+        0: (2, None, False),
+        2: (2, None, False),
+        3: (2, None, True),
+    }
+    assert [source.layer for source in follow.assignments[3].sources] == [1]
+    assert (job.has.progress.step, job.has.progress.since) == (2, 4)
+    formed = [event for event in job.logged if isinstance(event, events.Formed)][-1]
+    assert (formed.start, formed.step, formed.snapshot) == (None, 2, True)
+    regrouped = next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
+    assert (regrouped.step, regrouped.steps_lost) == (2, 2)
 
 
 @pytest.mark.parametrize("told", [True, False])
