@@ -29,6 +29,7 @@ from planner.search.search import Choice, Wish, choose
 from planner.simulation.costs import bounds
 from planner.simulation.predict import Prediction, predict
 from planner.simulation.simulate import simulate
+from planner.simulation.snapshot_cost import undone_steps
 from planner.wording import counted
 from workers.protocol import JobError
 
@@ -168,7 +169,7 @@ def _choose_redundancy(settled: SettledSpec, profile: Profile) -> Choice:
             break
         every -= max(1, tried.prediction.redundancy.undone_steps - allowed)
     written = settled.spec.checkpoint.every_steps
-    if written and (undoes := 2 * written - 1) <= allowed:
+    if written and (undoes := undone_steps(written, written)) <= allowed:
         look(undoes, "checkpoints alone", redundancy="checkpoint")
     if not found:
         assert why is not None

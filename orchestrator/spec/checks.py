@@ -81,7 +81,7 @@ def needs_profile(spec: Spec) -> bool:
         or bool(searched(spec.pipeline))
         or spec.cluster.memory_per_rank_bytes is not None
         or spec.adapt.policy != "off"
-        or spec.elastic.redundancy == "auto"
+        or spec.elastic.redundancy == AUTO
     )
 
 
@@ -114,7 +114,7 @@ def settle_elastic(elastic: ElasticConfig, ranks: int) -> ElasticConfig:
             'elastic.redundancy = "peer" keeps a copy of every layer on another rank, and the job has 1: use more'
             ' (pipeline.ranks), or elastic.redundancy = "checkpoint"'
         )
-    if elastic.redundancy in (None, "peer", "auto") and elastic.copies > 1 and elastic.copies >= ranks:
+    if elastic.redundancy in (None, "peer", AUTO) and elastic.copies > 1 and elastic.copies >= ranks:
         raise JobError(
             f"elastic.copies = {elastic.copies} needs {elastic.copies + 1} failure domains, a rank in each, and the job"
             f" has {counted(ranks, 'rank')}: use more ranks (pipeline.ranks), or elastic.copies = {max(1, ranks - 1)}"
@@ -124,7 +124,7 @@ def settle_elastic(elastic: ElasticConfig, ranks: int) -> ElasticConfig:
             f"elastic.min_ranks = {elastic.min_ranks}, and the job has {counted(ranks, 'rank')}: it would never"
             f" begin; use elastic.min_ranks = {ranks} at most, or more ranks (pipeline.ranks)"
         )
-    if elastic.redundancy == "auto" and ranks == 1:
+    if elastic.redundancy == AUTO and ranks == 1:
         return elastic.model_copy(update={"redundancy": "checkpoint", "undone_steps": 0})
     if elastic.redundancy is not None:
         return elastic
@@ -250,7 +250,7 @@ def _check_elastic(elastic: ElasticConfig) -> None:
             ' that is lost: use "peer" or "checkpoint", or leave salvage out'
         )
     if elastic.copy_every > 1 and elastic.redundancy not in (None, "peer"):
-        instead = "chooses it" if elastic.redundancy == "auto" else "keeps no copies on other ranks"
+        instead = "chooses it" if elastic.redundancy == AUTO else "keeps no copies on other ranks"
         raise JobError(
             f'elastic.copy_every = {elastic.copy_every}, but elastic.redundancy = "{elastic.redundancy}" {instead}: use'
             ' "peer", or leave copy_every out'
@@ -265,7 +265,7 @@ def _check_elastic(elastic: ElasticConfig) -> None:
             f'elastic.salvage = "{elastic.salvage}" is of no use with copies of every few steps: a lost rank takes all'
             " layers back to the same step; leave salvage out, or copy every step (elastic.copy_every = 1)"
         )
-    if elastic.redundancy not in (None, "peer", "auto") and elastic.copies > 1:
+    if elastic.redundancy not in (None, "peer", AUTO) and elastic.copies > 1:
         raise JobError(
             f'elastic.copies = {elastic.copies}, but elastic.redundancy = "{elastic.redundancy}" keeps no copies on'
             ' other ranks: use "peer", or leave copies out'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planner.simulation.snapshot_cost import undone_steps
 from planner.wording import counted
 from workers.elastic.snapshots import Snapshots
 from workers.protocol import Report, StandbyReport, WarningReport
@@ -76,9 +77,10 @@ class SnapshotTurns:
     def _late(self, step: int, every: int) -> Report | None:
         """A word from the first place, once, when copying takes so long that more is undone than may be."""
         taken = step - self._begun
-        undone = max(every, taken) + taken - 1
-        allowed = self._most_undone or 2 * every - 1
-        if self._place or self._told_late or not every or undone <= allowed:
+        if self._place or self._told_late or not every:
+            return None
+        undone, allowed = undone_steps(every, taken), self._most_undone or undone_steps(every, every)
+        if undone <= allowed:
             return None
         self._told_late = True
         text = (

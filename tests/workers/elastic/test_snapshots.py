@@ -99,6 +99,23 @@ def test_a_lost_rank_sends_the_others_back_to_one_snapshot(
         assert state_sha256(ended) == expected
 
 
+def test_a_rank_fetches_nothing_that_it_has_in_a_snapshot(tmp_path: Path) -> None:
+    """All go back to one under the same plan, and nobody could be reached for layers."""
+    config = drilled(small_config(tmp_path, "dropout", steps=STEPS))
+    expected = run_threads(job(config)).state_sha256
+    two = with_snapshots(job(config, ranks=2, schedule="1f1b"))
+    with RankGroup(config, 2) as group:
+        slow(group, range(2))
+        group.arm(1, Fault(kind=FaultKind.DROP_LINK, step=LOST, phase=Phase.BACKWARD))
+        group.train(two, range(2))
+        reached, positions, _ = group.settle()
+        step, sources, _ = snapshot(positions)
+        assert 0 < step <= reached
+        unreachable = [replace(source, port=1) for source in sources]
+        ended = group.train(two, range(2), step=step, sources=unreachable)
+        assert state_sha256(ended) == expected
+
+
 def test_each_generation_begins_with_a_snapshot_of_its_own(tmp_path: Path) -> None:
     """So that a second loss costs no more than the first, and older ones need not be kept."""
     config = drilled(small_config(tmp_path, steps=40))
