@@ -27,16 +27,16 @@ from typing import Any
 
 import torch
 
+from benchmarks.parts.linked_rank import join, post
 from benchmarks.parts.shaped_link import ADDRESSES, INTERFACE, ShapedLink
 from benchmarks.parts.two_rank_job import WARM_UP, make_job
 from workers.config import EmulatedConfig, ModelConfig
 from workers.launch.ranks import Job, assignment
-from workers.protocol import Generation, Report, Request, StepReport
+from workers.protocol import Report, Request, StepReport
 from workers.rank import Rank
 from workers.state.layer_state import LayerState
 from workers.state_stream.flow import Flow
 from workers.state_stream.stream import StateServer, fetch
-from workers.transport.open_channel import open_channel
 
 SECRET = b"benchmark"
 EMULATED = EmulatedConfig(forward_s=0.02, input_grad_s=0.02, weight_grad_s=0.02)
@@ -87,10 +87,6 @@ def job(output: Path, device: str, redundancy: str) -> Job:
     return replace(made, plan=replace(made.plan, standbys=tuple((1 - owner,) for owner in owners)))
 
 
-def post(**message: Any) -> None:
-    print(json.dumps(message), flush=True)
-
-
 def side(place: int, what: Job, state_mb: float, flows: dict[str, Flow]) -> None:
     """Run one rank: it trains, and serves or fetches on command from standard input, until it reads stop."""
 
@@ -102,18 +98,7 @@ def side(place: int, what: Job, state_mb: float, flows: dict[str, Flow]) -> None
     rank = Rank(what.config, place, take)
     rank.setup()
     rank.follow(assignment(what, place))
-    if place == 0:
-        post(store=rank.host_store(ADDRESSES[0]))
-    generation = Generation(
-        number=1,
-        epoch=1,
-        members=(0, 1),
-        store_host=ADDRESSES[0],
-        store_port=json.loads(input())["store"],
-        timeout_s=120.0,
-    )
-    channel = open_channel(generation, place, torch.device("cpu"))
-    rank.join(generation, channel)
+    channel = join(rank, place)
     servers = {
         cell: StateServer(SECRET, ADDRESSES[place], busy=channel.sending, flow=flow)
         for cell, flow in flows.items()

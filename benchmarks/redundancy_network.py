@@ -24,9 +24,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
 from pydantic import TypeAdapter
 
+from benchmarks.parts.linked_rank import join, post
 from benchmarks.parts.shaped_link import ADDRESSES, INTERFACE, ShapedLink
 from benchmarks.parts.targets import at_most
 from orchestrator.prepare.model_outline import absolute, outline_model
@@ -41,9 +41,8 @@ from planner.schedule.registry import build
 from workers.config import DataConfig, ElasticConfig, ModelConfig, OptimizerConfig, WorkerConfig
 from workers.launch.ranks import Job, assignment
 from workers.profiling.measured import Measured, combine
-from workers.protocol import Generation, Report, StandbyReport, StepReport
+from workers.protocol import Report, StandbyReport, StepReport
 from workers.rank import Rank
-from workers.transport.open_channel import open_channel
 
 SECRET = b"benchmark"
 WARM_UP = 3
@@ -89,17 +88,7 @@ def side(place: int, work: Path) -> None:
     rank.setup()
     if not told["measure"]:
         rank.follow(assignment(job, place))
-    if place == 0:
-        post(store=rank.host_store(ADDRESSES[0]))
-    generation = Generation(
-        number=1,
-        epoch=1,
-        members=(0, 1),
-        store_host=ADDRESSES[0],
-        store_port=json.loads(input())["store"],
-        timeout_s=120.0,
-    )
-    rank.join(generation, open_channel(generation, place, torch.device("cpu")))
+    join(rank, place)
     if told["measure"]:
         post(measured=MEASURED.dump_json(rank.profile()).decode())
     else:
@@ -107,10 +96,6 @@ def side(place: int, work: Path) -> None:
     post(done=place)
     input()  # the other rank's last collective may still be running
     rank.close()
-
-
-def post(**message: Any) -> None:
-    print(json.dumps(message), flush=True)
 
 
 def on_link(

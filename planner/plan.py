@@ -260,6 +260,12 @@ class Plan:
         return Plan(**fields)
 
 
+def undone_steps(every: int, steps: int) -> int:
+    """The most committed steps that a lost rank undoes, where a snapshot begins every `every` steps, or once the one
+    before is complete, and takes `steps`: it is lost just before the next one is complete."""
+    return max(every, steps) + steps - 1
+
+
 _TABLES = ("standbys", "snapshots")
 """The fields that hold places by layer."""
 

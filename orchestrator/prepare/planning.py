@@ -19,7 +19,7 @@ from planner.failure_domains import lacking
 from planner.freeze.program import layer_ratios, solve
 from planner.freeze.time_to_accuracy import approximate_kappa, kappa
 from planner.ir import FREEZABLE, Schedule
-from planner.plan import PlanError
+from planner.plan import PlanError, undone_steps
 from planner.profile import Profile
 from planner.schedule.table_format import CSV_PREFIX
 from planner.schedule.validate import ScheduleError
@@ -29,7 +29,6 @@ from planner.search.search import Choice, Wish, choose
 from planner.simulation.costs import bounds
 from planner.simulation.predict import Prediction, predict
 from planner.simulation.simulate import simulate
-from planner.simulation.snapshot_cost import undone_steps
 from planner.wording import counted
 from workers.protocol import JobError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from planner.plan import Plan
+from planner.plan import Plan, undone_steps
 from planner.profile import Profile
 from planner.shards import WHOLE, Piece
 from planner.simulation.links_of_places import link_between
@@ -77,12 +77,6 @@ def cost_of_snapshots(profile: Profile, plan: Plan, step_s: float) -> SnapshotCo
         memory_bytes=snapshot_bytes(profile, plan),
         undone_steps=undone_steps(every, steps),
     )
-
-
-def undone_steps(every: int, steps: int) -> int:
-    """The most committed steps that a lost rank undoes, where a snapshot begins every `every` steps, or once the one
-    before is complete, and takes `steps`: it is lost just before the next one is complete."""
-    return max(every, steps) + steps - 1
 
 
 def snapshot_bytes(profile: Profile, plan: Plan) -> int:

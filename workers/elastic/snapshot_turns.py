@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.simulation.snapshot_cost import undone_steps
+from planner.plan import undone_steps
 from planner.wording import counted
 from workers.elastic.snapshots import Snapshots
 from workers.protocol import Report, StandbyReport, WarningReport

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from small_profile import layer, plan, profile
 
-from planner.plan import Plan
+from planner.plan import Plan, undone_steps
 from planner.profile import Link, Profile
 from planner.schedule.registry import build
 from planner.simulation.memory import memory
@@ -18,7 +18,6 @@ from planner.simulation.snapshot_cost import (
     STREAM_S_PER_BYTE,
     cost_of_snapshots,
     snapshot_bytes_of_places,
-    undone_steps,
 )
 
 LINK = Link(latency_s=0.5, bytes_per_s=8.0, sender_s=0.25, receiver_s=0.125)
