@@ -13,6 +13,7 @@ BENCHMARKS = (
     "pipelining",
     "one_rank",
     "one_gpu",
+    "gpu_copies",
     "attention",
     "prediction",
     "first_step",

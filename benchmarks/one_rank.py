@@ -1,7 +1,7 @@
 """One rank beside a plain loop of the same model in one process: what the engine costs where there is no pipeline.
 
     python -m benchmarks.one_rank [--rounds N] [--steps N] [--layers N] [--width N]
-    python -m benchmarks.one_rank --gpu [--precision bfloat16]
+    python -m benchmarks.one_rank --gpu [--precision bfloat16] [--family llama]
 
 GPT with context 128, 8 microbatches of 4, AdamW without clipping, one thread, each in a process of its own, in turn.
 The plain loop is what a user would write: one graph per microbatch, `loss.backward()`, `optimizer.step()`; in 16 bits
@@ -9,7 +9,7 @@ under autocast. A round's figure is the median of its steps after the first two;
 Below it, where the time of a step goes: forward, backward, and the rest (the update; with us also the norms and the
 commit). `--gpu`: width 2048, context 1024, 8 microbatches of 8, a vocabulary of 32,768 on the first GPU, and the share
 of its published rate (MFU): 6 multiplications and additions per parameter of a product and token, and those of causal
-attention.
+attention. `--family llama`: four query heads share a head of keys and values.
 """
 
 from __future__ import annotations
@@ -57,13 +57,17 @@ class Steps:
     loss: float
 
 
-def one_rank_job(steps: int, output: Path, layers: int, width: int, precision: str, *, gpu: bool) -> Job:
-    model = ModelConfig(family="gpt", layers=layers, width=width, heads=4, context=128)
+def one_rank_job(
+    steps: int, output: Path, layers: int, width: int, precision: str, *, gpu: bool, family: str = "gpt"
+) -> Job:
+    model = ModelConfig(family=family, layers=layers, width=width, heads=4, context=128)
     size: dict[str, Any] = {"precision": precision}
     if gpu:
         large = {"heads": width // 128, "context": 1024, "vocabulary": 32768}
         size |= {"device": "cuda", "microbatch_size": 8}
         model = model.model_copy(update=large)
+    if family == "llama":
+        model = model.model_copy(update={"kv_heads": model.heads // 4, "hidden": 8 * width // 3 // 32 * 32})
     job = make_job("1f1b", steps, output, model=model, timeline_every=1, **size)
     plan = replace(job.plan, layers=((0, layers + 2),), stage_ranks=(0,))
     return replace(job, plan=plan, schedule=build("1f1b", 1, job.config.microbatches, 1))
@@ -73,7 +77,14 @@ def flops_per_step(config: WorkerConfig) -> float:
     """Forward and backward, of the matrix products and of attention's lower half."""
     model = config.model
     assert model.vocabulary is not None
-    products = 12 * model.layers * model.width**2 + model.vocabulary * model.width
+    if model.family == "llama":
+        assert model.kv_heads is not None
+        assert model.hidden is not None
+        shared = model.kv_heads / model.heads
+        per_layer = (2 + 2 * shared) * model.width**2 + 3 * model.width * model.hidden
+    else:
+        per_layer = 12 * model.width**2
+    products = model.layers * per_layer + model.vocabulary * model.width
     attention = model.layers * model.context * model.width
     return 6 * (products + attention) * config.microbatches * config.microbatch_size * model.context
 
@@ -172,19 +183,27 @@ def main() -> None:
     parser.add_argument(
         "--precision", choices=("float32", "bfloat16", "bfloat16-autocast"), default="float32"
     )
+    parser.add_argument("--family", choices=("gpt", "llama"), default="gpt")
     parser.add_argument("--gpu", action="store_true", help="on this machine's first GPU")
     options = parser.parse_args()
     width = options.width or (2048 if options.gpu else 256)
     print(
         f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; torch {torch.__version__};"
-        f" {torch.cuda.get_device_name() + '; ' if options.gpu else ''}{options.precision}; {date.today()}"
+        f" {torch.cuda.get_device_name() + '; ' if options.gpu else ''}{options.family}, {options.precision};"
+        f" {date.today()}"
     )
     ratios: list[float] = []
     parts: dict[str, tuple[list[float], list[float]]] = {part: ([], []) for part in PARTS}
     for number in range(options.rounds):
         with tempfile.TemporaryDirectory() as folder:
             job = one_rank_job(
-                options.steps, Path(folder), options.layers, width, options.precision, gpu=options.gpu
+                options.steps,
+                Path(folder),
+                options.layers,
+                width,
+                options.precision,
+                gpu=options.gpu,
+                family=options.family,
             )
             # Each comes first in every other round.
             order = (plain, ours) if number % 2 else (ours, plain)

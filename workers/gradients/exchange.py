@@ -6,7 +6,7 @@ library's reduction, so that siblings and tied copies hold the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -26,6 +26,9 @@ NO_CUTS: Mapping[int, Sequence[Cut]] = {}
 
 APART = 64
 """Ranges of a layer that siblings sum begin at multiples of so many elements."""
+AHEAD = 4
+"""How many layers' parts are sent before the first layer is summed up: enough to keep links busy, few enough to cost
+little memory."""
 
 
 @dataclass(frozen=True)
@@ -97,19 +100,43 @@ class ReplicaExchange:
             self.take(self._own)
         present = self._agree_on_presence()
         layers = [layer for layer in self._layers if any(present[part][layer] for part in self._parts)]
-        for layer in layers:
-            self._mark_absent(layer, present)
-            for sibling in self._others:
-                self._send(self._parts_stream(layer, self._own, sibling), self._cut(layer, sibling))
+        groups = [group for sent, summed, _ in _turns(layers) for group in self._groups(sent, summed)]
+        self._channel.window([group for group in groups if group])
         totals: dict[int, list[Tensor]] = {}
-        for layer in layers:
-            totals[layer] = self._total(layer)
-            for sibling in () if layer in self._cuts else self._others:
-                self._send(self._sum_stream(layer, self._own, sibling), totals[layer])
-        for layer in layers:
-            self._put_total(layer, totals[layer], present)
+        for sent, summed, done in _turns(layers):
+            if sent is not None:
+                self._mark_absent(sent, present)
+                for sibling in self._others:
+                    self._send(self._parts_stream(sent, self._own, sibling), self._cut(sent, sibling))
+            if summed is not None:
+                totals[summed] = self._total(summed)
+                for sibling in () if summed in self._cuts else self._others:
+                    self._send(self._sum_stream(summed, self._own, sibling), totals[summed])
+            if done is not None:
+                self._put_total(done, totals.pop(done), present)
         self._channel.flush()
         self._taken = {}
+
+    def _groups(self, sent: int | None, summed: int | None) -> Iterator[list[Stream]]:
+        """The streams of one turn that begin or end here, those together whose messages travel together."""
+        if sent is not None:
+            yield [
+                self._parts_stream(sent, source, target)
+                for source, target in self._exchanges()
+                if self._ranges(sent, target)
+            ]
+        if summed is not None and summed not in self._cuts:
+            yield [
+                self._sum_stream(summed, source, target)
+                for source, target in self._exchanges()
+                if self._ranges(summed, source)
+            ]
+
+    def _exchanges(self) -> Iterator[tuple[int, int]]:
+        """(source, target) of what this pipeline sends and receives."""
+        for sibling in self._others:
+            yield self._own, sibling
+            yield sibling, self._own
 
     def _parts_of(self, sibling: int) -> list[Part]:
         return [part for part in self._parts if part.pipeline == sibling]
@@ -233,6 +260,14 @@ class ReplicaExchange:
         )
 
 
+def _turns(layers: Sequence[int]) -> Iterator[tuple[int | None, int | None, int | None]]:
+    """In which order layers are exchanged: (whose parts are sent, which is summed up, whose sums are put together)."""
+    for number in range(-AHEAD, len(layers) + AHEAD):
+        turn = (number + AHEAD, number, number - AHEAD)
+        sent, summed, done = (layers[n] if 0 <= n < len(layers) else None for n in turn)
+        yield sent, summed, done
+
+
 def _added_up(gradients: Iterable[Tensor]) -> Tensor:
     """Their sum in that order, in the memory of the first."""
     first, *others = gradients
@@ -268,6 +303,7 @@ class TieExchange:
     def sum(self) -> None:
         """Replace each tied copy's `.grad` with the sum over its uses; absent everywhere stays absent."""
         mine = [(tag, group) for tag, group in self._tagged() if any(use.rank == self._rank for use in group)]
+        self._channel.window([streams for tag, group in mine if (streams := self._streams(group, tag))])
         for tag, group in mine:
             for number, use in enumerate(group):
                 if use.rank == self._rank:
@@ -285,10 +321,19 @@ class TieExchange:
 
     def _tell(self, use: TiedUse, group: list[TiedUse], tag: int) -> None:
         parameter = self._parameters[use.layer, use.name]
-        present = torch.tensor([parameter.grad is not None])
+        present = torch.tensor([parameter.grad is not None], device=parameter.device)
         grad = canonical(gradient_of(parameter))
-        for target in sorted({other.rank for other in group} - {self._rank}):
+        for target in _other_ranks(use, group):
             self._channel.send(self._stream(use, target, tag), (present, grad))
+
+    def _streams(self, group: Sequence[TiedUse], tag: int) -> list[Stream]:
+        """Those of one tied parameter that begin or end here."""
+        return [
+            self._stream(use, target, tag + number)
+            for number, use in enumerate(group)
+            for target in _other_ranks(use, group)
+            if self._rank in (use.rank, target)
+        ]
 
     def _sum_group(self, group: list[TiedUse], tag: int) -> None:
         total: Tensor | None = None
@@ -310,3 +355,8 @@ class TieExchange:
 
     def _stream(self, use: TiedUse, target: int, tag: int) -> Stream:
         return Stream(self._base + use.rank, self._base + target, tag, f"tied gradient of layer {use.layer}")
+
+
+def _other_ranks(use: TiedUse, group: Iterable[TiedUse]) -> list[int]:
+    """The ranks that hold other uses of a tied parameter."""
+    return sorted({other.rank for other in group} - {use.rank})

@@ -30,6 +30,9 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: float[..., D] -> float[..., D]."""
+        if x.is_cuda and x.dtype == self.weight.dtype:
+            # One kernel, which also computes in float32. That of a CPU has other bits than these lines.
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         wide = x.float()
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return (normed * self.weight).type_as(x)
@@ -80,14 +83,18 @@ class GroupedQueryAttention(nn.Module):
             return projected.view(batch, length, heads, self.head_width).transpose(1, 2)
 
         query = self.rotary(split(self.query(x), self.heads))
-        key = self._per_query_head(self.rotary(split(self.key(x), self.kv_heads)))
-        value = self._per_query_head(split(self.value(x), self.kv_heads))
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        key = self.rotary(split(self.key(x), self.kv_heads))
+        value = split(self.value(x), self.kv_heads)
+        # Flash attention reads each group's keys and values where they are, with the bits of repeated ones. Other
+        # kernels would repeat them, or form the whole matrix of weights.
+        grouped = query.is_cuda and query.element_size() == 2
+        if not grouped:
+            key, value = self._per_query_head(key), self._per_query_head(value)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
         return self.dropout(self.projection(mixed.transpose(1, 2).reshape(batch, length, width)))
 
     def _per_query_head(self, x: Tensor) -> Tensor:
         """x: float[B, kv_heads, T, head_width] -> float[B, heads, T, head_width]."""
-        # Spelled out, because not every attention backend takes groups.
         group = self.heads // self.kv_heads
         if group == 1:
             return x

@@ -86,6 +86,14 @@ class WeightExchange:
             return
         own = self._siblings.index(self._channel.rank)
         others = [number for number in range(len(self._siblings)) if number != own]
+        groups = [
+            [
+                *(self._stream(layer, own, other) for other in others if weights.of(own)),
+                *(self._stream(layer, other, own) for other in others if weights.of(other)),
+            ]
+            for layer, weights in self._layers.items()
+        ]
+        self._channel.window([group for group in groups if group])
         for layer, weights in self._layers.items():
             for other in others:
                 self._send(self._stream(layer, own, other), weights.of(own))

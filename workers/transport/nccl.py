@@ -1,13 +1,15 @@
 """NCCL behind an `OrderedChannel`: each group is one coalesced NCCL call on a stream of its own.
 
-The compute stream waits for each group; the host waits only at the end of a window. Each generation has its
-own communicator. A failure raises here and never ends the process, which goes on in the next generation.
+The compute stream waits for each group; the host waits only at the end of a window, and looks meanwhile whether all
+ranks are still there: NCCL itself does not notice a death inside a node. Each generation has its own communicator. A
+failure raises here and never ends the process, which goes on in the next generation.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +22,9 @@ from workers.transport.ordered import RawMessage
 from workers.transport.process_group import scoped_store
 from workers.transport.send_queues import SendQueues
 
+LOOK_S = 1e-4
+"""Seconds between two looks whether a group is complete."""
+
 
 class NcclBackend:
     """This rank's end. All ranks of the generation create theirs together.
@@ -27,18 +32,22 @@ class NcclBackend:
     Args:
         rank: this process's position among the generation's members.
         device: the GPU on which all tensors live: this rank's alone, and the process's current one.
+        lost: whether a member of the generation is gone; cheap.
 
     Raises:
         RuntimeError: the ranks' GPUs cannot reach each other.
     """
 
-    def __init__(self, generation: Generation, rank: int, device: torch.device) -> None:
+    def __init__(
+        self, generation: Generation, rank: int, device: torch.device, lost: Callable[[], bool]
+    ) -> None:
         # Torch reads these as it makes the group. Its watchdog would end a process that has an error or a
         # stuck thread. Instead, our own waits check for errors (`finish`), and the controller decides which
         # rank leaves.
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
         self.device = device
+        self._lost = lost
         self._timeout = timedelta(seconds=generation.timeout_s)
         # NCCL connects each pair of ranks at its first message.
         self._queues = SendQueues(UnpolledConnections(), growing=True)
@@ -65,9 +74,17 @@ class NcclBackend:
             handle.wait()
 
     def finish(self, handle: Any) -> None:
-        if handle is not None:
-            # Given a timeout, the host waits, and keeps checking the communicator for errors.
-            handle.wait(self._timeout)
+        if handle is None:
+            return
+        deadline = time.monotonic() + self._timeout.total_seconds()
+        while not handle.is_completed():
+            if self._lost():
+                raise RuntimeError("a connection to another rank is broken")
+            if time.monotonic() > deadline:
+                break
+            time.sleep(LOOK_S)
+        # Given a timeout, this waits for errors of the communicator too.
+        handle.wait(self._timeout)
 
     def sending(self) -> bool:
         # Traffic over NVLink or InfiniBand does not share the host's own network.

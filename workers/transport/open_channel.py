@@ -26,7 +26,7 @@ def open_channel(generation: Generation, rank: int, device: torch.device) -> Cha
         # All ranks compute on devices of one kind, so either all of them reach the all-gather or none does.
         if device.type != "cuda" or not each_has_its_own_gpu(control.all_gather(_gpu(device))):
             return control
-        return OrderedChannel(control, NcclBackend(generation, control.rank, device))
+        return OrderedChannel(control, NcclBackend(generation, control.rank, device, control.lost))
     except ChannelError:
         control.close()
         raise

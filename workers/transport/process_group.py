@@ -61,12 +61,13 @@ class ProcessGroupChannel(Channel):
             store, self.rank, self.size, timedelta(seconds=generation.timeout_s)
         )
         self._queues.settle()
-        self._lost = partial(_fewer, self._queues, self._queues.open)
+        self.lost = partial(_fewer, self._queues, self._queues.open)
+        """Whether a connection to another rank is broken. Cheap, and safe to call from any thread."""
         self._out_shapes: dict[Stream, Shape] = {}
         self._in_shapes: dict[Stream, Shape] = {}
-        self._outbox = Outbox(self._lost)
-        self._gathers = Waiter("gather", self._lost)
-        self._arrivals = Waiter("receive", self._lost)
+        self._outbox = Outbox(self.lost)
+        self._gathers = Waiter("gather", self.lost)
+        self._arrivals = Waiter("receive", self.lost)
         """Waits for receives that were not posted ahead."""
         self._ahead: dict[Stream, Waiter] = {}
         """One waiter per stream: messages of different streams arrive in no fixed order."""
@@ -133,7 +134,7 @@ class ProcessGroupChannel(Channel):
             if self._closed:
                 raise ChannelError(f"{stream.name}: the channel is closed")
             if stream not in self._ahead:
-                self._ahead[stream] = Waiter(f"receive {stream.name}", self._lost)
+                self._ahead[stream] = Waiter(f"receive {stream.name}", self.lost)
             return self._ahead[stream]
 
     def receive(self, stream: Stream) -> Tensors:

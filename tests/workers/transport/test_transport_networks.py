@@ -1,6 +1,7 @@
 """The same exchange between two processes over each ordered network, NCCL on two GPUs; and the choice."""
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -14,6 +15,7 @@ from serial_backend import serial_channel
 from workers.launch.processes import forkserver
 from workers.protocol import Generation
 from workers.transport.channel import Channel, ChannelError, Stream
+from workers.transport.nccl import NcclBackend
 from workers.transport.open_channel import each_has_its_own_gpu, open_channel
 from workers.transport.ordered import OrderedChannel
 from workers.transport.process_group import ProcessGroupChannel
@@ -151,3 +153,28 @@ def test_ranks_on_the_cpu_use_gloo() -> None:
     channel = open_channel(generation, 0, torch.device("cpu"))
     assert type(channel) is ProcessGroupChannel
     channel.close()
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or not dist.is_nccl_available(), reason="needs a GPU with NCCL"
+)
+def test_a_lost_rank_ends_a_wait_for_nccl_within_milliseconds() -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    generation = Generation(
+        number=1, epoch=1, members=(0,), store_host="127.0.0.1", store_port=store.port, timeout_s=60.0
+    )
+    lost: list[bool] = []
+    device = torch.device("cuda", 0)
+    backend = NcclBackend(generation, 0, device, lambda: bool(lost))
+    sent = torch.arange(4, dtype=torch.uint8, device=device)
+    received = torch.empty_like(sent)
+    backend.finish(backend.issue([(sent, 0)], [(received, 0)]))
+    assert received.equal(sent)
+    torch.cuda._sleep(10**10)  # some 5 s, for which the message waits
+    handle = backend.issue([(sent, 0)], [(received, 0)])
+    begun_s = time.monotonic()
+    threading.Timer(0.2, lambda: lost.append(True)).start()
+    with pytest.raises(RuntimeError, match="a connection to another rank is broken"):
+        backend.finish(handle)
+    assert 0.19 < time.monotonic() - begun_s < 0.25
+    backend.close()

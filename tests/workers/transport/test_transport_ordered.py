@@ -1,8 +1,10 @@
 """Ranks whose groups run strictly one by one: the same bits, no deadlock, errors that name the edge."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +13,14 @@ import torch.distributed as dist
 from jobs import FAMILIES, job, small_config
 from serial_backend import blocking_channel, serial_channel
 from test_engine_bits import losses, real_config
+from torch import Tensor, nn
 
+from workers.gradients.exchange import ReplicaExchange, TiedUse, TieExchange
 from workers.launch.ranks import Run, run_processes, run_threads
 from workers.protocol import Generation, SampleReport, ValidationReport
+from workers.state.flat import GradientBuffers
 from workers.transport.channel import ChannelError, Stream
-from workers.transport.ordered import OrderedChannel
+from workers.transport.ordered import OrderedChannel, RawMessage
 
 FORWARD = Stream(0, 1, 2, "forward stage 0 -> 1")
 BACKWARD = Stream(1, 0, 1, "backward stage 1 -> 0")
@@ -41,12 +46,20 @@ def test_ranks_that_stand_still_while_a_group_waits_do_not_deadlock(tmp_path: Pa
 
 
 @pytest.mark.parametrize("trait", ["tied", "batchnorm"])
-def test_replicas_ties_and_buffers_go_beside_the_windows(tmp_path: Path, trait: str) -> None:
+def test_replicas_ties_and_buffers_have_the_same_bits(tmp_path: Path, trait: str) -> None:
     config = small_config(tmp_path, trait, steps=3, microbatches=2, replicas=2)
     expected = run_threads(job(config, ranks=2, schedule="1f1b"))
     run = run_processes(job(config, ranks=2, schedule="zbv", recompute=True, open_channel=serial_channel))
     assert run.state_sha256 == expected.state_sha256
     assert losses(run) == losses(expected)
+
+
+def test_shared_states_have_the_same_bits(tmp_path: Path) -> None:
+    config = small_config(tmp_path, "tied", steps=3, microbatches=2, replicas=2)
+    expected = run_threads(job(config, ranks=2, schedule="1f1b"))
+    work = job(config, ranks=2, schedule="1f1b", open_channel=blocking_channel)
+    run = run_processes(replace(work, plan=replace(work.plan, shard="optimizer")))
+    assert run.state_sha256 == expected.state_sha256
 
 
 def test_windows_of_other_shapes_and_sampling(tmp_path: Path) -> None:
@@ -142,3 +155,69 @@ def test_a_rank_that_is_told_to_leave_stops_waiting() -> None:
         with pytest.raises(ChannelError, match="forward stage 0 -> 1"):
             second.receive(FORWARD)
         leaving.join()
+
+
+@contextmanager
+def counted(channel: OrderedChannel) -> Iterator[list[int]]:
+    """The sizes of the messages that leave over the ordered network."""
+    backend, sizes = channel._backend, list[int]()
+    issue = backend.issue
+
+    def counting(sends: Sequence[RawMessage], receives: Sequence[RawMessage]) -> object:
+        sizes.extend(len(raw) for raw, _ in sends)
+        return issue(sends, receives)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(backend, "issue", counting)
+        yield sizes
+
+
+def on_both(work: Callable[[OrderedChannel], None], ends: tuple[OrderedChannel, OrderedChannel]) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(work, ends))
+
+
+def test_gradients_of_replicas_travel_over_the_ordered_network_and_few_layers_at_a_time() -> None:
+    sums: dict[int, list[Tensor]] = {}
+
+    def exchange(channel: OrderedChannel) -> None:
+        parameters = [
+            nn.Parameter(torch.full((64 * (layer + 1),), 1.0 + channel.rank)) for layer in range(12)
+        ]
+        summed = {layer: GradientBuffers({"w": p}) for layer, p in enumerate(parameters)}
+        replicas = ReplicaExchange(channel, (0, 1), summed, tags=3)
+        for _ in range(2):
+            for p in parameters:
+                p.grad = p.detach().clone()
+            replicas.sum()
+        sums[channel.rank] = [p.grad for p in parameters if p.grad is not None]
+
+    with pair() as ends, counted(ends[0]) as sizes:
+        on_both(exchange, ends)
+    for found in (sums[0], sums[1]):
+        assert [(set(total.tolist()), len(total)) for total in found] == [
+            ({3.0}, 64 * (layer + 1)) for layer in range(12)
+        ]
+    lengths = [sizes[n : n + len(sizes) // 2] for n in (0, len(sizes) // 2)]
+    assert lengths[0] == lengths[1]
+    # Of each layer a half to the sibling, and the sum of the other half.
+    assert sum(lengths[0]) == sum(4 * 64 * (layer + 1) for layer in range(12))
+
+
+def test_gradients_of_tied_parameters_travel_over_the_ordered_network() -> None:
+    sums: dict[int, Tensor | None] = {}
+
+    def exchange(channel: OrderedChannel) -> None:
+        use = TiedUse(layer=channel.rank, name="w", rank=channel.rank)
+        parameter = nn.Parameter(torch.zeros(500))
+        parameter.grad = torch.full((500,), 1.0 + channel.rank)
+        ties = [[TiedUse(layer=rank, name="w", rank=rank) for rank in (0, 1)]]
+        TieExchange(channel, ties, {(use.layer, "w"): parameter}, base=0, tags=3).sum()
+        sums[channel.rank] = parameter.grad
+
+    with pair() as ends, counted(ends[0]) as sizes:
+        on_both(exchange, ends)
+    assert sizes == [1, 2000]
+    for total in (sums[0], sums[1]):
+        assert total is not None
+        assert total.eq(3.0).all()
