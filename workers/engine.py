@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from planner.final_gradients import final_gradients
 from planner.ir import Action, Kind
 from workers.control.activity import Activity
 from workers.control.rank_program import RankProgram
@@ -85,14 +86,29 @@ class Engine:
         None: no limit."""
         self._waited_s = 0.0
         self._handed: dict[tuple[Stream, int], Tensors] = {}
+        self._final = final_gradients(
+            program.actions,
+            rank=program.rank,
+            stages=program.stages,
+            frozen_stages=program.frozen_stages,
+            rank_of_stage=program.rank_of_stage,
+        )
         self._groups: dict[tuple[int | None, int], list[list[Stream]]] = {}
 
-    def run(self, step: int, batches: Batches, numbers: Sequence[int] | None = None) -> Window:
+    def run(
+        self,
+        step: int,
+        batches: Batches,
+        numbers: Sequence[int] | None = None,
+        final: Callable[[int], None] | None = None,
+    ) -> Window:
         """Run one training window; gradients are added to the parameters' `.grad`.
 
         Args:
             numbers: the global microbatches of the window, in order; None: those of the replica with the pipeline's
                 number.
+            final: is called with each layer whose gradients and buffers may leave while the window goes on
+                (`planner.final_gradients`).
 
         Raises:
             ChannelError: a neighbour is gone or sent a message that does not fit its stream.
@@ -106,9 +122,13 @@ class Engine:
         self._expect(self._program.actions, purpose=0)
         losses: dict[int, Tensor] = {}
         with self._activity.until_done():
-            for action in self._program.actions:
+            for number, action in enumerate(self._program.actions):
                 self._activity.begin(action)
-                self._execute(action, step, batches, losses)
+                if final is not None:
+                    for stage in self._final.before.get(number, ()):
+                        for layer in reversed(self._stages[stage].layers):
+                            final(layer.index)
+                self._execute(action, step, batches, losses, final if number in self._final.during else None)
             if self._armed is not None and self._armed.poisons(step + 1):
                 self._poison()
             with self._activity.waiting():
@@ -146,7 +166,14 @@ class Engine:
         self._channel.flush()
         return results
 
-    def _execute(self, action: Action, step: int, batches: Batches, losses: dict[int, Tensor]) -> None:
+    def _execute(
+        self,
+        action: Action,
+        step: int,
+        batches: Batches,
+        losses: dict[int, Tensor],
+        final: Callable[[int], None] | None = None,
+    ) -> None:
         stage = self._stages[action.stage]
         layers = [layer.index for layer in stage.layers]
         microbatch = self._numbers[action.index]
@@ -174,13 +201,13 @@ class Engine:
                 if self._armed is not None:
                     self._armed.reach(Phase.BACKWARD, step + 1)
                 self._device.begin()
-                grads = stage.backward(microbatch, grads, weights=action.kind is Kind.BACKWARD)
+                grads = stage.backward(microbatch, grads, weights=action.kind is Kind.BACKWARD, final=final)
                 self._device.end(action, layers, frozen)
                 if action.stage > self._program.frozen_stages:
                     self._send(self._backward_stream(action.stage - 1, 0), action.index, grads)
             case Kind.WEIGHT_GRAD:
                 self._device.begin()
-                stage.weight_grad(microbatch)
+                stage.weight_grad(microbatch, final)
                 self._device.end(action, layers, frozen)
             case Kind.RECOMPUTE:
                 self._device.begin()

@@ -104,11 +104,15 @@ class Minibatch:
         """Whether this rank has the first stage."""
         return 0 in self._stages
 
-    def run(self, step: int, loss_scale: float = 1.0) -> tuple[Window, Buffers]:
+    def run(
+        self, step: int, loss_scale: float = 1.0, final: Callable[[int], None] | None = None
+    ) -> tuple[Window, Buffers]:
         """Compute the step after `step` committed ones. The gradients are then final.
 
         Args:
             loss_scale: factor on the loss, and so on all gradients until they are summed up.
+            final: is called with layers whose gradients are final before the window ends; see `Engine.run`. Nothing is
+                where gradients are summed up further after the window.
 
         Returns:
             The window, and the buffers to commit where they differ from the live ones: those hold the values
@@ -119,11 +123,14 @@ class Minibatch:
         """
         self.samples = {}
         self.weights.bring()
+        if self._ties is not None or loss_scale != 1.0:
+            final = None
         for stage in self._stages.values():
             if stage.loss is not None:
                 stage.loss.scale = loss_scale
         if self._replicas is None:
-            window = self.engine.run(step, self._batches(step, range(self._setup.plan.microbatches)))
+            batches = self._batches(step, range(self._setup.plan.microbatches))
+            window = self.engine.run(step, batches, final=final)
             buffers: Buffers = {}
         elif self._parts is not None:
             (numbers,) = self._setup.windows

@@ -90,11 +90,19 @@ class Stage:
             if layer.index in self._recompute:
                 layer.recompute(done)
 
-    def backward(self, microbatch: int, grads: Tensors, *, weights: bool) -> Tensors:
+    def backward(
+        self,
+        microbatch: int,
+        grads: Tensors,
+        *,
+        weights: bool,
+        final: Callable[[int], None] | None = None,
+    ) -> Tensors:
         """Input gradient of `microbatch`; with `weights`, its weight gradients too.
 
         Args:
             grads: gradients of the outputs that carry one; ignored if a loss follows.
+            final: is called with each layer as soon as its weight gradients are there.
 
         Returns:
             The gradient of each input that carries one.
@@ -106,13 +114,21 @@ class Stage:
             grads = tuple(g for g in outputs if g is not None)
         for layer, done in zip(reversed(self.layers), reversed(passes), strict=True):
             grads = layer.backward(done, grads, weights=weights)
+            if final is not None:
+                final(layer.index)
         return grads
 
-    def weight_grad(self, microbatch: int) -> None:
-        """Compute the weight gradients that `backward` left queued."""
+    def weight_grad(self, microbatch: int, final: Callable[[int], None] | None = None) -> None:
+        """Compute the weight gradients that `backward` left queued.
+
+        Args:
+            final: is called with each layer as soon as they are there.
+        """
         self._open_part(microbatch)
         for layer, done in zip(reversed(self.layers), reversed(self._passes.pop(microbatch)), strict=True):
             layer.weight_grad(done)
+            if final is not None:
+                final(layer.index)
 
     def _open_part(self, microbatch: int) -> None:
         if self._parts is not None:

@@ -390,7 +390,9 @@ class Training:
             self._shipping.expect()
             with self._limited_memory(step):
                 scale = 1.0 if self.loss_scale is None else self.loss_scale.value
-                window, buffers = self._minibatch.run(self.step, scale)
+                # Statistics of freezing go with the gradients.
+                final = None if self._freezer.on else self._shipping.leave
+                window, buffers = self._minibatch.run(self.step, scale, final)
             self._observe(step, window)
             # A finished window proves that every rank of the pipeline has passed the newest commit. Not so
             # with forward-only stages: they may run ahead of those behind them.

@@ -7,7 +7,7 @@ of its actions.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from planner.plan import Plan
 from planner.profile import Profile
@@ -81,28 +81,36 @@ def exchanged_s(profile: Profile, plan: Plan) -> tuple[float, ...]:
     return tuple(seconds)
 
 
-def shipped_s(profile: Profile, plan: Plan, ready_s: Sequence[float]) -> tuple[float, ...]:
+def shipped_s(
+    profile: Profile, plan: Plan, ready_s: Sequence[float], early_s: Mapping[int, float]
+) -> tuple[float, ...]:
     """Per place, when it may enter the commit: it has sent its own gradients and received those of its standbys.
 
     Args:
         ready_s: per place, when its own gradients are final.
+        early_s: layer -> when its gradients may leave, of those that leave before the window of their place ends.
+            Sending them delays what the place computes meanwhile.
     """
     sent_s = list(ready_s)
+    busy_s = [0.0] * plan.world_size
     link_free_s: dict[tuple[int, int], float] = defaultdict(float)
     arrivals: list[list[tuple[float, float]]] = [[] for _ in sent_s]
-    for piece, places in plan.copied:
+    in_order = sorted(plan.copied, key=lambda copied: early_s.get(copied[0].layer, float("inf")))
+    for piece, places in in_order:
         source = plan.owner_of(piece)
         size = gradient_bytes(profile.model.layers[piece.layer], piece)
         for target in places:
             link = link_between(profile, plan, source, target)
             if link is None:
                 continue
-            sent_s[source] += link.sender_busy_s(size)
+            busy_s[source] += link.sender_busy_s(size)
+            sent_s[source] = early_s.get(piece.layer, ready_s[source]) + busy_s[source]
             gone_s = max(sent_s[source], link_free_s[source, target]) + link.link_busy_s(size)
             link_free_s[source, target] = gone_s
             arrivals[target].append((gone_s + link.latency_s, link.receiver_busy_s(size)))
     entered_s: list[float] = []
-    for now_s, coming in zip(sent_s, arrivals, strict=True):
+    ended_s = [end_s + sending_s for end_s, sending_s in zip(ready_s, busy_s, strict=True)]
+    for now_s, coming in zip(ended_s, arrivals, strict=True):
         for arrival_s, taken_s in sorted(coming):
             now_s = max(now_s, arrival_s) + taken_s
         entered_s.append(now_s)

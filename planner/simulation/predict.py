@@ -16,6 +16,7 @@ from planner.schedule.expand import schedule_of_pipeline
 from planner.schedule.passes import repeat
 from planner.shares import check_shares, numbers_of
 from planner.simulation.costs import action_costs, check_fit, memory_limits, outside_s
+from planner.simulation.early_gradients import early_gradients_s
 from planner.simulation.gradient_communication import (
     exchanged_s,
     shipped_bytes,
@@ -143,7 +144,8 @@ def predict(profile: Profile, plan: Plan, schedule: Schedule, ratios: Ratios | N
     ready_s = [end_s + more_s for end_s, more_s in zip(ends_s, exchange_s, strict=True)]
     step_s = alone_s = max(ready_s) + outside_s(profile, plan)
     if plan.standbys:
-        shipped = max(shipped_s(profile, plan, ready_s * plan.pipeline_count))
+        early_s = early_gradients_s(profile, plan, runs[0].whole, ratios)
+        shipped = max(shipped_s(profile, plan, ready_s * plan.pipeline_count, early_s))
         step_s = shipped + outside_s(profile, plan) + _beyond_idle_s(profile, plan, runs)
     redundancy = Redundancy(
         bytes_per_step=shipped_bytes(profile, plan),

@@ -35,6 +35,7 @@ def test_the_import_contract_names_every_planner_module_that_is_no_leaf():
             "__init__",
             "__pycache__",
             "ir",
+            "final_gradients",
             "plan",
             "differences",
             "shares",

@@ -13,6 +13,7 @@ from torch import Tensor
 from planner.plan import Plan
 from planner.shards import Piece
 from workers.layer import Layer
+from workers.process.pinned_memory import pinned
 from workers.state.flat import FlatGradients, aligned, side_by_side
 from workers.state.layer_state import Gradients, LayerState
 from workers.transport.channel import Channel, Stream
@@ -142,6 +143,16 @@ class Packing:
         )
 
 
+@dataclass(frozen=True)
+class _Left:
+    """A parcel that has left, or from a GPU will as soon as it is on the host."""
+
+    parcel: Tensor
+    on_host: Tensor | None = None
+    there: torch.cuda.Event | None = None
+    """When it is there."""
+
+
 class Shipping:
     """One rank's part in the redundancy of a generation: it sends parcels of the layers that it owns, and receives
     those of the layers, or shards, that it is a standby for.
@@ -177,35 +188,70 @@ class Shipping:
             if owner == place and streams:
                 self._outgoing.append((layer, streams))
             self._incoming += [(piece, stream) for stream in streams if stream.target == place]
+        self._left: dict[int, _Left] = {}
+        """Parcels of the step at hand that have left, or are on their way to the host, by layer."""
+        self._expected = False
+        """Whether the receivers know what comes, and so receive it while they compute."""
+        self._aside: torch.cuda.Stream | None = None
         self._packings = {layer: Packing(layers[layer][1]) for layer, _ in self._outgoing}
         for layer, packing in self._packings.items() if plan.shards == 1 else ():
             layers[layer][0].summed.make_room(packing.bytes)
 
     def expect(self) -> None:
         """Prepare to receive the parcels of the step that begins."""
+        self._left = {}
         for _, stream in self._incoming:
             self._channel.expect(stream, 1)
+
+    def leave(self, index: int) -> None:
+        """Start sending the parcel of one layer while the window goes on. Its gradients and buffers are final, and the
+        job does not freeze. From a GPU it is copied on a stream of its own, and sent by `send`; from a CPU not in the
+        first step, because the end of the window would wait for receivers that wait for the end of theirs."""
+        for layer, streams in self._outgoing:
+            if layer != index or not self._expected:
+                continue
+            raw = self._packed(index, self._layers[index][1].buffers, ())
+            if not raw.is_cuda:
+                self._left[index] = _Left(raw)
+                self._put(streams, raw)
+                continue
+            if self._aside is None:
+                self._aside = torch.cuda.Stream(raw.device)
+            self._aside.wait_stream(torch.cuda.current_stream(raw.device))
+            with torch.cuda.stream(self._aside):
+                on_host = pinned(raw.shape, raw.dtype).copy_(raw, non_blocking=True)
+                there = torch.cuda.Event()
+                there.record(self._aside)
+            self._left[index] = _Left(raw, on_host, there)
 
     def send(
         self, energies: Mapping[int, Sequence[float]], buffers: Mapping[int, Mapping[str, Tensor]]
     ) -> dict[int, Tensor]:
-        """Start sending the step's parcels, and return them by layer: until the gradients are added to again. Gradients
-        and buffers are final.
+        """Start sending the step's parcels that have not left, and return all of them by layer: until the gradients are
+        added to again. Gradients and buffers are final.
 
         Args:
             energies: layer -> freezing statistics, where the job freezes.
             buffers: layer -> what the step leaves, where that is not what the layer has now.
         """
-        parcels: dict[int, Tensor] = {}
         for index, streams in self._outgoing:
-            layer, state = self._layers[index]
-            summed = layer.gradients()
-            left = buffers.get(index, state.buffers)
-            raw = self._packings[index].pack_in_place(summed, left, energies.get(index, ()))
-            parcels[index] = raw
-            for stream in streams:
-                self._channel.send(stream, (raw,))
-        return parcels
+            if (left := self._left.get(index)) is None:
+                left_buffers = buffers.get(index, self._layers[index][1].buffers)
+                raw = self._packed(index, left_buffers, energies.get(index, ()))
+                self._left[index] = _Left(raw)
+                self._put(streams, raw)
+            elif left.on_host is not None and left.there is not None:
+                left.there.synchronize()
+                self._put(streams, left.on_host)
+        self._expected = True
+        return {index: left.parcel for index, left in sorted(self._left.items())}
+
+    def _packed(self, index: int, buffers: Mapping[str, Tensor], energies: Sequence[float]) -> Tensor:
+        return self._packings[index].pack_in_place(self._layers[index][0].gradients(), buffers, energies)
+
+    def _put(self, streams: Sequence[Stream], raw: Tensor) -> None:
+        for stream in streams:
+            self._channel.send(stream, (raw,))
 
     def flush_held(self, kept: Callable[[int], Sequence[Tensor]], steps: int) -> dict[Piece, list[Tensor]]:
         """Send the parcels held back here, and return those received from others: by layer, in the order of steps.

@@ -8,6 +8,7 @@ from small_profile import layer, plan, profile
 from planner.plan import Plan
 from planner.profile import Link
 from planner.schedule.registry import build
+from planner.simulation.early_gradients import early_gradients_s
 from planner.simulation.gradient_communication import (
     exchanged_s,
     shipped_bytes,
@@ -40,12 +41,12 @@ def test_a_standby_takes_a_layers_state_and_one_gradient():
 
 def test_gradients_are_sent_when_they_are_final_and_taken_in_after_the_own_are_sent():
     # 16 bytes take 1.25 s of the sender, 2 s of the link, 0.5 s of latency and 0.625 s of the receiver.
-    assert shipped_s(TWO, CROSSED, (10.0, 10.0)) == (10 + 1.25 + 2 + 0.5 + 0.625,) * 2
+    assert shipped_s(TWO, CROSSED, (10.0, 10.0), {}) == (10 + 1.25 + 2 + 0.5 + 0.625,) * 2
     # Rank 1 was ready long before rank 0.
-    assert shipped_s(TWO, CROSSED, (10.0, 0.0)) == (10 + 1.25 + 0.625, 10 + 1.25 + 2 + 0.5 + 0.625)
+    assert shipped_s(TWO, CROSSED, (10.0, 0.0), {}) == (10 + 1.25 + 0.625, 10 + 1.25 + 2 + 0.5 + 0.625)
     # Two messages share a link, so the second waits.
     both = plan(2, standbys=((1,), (1,)), replicas=2)
-    assert shipped_s(TWO, both, (0.0, 0.0)) == (2.5, 1.25 + 2 + 2 + 0.5 + 0.625)
+    assert shipped_s(TWO, both, (0.0, 0.0), {}) == (2.5, 1.25 + 2 + 2 + 0.5 + 0.625)
 
 
 def test_replicas_gather_and_scatter():
@@ -64,7 +65,7 @@ def test_replicas_gather_and_scatter():
 
 def test_a_link_that_was_not_measured_is_like_one_of_the_first_pipeline():
     two = plan(1, 1, replicas=2, standbys=((3,), ()))
-    assert shipped_s(TWO, two, (0.0,) * 4) == (1.25, 0, 0, 1.25 + 2 + 0.5 + 0.625)
+    assert shipped_s(TWO, two, (0.0,) * 4, {}) == (1.25, 0, 0, 1.25 + 2 + 0.5 + 0.625)
 
 
 def step_s(made: Plan, ranks: int = 2) -> float:
@@ -74,7 +75,7 @@ def step_s(made: Plan, ranks: int = 2) -> float:
 def test_redundancy_is_part_of_the_step():
     alone = predict(TWO, plan(1, 1), build("1f1b", 2, 2))
     peer = predict(TWO, CROSSED, build("1f1b", 2, 2))
-    # Rank 0 is the last to end, and its gradients are the last to arrive.
+    # Rank 0 is the last to end. Its gradients leave as soon as its only layer's are there, with the window.
     longer_s = 1.25 + 2 + 0.5 + 0.625
     assert peer.step_s == alone.step_s + longer_s
     assert peer.redundancy.bytes_per_step == 32
@@ -122,3 +123,41 @@ def test_windows_in_a_row_on_one_rank_add_up(windows: int):
     repeated = plan(1, replicas=windows, pipelines=1)
     # F = 1 and B = 6 for two microbatches, then the update.
     assert predict(one, repeated, build("gpipe", 1, 2)).step_s == 14 * windows + 0.5
+
+
+def test_gradients_leave_while_the_last_pass_goes_on():
+    # Rank 0 has three layers, whose backward passes of 2 s each end 4, 2 and 0 s before the window's end.
+    three = profile(*(layer(name, **SIZES) for name in "abcd"), link=LINK)
+    made = plan(3, 1, standbys=((1,), (1,), (1,), ()))
+    schedule = build("1f1b", 2, 2)
+    alone = predict(three, replace(made, standbys=()), schedule)
+    end_s = alone.simulation.end_s[len(schedule.programs[0]) - 1]
+    backward_s = three.model.layers[0].backward_s
+    early = early_gradients_s(three, made, alone.simulation, None)
+    assert early == {2: end_s - 2 * backward_s, 1: end_s - backward_s, 0: end_s}
+    # Each holds its rank for 1.25 s and the link for 2 s; two links between them are one.
+    held, link, arrives = 1.25, 2.0, 0.5
+    left = []
+    for number, final_s in enumerate(sorted(early.values())):
+        left.append(max([final_s + held * (number + 1), *left[-1:]]) + link)
+    taken = left[0] + arrives
+    ready = [end_s, 0.0]
+    now = ready[1]
+    for gone in left:
+        now = max(now, gone + arrives) + 0.625
+    assert taken < end_s + held
+    assert shipped_s(three, made, ready, early) == (end_s + 3 * held, now)
+    assert now < shipped_s(three, made, ready, {})[1]
+
+
+def test_gradients_wait_for_the_end_where_something_is_still_done_to_them():
+    made = plan(1, 1, standbys=((1,), (0,)))
+    window = predict(TWO, plan(1, 1), build("1f1b", 2, 2)).simulation
+    assert early_gradients_s(TWO, made, window, None)
+    assert not early_gradients_s(TWO, made, window, ((0.0,) * 2,) * 2)
+    assert not early_gradients_s(TWO, replace(made, replicas=2, pipelines=1), window, None)
+    for changed in ({"tied_from": 0}, {"statistics_bytes": 4}):
+        other = profile(layer("a", **SIZES), layer("b", **SIZES, **changed), link=LINK)
+        assert not early_gradients_s(other, made, window, None)
+    half = replace(TWO, model=replace(TWO.model, precision="float16"))
+    assert not early_gradients_s(half, made, window, None)

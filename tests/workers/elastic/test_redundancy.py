@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from jobs import DEVICE, job, small_config
+from rank_group import with_standbys
 from torch import Tensor
 
 from planner.shards import Piece
@@ -22,8 +24,9 @@ from workers.elastic.followed import Followed
 from workers.elastic.redundancy import Packing
 from workers.elastic.standby import Base, Standbys
 from workers.elastic.standby_watch import StandbyWatch
+from workers.engine import Engine, Window
 from workers.freezing.plans import Plans, Settings
-from workers.launch.ranks import assignment
+from workers.launch.ranks import assignment, run_threads
 from workers.layer import Layer
 from workers.protocol import Source, StandbyReport, WarningReport
 from workers.rank import Rank
@@ -31,6 +34,8 @@ from workers.state.layer_state import LayerState
 from workers.state_stream.following import Followers, Parcels, States, Subject
 from workers.state_stream.frames import StateStreamError
 from workers.state_stream.stream import StateServer
+from workers.transport.channel import Stream
+from workers.transport.local import LocalChannel
 
 DECISION = Decision(
     step=1, loss=1.0, grad_norm=1.0, scale=0.5, skipped=False, requests=frozenset(), busy_s=0.0
@@ -292,3 +297,39 @@ def test_who_waits_for_layers_of_others_can_leave(tmp_path: Path) -> None:
         leaving.join()
         rank.close()
         server.close()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "early"), [("1f1b", {0: [3, 2, 1, 0]}), ("zb-h1", {0: [3, 2, 1, 0], 1: [7, 6, 5, 4]})]
+)
+def test_gradients_leave_while_the_window_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schedule: str, early: dict[int, list[int]]
+) -> None:
+    in_window = threading.local()
+    left: dict[tuple[int, bool], list[int]] = {}
+    run, send = Engine.run, LocalChannel.send
+
+    def spied_run(self: Engine, *args: Any, **kwargs: Any) -> Window:
+        in_window.now = True
+        try:
+            return run(self, *args, **kwargs)
+        finally:
+            in_window.now = False
+
+    def spied_send(self: LocalChannel, stream: Stream, tensors: Sequence[Tensor]) -> None:
+        if named := re.fullmatch(r"standby of layer (\d+)", stream.name):
+            left.setdefault((self.rank, in_window.now), []).append(int(named[1]))
+        send(self, stream, tensors)
+
+    monkeypatch.setattr(Engine, "run", spied_run)
+    monkeypatch.setattr(LocalChannel, "send", spied_send)
+    two = job(small_config(tmp_path, steps=3), ranks=2, schedule=schedule)
+    expected = run_threads(two).state_sha256
+    assert not left
+    assert run_threads(replace(two, plan=with_standbys(two))).state_sha256 == expected
+    owned = {0: [0, 1, 2, 3], 1: [4, 5, 6, 7]}
+    for rank, layers in owned.items():
+        # Not in the first step, whose receivers do not know yet what comes.
+        late = 1 if rank in early else 3
+        assert left.get((rank, True), []) == early.get(rank, []) * 2
+        assert left.get((rank, False), []) == layers * late
