@@ -78,4 +78,6 @@ def _by_parameter(statistics: Statistics, key: str, scalars: Mapping[str, int]) 
 
 
 def _flat(of_parameters: Mapping[str, Tensor], like: Tensor) -> Tensor:
-    return torch.cat([of_parameters[name] for name in sorted(of_parameters)] or [like[:0]])
+    # A shard that has just arrived lies on the host, one of this rank's own may not.
+    parts = [of_parameters[name].to(like.device) for name in sorted(of_parameters)]
+    return torch.cat(parts or [like[:0]])
