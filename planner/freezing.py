@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import cached_property
@@ -48,6 +49,12 @@ def keeps_statistics(method: str) -> bool:
 def apf_stride(scalars: int) -> int:
     """Of a parameter with so many scalars, APF looks at the first and every so many further ones."""
     return 1 if scalars <= APF_WHOLE else APF_EVERY
+
+
+def looked_at(statistics: Collection[str], scalars: int) -> int:
+    """At how many scalars of a parameter with so many a method looks that keeps these statistics of each layer (see
+    `workers.freezing.stability`)."""
+    return -(-scalars // apf_stride(scalars)) if "trend" in statistics else scalars
 
 
 def statistics_scalars(method: str, scalars: int) -> int:

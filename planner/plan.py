@@ -146,6 +146,11 @@ class Plan:
         """Those of `siblings` that keep different states: with shards all, else one for all."""
         return self.siblings(rank) if self.shards > 1 else (rank,)
 
+    @property
+    def unlike_places(self) -> int:
+        """How many places keep different states: with shards all, else those of one pipeline."""
+        return self.world_size if self.shards > 1 else self.pipeline_ranks
+
     def owners_of(self, layer: int) -> tuple[int, ...]:
         """The places that own `layer`, one in each pipeline."""
         return self.siblings(self.rank_of_layer(layer))

@@ -11,8 +11,13 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+from workers.freezing.energy import Energy, total_of
+from workers.freezing.stability import Moves, score_of
 from workers.protocol import Request
+
+Found = TypeVar("Found")
 
 Prepared = tuple[int, int, str]
 """Epoch, version and digest of a plan."""
@@ -23,8 +28,10 @@ KEYED_BY_NUMBERS = (
     "squared_norms",
     "parameter_norms",
     "scores",
+    "moves",
     "settled",
     "energies",
+    "parameter_energies",
 )
 """What of a record maps numbers, which JSON writes as texts."""
 
@@ -57,13 +64,17 @@ class CommitRecord:
     next_plan: Prepared | None = None
     """The newest pipeline plan that it could follow from the next step on."""
     scores: dict[int, float] = field(default_factory=dict)
-    """Layer -> AutoFreeze's score, at a check, from the first rank that holds the layer."""
+    """Layer -> AutoFreeze's score, at a check, where it does not follow from `moves`. This, like the next three, from
+    the first rank that holds the layer, or where states are shared out from each rank for its shard."""
+    moves: dict[int, dict[str, Moves]] = field(default_factory=dict)
+    """Layer -> parameter -> what AutoFreeze's score follows from, at a check."""
     settled: dict[int, int] = field(default_factory=dict)
-    """Layer -> the parameters that APF considers settled, at a check, from the first rank that holds the
-    layer: one bit each, see `workers.freezing.settled`."""
-    energies: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """Layer -> the parameters that APF considers settled, at a check: one bit each, see `workers.freezing.settled`."""
+    energies: dict[int, Energy] = field(default_factory=dict)
     """Layer -> estimated squared norm of its summed gradient with nothing frozen, and the expected part of it
-    that the step's freezing let through; from the first rank that holds the layer, if the job freezes."""
+    that the step's freezing let through; if the job freezes."""
+    parameter_energies: dict[int, dict[str, Energy]] = field(default_factory=dict)
+    """Instead, where states are shared out: layer -> parameter -> the same, from each rank for its shard."""
     bases_settled: bool = True
     """Whether this rank no longer waits for the base of any copy."""
     snapshot: int = 0
@@ -84,6 +95,11 @@ class CommitRecord:
         for keyed in KEYED_BY_NUMBERS:
             fields[keyed] = {int(k): v for k, v in fields[keyed].items()}
         fields["energies"] = {layer: tuple(pair) for layer, pair in fields["energies"].items()}
+        for pairs in ("moves", "parameter_energies"):
+            fields[pairs] = {
+                layer: {name: tuple(pair) for name, pair in of_layer.items()}
+                for layer, of_layer in fields[pairs].items()
+            }
         fields["requests"] = tuple(Request(r) for r in fields["requests"])
         for prepared in ("prepared", "next_plan"):
             if fields[prepared] is not None:
@@ -169,7 +185,8 @@ def settle(
     if shards == 1:
         norms = {layer: norm for record in records for layer, norm in record.squared_norms.items()}
     else:
-        norms = _norms_of_shards(records, shards)
+        found = _of_shards(records, "gradient norms", [record.parameter_norms for record in records], shards)
+        norms = {layer: _added_up(of_parameters) for layer, of_parameters in found.items()}
     _check_complete("losses of microbatches", losses, microbatches, first.step)
     _check_complete("gradient norms of layers", norms, layers, first.step)
     total = 0.0
@@ -183,7 +200,7 @@ def settle(
     loss = 0.0
     for microbatch in range(microbatches):
         loss += losses[microbatch]
-    energy, effective = _effective_update(records, layers)
+    energy, effective = _effective_update(records, layers, shards)
     return Decision(
         step=first.step,
         loss=loss / microbatches,
@@ -198,30 +215,59 @@ def settle(
         snapshot_given_up=max(record.snapshot_given_up for record in records),
         adopt=_agreed([record.prepared for record in records], newest),
         switch=_agreed([record.next_plan for record in records], None),
-        scores={layer: score for record in records for layer, score in record.scores.items()},
-        settled={layer: flags for record in records for layer, flags in record.settled.items()},
+        scores=_scores(records),
+        settled=_settled(records),
         gradient_energy=grad_norm * grad_norm if energy is None else energy / microbatches**2,
         effective_update=effective,
     )
 
 
-def _norms_of_shards(records: Sequence[CommitRecord], shards: int) -> dict[int, float]:
-    """Layer -> sum of squares of its gradient, added up in name order as a rank does that has the whole layer."""
-    brought: dict[int, list[dict[str, float]]] = {}
-    for record in records:
-        for layer, norms in record.parameter_norms.items():
-            brought.setdefault(layer, []).append(norms)
-    found: dict[int, float] = {}
-    for layer, parts in brought.items():
-        if len(parts) != shards:
+def _of_shards(
+    records: Sequence[CommitRecord], what: str, brought: Iterable[Mapping[int, dict[str, Found]]], shards: int
+) -> dict[int, list[Found]]:
+    """Layer -> what its shards brought for each of its parameters, in name order: as a rank finds it that has the whole
+    layer."""
+    parts: dict[int, list[dict[str, Found]]] = {}
+    for one in brought:
+        for layer, of_shard in one.items():
+            parts.setdefault(layer, []).append(of_shard)
+    for layer, of_shards in parts.items():
+        if len(of_shards) != shards:
             raise CommitError(
-                f"commit {records[0].step} has gradient norms of {len(parts)} of {shards} shards of layer {layer}"
+                f"commit {records[0].step} has {what} of {len(of_shards)} of {shards} shards of layer {layer}"
             )
-        total = 0.0
-        for _, norm in sorted(pair for part in parts for pair in part.items()):
-            total += norm
-        found[layer] = total
-    return found
+    return {layer: _in_name_order(of_shards) for layer, of_shards in parts.items()}
+
+
+def _in_name_order(of_shards: Iterable[Mapping[str, Found]]) -> list[Found]:
+    of_parameters = {name: found for of_shard in of_shards for name, found in of_shard.items()}
+    return [of_parameters[name] for name in sorted(of_parameters)]
+
+
+def _added_up(norms: Iterable[float]) -> float:
+    total = 0.0
+    for norm in norms:
+        total += norm
+    return total
+
+
+def _scores(records: Sequence[CommitRecord]) -> dict[int, float]:
+    """Layer -> AutoFreeze's score."""
+    scores = {layer: score for record in records for layer, score in record.scores.items()}
+    moves: dict[int, list[dict[str, Moves]]] = {}
+    for record in records:
+        for layer, of_parameters in record.moves.items():
+            moves.setdefault(layer, []).append(of_parameters)
+    return scores | {layer: score_of(_in_name_order(of_shards)) for layer, of_shards in moves.items()}
+
+
+def _settled(records: Sequence[CommitRecord]) -> dict[int, int]:
+    """Layer -> the parameters that APF considers settled in any of its shards."""
+    flags: dict[int, int] = {}
+    for record in records:
+        for layer, own in record.settled.items():
+            flags[layer] = flags.get(layer, 0) | own
+    return flags
 
 
 def _check_complete(what: str, brought: Mapping[int, float], count: int, step: int) -> None:
@@ -229,16 +275,20 @@ def _check_complete(what: str, brought: Mapping[int, float], count: int, step: i
         raise CommitError(f"commit {step} lacks or exceeds {what}: {sorted(brought)} of {count} came")
 
 
-def _effective_update(records: Sequence[CommitRecord], layers: int) -> tuple[float | None, float]:
+def _effective_update(
+    records: Sequence[CommitRecord], layers: int, shards: int
+) -> tuple[float | None, float]:
     """The estimated energy of the summed gradient, if the ranks estimate it, and the share of definition D.7;
     float64 sums in layer order."""
     energies = {layer: pair for record in records for layer, pair in record.energies.items()}
+    brought = [record.parameter_energies for record in records]
+    energies |= {
+        layer: total_of(of_parameters)
+        for layer, of_parameters in _of_shards(records, "energies", brought, shards).items()
+    }
     if not energies:
         return None, 1.0
-    energy = through = 0.0
-    for layer in range(layers):
-        energy += energies[layer][0]
-        through += energies[layer][1]
+    energy, through = total_of(energies[layer] for layer in range(layers))
     return energy, through / energy if energy > 0.0 and math.isfinite(energy) else 1.0
 
 

@@ -24,6 +24,7 @@ from workers.elastic.snapshots import Snapshots
 from workers.elastic.standby import Base, Standbys
 from workers.fault_injection.points import FaultPoints
 from workers.freezing.freezer import Extent, Freezer
+from workers.freezing.mask import LayerParameters
 from workers.freezing.plans import Plans
 from workers.gradients.exchange import TiedUse
 from workers.gradients.parts import GradientParts
@@ -124,7 +125,11 @@ def make_freezer(setup: GenerationSetup, step: int) -> Freezer:
         },
     )
     states = {index: state for index, (_, state) in sorted(setup.layers.items())}
-    return Freezer(config.freeze, extent, states, setup.freeze_plans, step)
+    parameters = {
+        index: LayerParameters.among(layer.name, layer.trained)
+        for index, (layer, _) in sorted(setup.layers.items())
+    }
+    return Freezer(config.freeze, extent, states, parameters, setup.freeze_plans, step)
 
 
 def make_stages(

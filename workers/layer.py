@@ -65,15 +65,15 @@ class Layer:
         self.device = device
         self._precision = precision
         self._cast = boundary_dtype(precision)
-        trainable = {n: p for n, p in module.named_parameters() if p.requires_grad}
-        self.summed = GradientBuffers(trainable)
+        self.trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        """The parameters that it trains, as it computes with them."""
+        self.summed = GradientBuffers(self.trained)
         """Its gradients, side by side."""
         self.shared: ComputeWeights | None = None
         """Its weights, where siblings share out its states."""
         self._deferral, self.uncovered = cover(module, workspace, self.summed.home)
-        self._uncovered = {n: trainable[n] for n in self.uncovered}
-        self._covered = {n: p for n, p in trainable.items() if n not in self._uncovered}
-        self._trainable = bool(trainable)
+        self._uncovered = {n: self.trained[n] for n in self.uncovered}
+        self._covered = {n: p for n, p in self.trained.items() if n not in self._uncovered}
         self._buffers = _persistent_buffers(module)
         self._forward_pass = blamed(f"the forward pass of layer {name}")
         self._backward_pass = blamed(f"the backward pass of layer {name}")
@@ -109,7 +109,7 @@ class Layer:
                 " start from the changed one. Use the operation that returns a new tensor, or do both in one layer"
             )
         # Derived from the layer's parameters: with the activations dropped, autograd cannot tell.
-        carries = self._trainable or any(t.requires_grad for t in leaves)
+        carries = bool(self.trained) or any(t.requires_grad for t in leaves)
         detached = tuple(_leaf(canonical(t), carries) for t in outputs)
         return detached, Pass(draw_key, leaves, outputs if keep else None, queue, frozen)
 
@@ -144,7 +144,7 @@ class Layer:
         if weights:
             done.queue.at_once = True
         leaves = [t for t in done.inputs if t.requires_grad]
-        carrying = [o for o in done.outputs if o.is_floating_point()] if self._trainable or leaves else []
+        carrying = [o for o in done.outputs if o.is_floating_point()] if self.trained or leaves else []
         roots = [(o, g) for o, g in zip(carrying, grads, strict=True) if o.requires_grad]
         if roots:
             split = any(n not in done.frozen for n in self._uncovered)

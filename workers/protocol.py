@@ -291,7 +291,7 @@ class FrozenCounts:
 @dataclass(frozen=True, kw_only=True)
 class CurvatureReport:
     """One rank's part of a sample of how the gradient changes with the weights, between `step` and the last
-    step before it that was not skipped; sent by the first replica's ranks.
+    step before it that was not skipped; sent by the first pipeline's ranks, or where siblings share out states by all.
 
     Sums of squares in float64 over the rank's parameters, each tied one counted once. The gradients are means
     over the step's microbatches, before clipping.

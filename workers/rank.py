@@ -217,7 +217,6 @@ class Rank:
         plans = Plans(assignment.freeze)
         freeze = Settings(self._config.freeze, plans)
         plan = assignment.plan
-        self._check_sharding(plan, assignment.freeze)
         source.begin(freeze, plan.shard_of_place(assignment.place))
         self._snapshots.forget_after(-1 if assignment.fresh else assignment.step)
         if self._training is not None:
@@ -696,8 +695,6 @@ class Rank:
             JobError: the job's method uses no ratios, or they do not fit its layers and microbatches.
         """
         self._check_freeze_plan(plan)
-        if self._assignment is not None:
-            self._check_sharding(self._assignment.plan, (plan,))
         self._mailbox.prepare(plan)
 
     def prepare_plan(self, plan: Plan, program: RankProgram, held: Sequence[tuple[int, int]] = ()) -> None:
@@ -732,24 +729,6 @@ class Rank:
                 f"plan {plan.epoch}.{plan.version} has shares {list(plan.shares)}, but training changes buffers of"
                 f" {buffered[0]}: each replica has to stay in one pipeline"
             )
-
-    def _check_sharding(self, plan: Plan, freeze: Sequence[FreezePlan] = ()) -> None:
-        """Raises:
-        JobError: the plan shares out states, now or with more pipelines, and the job needs them whole on each rank.
-        """
-        if plan.shard == "none":
-            return
-        config = self._config
-        against = {
-            "freezing": bool(freeze),
-            "freeze.method": config.freeze.method != "none",
-            "job.curvature_every": bool(config.curvature_every),
-        }
-        for name, there in against.items():
-            if there:
-                raise JobError(
-                    f'plan {plan.epoch}.{plan.version} has shard = "{plan.shard}", which does not go with {name} yet'
-                )
 
     def _check_freeze_plan(self, plan: FreezePlan) -> None:
         method = self._config.freeze.method

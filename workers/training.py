@@ -28,6 +28,8 @@ from workers.elastic.snapshots import Bring
 from workers.elastic.standby_watch import StandbyWatch
 from workers.engine import Window
 from workers.fault_injection.points import Phase
+from workers.freezing.checks import Found
+from workers.freezing.energy import Energy, total_of
 from workers.generation import GenerationSetup, make_freezer
 from workers.gradients.curvature import CurvatureProbe
 from workers.memory.limit import LimitedMemory
@@ -83,9 +85,13 @@ class _Findings:
 
     squared_norms: dict[int, float]
     parameter_norms: dict[int, dict[str, float]]
-    scores: dict[int, float]
+    checked: Found
     settled: dict[int, int]
-    energies: dict[int, tuple[float, float]]
+    energies: dict[int, dict[str, Energy]]
+
+    @property
+    def layer_energies(self) -> dict[int, Energy]:
+        return {layer: total_of(of_layer.values()) for layer, of_layer in self.energies.items()}
 
 
 class Training:
@@ -150,16 +156,19 @@ class Training:
         self._total = plan.replicas * plan.microbatches
         self._announcements = Announcements(setup.report, first=setup.place == 0)
         self._curvature = None
-        if config.curvature_every and setup.pipeline == 0:
+        if config.curvature_every and (setup.pipeline == 0 or plan.shards > 1):
+            states = {layer: state for layer, (_, state) in setup.layers.items()}
+            sampled = {
+                place: parameter
+                for place, parameter in self._minibatch.counted.items()
+                if place[1] in states[place[0]].updates
+            }
             self._curvature = CurvatureProbe(
                 config.curvature_every,
                 setup.place,
                 self._total,
-                self._minibatch.counted,
-                {
-                    (layer, name): setup.layers[layer][1].weights[name]
-                    for layer, name in self._minibatch.counted
-                },
+                sampled,
+                {(layer, name): states[layer].weights[name] for layer, name in sampled},
                 lambda report: self._announcements.add(report.step, report),
             )
         self._checkpointing = Checkpointing(
@@ -484,24 +493,27 @@ class Training:
         for (layer, name), norm in norms.items():
             of_layers[layer] += norm
             of_parameters[layer][name] = norm
-        scores, settled = self._freezer.check()
-        return _Findings(of_layers, of_parameters, scores, settled, self._freezer.energies(norms))
+        checked, settled = self._freezer.check()
+        return _Findings(of_layers, of_parameters, checked, settled, self._freezer.energies(norms))
 
     def _record(self, window: Window, findings: _Findings) -> CommitRecord:
         setup, freezer = self._setup, self._freezer
         files, errors = self._checkpointing.finished_files()
-        first = setup.pipeline == 0
+        shared = setup.plan.shards > 1
+        tells = shared or setup.pipeline == 0
         return CommitRecord(
             rank=setup.place,
             generation=self._generation.number,
             step=self.step + 1,
             losses=window.losses,
             samples=self._minibatch.samples if self._minibatch.reads_samples else {},
-            squared_norms=findings.squared_norms if first and setup.plan.shards == 1 else {},
-            parameter_norms={} if setup.plan.shards == 1 else findings.parameter_norms,
-            scores=findings.scores if first else {},
-            settled=findings.settled if first else {},
-            energies=findings.energies if first else {},
+            squared_norms=findings.squared_norms if tells and not shared else {},
+            parameter_norms=findings.parameter_norms if shared else {},
+            scores=findings.checked.scores if tells else {},
+            moves=findings.checked.moves if tells else {},
+            settled=findings.settled if tells else {},
+            energies=findings.layer_energies if tells and not shared else {},
+            parameter_energies=findings.energies if shared else {},
             busy_s=window.busy_s,
             requests=setup.mailbox.take(),
             prepared=freezer.bring(setup.mailbox.prepared()),

@@ -170,11 +170,6 @@ class Submission:
         freezing = folder.freeze_history() if start else FreezeHistory()
         if replay is not None:
             freezing = recorded(replay, prepared.resolved)
-        if freezing.plans and spec.pipeline.shard != "none":
-            raise JobError(
-                f'pipeline.shard = "{spec.pipeline.shard}" does not go with freezing yet, and this run was asked to'
-                " freeze while it trained: leave shard out"
-            )
         # Again, because measuring and planning may have taken a while.
         _make_way(name)
         about_to_start()

@@ -31,7 +31,7 @@ class CurvatureRecord:
         """Add one more part.
 
         Args:
-            ranks: ranks of one pipeline; as many parts make a sample.
+            ranks: how many ranks keep different states; as many parts make a sample.
         """
         parts = self.parts.setdefault(report.step, {})
         parts[report.rank] = report

@@ -304,7 +304,7 @@ class JobView:
             case OutOfMemory() | MemoryLimited() as told:
                 self.memory.take(told)
             case CurvatureReport() as part:
-                self.curvature.take(part, self.plan.pipeline_ranks if self.plan else 1)
+                self.curvature.take(part, self.plan.unlike_places if self.plan else 1)
             case ValidationReport() as validation:
                 self.validations[validation.step] = validation
                 self.validated = max(self.validated, validation.step)

@@ -181,9 +181,7 @@ def _settle_shard(spec: Spec, elastic: ElasticConfig) -> ElasticConfig:
         )
     against = {
         f'elastic.salvage = "{elastic.salvage}"': elastic.salvage != "none",
-        f'freeze.method = "{spec.freeze.method}"': spec.freeze.method != "none",
         f'adapt.policy = "{spec.adapt.policy}"': spec.adapt.policy != "off",
-        f"job.curvature_every = {spec.job.curvature_every}": spec.job.curvature_every > 0,
     }
     for key, given in against.items():
         if given:

@@ -149,11 +149,17 @@ class StageCosts:
     @cached_property
     def state_bytes(self) -> Matrix:
         """Weights, optimizer state and what freezing keeps: what does not depend on the schedule."""
-        kept = 1 - 1 / self.shards
+        elsewhere = 1 - 1 / self.shards
         return self._sums(
             layer.state_bytes
             + layer.sample_bytes
-            - kept * (layer.optimizer_bytes + master_bytes(self.profile, layer))
+            - elsewhere
+            * (
+                layer.optimizer_bytes
+                + layer.statistics_bytes
+                + layer.sample_bytes
+                + master_bytes(self.profile, layer)
+            )
             for layer in self.profile.model.layers
         )
 

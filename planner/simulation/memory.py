@@ -315,7 +315,7 @@ def _check_recomputes(graph: Graph, plan: Plan, frozen_stages: int) -> None:
 
 
 def _steady(
-    layers: Sequence[LayerProfile], kept: tuple[int, int], standbys: int, gradients_apart: int
+    layers: Sequence[LayerProfile], kept: tuple[int, int, int], standbys: int, gradients_apart: int
 ) -> MemoryParts:
     scratch: dict[tuple[int, ...], int] = {}
     for layer in layers:
@@ -324,7 +324,7 @@ def _steady(
     return MemoryParts(
         weights=kept[0],
         optimizer=kept[1],
-        statistics=sum(layer.statistics_bytes + layer.sample_bytes for layer in layers),
+        statistics=kept[2],
         standbys=standbys,
         scratch=sum(scratch.values()),
         gradients=gradients_apart * sum(layer.gradient_bytes for layer in layers),

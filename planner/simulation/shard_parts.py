@@ -34,23 +34,29 @@ def master_bytes(profile: Profile, layer: LayerProfile) -> int:
     return 2 * layer.cast_bytes if profile.model.precision in ("bfloat16", "float16") else 0
 
 
-def kept_bytes(profile: Profile, plan: Plan, place: int) -> tuple[int, int]:
-    """(weights, optimizer state) that the rank at `place` keeps of its own layers."""
-    weights = optimizer = 0.0
+def kept_bytes(profile: Profile, plan: Plan, place: int) -> tuple[int, int, int]:
+    """(weights, optimizer state, statistics and samples) that the rank at `place` keeps of its own layers."""
+    weights = optimizer = statistics = 0.0
     for piece in plan.pieces_of_place(place):
         layer = profile.model.layers[piece.layer]
         part = part_of(layer, piece)
         weights += layer.parameter_bytes - (1 - part) * master_bytes(profile, layer)
         optimizer += part * layer.optimizer_bytes
-    return round(weights), round(optimizer)
+        statistics += part * (layer.statistics_bytes + layer.sample_bytes)
+    return round(weights), round(optimizer), round(statistics)
 
 
 def copied_bytes(layer: LayerProfile, piece: Piece) -> int:
     """What a copy of `piece` takes on a standby: its state, and the gradients that arrive."""
     if piece.shard == WHOLE:
         return layer.state_bytes + layer.gradient_bytes
-    # 32-bit weights take as much as gradients; there are no casts.
-    return round(part_of(layer, piece) * (2 * layer.gradient_bytes + layer.optimizer_bytes))
+    return round(shard_bytes(layer, piece)) + gradient_bytes(layer, piece)
+
+
+def shard_bytes(layer: LayerProfile, piece: Piece) -> float:
+    """The state of a shard: 32-bit weights, which take as much as gradients, optimizer state and freezing statistics;
+    there are no casts."""
+    return part_of(layer, piece) * (layer.gradient_bytes + layer.optimizer_bytes + layer.statistics_bytes)
 
 
 def gradient_bytes(layer: LayerProfile, piece: Piece) -> int:

@@ -9,7 +9,7 @@ from planner.plan import Plan, undone_steps
 from planner.profile import Profile
 from planner.shards import WHOLE, Piece
 from planner.simulation.links_of_places import link_between
-from planner.simulation.shard_parts import part_of
+from planner.simulation.shard_parts import shard_bytes
 
 COPIED_BYTES_PER_S = 5e9
 """Into host memory: what one core copies into fresh pages. From a GPU another copy comes before, which is faster
@@ -100,11 +100,11 @@ def snapshot_bytes_of_places(profile: Profile, plan: Plan) -> tuple[int, ...]:
 
 
 def _size(profile: Profile, piece: Piece) -> float:
-    """Bytes of the state of `piece` in a snapshot: that of a shard has 32-bit weights, as large as gradients."""
+    """Bytes of the state of `piece` in a snapshot."""
     layer = profile.model.layers[piece.layer]
     if piece.shard == WHOLE:
         return layer.moved_bytes
-    return part_of(layer, piece) * (layer.gradient_bytes + layer.optimizer_bytes)
+    return shard_bytes(layer, piece)
 
 
 def _computes_on_host(profile: Profile, plan: Plan, place: int) -> bool:

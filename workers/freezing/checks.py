@@ -1,25 +1,44 @@
 """When stability is checked and what is settled: the metric's findings on their way through a commit.
 
 A check reads the weights before a commit, travels in its record, and applies from the next step on. Without a metric
-all of this is empty.
+all of this is empty. Each rank, and each copy, checks the parameters whose states it keeps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
 
 from workers.config import FreezeConfig
 from workers.freezing.mask import LayerParameters
-from workers.freezing.settled import flags_of
-from workers.freezing.stability import AutoFreeze, Finding, make_metric, settled_prefix
+from workers.freezing.stability import UNKNOWN, AutoFreeze, Finding, Moves, make_metric, settled_prefix
 from workers.state.layer_state import LayerState
 
 
+@dataclass(frozen=True)
+class Found:
+    """What a check found, for the commit record; empty where none was due."""
+
+    scores: dict[int, float] = field(default_factory=dict)
+    """AutoFreeze's score of each layer that it has whatever moved: all of it is settled, or this is the first check. Of
+    a shard without parameters this is said too; the layer's moves, if any, count before it."""
+    moves: dict[int, dict[str, Moves]] = field(default_factory=dict)
+    """What the scores of the others follow from, by parameter."""
+    settled: dict[int, frozenset[str]] = field(default_factory=dict)
+    """The parameters of each layer that APF calls settled."""
+
+
+NOTHING_FOUND = Found()
+
+
 class Checks:
-    """The stability of a rank's layers.
+    """The stability of layers, or of shards of them.
 
     Args:
-        states: the layers that the rank holds, live.
+        states: live.
+        parameters: of these states.
     """
 
     def __init__(
@@ -33,28 +52,31 @@ class Checks:
         self._states = states
         self._parameters = parameters
         self._findings: dict[int, Finding] = {}
-        self.settled = {layer: self._names(layer) for layer in states}
-        """Per layer, the parameters that are settled now."""
 
-    def look(self, step: int) -> tuple[dict[int, float], dict[int, int]]:
-        """Check, if one is due before the commit of `step`: every `check_every` steps, from the end of the warm-up on.
+    @property
+    def on(self) -> bool:
+        """Whether the method has a metric."""
+        return self._metric is not None
 
-        Returns:
-            For the commit record: AutoFreeze's score of each layer, and which parameters of each APF calls settled, in
-            the form of `flags_of`.
-        """
+    def look(self, step: int) -> Found:
+        """Check, if one is due before the commit of `step`: every `check_every` steps, from the end of the warm-up
+        on."""
         metric, warm_up = self._metric, self._config.warm_up
         if metric is None or warm_up is None:
-            return {}, {}
+            return NOTHING_FOUND
         since = step - 1 - warm_up
         if since < 0 or since % self._config.check_every:
-            return {}, {}
+            return NOTHING_FOUND
+        first = {layer: UNKNOWN for layer, state in self._states.items() if not int(state.freezing["checks"])}
         self._findings = {
             layer: metric.check(state, self._parameters[layer]) for layer, state in self._states.items()
         }
-        if isinstance(metric, AutoFreeze):
-            return {layer: found.score for layer, found in self._findings.items()}, {}
-        return {}, {layer: self._found_flags(layer) for layer in self._findings}
+        if not isinstance(metric, AutoFreeze):
+            return Found(settled={layer: self._found_settled(layer) for layer in self._findings})
+        still = {layer: 0.0 for layer, state in self._states.items() if bool(state.freezing["settled"].all())}
+        scores = still | first
+        moves = {layer: found.moves for layer, found in self._findings.items() if layer not in scores}
+        return Found(scores=scores, moves=moves)
 
     def take(self, scores: Mapping[int, float]) -> int:
         """Take over what was found, after the commit; `scores` are all layers'. Returns how many layers, from the input
@@ -66,21 +88,18 @@ class Checks:
                 statistics[key].copy_(value)
             if layer < prefix:
                 statistics["settled"].fill_(True)
-            self.settled[layer] = self._names(layer)
         self._findings = {}
         return prefix
 
-    def flags(self, layer: int) -> int:
-        """Which parameters of the layer are settled now."""
-        names = self._parameters[layer].names
-        return flags_of([name in self.settled[layer] for name in names])
+    def settled(self, layer: int) -> frozenset[str]:
+        """Which of the state's parameters are settled now."""
+        return self._named(layer, self._states[layer].freezing.get("settled"))
 
-    def _found_flags(self, layer: int) -> int:
-        found = self._findings[layer].statistics.get("settled", self._states[layer].freezing["settled"])
-        return flags_of(found.tolist())
+    def _found_settled(self, layer: int) -> frozenset[str]:
+        before = self._states[layer].freezing["settled"]
+        return self._named(layer, self._findings[layer].statistics.get("settled", before))
 
-    def _names(self, layer: int) -> frozenset[str]:
-        flags = self._states[layer].freezing.get("settled")
+    def _named(self, layer: int, flags: Tensor | None) -> frozenset[str]:
         if flags is None:
             return frozenset()
         names = self._parameters[layer].names

@@ -4,9 +4,12 @@ TimelyFreeze). A metric for people: no decision follows from it."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from workers.freezing.mask import Chance, LayerParameters
+
+Energy = tuple[float, float]
+"""An energy, and the part of it that a step lets through."""
 
 
 def estimate(
@@ -15,8 +18,8 @@ def estimate(
     chances: Sequence[Chance],
     squared_norms: Mapping[str, float],
     known: Sequence[float],
-) -> tuple[list[float], float]:
-    """The energy of each parameter of one layer, and the sum over them that the step lets through in expectation.
+) -> list[Energy]:
+    """The energy of each parameter of one layer or shard, and the part of it that the step lets through in expectation.
 
     The squared norm of a sum of similar gradients grows with the square of their number. So the estimate divides the
     norm of those formed by the expected square of their share, given that any is formed. Where none was, the last
@@ -31,15 +34,22 @@ def estimate(
     of_others = [1.0 - chance.others for chance in chances]
     formed_squares = {True: _formed_square(of_settled), False: _formed_square(of_others)}
     through_shares = {True: sum(of_settled) / len(chances), False: sum(of_others) / len(chances)}
-    energies: list[float] = []
-    through = 0.0
+    energies: list[Energy] = []
     for name, energy in zip(parameters.names, known, strict=True):
         kind = name in settled
         if formed_squares[kind] > 0.0 and name in squared_norms:
             energy = squared_norms[name] / formed_squares[kind]
-        energies.append(energy)
-        through += through_shares[kind] * energy
-    return energies, through
+        energies.append((energy, through_shares[kind] * energy))
+    return energies
+
+
+def total_of(energies: Iterable[Energy]) -> Energy:
+    """The energy of what has these, in this order."""
+    total = through = 0.0
+    for energy, part in energies:
+        total += energy
+        through += part
+    return total, through
 
 
 def _formed_square(probabilities: Sequence[float]) -> float:

@@ -15,12 +15,12 @@ import torch
 from planner.freezing import FreezePlan, Weights
 from workers.commit import Decision, Prepared
 from workers.config import FreezeConfig
-from workers.freezing.checks import Checks
-from workers.freezing.energy import estimate
+from workers.freezing.checks import Checks, Found
+from workers.freezing.energy import Energy, estimate
 from workers.freezing.mask import NOTHING, Chance, LayerParameters, Mask, draw
 from workers.freezing.plans import Plans, Settings
 from workers.freezing.ratios import Budgets, phases_of
-from workers.freezing.settled import Settled
+from workers.freezing.settled import Settled, flags_of
 from workers.freezing.stability import make_metric
 from workers.freezing.tally import Tally
 from workers.protocol import FreezeReport, FreezeStarted, FrozenCounts
@@ -61,8 +61,12 @@ class Freezer:
     """The freezing of a rank's layers. Per step: `begin`, masks, then `check`, `energies` and `bring` for the commit
     record, then `commit`.
 
+    Masks are of whole layers. Statistics are of the parameters whose states the rank keeps, and so are its findings:
+    where siblings share out states, the commit puts theirs together.
+
     Args:
-        states: of the layers that the rank holds, live.
+        states: of the layers that the rank holds, or of its shards of them, live.
+        parameters: of the whole layers.
         plans: whose start is known; those taken up are added.
         step: the last step committed.
 
@@ -75,14 +79,17 @@ class Freezer:
         config: FreezeConfig,
         extent: Extent,
         states: Mapping[int, LayerState],
+        parameters: Mapping[int, LayerParameters],
         plans: Plans,
         step: int,
     ) -> None:
         self._settings = Settings(config, plans)
         self._extent = extent
         self._states = states
+        self._own = {layer: LayerParameters.of(state) for layer, state in states.items()}
+        """The parameters of the states."""
         self._plans = plans
-        self._unmeasured = {layer: LayerParameters.of(state) for layer, state in states.items()}
+        self._unmeasured = dict(parameters)
         self._parameters = dict(self._unmeasured)
         """As the plan in force weighs them. Live."""
         self._weights: Weights = ()
@@ -104,7 +111,7 @@ class Freezer:
         """Follow the section `config` from the next step on."""
         self._config = config
         self._on = config.method != "none"
-        self._checks = Checks(config, self._states, self._unmeasured)
+        self._checks = Checks(config, self._states, self._own)
         self._phases = phases_of(config)
         self._unfrozen_until = (self._phases.middle if self._phases is not None else config.warm_up) or 0
         self._hybrid = self._phases is not None and make_metric(config) is not None
@@ -115,12 +122,14 @@ class Freezer:
         self._energies = {}
 
     def meet(self, channel: Channel) -> None:
-        """Learn how settled the other ranks' layers are; all ranks call it, before their first step."""
+        """Learn what is settled on the other ranks; all ranks call it, before their first step."""
         self._channel = channel
-        if not self._hybrid:
-            return
-        mine = {layer: (held, self._checks.flags(layer)) for layer, held in self._unmeasured.items()}
-        self._settled.meet(channel, mine)
+        if self._checks.on:
+            mine = {
+                layer: (held, flags_of(held, self._checks.settled(layer)))
+                for layer, held in self._unmeasured.items()
+            }
+            self._settled.meet(channel, mine)
 
     def begin(self, step: int) -> None:
         """Begin `step` (1 is the job's first)."""
@@ -153,7 +162,7 @@ class Freezer:
             return NOTHING
         mask = draw(
             self._parameters[layer],
-            self._checks.settled[layer],
+            self._settled.names[layer],
             self._chances[layer][microbatch % self._extent.microbatches],
             seed=self._extent.seed,
             step=self._step,
@@ -162,34 +171,37 @@ class Freezer:
         self._tally.note(layer, microbatch, mask)
         return mask
 
-    def check(self) -> tuple[dict[int, float], dict[int, int]]:
-        """For the commit record: scores and settled parameters by layer, if a stability check is due."""
-        return self._checks.look(self._step)
+    def check(self) -> tuple[Found, dict[int, int]]:
+        """For the commit record: what a stability check finds, if one is due, and in the form of `flags_of` which
+        parameters it calls settled, by layer."""
+        found = self._checks.look(self._step)
+        return found, {
+            layer: flags_of(self._unmeasured[layer], names) for layer, names in found.settled.items()
+        }
 
-    def energies(self, squared_norms: Mapping[tuple[int, str], float]) -> dict[int, tuple[float, float]]:
-        """For the commit record: per layer, the energy of the summed gradient as if nothing were frozen, and the part
-        of it let through.
+    def energies(self, squared_norms: Mapping[tuple[int, str], float]) -> dict[int, dict[str, Energy]]:
+        """For the commit record: per layer and parameter, the energy of the summed gradient as if nothing were frozen,
+        and the part of it let through.
 
         Args:
             squared_norms: of the summed gradients, by (layer, parameter); without those that were not formed, and
                 those that count elsewhere.
         """
-        totals: dict[int, tuple[float, float]] = {}
-        if not self._on:
-            return totals
-        for layer, held in self._parameters.items():
+        found: dict[int, dict[str, Energy]] = {}
+        for layer, held in self._own.items() if self._on else ():
             formed = {
                 name: norm for name in held.names if (norm := squared_norms.get((layer, name))) is not None
             }
-            self._energies[layer], through = estimate(
+            energies = estimate(
                 held,
-                self._checks.settled[layer],
+                self._settled.names[layer],
                 self._chances[layer] * self._extent.replicas,
                 formed,
                 self._states[layer].freezing["energy"].tolist(),
             )
-            totals[layer] = sum(self._energies[layer]), through
-        return totals
+            self._energies[layer] = [energy for energy, _ in energies]
+            found[layer] = dict(zip(held.names, energies, strict=True))
+        return found
 
     @property
     def on(self) -> bool:
@@ -198,7 +210,7 @@ class Freezer:
 
     @property
     def newest_energies(self) -> Mapping[int, Sequence[float]]:
-        """What `energies` found, per layer and parameter."""
+        """The energies that `energies` found, per layer and parameter."""
         return self._energies
 
     def bring(self, prepared: FreezePlan | None) -> Prepared | None:
@@ -215,8 +227,7 @@ class Freezer:
     def commit(self, decision: Decision) -> list[FreezeReport | FreezeStarted]:
         """Take over what the step found and what the ranks agreed on; what is to be reported."""
         prefix = self._checks.take(decision.scores)
-        if self._hybrid:
-            self._settled.take(decision.settled, prefix)
+        self._settled.take(decision.settled, prefix)
         if not decision.skipped:
             for layer, energies in self._energies.items():
                 self._states[layer].freezing["energy"].copy_(torch.tensor(energies, dtype=torch.float64))

@@ -5,8 +5,10 @@ Knows neither why a parameter is likely to be frozen nor what freezing does.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+
+from torch import Tensor
 
 from workers.reproducibility import rng
 from workers.state.layer_state import LayerState
@@ -27,13 +29,18 @@ class LayerParameters:
 
     @staticmethod
     def of(state: LayerState) -> LayerParameters:
-        """Those of a live layer, without what the model itself holds fixed."""
-        free = sorted(state.updates)
-        scalars = tuple(state.weights[name].numel() for name in free)
+        """Those of a live layer, or of a shard of it, without what the model itself holds fixed."""
+        return LayerParameters.among(state.name, {name: state.weights[name] for name in state.updates})
+
+    @staticmethod
+    def among(name: str, trained: Mapping[str, Tensor]) -> LayerParameters:
+        """Those of the layer `name`, which trains these."""
+        free = sorted(trained)
+        scalars = tuple(trained[each].numel() for each in free)
         matrices = tuple(
-            count if state.weights[name].dim() >= 2 else 0 for name, count in zip(free, scalars, strict=True)
+            count if trained[each].dim() >= 2 else 0 for each, count in zip(free, scalars, strict=True)
         )
-        return LayerParameters(state.name, tuple(free), scalars, matrices if any(matrices) else scalars)
+        return LayerParameters(name, tuple(free), scalars, matrices if any(matrices) else scalars)
 
     def weighed(self, nanoseconds: Sequence[tuple[str, int]]) -> LayerParameters:
         """The same parameters by the measured times of their weight gradients: one row of `FreezePlan.weights`. What is

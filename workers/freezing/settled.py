@@ -1,4 +1,5 @@
-"""How much of every layer is settled, on whichever rank it lives: what a hybrid spreads a stage's budget by.
+"""Which parameters are settled, in every layer, on whichever rank it lives: what a metric chooses by, and what a hybrid
+spreads a stage's budget by.
 
 Ranks tell each other which parameters are settled, and not their weights: those are the freeze plan's, and a new plan
 may start between two checks.
@@ -7,7 +8,7 @@ may start between two checks.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict
 
 from planner.freezing import Weights
@@ -22,6 +23,8 @@ class Settled:
     def __init__(self, layers: int) -> None:
         self.shares = [Share(0, 0) for _ in range(layers)]
         """Per layer. Live."""
+        self.names = [frozenset[str]() for _ in range(layers)]
+        """Per layer, the parameters that are settled. Live."""
         self._parameters: dict[int, LayerParameters] = {}
         self._flags: dict[int, int] = {}
         self._weights: Weights = ()
@@ -30,14 +33,17 @@ class Settled:
         """Learn of the other ranks' layers; all ranks call it.
 
         Args:
-            mine: layer -> its parameters, unmeasured, and which of them are settled: see `flags_of`.
+            mine: layer -> its parameters, unmeasured, and which of those that this rank keeps the states of are
+                settled: see `flags_of`.
         """
+        flags_of_layers: dict[int, int] = {}
         record = json.dumps({layer: (asdict(held), flags) for layer, (held, flags) in mine.items()})
         for others in channel.all_gather(record.encode()):
             for layer, (held, flags) in json.loads(others).items():
                 tuples = {key: tuple(value) for key, value in held.items() if key != "name"}
                 self._parameters[int(layer)] = LayerParameters(name=held["name"], **tuples)
-                self._flags[int(layer)] = flags
+                flags_of_layers[int(layer)] = flags_of_layers.get(int(layer), 0) | flags
+        self._flags.update(flags_of_layers)
         self._weigh(self._parameters)
 
     def follow(self, weights: Weights) -> None:
@@ -58,10 +64,11 @@ class Settled:
             held, flags = self._parameters[layer], self._flags[layer]
             if self._weights:
                 held = held.weighed(self._weights[layer])
-            settled = {name for bit, name in enumerate(held.names) if flags >> bit & 1}
+            settled = frozenset(name for bit, name in enumerate(held.names) if flags >> bit & 1)
+            self.names[layer] = settled
             self.shares[layer] = Share(held.weight(settled), sum(held.weights))
 
 
-def flags_of(settled: Sequence[bool]) -> int:
-    """One bit per parameter in name order, the first one the lowest."""
-    return sum(1 << bit for bit, is_settled in enumerate(settled) if is_settled)
+def flags_of(parameters: LayerParameters, settled: Collection[str]) -> int:
+    """One bit for each of `parameters`, in name order, the first one the lowest: set if it is among `settled`."""
+    return sum(1 << bit for bit, name in enumerate(parameters.names) if name in settled)

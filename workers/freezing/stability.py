@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -18,18 +18,21 @@ from workers.config import FreezeConfig
 from workers.freezing.mask import LayerParameters
 from workers.state.layer_state import LayerState
 
+Moves = tuple[float, float]
+"""The squared norms of a parameter's updates in the interval before the last one, and in the last one."""
+
 UNKNOWN = math.inf
 """The score of a layer of which too little is known."""
 
 
 @dataclass
 class Finding:
-    """What one check found in one layer."""
+    """What one check found in one layer, or in a shard of it."""
 
     statistics: dict[str, Tensor]
-    """What the layer's statistics become."""
-    score: float = UNKNOWN
-    """AutoFreeze's score, for all ranks to compare; other metrics leave it."""
+    """What its statistics become."""
+    moves: dict[str, Moves] = field(default_factory=dict)
+    """For AutoFreeze's score (`score_of`): by parameter, from the second check on; other metrics leave it."""
 
 
 class Metric(ABC):
@@ -121,23 +124,37 @@ class AutoFreeze(Metric):
     """AutoFreeze: eq. 1 of TimelyFreeze. Layers settle from the input up, once the size of their updates does.
 
     The score compares the norms of the updates of two successive intervals; which layers settle is decided over all
-    layers' scores, by `settled_prefix`. A layer that is settled has score 0.
+    layers' scores, by `settled_prefix`. A layer that is settled has score 0. The statistic `squares` has the squared
+    norm of each parameter's updates in the last interval.
     """
 
     def begin(self, state: LayerState, parameters: LayerParameters) -> dict[str, Tensor]:
-        return {**super().begin(state, parameters), "moved": torch.zeros((), dtype=torch.float64)}
+        squares = torch.zeros(len(parameters.names), dtype=torch.float64)
+        return {**super().begin(state, parameters), "squares": squares}
 
     def _weigh(self, state: LayerState, parameters: LayerParameters, updates: Tensor, found: Finding) -> None:
-        squares = 0.0
+        squares: list[float] = []
         for update in self.parts(updates, parameters):
             norm = float(torch.linalg.vector_norm(update, dtype=torch.float64))
-            squares += norm * norm
-        moved, before = math.sqrt(squares), float(state.freezing["moved"])
-        found.statistics["moved"] = torch.tensor(moved, dtype=torch.float64)
-        if bool(state.freezing["settled"].all()):
-            found.score = 0.0
-        elif before > 0.0:
-            found.score = abs(before - moved) / before
+            squares.append(norm * norm)
+        before: list[float] = state.freezing["squares"].tolist()
+        found.statistics["squares"] = torch.tensor(squares, dtype=torch.float64)
+        found.moves = dict(zip(parameters.names, zip(before, squares, strict=True), strict=True))
+
+
+def score_of(moves: Iterable[Moves]) -> float:
+    """AutoFreeze's score of a layer that is not settled: how much the norm of its updates has changed from one interval
+    to the next, as a part of what it was.
+
+    Args:
+        moves: of its parameters, in name order.
+    """
+    squares = squares_before = 0.0
+    for before, now in moves:
+        squares_before += before
+        squares += now
+    moved, moved_before = math.sqrt(squares), math.sqrt(squares_before)
+    return abs(moved_before - moved) / moved_before if moved_before > 0.0 else UNKNOWN
 
 
 def settled_prefix(scores: Mapping[int, float], percentile: float) -> int:

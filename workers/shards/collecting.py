@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from planner.shards import Shard
+from workers.protocol import Part
 from workers.shards.weights import ComputeWeights
 from workers.state.flat import Cut
-from workers.state.layer_state import LayerState, host_copy, whole_of
+from workers.state.layer_state import LayerState, host_copy, part_of, whole_of
 from workers.transport.channel import Channel, Stream
 
 
@@ -55,9 +56,10 @@ class Collector:
         found: list[LayerState] = []
         for layer, state in self._states.items():
             writer = layer % len(self._siblings)
+            mine = state if moments else part_of(state, Part.WEIGHTS)
             if writer == own:
                 shards = [
-                    state if number == own else self._received(layer, number, moments)
+                    mine if number == own else self._received(layer, number, moments)
                     for number in range(len(self._siblings))
                 ]
                 found.append(host_copy(whole_of(shards)))
@@ -84,13 +86,15 @@ class Collector:
 
 
 def _tensors(state: LayerState, moments: bool) -> list[Tensor]:
-    """What goes to the writer: of each flat buffer the weights, and with `moments` the slots; then the counts."""
+    """What goes to the writer: of each flat buffer the weights, and with `moments` the slots; then the counts, and the
+    freezing statistics."""
     found: list[Tensor] = []
     for flat in state.flats:
         if flat.layout.places:
             found += [flat.weights, *(flat.slots.values() if moments else ())]
     if found and moments:
         found.append(torch.tensor(list(state.updates.values()), dtype=torch.int64))
+        found += [state.freezing[key] for key in sorted(state.freezing)]
     return found
 
 
@@ -107,6 +111,10 @@ def _shard(own: LayerState, cut: Cut, number: int, tensors: Sequence[Tensor], mo
             for name, view in layout.views(next(coming)).items():
                 slots[name][slot] = view
     counts: list[int] = next(coming).tolist() if cut.names and moments else []
+    freezing: dict[str, Tensor] = {}
+    for key in sorted(own.freezing) if moments else ():
+        value = own.freezing[key]
+        freezing[key] = next(coming) if cut.names else value[:0] if value.dim() else value
     return LayerState(
         layer=own.layer,
         name=own.name,
@@ -114,5 +122,6 @@ def _shard(own: LayerState, cut: Cut, number: int, tensors: Sequence[Tensor], mo
         buffers=own.buffers,
         slots=slots,
         updates=dict(zip(cut.names, counts, strict=bool(counts))),
+        freezing=freezing,
         shard=Shard(number, own.shard.of),
     )

@@ -20,6 +20,7 @@ from workers.process.pinned_memory import parts_on_host
 from workers.protocol import JobError, Part
 from workers.reproducibility.digest import state_digest as state_digest
 from workers.state.flat import Cut, Flat, flats_of
+from workers.state.statistics import chosen, put_together
 
 Gradients = Mapping[str, Tensor]
 """One layer's gradients: parameter -> summed gradient, of its shape and dtype. An absent parameter was frozen
@@ -220,7 +221,7 @@ def whole_of(shards: Sequence[LayerState]) -> LayerState:
         buffers=first.buffers,
         slots={name: slots for each in shards for name, slots in each.slots.items()},
         updates={name: count for each in shards for name, count in each.updates.items()},
-        freezing=first.freezing,
+        freezing=put_together([(each.freezing, _scalars(each)) for each in shards]),
     )
 
 
@@ -286,9 +287,10 @@ def load_(state: LayerState, source: LayerState) -> None:
         mine, saved = _signature(here[key]), _signature(there[key])
         if mine != saved:
             raise JobError(f"{where}: {key} is {mine} here but {saved} in the state to load: {remedy}")
-    shared = state.freezing.keys() & source.freezing.keys()
+    statistics = chosen(source.freezing, _scalars(source), lambda name: name not in state.elsewhere)
+    shared = state.freezing.keys() & statistics.keys()
     for key in sorted(shared):
-        mine, saved = _signature(state.freezing[key]), _signature(source.freezing[key])
+        mine, saved = _signature(state.freezing[key]), _signature(statistics[key])
         if mine != saved:
             raise JobError(
                 f"{where}: freezing statistic {key} is {mine} here but {saved} in the state to load: {remedy}"
@@ -302,7 +304,7 @@ def load_(state: LayerState, source: LayerState) -> None:
             tensor.copy_(there[key])
         for key, tensor in state.freezing.items():
             if key in shared:
-                tensor.copy_(source.freezing[key])
+                tensor.copy_(statistics[key])
             else:
                 tensor.zero_()
     state.updates.update({name: source.updates[name] for name in state.updates})
@@ -335,6 +337,11 @@ def _tensors(state: LayerState, without: frozenset[str] = frozenset()) -> Iterat
         if name not in without:
             for slot, tensor in slots.items():
                 yield f"optimizer state {slot} of {name}", tensor
+
+
+def _scalars(state: LayerState) -> dict[str, int]:
+    """Of each trained parameter of the state."""
+    return {name: state.weights[name].numel() for name in state.updates}
 
 
 def _dtype(tensor: Tensor) -> str:

@@ -86,11 +86,6 @@ def decided(wanted: Wanted, job: Running) -> Adopt | Solve:
         raise JobError(
             "the job replays the freezing of a log and decides nothing itself: freeze in another run"
         )
-    if job.plan.shard != "none":
-        raise JobError(
-            f'pipeline.shard = "{job.plan.shard}" does not go with freezing yet, which needs all states of a layer on'
-            " each replica: freeze in another run, without shard"
-        )
     method, r_max = _settled(wanted, job)
     control = Control(method=method, r_max=r_max)
     if not method.startswith("timelyfreeze"):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from synthetic_run import RANKS, records
 
-from orchestrator.events.types import Formed, Record
+from orchestrator.events.types import Formed, Issued, Record
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.report.page import render
 from planner.search.convergence import CurvatureSample
@@ -30,6 +32,21 @@ def test_a_sample_is_there_once_all_ranks_were_heard() -> None:
     assert run.curvature.estimates() is None
     take(run, part(3, RANKS - 1))
     assert run.curvature.samples == {3: CurvatureSample(gradient_change=3.0, weight_change=1.0, gradient=2.0)}
+
+
+def test_siblings_that_share_out_states_all_have_a_part() -> None:
+    run = fold(records(steps=40)[:-1])
+    assert run.plan is not None
+    twice = replace(run.plan, replicas=2)
+    take(run, Issued(plan=twice), *(part(3, rank) for rank in range(RANKS)))
+    assert list(run.curvature.samples) == [3], "siblings with all states would say the same"
+    take(run, Issued(plan=replace(twice, shard="optimizer")))
+    take(run, *(part(5, rank) for rank in range(2 * RANKS - 1)))
+    assert list(run.curvature.samples) == [3]
+    take(run, part(5, 2 * RANKS - 1))
+    assert run.curvature.samples[5] == CurvatureSample(
+        gradient_change=18.0**0.5, weight_change=2.0**0.5, gradient=8.0**0.5
+    )
 
 
 def test_a_resume_voids_what_is_run_again() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,16 @@ from test_elastic_jobs import (
     job,
     once,
 )
+from test_freeze_control import ControlledJob
 
 from orchestrator.controller.requests.move_request import move_of_layers
 from orchestrator.events import types as events
+from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle.states import Training
 from orchestrator.lifecycle.stimuli import Going, Migrate, PauseAsked, ResumeAsked
 from orchestrator.prepare.resolve import Resolved
 from workers.launch.ranks import Job, run_threads
-from workers.protocol import CheckpointReport
+from workers.protocol import CheckpointReport, FreezeStarted
 
 PIPELINE = {"ranks": 4, "replicas": 2}
 
@@ -72,6 +75,27 @@ def test_a_spare_takes_the_place_of_who_is_lost(tmp_path: Path, quiet: str) -> N
     (regrouped,) = ran.of(events.Regrouped)
     assert (regrouped.lost, regrouped.joined, regrouped.steps_lost) == ((2,), (4,), 0)
     assert ran.of(events.Formed)[-1].generation.members == (0, 1, 4, 3)
+
+
+def test_freezing_that_is_switched_on_goes_through_a_loss(tmp_path: Path) -> None:
+    """The log has the plan that the ranks followed, and samples of the steps before."""
+    settings = {"check_every": 1, "apf_threshold": 0.8, "apf_alpha": 0.5}
+    made = shared(tmp_path, job={"steps": 24, "curvature_every": 2, "precision": "float32"}, freeze=settings)
+    asked = ControlledJob(
+        made,
+        JobView(),
+        {4: lambda it: it.ask(method="apf"), 14: lambda it: it.running.signal(3)},
+    )
+    ran = asked.run()
+    assert asked.said == ["freezes by apf from a commit on"]
+    assert [failed.rank for failed in ran.of(events.RankFailed)] == [3]
+    assert 3 in asked.view.curvature.samples
+    (started,) = ran.of(FreezeStarted)
+    whole = replace(made.plan, shard="none", standbys=())
+    work = Job(made.config, whole, made.schedule, freeze_plans=(started.plan,))
+    expected = run_threads(work)
+    assert ran.state_sha256 == expected.state_sha256
+    assert ran.state_sha256 != run_threads(replace(work, freeze_plans=())).state_sha256
 
 
 def test_ranks_that_are_to_go_hand_over_and_go(tmp_path: Path, quiet: str) -> None:

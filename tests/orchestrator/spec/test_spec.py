@@ -233,9 +233,7 @@ SHARED = {"ranks": 4, "replicas": 2, "shard": "optimizer"}
     [
         ({"pipeline": {"replicas": 1}}, "shares states out among replicas, and pipeline.replicas = 1"),
         ({"elastic": {"salvage": "weights"}}, 'elastic.salvage = "weights" yet.*leave elastic.salvage out'),
-        ({"freeze": {"method": "apf"}}, 'does not go with freeze.method = "apf" yet'),
         ({"adapt": {"policy": "measured"}}, 'does not go with adapt.policy = "measured" yet'),
-        ({"job": {"curvature_every": 5}}, "does not go with job.curvature_every = 5 yet"),
         (
             {"elastic": {"migration": "live"}},
             'elastic.migration = "live" moves layers while training goes on.*use elastic.migration = "stop"',

@@ -1,5 +1,6 @@
 """Freezing apart from numbers: permanently frozen stages, emulated times, statistics, commit records."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from planner.schedule.validate import validate
 from workers.checkpoint.coordination import manifest_mismatch
 from workers.checkpoint.folder import checkpoints, read_layer, read_manifest, write_layer
 from workers.checkpoint.manifest import Manifest
-from workers.commit import CommitRecord, settle
+from workers.commit import CommitError, CommitRecord, settle
 from workers.config import DataConfig, EmulatedConfig, FreezeConfig, OptimizerConfig
 from workers.devices.emulated import EmulatedDevice
 from workers.freezing.freezer import begin_statistics
@@ -295,6 +296,44 @@ def test_the_commit_carries_scores_and_energies_bit_for_bit() -> None:
     assert decision.effective_update == 24.0 / 32.0
     # The norm is that of the gradient that freezing left.
     assert decision.grad_norm == 4.0 / 2
+
+
+def of_shard(rank: int, **found: object) -> CommitRecord:
+    losses = {0: 1.0} if rank == 0 else {}
+    return CommitRecord(rank=rank, generation=1, step=4, losses=losses, **found)  # pyright: ignore
+
+
+def test_the_commit_puts_together_what_shards_found_as_the_whole_layer_would() -> None:
+    """Of three shards, one has no parameters. In name order, sums have other bits than in the order of shards."""
+    tenths = {"b": (0.2, 0.02), "c": (0.3, 0.03)}, {"a": (0.1, 0.01)}, dict[str, tuple[float, float]]()
+    norms = [{name: energy for name, (energy, _) in shard.items()} for shard in tenths]
+    received = [
+        CommitRecord.decode(
+            of_shard(
+                rank,
+                parameter_norms={0: norms[rank]},
+                parameter_energies={0: tenths[rank]},
+                moves={} if rank == 2 else {0: tenths[rank]},
+                scores={0: 0.0} if rank == 2 else {},
+                settled={0: (0b110, 0b001, 0)[rank]},
+            ).encode()
+        )
+        for rank in range(3)
+    ]
+    decision = settle(received, microbatches=1, layers=1, clip_norm=None, shards=3)
+    squares = (0.1 + 0.2) + 0.3
+    assert squares != (0.2 + 0.3) + 0.1
+    assert decision.grad_norm == math.sqrt(squares)
+    assert decision.gradient_energy == squares
+    assert decision.effective_update == ((0.01 + 0.02) + 0.03) / squares
+    before, now = math.sqrt(squares), math.sqrt((0.01 + 0.02) + 0.03)
+    assert decision.scores == {0: abs(before - now) / before}
+    assert decision.settled == {0: 0b111}
+    lacking = [*received[:2], replace(received[2], parameter_energies={})]
+    with pytest.raises(CommitError, match="commit 4 has energies of 2 of 3 shards of layer 0"):
+        settle(lacking, microbatches=1, layers=1, clip_norm=None, shards=3)
+    still = [of_shard(rank, parameter_norms={0: norms[rank]}, scores={0: 0.0}) for rank in range(3)]
+    assert settle(still, microbatches=1, layers=1, clip_norm=None, shards=3).scores == {0: 0.0}
 
 
 def test_apf_settles_biases_too_and_says_so(tmp_path: Path) -> None:

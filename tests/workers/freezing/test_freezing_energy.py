@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from workers.freezing.energy import estimate
+from workers.freezing.energy import estimate, total_of
 from workers.freezing.mask import Chance, LayerParameters
 
 HELD = LayerParameters("l0", ("a", "b"), (4, 6), (4, 6))
@@ -53,6 +53,6 @@ def test_the_last_estimate_stands_where_nothing_was_formed() -> None:
 
 def test_what_is_let_through_is_each_energy_by_its_mean_probability() -> None:
     chances = [Chance(1.0, 0.5), Chance(0.5, 0.0)]
-    energies, through = estimate(HELD, frozenset({"b"}), chances, {}, [8.0, 16.0])
-    assert energies == [8.0, 16.0]
-    assert through == 0.75 * 8.0 + 0.25 * 16.0
+    energies = estimate(HELD, frozenset({"b"}), chances, {}, [8.0, 16.0])
+    assert energies == [(8.0, 0.75 * 8.0), (16.0, 0.25 * 16.0)]
+    assert total_of(energies) == (24.0, 0.75 * 8.0 + 0.25 * 16.0)

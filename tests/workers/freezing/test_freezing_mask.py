@@ -226,7 +226,8 @@ def freezer(*plans: FreezePlan, settled: Mapping[int, set[str]]) -> Freezer:
         names = LayerParameters.of(state).names
         state.freezing["settled"] = torch.tensor([name in settled.get(layer, ()) for name in names])
     extent = Extent(seed=5, rank=0, microbatches=1, replicas=1, layers=2, stages={0: (0, 1)})
-    made = Freezer(config, extent, states, Plans(plans), step=0)
+    parameters = {layer: LayerParameters.of(state) for layer, state in states.items()}
+    made = Freezer(config, extent, states, parameters, Plans(plans), step=0)
     made.meet(LocalChannel(Hub(1), 0))
     return made
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from planner.freezing import APF_EVERY, statistics_scalars
 from workers.config import FreezeConfig, OptimizerConfig
-from workers.freezing.checks import Checks
+from workers.freezing.checks import Checks, Found
 from workers.freezing.mask import LayerParameters
 from workers.freezing.stability import (
     UNKNOWN,
@@ -18,6 +18,7 @@ from workers.freezing.stability import (
     Metric,
     make_metric,
     perturbation,
+    score_of,
     settled_prefix,
 )
 from workers.state.layer_state import LayerState
@@ -45,7 +46,7 @@ def checked(metric: Metric, state: LayerState) -> float:
     assert all(torch.equal(state.freezing[key], tensor) for key, tensor in before.items())
     for key, value in found.statistics.items():
         state.freezing[key].copy_(value)
-    return found.score
+    return score_of(found.moves.values())
 
 
 def flags(state: LayerState) -> list[bool]:
@@ -149,9 +150,7 @@ def test_autofreeze_by_hand() -> None:
         set_to(state, list(weight), [bias])
         scores.append(checked(metric, state))
     assert scores == [UNKNOWN, UNKNOWN, 1.0, 0.0, 1.0, UNKNOWN]
-    assert float(state.freezing["moved"]) == 2.0
-    state.freezing["settled"].fill_(True)
-    assert checked(metric, state) == 0.0
+    assert state.freezing["squares"].tolist() == [0.0, 4.0]
 
 
 @pytest.mark.parametrize(
@@ -185,13 +184,30 @@ def test_checks_are_due_at_the_end_of_the_warm_up_and_every_so_many_steps_after(
     checks = Checks(config, {0: state}, {0: LayerParameters.of(state)})
     due = []
     for step in range(1, 14):
-        scores, settled = checks.look(step)
-        assert not (scores and settled)
-        if scores or settled:
+        found = checks.look(step)
+        assert not ((found.scores or found.moves) and found.settled)
+        if found != Found():
             due.append(step)
-        checks.take(scores)
+        checks.take(found.scores)
     assert due == [4, 8, 12]
     assert int(state.freezing["checks"]) == len(due)
+
+
+def test_autofreeze_says_what_updates_do_not_change_and_what_other_scores_follow_from() -> None:
+    config = FreezeConfig(method="autofreeze", warm_up=0, check_every=1)
+    state, still = (layer(AutoFreeze(), [1.0], [2.0]) for _ in range(2))
+    states = {0: state, 1: still}
+    checks = Checks(config, states, {number: LayerParameters.of(each) for number, each in states.items()})
+    assert checks.look(1) == Found(scores={0: UNKNOWN, 1: UNKNOWN})
+    checks.take({0: UNKNOWN, 1: UNKNOWN})
+    still.freezing["settled"].fill_(True)
+    assert (checks.settled(0), checks.settled(1)) == (frozenset(), {"weight", "bias"})
+    for step, weight, before, now in ((2, 4.0, 0.0, 9.0), (3, 5.0, 9.0, 1.0)):
+        set_to(state, [weight], [2.0])
+        assert checks.look(step) == Found(
+            scores={1: 0.0}, moves={0: {"bias": (0.0, 0.0), "weight": (before, now)}}
+        )
+        checks.take({0: 1.0, 1: 0.0})
 
 
 def test_no_check_settles_nothing() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import pytest
@@ -95,6 +95,21 @@ def test_any_partition_gives_the_same_samples_and_the_same_weights(tmp_path: Pat
     assert [len(ranks) for ranks in parts(two).values()] == [2, 2]
     for step, expected in sums(one).items():
         assert sums(two)[step] == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(("trait", "precision"), [("tied", "float32"), ("plain", "bfloat16")])
+def test_siblings_that_share_out_states_have_parts_of_the_same_samples(
+    tmp_path: Path, trait: str, precision: str
+) -> None:
+    config = small_config(tmp_path, trait, curvature_every=2, replicas=3, precision=precision)
+    expected = run_threads(job(config))
+    work = job(config, ranks=2, schedule="1f1b")
+    found = run_threads(replace(work, plan=replace(work.plan, shard="optimizer")))
+    assert found.state_sha256 == expected.state_sha256
+    assert list(sums(found)) == [3, 5]
+    assert [[part.rank for part in ranks] for ranks in parts(found).values()] == [[*range(6)]] * 2
+    for step, of_whole_states in sums(expected).items():
+        assert sums(found)[step] == pytest.approx(of_whole_states, rel=1e-12)
 
 
 @pytest.mark.parametrize(

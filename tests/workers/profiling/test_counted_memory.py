@@ -19,7 +19,7 @@ from planner.profile import Link, Profile
 from planner.search.search import Wish, choose
 from planner.search.standbys import assign
 from planner.simulation.predict import predict
-from workers.config import ModelConfig, WorkerConfig
+from workers.config import FreezeConfig, ModelConfig, WorkerConfig
 from workers.launch.profile import Request, profile_processes
 from workers.launch.ranks import Job, run_processes
 from workers.profiling.measured import combine
@@ -157,18 +157,24 @@ def test_casts_are_predicted_too(tmp_path: Path, precision: str) -> None:
     assert [counted[rank] for rank in range(2)] == pytest.approx(predicted, rel=0.05)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("copies", [0, 1])
-def test_shards_and_their_copies_are_predicted(tmp_path: Path, precision: str, copies: int) -> None:
+@pytest.mark.parametrize(
+    ("precision", "copies", "method"),
+    [("float32", 0, "apf"), ("float32", 1, "none"), ("bfloat16", 0, "none"), ("bfloat16", 1, "autofreeze")],
+)
+def test_shards_and_their_copies_are_predicted(
+    tmp_path: Path, precision: str, copies: int, method: Any
+) -> None:
     config = small_config(
         tmp_path,
         precision=precision,
         steps=3,
         timeline_every=1,
         model=ModelConfig(factory="small_models:model", arguments={"trait": "plain", "classes": 300}),
+        freeze=FreezeConfig(method=method, warm_up=3),
         **{**SIZES, "replicas": 2},
     )
-    profile = even_times(combine(profile_processes(Request(config=config, ranks=4, budget_s=0.0)), config))
+    measured = combine(profile_processes(Request(config=config, ranks=4, budget_s=0.0)), config)
+    profile = even_times(measured.frozen_by(method))
     assert all(sum(layer.trained) * 4 == layer.gradient_bytes for layer in profile.model.layers)
     # Siblings send before they receive: their messages cannot wait for each other.
     whole = job(config, ranks=2, schedule="1f1b", count_memory=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,7 +12,8 @@ from torch import Tensor, nn
 
 from planner.shards import Shard
 from workers.build import build_layers
-from workers.config import OptimizerConfig
+from workers.config import FreezeConfig, OptimizerConfig
+from workers.freezing.freezer import begin_statistics
 from workers.layer import Layer
 from workers.models.definition import LayerBuilder, ModelDefinition
 from workers.protocol import JobError
@@ -125,6 +128,36 @@ def test_a_shard_takes_its_part_of_a_whole_layer_and_of_a_shard_that_has_it(prec
     _, fresh = built(sizes, Shard(0, 1), precision=precision)
     load_(fresh, whole_of(copies))
     assert_same(fresh, whole)
+
+
+@pytest.mark.parametrize("method", ["timelyfreeze", "apf", "autofreeze"])
+def test_statistics_go_with_their_parameters(method: Any) -> None:
+    """Between a whole layer and shards, also one without parameters, some of which APF looks at in part."""
+    config, sizes = FreezeConfig(method=method, warm_up=1), (1200, 5, 2000, 1)
+    whole = built(sizes, Shard(0, 1))[1]
+    shards = [built(sizes, Shard(number, 5))[1] for number in range(5)]
+    for state in (whole, *shards):
+        begin_statistics(config, state)
+    for number, statistic in enumerate(whole.freezing.values()):
+        numbers = torch.arange(statistic.numel()).reshape(statistic.shape)
+        statistic.copy_(numbers % 2 if statistic.dtype == torch.bool else numbers + number)
+    for state in shards:
+        load_(state, host_copy(whole))
+    held = [name for shard in shards for name in shard.updates]
+    assert sorted(held) == sorted(whole.updates)
+    assert 0 in {len(shard.updates) for shard in shards}
+    _, again = built(sizes, Shard(0, 1))
+    begin_statistics(config, again)
+    load_(again, whole_of([host_copy(shard) for shard in shards]))
+    for key, statistic in whole.freezing.items():
+        assert torch.equal(again.freezing[key], statistic), key
+    energies = dict(zip(sorted(whole.updates), whole.freezing["energy"].tolist(), strict=True))
+    for shard in shards:
+        assert shard.freezing["energy"].tolist() == [energies[name] for name in sorted(shard.updates)]
+    foreign = host_copy(whole)
+    foreign.freezing["energy"] = torch.zeros(3, dtype=torch.float64)
+    with pytest.raises(JobError, match=r"freezing statistic energy has 3 numbers, but parameters .* have 4"):
+        load_(shards[0], foreign)
 
 
 def test_what_does_not_belong_to_the_layer_is_refused() -> None:

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 from jobs import job, small_config
 from test_engine_bits import losses, real_config
-from test_freezing_control import control
 
 from planner.schedule.expand import pipeline_schedules
 from workers.checkpoint.folder import checkpoints
-from workers.config import CheckpointConfig, FreezeConfig, OptimizerConfig
+from workers.config import CheckpointConfig, OptimizerConfig
 from workers.launch.ranks import Job, Run, run_processes, run_threads
-from workers.protocol import JobError, StepReport, ValidationReport
+from workers.protocol import StepReport, ValidationReport
 
 
 def shared(work: Job, pipelines: int | None = None) -> Job:
@@ -97,25 +96,3 @@ def test_a_checkpoint_goes_on_with_other_ranks_and_whole_states_and_back(
         assert {outcome.step for outcome in stopped.outcomes} == {3}
         (start,) = checkpoints(str(tmp_path / folder))
         assert run_threads(replace(then, start=start)).state_sha256 == expected
-
-
-def test_a_freeze_plan_that_comes_while_it_trains_is_refused(tmp_path: Path) -> None:
-    """Also where one pipeline executes all replicas: more may come."""
-    config = small_config(tmp_path, replicas=2)
-    for pipelines in (1, 2):
-        work = shared(job(config, ranks=1, prepare=((2, control(1, "apf")),)), pipelines)
-        with pytest.raises(JobError, match='has shard = "optimizer", which does not go with freezing yet'):
-            run_threads(replace(work, config=work.config.model_copy(update={"timeline_every": 1})))
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"freeze": FreezeConfig(method="apf", warm_up=1)}, "freeze.method"),
-        ({"curvature_every": 2}, "job.curvature_every"),
-    ],
-)
-def test_what_needs_whole_states_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
-    config = small_config(tmp_path, replicas=2, **changes)
-    with pytest.raises(JobError, match=f'has shard = "optimizer", which does not go with {said} yet'):
-        run_threads(shared(job(config, ranks=1)))

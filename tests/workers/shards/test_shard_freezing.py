@@ -1,0 +1,237 @@
+"""Siblings that share out states freeze what siblings that have all of them do, bit for bit, and keep the same
+statistics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jobs import job, small_config
+from rank_group import Raised, RankGroup, drilled, parted, state_sha256
+from test_freezing_control import STEPS, changes_of, configured, control
+from test_freezing_training import FIRST, METHODS, SECOND, frozen_job, steps_of
+from test_shard_copies import copied
+from test_shard_recovery import LAYERS, held, one_pipeline
+from test_shared_states import assert_same, shared
+
+from planner.schedule.expand import pipeline_schedules
+from planner.shards import made_of
+from workers.checkpoint.folder import checkpoints, read_layer, read_manifest
+from workers.config import CheckpointConfig, OptimizerConfig, WorkerConfig
+from workers.fault_injection.fault import Fault, FaultKind, Phase
+from workers.launch.processes import Died
+from workers.launch.ranks import Job, Run, run_threads
+from workers.protocol import FreezeReport, FreezeStarted
+from workers.state.layer_state import LayerState
+
+STATISTICS = {"apf": {"energy", "reference", "checks", "settled", "trend", "travel"}}
+STATISTICS["autofreeze"] = {"energy", "reference", "checks", "settled", "squares"}
+
+
+def freezing_config(output: Path, method: str, trait: str = "plain", **changes: Any) -> WorkerConfig:
+    return small_config(output, trait, **{"steps": 8, "replicas": 2, "freeze": METHODS[method], **changes})
+
+
+def unequal(work: Job, *shares: int) -> Job:
+    """`work` with states shared out among pipelines with these shares of the microbatches."""
+    plan = replace(shared(work).plan, shares=shares)
+    return replace(work, plan=plan, shared=pipeline_schedules(plan, work.schedule))
+
+
+def frozen_counts(run: Run) -> Counter[tuple[int, int, int]]:
+    """How often (step, layer, number of parameter) was frozen, over all pipelines."""
+    found: Counter[tuple[int, int, int]] = Counter()
+    for report in run.reports:
+        if isinstance(report, FreezeReport):
+            for layer, counts in report.counts:
+                found.update({(report.step, layer, number): count for number, count in enumerate(counts)})
+    return found
+
+
+def assert_frozen_alike(found: Run, expected: Run) -> None:
+    assert_same(found, expected)
+    # As text: no number equals nan, which a skipped step's norm is.
+    assert repr(steps_of(found)) == repr(steps_of(expected))
+    counts = frozen_counts(expected)
+    assert frozen_counts(found) == counts
+    assert 0 < sum(count > 0 for count in counts.values()) < len(counts), "some parameters freeze, not all"
+
+
+@pytest.mark.parametrize(
+    ("method", "trait", "precision", "schedule", "pipelines"),
+    [
+        ("timelyfreeze", "plain", "float32", "gpipe", 3),
+        ("timelyfreeze", "tied", "bfloat16", "zb-h1", 2),
+        ("apf", "tied", "float32", "1f1b", 3),
+        ("apf", "batchnorm", "bfloat16", "gpipe", 2),
+        ("apf", "dropout", "float16", "zbv", 3),
+        ("autofreeze", "plain", "float32", "zb-h1", 2),
+        ("autofreeze", "tied", "bfloat16", "1f1b", 3),
+        ("timelyfreeze+apf", "raw-matrix", "bfloat16", "1f1b", 3),
+        ("timelyfreeze+apf", "fixed", "float32", "gpipe", 2),
+        ("timelyfreeze+autofreeze", "attention", "float32", "interleaved", 3),
+        ("timelyfreeze+autofreeze", "tied", "bfloat16", "zb-h1", 2),
+    ],
+)
+def test_the_bits_are_those_of_whole_states(
+    tmp_path: Path, method: str, trait: str, precision: str, schedule: str, pipelines: int
+) -> None:
+    config = freezing_config(tmp_path, method, trait, precision=precision, replicas=3)
+    expected = run_threads(frozen_job(config, ranks=1))
+    found = run_threads(shared(frozen_job(config, ranks=2, schedule=schedule), pipelines))
+    assert len(found.outcomes) == 2 * pipelines
+    assert_frozen_alike(found, expected)
+
+
+@pytest.mark.parametrize("method", ["apf", "timelyfreeze+autofreeze"])
+def test_uneven_shares_keep_the_bits(tmp_path: Path, method: str) -> None:
+    sgd = OptimizerConfig(name="sgd", lr=0.05, momentum=0.9)
+    config = freezing_config(tmp_path, method, optimizer=sgd, precision="bfloat16")
+    uneven = unequal(frozen_job(config, ranks=2, schedule="zb-h1"), 6, 2)
+    assert_frozen_alike(run_threads(uneven), run_threads(frozen_job(config, ranks=1)))
+
+
+def statistics(config: WorkerConfig) -> list[LayerState]:
+    """The layers of the newest checkpoint."""
+    start = checkpoints(config.output)[0]
+    return [read_layer(start, read_manifest(start), layer) for layer in LAYERS]
+
+
+def assert_same_statistics(one: list[LayerState], other: list[LayerState], method: str) -> None:
+    kept = STATISTICS.get(method.rpartition("+")[2], {"energy"})
+    for mine, theirs in zip(one, other, strict=True):
+        assert mine.freezing.keys() == theirs.freezing.keys() == kept
+        for key, value in theirs.freezing.items():
+            assert mine.freezing[key].dtype == value.dtype
+            assert torch.equal(mine.freezing[key], value), (mine.layer, key)
+    assert any(bool(state.freezing["energy"].any()) for state in one)
+
+
+@pytest.mark.parametrize("method", ["timelyfreeze", "apf", "autofreeze", "timelyfreeze+apf"])
+def test_a_checkpoint_has_the_statistics_of_whole_states_whoever_reads_it(
+    tmp_path: Path, method: str
+) -> None:
+    def config(folder: str) -> WorkerConfig:
+        changes = {"precision": "bfloat16", "checkpoint": CheckpointConfig(every_steps=5)}
+        return freezing_config(tmp_path / folder, method, "tied", **changes)
+
+    expected = run_threads(frozen_job(config("quiet")))
+    two, alone = {"ranks": 2, "schedule": "1f1b"}, {"ranks": 1}
+    written: list[LayerState] = []
+    for folder, share, again, shape in (
+        ("whole", lambda work: work, shared, two),
+        ("shared", shared, lambda work: work, alone),
+        ("unequal", shared, lambda work: unequal(work, 5, 3), two),
+    ):
+        stopped = run_threads(replace(share(frozen_job(config(folder), **two)), stop_at=5))
+        start = checkpoints(config(folder).output)[0]
+        assert start.step == 5
+        written = written or statistics(config(folder))
+        assert_same_statistics(statistics(config(folder)), written, method)
+        resumed = run_threads(replace(again(frozen_job(config(folder), **shape)), start=start, generation=2))
+        assert resumed.state_sha256 == expected.state_sha256
+        assert steps_of(stopped) + steps_of(resumed) == steps_of(expected)
+        assert_same_statistics(statistics(config(folder)), statistics(config("quiet")), method)
+
+
+@pytest.mark.parametrize("method", ["apf", "autofreeze", "timelyfreeze+apf"])
+def test_what_is_switched_on_and_off_keeps_the_bits_also_after_a_stop(tmp_path: Path, method: str) -> None:
+    config = configured(tmp_path / "whole", method).model_copy(update={"replicas": 2})
+    plans = changes_of(method)
+    expected = run_threads(job(config, freeze_plans=plans, ranks=1))
+    assert_frozen_alike(run_threads(shared(job(config, freeze_plans=plans, ranks=2))), expected)
+    again = config.model_copy(update={"output": str(tmp_path / "stopped")})
+    # Stopped at the commit before freezing is switched on.
+    stopped = run_threads(shared(job(again, ranks=1, stop_at=2)))
+    start = checkpoints(again.output)[0]
+    work = shared(job(again, freeze_plans=plans, ranks=2, schedule="zb-h1"))
+    resumed = run_threads(replace(work, start=start, generation=2))
+    assert resumed.state_sha256 == expected.state_sha256
+    assert steps_of(stopped) + steps_of(resumed) == steps_of(expected)
+
+
+def test_a_freeze_plan_that_comes_while_it_trains_is_followed(tmp_path: Path) -> None:
+    own = METHODS["timelyfreeze+apf"].model_copy(update={"method": "none"})
+    config = small_config(tmp_path, replicas=2, steps=STEPS, freeze=own, timeline_every=1)
+    due = ((2, control(1, "apf")), (8, control(2, "autofreeze")), (12, control(3, "timelyfreeze+apf")))
+    live = run_threads(shared(job(config, ranks=2, schedule="1f1b", prepare=due)))
+    started = tuple(report.plan for report in live.reports if isinstance(report, FreezeStarted))
+    assert [plan.control for plan in started] == [plan.control for _, plan in due]
+    assert_frozen_alike(live, run_threads(job(config, freeze_plans=started)))
+
+
+DYING = 6
+
+
+@pytest.mark.parametrize(
+    ("method", "phase", "blind", "settled", "precision", "then"),
+    [
+        ("apf", Phase.BACKWARD, (), DYING - 1, "float32", "spare"),
+        ("autofreeze", Phase.AFTER_COMMIT, (), DYING, "bfloat16", "spare"),
+        ("timelyfreeze+apf", Phase.IN_COMMIT, (0, 3), DYING, "bfloat16", "fewer"),
+        ("timelyfreeze+autofreeze", Phase.IN_COMMIT, (0, 2, 3), DYING - 1, "float32", "whole"),
+    ],
+)
+def test_copies_have_a_killed_ranks_statistics(
+    tmp_path: Path, method: str, phase: Phase, blind: tuple[int, ...], settled: int, precision: str, then: str
+) -> None:
+    """All that is written of the last step is as in the quiet run, the statistics too."""
+    trait = "batchnorm" if method == "apf" else "tied"
+    quiet = freezing_config(tmp_path / "quiet", method, trait, precision=precision)
+    expected = run_threads(frozen_job(quiet)).state_sha256
+    config = drilled(freezing_config(tmp_path / "killed", method, trait, precision=precision))
+
+    def freezes(work: Job) -> Job:
+        return replace(work, freeze_plans=(FIRST, SECOND) if config.freeze.timely else ())
+
+    four = freezes(copied(job(config, ranks=2, schedule="1f1b")))
+    with RankGroup(config, 5) as group:
+        group.arm(1, Fault(kind=FaultKind.KILL, step=DYING, phase=phase))
+        for number in blind:
+            group.arm(number, Fault(kind=FaultKind.BLIND, step=DYING))
+        ended = group.train(four, range(4))
+        assert isinstance(ended[1], Died)
+        assert all(isinstance(ended[number], Raised) for number in (0, 2, 3)), ended
+        assert (1, "kill", DYING, str(phase)) in group.fired
+        step, positions, sources = group.settle()
+        assert step == settled
+        found = held(positions, step)
+        assert all(made_of(layer, found) for layer in LAYERS)
+        following, members = {
+            "spare": (four, (0, 4, 2, 3)),
+            "fewer": (freezes(copied(job(config, ranks=1))), (3, 0)),
+            "whole": (freezes(one_pipeline(config, 3)), (0, 2, 3)),
+        }[then]
+        ended = group.train(following, members, step=step, sources=sources)
+        assert state_sha256(ended) == expected
+        assert sorted(group.steps()) == list(range(1, 9))
+    assert_same_statistics(statistics(config), statistics(quiet), method)
+
+
+@pytest.mark.parametrize("method", ["timelyfreeze+apf", "autofreeze"])
+def test_statistics_follow_layers_into_more_fewer_and_no_shards(tmp_path: Path, method: str) -> None:
+    changes: dict[str, Any] = {"replicas": 4, "microbatches": 2, "steps": 9}
+    plans = tuple(replace(plan, ratios=tuple(row[:2] for row in plan.ratios)) for plan in (FIRST, SECOND))
+    plans = plans if METHODS[method].timely else ()
+    quiet = freezing_config(tmp_path / "quiet", method, "dropout", **changes)
+    expected = run_threads(job(quiet, freeze_plans=plans)).state_sha256
+    config = drilled(freezing_config(tmp_path / "moved", method, "dropout", **changes))
+    two, four = shared(job(config, ranks=2, schedule="1f1b"), 2), shared(job(config, ranks=1))
+    whole = job(config, ranks=2, schedule="gpipe")
+    whole = replace(whole, plan=replace(whole.plan, pipelines=2))
+    three = shared(job(config, ranks=1), 3)
+    sources, step = [], 0
+    with RankGroup(config, 4) as group:
+        for work in (two, four, whole, three, four, two, three, whole):
+            members = tuple(range(work.plan.world_size))
+            work = replace(work, freeze_plans=plans)
+            ended = group.train(work, members, step=step, sources=sources, regroup_by=0)
+            assert parted(ended) == {step + 1}
+            step, _, sources = group.settle()
+        ended = group.train(replace(four, freeze_plans=plans), (3, 1, 2, 0), step=step, sources=sources)
+        assert state_sha256(ended) == expected
+    assert_same_statistics(statistics(config), statistics(quiet), method)
