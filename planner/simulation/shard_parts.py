@@ -45,6 +45,18 @@ def kept_bytes(profile: Profile, plan: Plan, place: int) -> tuple[int, int]:
     return round(weights), round(optimizer)
 
 
+def sent_bytes(layer: LayerProfile, piece: Piece) -> float:
+    """The state of `piece`, as it is sent or copied: that of a shard has 32-bit weights, as large as gradients."""
+    if piece.shard == WHOLE:
+        return layer.moved_bytes
+    return part_of(layer, piece) * (layer.gradient_bytes + layer.optimizer_bytes)
+
+
+def weight_bytes(profile: Profile, layer: LayerProfile) -> int:
+    """The trained weights with which the layer computes: in 16 bits their casts, but for those that stay in 32."""
+    return layer.gradient_bytes - master_bytes(profile, layer) // 2
+
+
 def copied_bytes(layer: LayerProfile, piece: Piece) -> int:
     """What a copy of `piece` takes on a standby: its state, and the gradients that arrive."""
     if piece.shard == WHOLE:

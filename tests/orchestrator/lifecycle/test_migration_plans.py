@@ -18,6 +18,7 @@ from planner.arrivals import arrivals
 from planner.plan import Plan
 from planner.search.layer_move import with_layers
 from planner.search.replan import Replanner
+from planner.shards import Piece
 from planner.simulation.predict import predict
 from workers.protocol import JobError
 
@@ -46,7 +47,7 @@ def test_copies_come_first_and_go_last() -> None:
     copying, taking, last = path(PLAN, then)
     assert copying.layers == PLAN.layers
     assert copying.standbys[3:5] == ((0, 2), (2,))
-    assert arrivals(PLAN, then) == ((3, 2),)
+    assert arrivals(PLAN, then) == ((Piece(3), 2),)
     assert (taking.layers, taking.standbys[3:5]) == (then.layers, ((0, 1), (1, 3)))
     assert last == then
 
