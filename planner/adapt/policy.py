@@ -156,7 +156,7 @@ def _has_room(replanner: Replanner, now: Plan, then: Plan, domains: Sequence[str
     """Whether the places of `now` can hold what they own and keep under `then` beside their present layers."""
     places = range(now.world_size)
     try:
-        replanner.check_memory(copied_ahead(now, places, then, places), domains, now)
+        replanner.check_memory(copied_ahead(now, places, then, places), domains, now, then)
     except PlanError:
         return False
     return True
