@@ -115,6 +115,8 @@ def job(folder: Path, keeping: str, kind: FaultKind | None = None) -> Resolved:
         folder,
         "job",
         job={"steps": 100_000, "sample_tokens": 0, "precision": PRECISION.get(keeping, "float32")},
+        # Enough for each row that moves some.
+        model={"layers": 8} if keeping == "checkpoint" else {},
         pipeline=pipeline,
         checkpoint={"every_steps": EVERY_STEPS.get(keeping, 2)},
         elastic={

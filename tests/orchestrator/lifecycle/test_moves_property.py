@@ -56,10 +56,12 @@ class Place:
 
 
 class World:
-    """A training job and its ranks."""
+    """A training job and its ranks. Several pipelines share out states."""
 
-    def __init__(self, *, redundant: bool) -> None:
-        order = order_of(RANKS, layers=LAYERS)
+    def __init__(self, *, redundant: bool, pipelines: int = 1) -> None:
+        self.stages = RANKS // pipelines
+        order = order_of(self.stages, layers=LAYERS)
+        order = replace(order, plan=replace(order.plan, replicas=pipelines, shard="optimizer"))
         self.redundant = redundant
         plan = self.with_standbys(order.plan)
         self.job = train(Job(replace(order, plan=plan)))
@@ -103,7 +105,7 @@ class World:
         for command in self.job.effects[self.seen :]:
             if isinstance(command, Switch):
                 for place in self.places:
-                    program = rank_programs(command.schedule)[place.number]
+                    program = rank_programs(command.schedule)[place.number % self.stages]
                     place.orders.append(NextPlan(command.plan, program, command.held))
         self.seen = len(self.job.effects)
 
@@ -181,13 +183,15 @@ HAPPENING = st.one_of(
 @given(
     happenings=st.lists(HAPPENING, min_size=20, max_size=60),
     redundant=st.booleans(),
+    pipelines=st.sampled_from([1, 2]),
     mode=st.sampled_from(["live", "deferred"]),
 )
 def test_moves_that_are_requested_at_any_time_all_end(
-    happenings: list[tuple[str, int, int]], redundant: bool, mode: Mode
+    happenings: list[tuple[str, int, int]], redundant: bool, pipelines: int, mode: Mode
 ) -> None:
-    world = World(redundant=redundant)
-    for what, number, back in happenings:
+    world = World(redundant=redundant, pipelines=pipelines)
+    for what, place, back in happenings:
+        number = place if what in ("deliver", "hear") else place % (world.stages - 1)
         match what:
             case "commit":
                 world.commit()
