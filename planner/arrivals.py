@@ -1,4 +1,5 @@
-"""Which layers' state must come to which places before one plan can follow another in the same places. Pure."""
+"""Which layers' state, or shards of it, must come to which places before one plan can follow another in the same
+places. Pure."""
 
 from __future__ import annotations
 
@@ -6,44 +7,63 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from planner.plan import Plan
+from planner.shards import Piece
+
+Arrivals = tuple[tuple[Piece, int], ...]
+"""(layer or shard, the place to which it comes)."""
 
 
-def arrivals(now: Plan, then: Plan) -> tuple[tuple[int, int], ...]:
-    """(layer, place): the places that own a layer under `then` and have neither it nor a copy under `now`."""
+def arrivals(now: Plan, then: Plan) -> Arrivals:
+    """Where a piece comes to a place that owns it under `then` and has neither it nor a copy under `now`. Both plans
+    have the same pieces."""
     return tuple(
-        (layer, place)
-        for layer in range(now.layers[-1][1])
-        for place in then.owners_of(layer)
-        if place not in (*now.owners_of(layer), *now.copies_of(layer))
+        (piece, place)
+        for piece in now.pieces
+        for place in then.holders_of(piece)
+        if not _has(now, piece, place)
     )
 
 
-def new_copies(now: Plan, then: Plan) -> tuple[tuple[int, int], ...]:
-    """(layer, place): the places that keep a copy of a layer under `then` and have neither it nor a copy under
-    `now`."""
+def new_copies(now: Plan, then: Plan) -> Arrivals:
+    """Where a piece comes to a place that keeps a copy of it under `then` and has neither it nor a copy under `now`.
+    Both plans have the same pieces."""
     return tuple(
-        (layer, place)
-        for layer in range(now.layers[-1][1])
-        for place in then.copies_of(layer)
-        if place not in (*now.owners_of(layer), *now.copies_of(layer))
+        (piece, place) for piece, places in then.copied for place in places if not _has(now, piece, place)
     )
+
+
+def _has(plan: Plan, piece: Piece, place: int) -> bool:
+    return place in plan.holders_of(piece) or place in plan.copies_of_piece(piece)
+
+
+def needed(now: Plan, then: Plan, place: int) -> tuple[Piece, ...]:
+    """The pieces of `now` of which is made what `place` owns and keeps copies of under `then`, ascending.
+
+    Where the two cut layers otherwise, each layer that it owns takes all shards of `now`, and copies begin with what
+    their owners have put together.
+    """
+    if now.shards == then.shards:
+        return tuple(sorted({*then.pieces_of_place(place), *then.copies_at(place)}))
+    layers = then.layers_of_place(place)
+    return tuple(piece for piece in now.pieces if piece.layer in layers)
 
 
 def copied_ahead(now: Plan, members: Sequence[int], then: Plan, lineup: Sequence[int]) -> Plan:
-    """`now`, with copies of each layer at those ranks that will own it, or keep a copy of it, under `then`.
+    """`now`, with copies of each layer, or shard, at those ranks that will own it, or keep a copy of it, under `then`.
 
     Args:
         members: the ranks under `now`, by place; there may be more than `now` has places.
         lineup: the ranks under `then`, by place; a rank that is not among `members` gets no copies.
     """
-    copies = [set(now.copies_of(layer)) for layer in range(now.layers[-1][1])]
+    copies = {piece: set(now.copies_of_piece(piece)) for piece in now.pieces}
     place_of = {rank: place for place, rank in enumerate(members)}
     for new_place, rank in enumerate(lineup[: then.world_size]):
         place = place_of.get(rank)
         if place is None:
             continue
-        owned = set(now.layers_of_place(place))
-        for layer in {*then.layers_of_place(new_place), *then.standbys_of(new_place)} - owned:
-            copies[layer].add(place)
-    standbys = tuple(tuple(sorted(places)) for places in copies) if any(copies) else ()
+        owned = set(now.pieces_of_place(place))
+        for piece in needed(now, then, new_place):
+            if piece not in owned:
+                copies[piece].add(place)
+    standbys = tuple(tuple(sorted(places)) for places in copies.values()) if any(copies.values()) else ()
     return replace(now, standbys=standbys)

@@ -178,8 +178,13 @@ class Plan:
         return tuple(piece for piece, places in self.kept if place in places)
 
     def owner_of(self, piece: Piece) -> int:
-        """The place that owns a piece of this plan and sends its gradients to the copies."""
+        """The place that owns a piece of this plan and sends its gradients to the copies; of a whole layer, that in the
+        first pipeline."""
         return self.siblings(self.rank_of_layer(piece.layer))[piece.shard.number]
+
+    def holders_of(self, piece: Piece) -> tuple[int, ...]:
+        """The places that own a piece of this plan: one, or of a whole layer one in each pipeline."""
+        return self.owners_of(piece.layer) if self.shards == 1 else (self.owner_of(piece),)
 
     def copies_of(self, layer: int) -> tuple[int, ...]:
         """The places that keep a copy of `layer`, or of a shard of it, beside its owners."""
@@ -188,6 +193,10 @@ class Plan:
         return (
             copies[0] if len(copies) == 1 else tuple(sorted({place for places in copies for place in places}))
         )
+
+    def copies_of_piece(self, piece: Piece) -> tuple[int, ...]:
+        """The places that keep a copy of a piece of this plan."""
+        return self.standbys[piece.layer * self.shards + piece.shard.number] if self.standbys else ()
 
     def standbys_of(self, place: int) -> tuple[int, ...]:
         """The layers of which `place` keeps a copy, whole or of shards, ascending."""

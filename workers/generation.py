@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from planner.arrivals import Arrivals
 from planner.features import Sample
 from planner.observed import StepTimes
 from planner.plan import Plan
@@ -66,6 +67,8 @@ class GenerationSetup:
     bring: Callable[[Piece, Greeting, threading.Event], Base]
     """Layer or shard, its owner's greeting -> its state at the start of the generation; stops when the event is
     set."""
+    build: Callable[[Piece], Layer]
+    """Builds the layer of a shard beside training; its weights are of no step."""
     withdraw: Callable[[], None]
     """Stops offering the layers as they were at the start of the generation."""
     snapshots: Snapshots
@@ -74,8 +77,8 @@ class GenerationSetup:
     """Layer or shard, step, its owner's greeting -> the owner's snapshot; stops when the event is set."""
     resumed: bool = False
     """Whether all ranks start from a checkpoint."""
-    held: tuple[tuple[int, int], ...] = ()
-    """(layer, place): layers whose updates are held back, and their destinations."""
+    held: Arrivals = ()
+    """Layers, or shards, whose updates are held back, and their destinations."""
     followers: Followers
     """Peers outside the group that follow layers of this rank."""
     freeze_plans: Plans

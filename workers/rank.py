@@ -12,6 +12,7 @@ from functools import partial
 
 import torch.distributed as dist
 
+from planner.arrivals import Arrivals
 from planner.features import Sample
 from planner.freezing import FreezePlan
 from planner.observed import StepTimes
@@ -217,7 +218,8 @@ class Rank:
         plans = Plans(assignment.freeze)
         freeze = Settings(self._config.freeze, plans)
         plan = assignment.plan
-        source.begin(freeze, plan.shard_of_place(assignment.place))
+        shard = plan.shard_of_place(assignment.place)
+        source.begin(freeze, shard)
         self._snapshots.forget_after(-1 if assignment.fresh else assignment.step)
         if self._training is not None:
             self.faults.reach(Phase.RECOVERING, self._step)
@@ -244,11 +246,10 @@ class Rank:
         else:
             live = self._held() if self._step == assignment.step else {}
             self._offer(live)
-            held = self._kept(assignment.step) | live
-            haul = Haul(whole=ahead)
-            shard = plan.shard_of_place(assignment.place)
-            known = {layer: one for layer in owned if (one := _live(held, Piece(layer, shard)))} | ahead
-            bases = _bases(copied, held | _held(ahead))
+            held = self._kept(assignment.step) | live | ahead
+            haul = _haul_of(ahead)
+            known = {layer: one for layer in owned if (one := _live(held, Piece(layer, shard)))}
+            bases = _bases(copied, held)
             lacking = [layer for layer in owned if layer not in known]
             try:
                 source.fetch_all(lacking, assignment, haul, held)
@@ -325,8 +326,8 @@ class Rank:
         if before is not None:
             before.close()
 
-    def _copied_ahead(self, assignment: Assignment) -> Built:
-        """The layers that it has copied ahead, if they are at the step at which the generation ended."""
+    def _copied_ahead(self, assignment: Assignment) -> Held:
+        """The layers, or shards, that it has copied ahead, if they are at the step at which the generation ended."""
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             return {}
@@ -440,6 +441,7 @@ class Rank:
             ),
             offer=self._offer_bases,
             bring=partial(self._source.fetch_base, self._step),
+            build=self._source.module,
             withdraw=self._withdraw,
             snapshots=self._snapshots,
             resumed=assignment.start is not None,
@@ -479,10 +481,11 @@ class Rank:
         self._take_over(before)
         brought_bytes, brought_s = setup.standbys.brought_bytes, setup.standbys.brought_s
         has = take_up(
-            following,
+            following.plan,
             place,
             self._layers,
             setup.standbys,
+            before.modules.taken(),
             freeze=Settings(self._config.freeze, self._freeze_plans),
             optimizer=self._optimizer,
             step=self._step,
@@ -490,8 +493,8 @@ class Rank:
         self._layers, self._standbys = has.layers, has.standbys
         self._assignment = replace(self._assignment, plan=following.plan, program=following.program)
         self._mailbox.taken_up(following)
-        if setup.pipeline == 0:
-            self._offer_bases(map(Piece, following.bases(setup.plan)))
+        if setup.pipeline == 0 or following.plan.shards > 1:
+            self._offer_bases(following.bases(setup.plan))
         self._channel.renew()
         setup = replace(
             setup,
@@ -697,16 +700,16 @@ class Rank:
         self._check_freeze_plan(plan)
         self._mailbox.prepare(plan)
 
-    def prepare_plan(self, plan: Plan, program: RankProgram, held: Sequence[tuple[int, int]] = ()) -> None:
+    def prepare_plan(self, plan: Plan, program: RankProgram, held: Arrivals = ()) -> None:
         """Prepare another pipeline plan.
 
-        This rank is ready to follow it once it has every layer of its part, as owner or as an up-to-date
-        copy. It says so in each commit; after the first commit in which every rank is ready, all follow the
-        plan and report `SwitchReport`. A new generation voids it.
+        This rank is ready to follow it once it has every layer, or shard, of its part, as owner or as an up-to-date
+        copy, and a module for it. It says so in each commit; after the first commit in which every rank is ready, all
+        follow the plan and report `SwitchReport`. A new generation voids it.
 
         Args:
             program: this rank's part of the plan's schedule.
-            held: (layer, place): layers whose updates are held back under this plan, and their destinations;
+            held: layers, or shards, whose updates are held back under this plan, and their destinations;
                 see `workers.elastic.held_updates`.
 
         Raises:
@@ -781,6 +784,18 @@ class Rank:
 
 def _held(built: Built) -> Held:
     return {Piece(layer, one[1].shard): one for layer, one in built.items()}
+
+
+def _haul_of(ahead: Held) -> Haul:
+    """What was copied ahead, as if it had been fetched."""
+    whole: Built = {}
+    pieces: dict[Piece, LayerState] = {}
+    for piece, (layer, state) in ahead.items():
+        if layer is not None and piece.shard == WHOLE:
+            whole[piece.layer] = (layer, state)
+        else:
+            pieces[piece] = state
+    return Haul(whole=whole, pieces=pieces)
 
 
 def _live(held: Held, piece: Piece) -> tuple[Layer, LayerState] | None:

@@ -22,6 +22,7 @@ from workers.control.next_plan import NextPlan
 from workers.data.sampling import samples_digest
 from workers.elastic.followed import Followed
 from workers.elastic.held_updates import HeldUpdates
+from workers.elastic.modules_ahead import ModulesAhead
 from workers.elastic.redundancy import Shipping
 from workers.elastic.snapshot_turns import SnapshotTurns
 from workers.elastic.snapshots import Bring
@@ -149,10 +150,13 @@ class Training:
             channel, plan, setup.place, setup.layers, self._minibatch.free_tags, setup.held
         )
         self._began = step
-        to_go = {layer for layer, _ in setup.held} & setup.layers.keys()
+        self._owned = frozenset(plan.pieces_of_place(setup.place))
+        to_go = {piece.layer for piece, _ in setup.held if piece in self._owned}
         self._held_updates = HeldUpdates({layer: setup.layers[layer] for layer in to_go}, setup.optimizer)
         self._followed = Followed(setup.followers, setup.layers, to_go)
         self._watch = StandbyWatch(self._standbys, setup.rank, setup.place)
+        self.modules = ModulesAhead(setup.build, self._warn)
+        """Of the shards that it takes over with the next plan."""
         self._total = plan.replicas * plan.microbatches
         self._announcements = Announcements(setup.report, first=setup.place == 0)
         self._curvature = None
@@ -232,6 +236,7 @@ class Training:
             if not self.torn:
                 self._held_updates.end()
             if not isinstance(outcome, NextPlan):
+                self.modules.stop()
                 self._checkpointing.close(wait=isinstance(outcome, Outcome))
             self._standbys.rest()
 
@@ -454,6 +459,9 @@ class Training:
         own = [state for _, state in self._setup.layers.values()]
         return LimitedMemory(limit_bytes, [*own, *self._standbys.states()])
 
+    def _warn(self, text: str) -> None:
+        self._setup.report(WarningReport(rank=self._setup.rank, text=text))
+
     def _tell_low(self, left_bytes: int, reserve_bytes: int) -> None:
         setup = self._setup
         setup.report(
@@ -527,13 +535,13 @@ class Training:
 
     def _ready_plan(self) -> Prepared | None:
         """The prepared plan, for the commit record, if this rank could follow it from the next step on."""
-        plan, standbys = self._setup.mailbox.next_plan(), self._standbys
-        current = {piece.layer for piece in standbys.up_to_date}
+        plan, standbys, place = self._setup.mailbox.next_plan(), self._standbys, self._setup.place
+        self._ready = None
         if plan is not None:
-            coming = {*standbys.layers} - current
-            self._ready = plan if plan.ready(self._setup.place, self._setup.layers, current, coming) else None
-        else:
-            self._ready = None
+            current = standbys.up_to_date
+            coming = {*standbys.pieces} - current
+            built = self.modules.ready(plan.modules(place, self._owned))
+            self._ready = plan if built and plan.ready(place, self._owned, current, coming) else None
         return None if self._ready is None else self._ready.key
 
     def _decide(self, vector: tuple[bytes, ...]) -> Decision:

@@ -9,7 +9,6 @@ from typing import Any
 
 from orchestrator.cluster.hosts import Gone
 from planner.plan import Plan
-from planner.shards import Piece
 from workers.actor import Home
 from workers.commit import CommitRecord, vector_sha256
 from workers.control.rank_error import RankError
@@ -106,7 +105,7 @@ class AnsweringHosts:
             vector_sha256=None if undecided else self._sha256,
             undecided=self._step if undecided else None,
             began=self._step,
-            holds=tuple(sorted({*plan.pieces_of_place(place), *map(Piece, plan.standbys_of(place))})),
+            holds=tuple(sorted({*plan.pieces_of_place(place), *plan.copies_at(place)})),
             host="127.0.0.1",
             port=40_000,
         )

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from orchestrator.events.types import Event, Regrouped
 from orchestrator.lifecycle.recovery import Handover, RecoveryPlan, Rescue
 from orchestrator.lifecycle.states import State
+from planner.arrivals import Arrivals
 from planner.freezing import FreezePlan
 from planner.ir import Schedule
 from planner.plan import Plan
+from planner.shards import Piece
 from workers.protocol import Assignment, Generation, Request, Settlement
 
 
@@ -167,8 +169,8 @@ class Switch:
 
     plan: Plan
     schedule: Schedule
-    held: tuple[tuple[int, int], ...]
-    """(layer, place): layers whose updates are held under this plan, and where they move to."""
+    held: Arrivals
+    """Layers, or shards, whose updates are held under this plan, and where they move to."""
     ranks: tuple[int, ...]
 
 
@@ -176,8 +178,8 @@ class Switch:
 class CopyAside:
     """Have ranks without a place copy layers while the others train -> `Reported` with `CopiedAhead` from each."""
 
-    layers: Mapping[int, Mapping[int, int]]
-    """Rank -> layer -> the layer's owner."""
+    pieces: Mapping[int, Mapping[Piece, int]]
+    """Rank -> layer, or shard of it -> its owner."""
     freeze: tuple[FreezePlan, ...]
     """With known starts."""
     epoch: int

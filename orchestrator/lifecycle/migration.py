@@ -67,32 +67,24 @@ def path(now: Plan, then: Plan) -> tuple[Plan, ...]:
     """Return the plans that lead from `now` to `then`, `then` included, without plans that change nothing.
 
     First each rank gets copies of the layers that it will own. Then ownership changes, and ranks that had a
-    layer or a copy of it keep it until the copies that `then` plans are up to date. Where states are shared out, layers
-    change ranks between two steps only.
+    layer or a copy of it keep it until the copies that `then` plans are up to date. Where states are shared out, the
+    same holds of each shard: with its layer it changes ranks within its pipeline.
     """
-    if then.shards > 1:
-        return () if same(now, then) else (then,)
-    layers = range(now.layers[-1][1])
-    heirs = [
-        () if now.rank_of_layer(layer) == then.rank_of_layer(layer) else then.owners_of(layer)
-        for layer in layers
-    ]
-    kept = [set(now.copies_of(layer)) | set(heirs[layer]) for layer in layers]
-    copying = replace(now, standbys=_table(kept))
+    kept: list[set[int]] = []
     until: list[set[int]] = []
-    for layer in layers:
-        planned = set(then.copies_of(layer))
+    for piece in now.pieces:
+        before_it, after = {*now.holders_of(piece)}, {*then.holders_of(piece)}
+        kept.append({*now.copies_of_piece(piece)} | (after - before_it))
+        planned = {*then.copies_of_piece(piece)}
         if planned:
-            planned |= {*now.copies_of(layer), *now.owners_of(layer)} - {*then.owners_of(layer)}
+            planned |= ({*now.copies_of_piece(piece)} | before_it) - after
         until.append(planned)
+    copying = replace(now, standbys=_table(kept))
     taking = replace(then, standbys=_table(until))
     plans: list[Plan] = []
     before = now
-    for plan in (
-        copying,
-        taking,
-        replace(then, standbys=_table([then.copies_of(layer) for layer in layers])),
-    ):
+    last = replace(then, standbys=_table([{*then.copies_of_piece(piece)} for piece in then.pieces]))
+    for plan in (copying, taking, last):
         if not same(before, plan):
             plans.append(plan)
             before = plan
@@ -110,5 +102,5 @@ def same(one: Plan, other: Plan) -> bool:
     )
 
 
-def _table(places: Sequence[Sequence[int] | set[int]]) -> tuple[tuple[int, ...], ...]:
+def _table(places: Sequence[set[int]]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(sorted(of_one)) for of_one in places) if any(places) else ()

@@ -15,7 +15,7 @@ from orchestrator.lifecycle.commands import Ask, Command, Log, Switch
 from orchestrator.lifecycle.migration import Migration, Move, moved_layers, path, same
 from orchestrator.lifecycle.recovery import RecoveryPlan
 from orchestrator.lifecycle.states import Job, Order
-from planner.arrivals import arrivals
+from planner.arrivals import Arrivals, arrivals
 from planner.ir import Schedule
 from planner.plan import Plan
 from planner.wording import named
@@ -60,7 +60,7 @@ def _begin(order: Order, job: Job, move: Move) -> Moving:
     job = replace(job, intents=replace(job.intents, migration=migration))
     commands: tuple[Command, ...] = ()
     if move.mode == "deferred" and (held := arrivals(job.progress.plan, move.plan)):
-        layers = named("layer", sorted({layer for layer, _ in held}))
+        layers = named("layer", sorted({piece.layer for piece, _ in held}))
         commands = (
             _warn(
                 f'updates of {layers} are held while they move (elastic.migration = "deferred"): the weights'
@@ -93,7 +93,7 @@ def _issue(order: Order, job: Job) -> Moving:
         intents=replace(job.intents, migration=migration),
         progress=replace(job.progress, version=plan.version),
     )
-    held: tuple[tuple[int, int], ...] = ()
+    held: Arrivals = ()
     if migration.move.mode == "deferred" and plan.same_work_as(migration.now):
         held = arrivals(migration.now, migration.move.plan)
     same = plan.same_work_as(job.progress.plan) and plan.schedule == job.progress.plan.schedule

@@ -15,7 +15,7 @@ from orchestrator.lifecycle.commands import Ask, AwaitCopies, Command, CopyAside
 from orchestrator.lifecycle.recovery import RecoveryPlan, lineup_of, reason_of
 from orchestrator.lifecycle.states import Draft, Job, Order, PlannedChange
 from orchestrator.lifecycle.stimuli import CopiesOverdue, PlannedAhead
-from planner.arrivals import new_copies
+from planner.arrivals import needed, new_copies
 from planner.ir import Schedule
 from planner.plan import Plan
 from planner.shards import Piece
@@ -122,10 +122,10 @@ def _copy(order: Order, job: Job, copying: Plan) -> Changing:
         change = replace(change, copying=copying, waiting=waiting)
         switch = Switch(copying, job.progress.schedule, (), there.members)
         commands = (Log(events.Issued(plan=copying)), switch)
-    if layers := _lacking(job, change):
-        change = replace(change, coming=frozenset(layers))
+    if pieces := _lacking(job, change):
+        change = replace(change, coming=frozenset(pieces))
         aside = CopyAside(
-            layers=layers,
+            pieces=pieces,
             freeze=job.progress.freeze,
             epoch=order.epoch,
             change=change.number,
@@ -136,15 +136,13 @@ def _copy(order: Order, job: Job, copying: Plan) -> Changing:
     return replace(job, intents=replace(job.intents, change=change)), commands
 
 
-def _lacking(job: Job, change: PlannedChange) -> dict[int, dict[int, int]]:
-    """Per rank without a place now, the layers that it will own or keep a copy of, and the owner of each."""
+def _lacking(job: Job, change: PlannedChange) -> dict[int, dict[Piece, int]]:
+    """Per rank without a place now, the layers, or shards, of which is made what it will own or keep a copy of, and the
+    owner of each."""
     now, then, members = job.progress.plan, change.plan, job.membership.members
     assert then is not None
     return {
-        rank: {
-            layer: members[now.stage_ranks[now.stage_of_layer(layer)]]
-            for layer in sorted({*then.layers_of_place(place), *then.standbys_of(place)})
-        }
+        rank: {piece: members[now.owner_of(piece)] for piece in needed(now, then, place)}
         for place, rank in enumerate(change.lineup[: then.world_size])
         if rank not in members
     }
@@ -230,14 +228,14 @@ def instead(order: Order, job: Job, recovery_plan: RecoveryPlan) -> tuple[Job, P
 
 
 def at_hand(job: Job, draft: Draft) -> dict[int, tuple[Piece, ...]]:
-    """Return rank -> the layers that ranks without a place have copied ahead for the plan of `draft`."""
+    """Return rank -> the layers, or shards, that ranks without a place have copied ahead for the plan of `draft`."""
     change = job.intents.change
     if change is None or change.plan is None or draft.recovery_plan.lineup != change.lineup:
         return {}
     if not change.plan.same_work_as(draft.plan):
         return {}
     return {
-        rank: draft.plan.pieces_of_place(place)
+        rank: needed(job.progress.plan, draft.plan, place)
         for place, rank in enumerate(draft.members)
         if rank in change.there
     }

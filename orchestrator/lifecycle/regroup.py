@@ -499,14 +499,22 @@ def _fetched(draft: Draft, ahead: Mapping[int, tuple[Piece, ...]]) -> int | None
     checkpoint.
 
     Args:
-        ahead: rank -> layers that it has copied without being a member.
+        ahead: rank -> layers, or shards, that it has copied without being a member.
     """
     recovery_plan, plan = draft.recovery_plan, draft.plan
     if not recovery_plan.sources:
         return None
+    sources = {source.piece for source in recovery_plan.sources}
+
+    def lacks(piece: Piece, has: set[Piece]) -> bool:
+        # Of a layer that was cut otherwise, the rank needs all shards.
+        made_of = [piece] if piece in sources else [each for each in sources if each.layer == piece.layer]
+        return piece not in has and not has.issuperset(made_of)
+
     return sum(
-        len({*plan.pieces_of_place(place)} - {*recovery_plan.held.get(rank, ()), *ahead.get(rank, ())})
+        lacks(piece, {*recovery_plan.held.get(rank, ()), *ahead.get(rank, ())})
         for place, rank in enumerate(draft.members)
+        for piece in plan.pieces_of_place(place)
     )
 
 

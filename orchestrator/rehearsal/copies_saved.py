@@ -70,8 +70,7 @@ def _takes_last(members: Sequence[str], gone: set[str], replanner: Replanner) ->
 
 
 def _holders(plan: Plan, piece: Piece) -> set[int]:
-    owners = plan.owners_of(piece.layer) if plan.shards == 1 else (plan.owner_of(piece),)
-    return {*owners, *dict(plan.copied).get(piece, ())}
+    return {*plan.holders_of(piece), *plan.copies_of_piece(piece)}
 
 
 def copies_saved(

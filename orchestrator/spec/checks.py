@@ -54,7 +54,7 @@ def check(spec: Spec) -> CheckedSpec:
     _check_logging(spec)
     if pipeline.ranks != AUTO:
         elastic = settle_elastic(elastic, pipeline.ranks)
-    elastic = _settle_shard(spec, elastic)
+    _check_shard(spec)
     _check_elastic(elastic)
     host_and_port(spec.cluster.address)
     settled = {"pipeline": pipeline, "freeze": freeze, "elastic": elastic}
@@ -165,23 +165,20 @@ def base_schedule(pipeline: PipelineConfig) -> Schedule:
     return table
 
 
-def _settle_shard(spec: Spec, elastic: ElasticConfig) -> ElasticConfig:
-    """`elastic` with what `pipeline.shard` leaves of it.
-
-    Raises:
-        JobError: another key needs whole states on each replica.
+def _check_shard(spec: Spec) -> None:
+    """Raises:
+    JobError: there is nothing to share states out among, or another key needs whole states on each replica.
     """
     shard = spec.pipeline.shard
     if shard == "none":
-        return elastic
+        return
     if spec.pipeline.replicas == 1:
         raise JobError(
             f'pipeline.shard = "{shard}" shares states out among replicas, and pipeline.replicas = 1: use more replicas'
             " (their number is part of the trajectory), or leave shard out"
         )
     against = {
-        f'elastic.salvage = "{elastic.salvage}"': elastic.salvage != "none",
-        f'adapt.policy = "{spec.adapt.policy}"': spec.adapt.policy != "off",
+        f'elastic.salvage = "{spec.elastic.salvage}"': spec.elastic.salvage != "none",
     }
     for key, given in against.items():
         if given:
@@ -189,14 +186,6 @@ def _settle_shard(spec: Spec, elastic: ElasticConfig) -> ElasticConfig:
                 f'pipeline.shard = "{shard}" does not go with {key} yet, which needs all states of a layer on each'
                 f" replica: leave {key.partition(' = ')[0]} out, or shard"
             )
-    if elastic.migration == "stop":
-        return elastic
-    if "migration" in elastic.model_fields_set:
-        raise JobError(
-            f'elastic.migration = "{elastic.migration}" moves layers while training goes on, which pipeline.shard ='
-            f' "{shard}" cannot yet: use elastic.migration = "stop", or leave it out'
-        )
-    return elastic.model_copy(update={"migration": "stop"})
 
 
 def _check_partition(pipeline: PipelineConfig, schedule: Schedule) -> None:

@@ -94,10 +94,9 @@ class PipelineConfig(Section):
     samples in a step."""
     shard: Literal["none", "optimizer"] = "none"
     """`optimizer` shares optimizer states, and in 16 bits the 32-bit weights, out among replicas (ZeRO's first stage):
-    each keeps those of an equal part of every layer. Changes no bits. Layers then change ranks between two steps only
-    (`elastic.migration = "stop"`), and `adapt.policy` and `elastic.salvage` do not go with it. Copies of shards, which
-    `elastic.redundancy = "peer"` keeps, take memory too: with them it pays from 4 replicas on, in 16 bits from 3; with
-    `"checkpoint"` always."""
+    each keeps those of an equal part of every layer. Changes no bits. `elastic.salvage` does not go with it. Copies of
+    shards, which `elastic.redundancy = "peer"` keeps, take memory too: with them it pays from 4 replicas on, in 16 bits
+    from 3; with `"checkpoint"` always."""
     partition: PartitionProgram | tuple[Positive, ...] = "parameter"
     """`parameter`, `memory` and `time` balance the stages by that; `bottleneck` minimizes the time of the busiest rank
     or link, communication included, or of the busiest single stage or link where ranks hold several stages and the

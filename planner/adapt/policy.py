@@ -15,6 +15,7 @@ from planner.schedule.expand import schedule_after
 from planner.search import recut
 from planner.search.replan import Replanner
 from planner.simulation.predict import Prediction, predict
+from planner.simulation.shard_parts import sent_bytes
 from planner.simulation.snapshot_cost import DISTURBANCE
 from planner.wording import counted, seconds, shares_text
 
@@ -155,7 +156,7 @@ def _has_room(replanner: Replanner, now: Plan, then: Plan, domains: Sequence[str
     """Whether the places of `now` can hold what they own and keep under `then` beside their present layers."""
     places = range(now.world_size)
     try:
-        replanner.check_memory(copied_ahead(now, places, then, places), domains, now)
+        replanner.check_memory(copied_ahead(now, places, then, places), domains, now, then)
     except PlanError:
         return False
     return True
@@ -216,14 +217,16 @@ class _Worth:
 
 def moved_bytes(profile: Profile, now: Plan, then: Plan) -> dict[tuple[int, int], int]:
     """(source, target) -> bytes of layer state that must move there, by place: to the layers' new owners, and after
-    these own them to new standbys. The owner in the first pipeline sends it. Copies that are there already do not move.
+    these own them to new standbys. Of a whole layer the owner in the first pipeline sends it. Copies that are there
+    already do not move. Where states are shared out, each place gets its shard; the weights that it computes with come
+    as in every step.
     """
-    moved: dict[tuple[int, int], int] = {}
+    moved: dict[tuple[int, int], float] = {}
     for owners, targets in ((now, arrivals(now, then)), (then, new_copies(now, then))):
-        for layer, target in targets:
-            way = owners.owners_of(layer)[0], target
-            moved[way] = moved.get(way, 0) + profile.model.layers[layer].moved_bytes
-    return moved
+        for piece, target in targets:
+            way = owners.owner_of(piece), target
+            moved[way] = moved.get(way, 0) + sent_bytes(profile.model.layers[piece.layer], piece)
+    return {way: round(size) for way, size in moved.items()}
 
 
 def move_cost_s(profile: Profile, now: Plan, then: Plan) -> float:

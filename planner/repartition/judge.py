@@ -15,7 +15,9 @@ import numpy as np
 from planner.ir import Kind
 from planner.profile import Link
 from planner.repartition.problem import Candidates, Floats, Integers, Order, Problem
+from planner.shards import Piece, Shard
 from planner.simulation.many import Levels, ManyMessages, levels_of, neighbour_of, rank_ends_s
+from planner.simulation.shard_parts import part_of, weight_bytes
 
 _FIELDS = ("sender_s", "sender_s_per_byte", "bytes_per_s", "latency_s", "receiver_s", "receiver_s_per_byte")
 """Of a `Link`."""
@@ -54,7 +56,7 @@ class Judge:
             self._seconds(candidates.cuts, slow, stage_s),
             ManyMessages(sender_s=sender_s, link_s=link_s, latency_s=latency_s, receiver_s=receiver_s),
         )
-        return (ends_s.T + self._exchange_s(candidates)).max(axis=1) + self._outside_s(stage_s)
+        return (ends_s.T + self._exchange_s(candidates)).max(axis=1) + self._outside_s(candidates, slow)
 
     def bound_s(self, candidates: Candidates) -> Floats:
         """float[N]: no step of a candidate is shorter than its bound."""
@@ -62,7 +64,8 @@ class Judge:
         self.bounded += len(candidates)
         if problem.schedule.frozen_stages:
             return np.zeros(len(candidates))
-        times = self._stage_s(candidates.cuts, self._slow(candidates))
+        slow = self._slow(candidates)
+        times = self._stage_s(candidates.cuts, slow)
         there, back = self._messages(candidates)
         head, tail = self._way_there_s(times, there), self._way_back_s(times, back)
         # A rank is held by the messages that it sends and receives.
@@ -83,7 +86,7 @@ class Judge:
             np.maximum(bounds, answered + tail[:, own].min(axis=1), out=bounds)
             ended = begin + whole[:, own].sum(axis=1) - last_send[:, own].max(axis=1)
             np.maximum(bounds, ended + exchange_s[:, rank], out=bounds)
-        return bounds + self._outside_s(times)
+        return bounds + self._outside_s(candidates, slow)
 
     def _way_there_s(self, times: dict[str, Floats], there: Floats) -> Floats:
         """float[N, S]: until the first forward's input arrives; taking it in holds the rank already."""
@@ -140,9 +143,26 @@ class Judge:
                 layer.weight_grad_s * left for layer, left in zip(layers, frozen, strict=True)
             ],
             "recompute": [layer.forward_s if number in again else 0.0 for number, layer in enumerate(layers)],
-            "update": [layer.update_s for layer in layers],
         }
         return {name: np.array([0.0, *accumulate(of)]) for name, of in values.items()}
+
+    @cached_property
+    def _update_sums(self) -> list[Floats]:
+        """float[L + 1] per shard of a layer: seconds of its update in the layers before each, on a device of slowdown
+        1."""
+        layers, of = self._problem.profile.model.layers, self._problem.now.shards
+        return [
+            np.array(
+                [
+                    0.0,
+                    *accumulate(
+                        part_of(layer, Piece(index, Shard(number, of))) * layer.update_s
+                        for index, layer in enumerate(layers)
+                    ),
+                ]
+            )
+            for number in range(of)
+        ]
 
     @cached_property
     def _unfrozen(self) -> Floats:
@@ -221,13 +241,17 @@ class Judge:
         parts[..., _RECEIVER] = receiver_s + size * receiver_per_byte
         return parts
 
-    def _outside_s(self, times: dict[str, Floats]) -> Floats:
+    def _outside_s(self, candidates: Candidates, slow: Floats) -> Floats:
         """float[N]: the longest update, and the commit; as `outside_s`."""
-        problem = self._problem
-        of_rank = np.zeros((len(times["update"]), problem.ranks))
-        for stage, rank in enumerate(problem.stage_ranks):
-            of_rank[:, rank] += times["update"][:, stage]
-        return of_rank.max(axis=1) + problem.profile.cluster.commit_s
+        problem, cuts = self._problem, candidates.cuts
+        longest_s = np.zeros(len(cuts))
+        for sums in self._update_sums:
+            stage_s = (sums[cuts[:, 1:]] - sums[cuts[:, :-1]]) * slow
+            of_rank = np.zeros((len(cuts), problem.ranks))
+            for stage, rank in enumerate(problem.stage_ranks):
+                of_rank[:, rank] += stage_s[:, stage]
+            np.maximum(longest_s, of_rank.max(axis=1), out=longest_s)
+        return longest_s + problem.profile.cluster.commit_s
 
     def _exchange_s(self, candidates: Candidates) -> Floats:
         """float[N, R]: the gradient exchange between pipelines, by rank of the schedule; as `exchanged_s`."""
@@ -236,7 +260,9 @@ class Judge:
         if pipelines == 1:
             return np.zeros(candidates.orders.shape)
         layers, links = problem.profile.model.layers, problem.profile.cluster.links
-        size = np.array([0, *accumulate(layer.gradient_bytes for layer in layers)], dtype=np.float64)
+        sent = [layer.gradient_bytes for layer in layers]
+        back = sent if plan.shards == 1 else [weight_bytes(problem.profile, layer) for layer in layers]
+        sizes = [np.array([0, *accumulate(of)], dtype=np.float64) for of in (sent, back)]
         trained = np.array([0, *accumulate(layer.gradient_bytes > 0 for layer in layers)], dtype=np.float64)
         cuts, others = candidates.cuts, pipelines - 1
         seconds = np.zeros(candidates.orders.shape)
@@ -245,7 +271,7 @@ class Judge:
             name: np.array([getattr(link, name) for link in siblings])[candidates.orders] for name in _FIELDS
         }
         for stage, rank in enumerate(problem.stage_ranks):
-            for copies in (plan.windows, 1):
+            for copies, size in zip((plan.windows, 1), sizes, strict=True):
                 part = copies * (size[cuts[:, stage + 1]] - size[cuts[:, stage]]) / pipelines
                 count = copies * (trained[cuts[:, stage + 1]] - trained[cuts[:, stage]])
                 seconds[:, rank] += (

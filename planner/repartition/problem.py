@@ -178,6 +178,7 @@ class Problem:
             frozenset(self.now.recompute),
             {part: (reserved_bytes or {}).get(place, 0) for part, place in enumerate(order)},
             blocks,
+            self.now.shards,
         )
 
     @cached_property

@@ -21,8 +21,10 @@ from planner.search.search import END_TO_END, QUICK, Choice, choose_among
 from planner.search.standbys import protected
 from planner.search.unmeasured import unmeasured_plan
 from planner.shares import check_shares
+from planner.simulation.costs import memory_limits
 from planner.simulation.predict import Prediction, predict
 from planner.simulation.resized_cluster import Sites, limited, links_are_uniform, resized
+from planner.simulation.shard_parts import built_ahead_bytes
 from planner.simulation.slow_links import SlowLink, with_slow_links
 from planner.wording import counted, named, seconds
 
@@ -147,20 +149,29 @@ class Replanner:
         prediction = self._fitting(self.profile, plan, schedule, Sites.of(domains, slowdowns))
         return _with_prediction(plan, prediction), schedule
 
-    def check_memory(self, plan: Plan, domains: Sequence[str], now: Plan | None = None) -> None:
+    def check_memory(
+        self, plan: Plan, domains: Sequence[str], now: Plan | None = None, then: Plan | None = None
+    ) -> None:
         """Check that `plan` fits the memory with its standbys.
 
         Args:
             now: the plan in force, if `plan` comes on the way from it: a place may take as much as it takes now.
+            then: the plan that comes next, if places build what they lack of it beside training.
 
         Raises:
             PlanError: it does not; says by how much.
         """
         if self.profile is not None:
-            self._fitting(self.profile, plan, self._schedule_of(plan), Sites.of(domains), now)
+            self._fitting(self.profile, plan, self._schedule_of(plan), Sites.of(domains), now, then)
 
     def _fitting(
-        self, profile: Profile, plan: Plan, schedule: Schedule, sites: Sites, now: Plan | None = None
+        self,
+        profile: Profile,
+        plan: Plan,
+        schedule: Schedule,
+        sites: Sites,
+        now: Plan | None = None,
+        then: Plan | None = None,
     ) -> Prediction:
         """The prediction of a plan.
 
@@ -169,15 +180,18 @@ class Replanner:
         """
         on = self._profile_on(profile, sites.first(plan.world_size))
         prediction = predict(on, plan, schedule)
-        over = prediction.excess_bytes
+        building = built_ahead_bytes(on, plan, then or plan)
+        peaks = [peak + more for peak, more in zip(prediction.memory.peak_bytes, building, strict=True)]
+        limits = memory_limits(on.cluster, plan.pipeline_ranks, plan.pipeline_count)
+        over = [max(0, peak - limit) for peak, limit in zip(peaks, limits, strict=True)]
         if any(over) and now is not None:
             taken = predict(on, now, self._schedule_of(now)).memory.peak_bytes
-            peaks = zip(over, prediction.memory.peak_bytes, taken, strict=True)
-            over = tuple(0 if peak <= before else excess for excess, peak, before in peaks)
+            compared = zip(over, peaks, taken, strict=True)
+            over = [0 if peak <= before else excess for excess, peak, before in compared]
         excess = max(over)
         if excess:
             place = over.index(excess)
-            needed = prediction.memory.peak_bytes[place]
+            needed = peaks[place]
             raise PlanError(
                 f"place {place} would need {needed:,} bytes, which is {counted(excess, 'byte')} more"
                 " than its device has: move fewer layers, or others away from it first"

@@ -13,7 +13,7 @@ from planner.plan import Plan
 from planner.profile import Profile
 from planner.shares import most_parts
 from planner.simulation.links_of_places import link_between
-from planner.simulation.shard_parts import copied_bytes, gradient_bytes, master_bytes, part_of
+from planner.simulation.shard_parts import copied_bytes, gradient_bytes, part_of, weight_bytes
 
 
 def standby_bytes(profile: Profile, plan: Plan) -> tuple[int, ...]:
@@ -63,10 +63,9 @@ def exchanged_s(profile: Profile, plan: Plan) -> tuple[float, ...]:
     sent = most_parts(plan)
     for rank in range(plan.pipeline_ranks):
         layers = [profile.model.layers[layer] for layer in plan.layers_of_rank(rank)]
-        part = sum(layer.gradient_bytes for layer in layers) / pipelines
-        back = part
-        if plan.shards > 1 and any(master_bytes(profile, layer) for layer in layers):
-            back = sum(layer.cast_bytes for layer in layers) / pipelines
+        part = back = sum(layer.gradient_bytes for layer in layers) / pipelines
+        if plan.shards > 1:
+            back = sum(weight_bytes(profile, layer) for layer in layers) / pipelines
         messages = sum(layer.gradient_bytes > 0 for layer in layers)
         link = link_between(profile, plan, *plan.siblings(rank)[:2])
         if link is None:

@@ -46,6 +46,31 @@ def kept_bytes(profile: Profile, plan: Plan, place: int) -> tuple[int, int, int]
     return round(weights), round(optimizer), round(statistics)
 
 
+def sent_bytes(layer: LayerProfile, piece: Piece) -> float:
+    """The state of `piece`, as it is sent or copied."""
+    return layer.moved_bytes if piece.shard == WHOLE else shard_bytes(layer, piece)
+
+
+def weight_bytes(profile: Profile, layer: LayerProfile) -> int:
+    """The trained weights with which the layer computes: in 16 bits their casts, but for those that stay in 32."""
+    return layer.gradient_bytes - master_bytes(profile, layer) // 2
+
+
+def built_ahead_bytes(profile: Profile, now: Plan, then: Plan) -> tuple[int, ...]:
+    """Per pipeline rank, the modules that it builds under `now` of layers that it owns under `then`, beside copies of
+    its shards of them. Copies of whole layers have theirs."""
+    if now.shards == 1 or now.shards != then.shards:
+        return (0,) * now.pipeline_ranks
+    layers = profile.model.layers
+    coming = [
+        {*then.layers_of_rank(rank)} - {*now.layers_of_rank(rank)} for rank in range(now.pipeline_ranks)
+    ]
+    return tuple(
+        sum(layers[index].parameter_bytes - master_bytes(profile, layers[index]) for index in of_rank)
+        for of_rank in coming
+    )
+
+
 def copied_bytes(layer: LayerProfile, piece: Piece) -> int:
     """What a copy of `piece` takes on a standby: its state, and the gradients that arrive."""
     if piece.shard == WHOLE:

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from planner.plan import Plan, undone_steps
 from planner.profile import Profile
-from planner.shards import WHOLE, Piece
 from planner.simulation.links_of_places import link_between
-from planner.simulation.shard_parts import shard_bytes
+from planner.simulation.shard_parts import sent_bytes
 
 COPIED_BYTES_PER_S = 5e9
 """Into host memory: what one core copies into fresh pages. From a GPU another copy comes before, which is faster
@@ -52,7 +51,7 @@ def cost_of_snapshots(profile: Profile, plan: Plan, step_s: float) -> SnapshotCo
     leaving_s, fetching_s = [0.0] * plan.world_size, [0.0] * plan.world_size
     for target in places:
         for piece in plan.snapshots_at(target):
-            source, size = plan.owner_of(piece), _size(profile, piece)
+            source, size = plan.owner_of(piece), sent_bytes(profile.model.layers[piece.layer], piece)
             sent[source] += size
             received[target] += size
             link = link_between(profile, plan, source, target)
@@ -60,7 +59,10 @@ def cost_of_snapshots(profile: Profile, plan: Plan, step_s: float) -> SnapshotCo
                 # A rank fetches one after the other; an owner may send to several at once.
                 fetching_s[target] += link.total_s(size)
                 leaving_s[source] += link.total_s(size)
-    copying_s = [sum(_size(profile, piece) for piece in plan.pieces_of_place(place)) for place in places]
+    copying_s = [
+        sum(sent_bytes(profile.model.layers[piece.layer], piece) for piece in plan.pieces_of_place(place))
+        for place in places
+    ]
     copying_s = [size / COPIED_BYTES_PER_S for size in copying_s]
     travelling_s = max((*fetching_s, *leaving_s))
     working_s = [
@@ -92,19 +94,12 @@ def snapshot_bytes_of_places(profile: Profile, plan: Plan) -> tuple[int, ...]:
         round(
             KEPT
             * sum(
-                _size(profile, piece) for piece in (*plan.pieces_of_place(place), *plan.snapshots_at(place))
+                sent_bytes(profile.model.layers[piece.layer], piece)
+                for piece in (*plan.pieces_of_place(place), *plan.snapshots_at(place))
             )
         )
         for place in range(plan.world_size)
     )
-
-
-def _size(profile: Profile, piece: Piece) -> float:
-    """Bytes of the state of `piece` in a snapshot."""
-    layer = profile.model.layers[piece.layer]
-    if piece.shard == WHOLE:
-        return layer.moved_bytes
-    return shard_bytes(layer, piece)
 
 
 def _computes_on_host(profile: Profile, plan: Plan, place: int) -> bool:

@@ -348,7 +348,7 @@ class World:
     def copy_aside(self, command: CopyAside) -> None:
         """Ranks without a place copy layers, or cannot; some never say so."""
         members = self.live().job.membership.members
-        for rank, owners in command.layers.items():
+        for rank, owners in command.pieces.items():
             assert rank not in members
             assert {*owners.values()} <= {*members}, "layers come from ranks that train"
             if rank in self.ranks and self.random.random() < 0.9:
@@ -360,7 +360,7 @@ class World:
                             epoch=command.epoch,
                             change=command.change,
                             step=0,
-                            layers=tuple(owners),
+                            layers=tuple(piece.layer for piece in owners),
                             bytes=0,
                             seconds=0.0,
                             error="its owner is gone" if failed else None,

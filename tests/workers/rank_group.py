@@ -45,7 +45,7 @@ from workers.transport.channel import ChannelError
 from workers.transport.process_group import ProcessGroupChannel
 
 SECRET = b"a secret of the tests"
-AT_ONCE = ("leave", "request", "prepare", "prepare_plan", "copy_ahead", "die")
+AT_ONCE = ("leave", "request", "prepare", "prepare_plan", "copy_ahead", "inject", "die")
 """Calls that do not queue behind training."""
 
 
@@ -330,7 +330,9 @@ def _take(pipe: Connection, rank: Rank, calls: queue.Queue[Any], send: Callable[
         name, given = message
         if name == "die":
             os.kill(os.getpid(), signal.SIGKILL)
-        if name in AT_ONCE:
+        if name == "inject":
+            rank.faults.arm(*given)
+        elif name in AT_ONCE:
             getattr(rank, name)(*given)
         else:
             calls.put((name, given))

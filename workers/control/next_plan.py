@@ -9,8 +9,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
-from planner.arrivals import new_copies
+from planner.arrivals import Arrivals, new_copies
 from planner.plan import Plan, PlanError
+from planner.shards import WHOLE, Piece
 from planner.shares import check_shares
 from workers.commit import Prepared
 from workers.control.rank_program import RankProgram
@@ -23,8 +24,8 @@ class NextPlan:
 
     plan: Plan
     program: RankProgram
-    held: tuple[tuple[int, int], ...] = ()
-    """(layer, place): layers whose owners hold back updates under this plan, and where each layer will go."""
+    held: Arrivals = ()
+    """Layers, or shards, whose owners hold back updates under this plan, and where each will go."""
 
     @cached_property
     def key(self) -> Prepared:
@@ -34,26 +35,29 @@ class NextPlan:
         said = f"{self.plan.to_json()}\n{schedule}\n{self.held}"
         return *self.plan.key, hashlib.sha256(said.encode()).hexdigest()
 
-    def layers_of(self, place: int) -> tuple[int, ...]:
-        """Return the layers that `place` owns under this plan."""
-        return self.plan.layers_of_place(place)
-
     def ready(
-        self, place: int, owned: Collection[int], current: Collection[int], coming: Collection[int]
+        self, place: int, owned: Collection[Piece], current: Collection[Piece], coming: Collection[Piece]
     ) -> bool:
-        """Whether `place` can follow this plan from the next step on.
+        """Whether `place` has the states with which to follow this plan from the next step on.
 
         Args:
-            owned: layers that `place` owns now.
+            owned: layers, or shards, that `place` owns now.
             current: copies that `place` keeps and that are up to date.
             coming: copies that `place` keeps and that are not up to date yet.
         """
-        needed = {*self.layers_of(place), *self.plan.standbys_of(place)}
-        return needed.isdisjoint(coming) and {*owned, *current}.issuperset(self.layers_of(place))
+        own = self.plan.pieces_of_place(place)
+        needed = {*own, *self.plan.copies_at(place)}
+        return needed.isdisjoint(coming) and {*owned, *current}.issuperset(own)
 
-    def bases(self, now: Plan) -> frozenset[int]:
-        """Return the layers for which this plan adds a standby to those of `now`: their owners send it the base."""
-        return frozenset(layer for layer, _ in new_copies(now, self.plan))
+    def modules(self, place: int, owned: Collection[Piece]) -> frozenset[Piece]:
+        """The shards that `place` takes over: of copies of these it has no modules."""
+        own = self.plan.pieces_of_place(place)
+        return frozenset(piece for piece in own if piece.shard != WHOLE and piece not in owned)
+
+    def bases(self, now: Plan) -> frozenset[Piece]:
+        """The layers, or shards, for which this plan adds a standby to those of `now`: their owners send it the
+        base."""
+        return frozenset(piece for piece, _ in new_copies(now, self.plan))
 
 
 def check_next(plan: Plan, program: RankProgram, now: Plan, place: int) -> None:
@@ -74,14 +78,10 @@ def check_next(plan: Plan, program: RankProgram, now: Plan, place: int) -> None:
         ("replicas", plan.replicas, now.replicas),
         ("microbatches", plan.microbatches, now.microbatches),
         ("layers", plan.layers[-1][1], now.layers[-1][1]),
+        ("shards of each layer", plan.shards, now.shards),
     ):
         if new != old:
             raise JobError(f"{name} has {new} {what}, the one in force {old}: that takes a new generation")
-    if plan.shards > 1:
-        raise JobError(
-            f'{name} has shard = "{plan.shard}": layers whose states are shared out change ranks between two steps only'
-            ' (elastic.migration = "stop")'
-        )
     if (program.stages, program.ranks) != (plan.stages, plan.pipeline_ranks):
         raise JobError(
             f"{name} has {plan.stages} stages on {plan.pipeline_ranks} ranks, its schedule {program.stages}"

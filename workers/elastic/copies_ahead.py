@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from planner.shards import Piece
-from workers.elastic.layer_source import Built, LayerSource
-from workers.elastic.standby import Standbys, live_layers
+from workers.elastic.layer_source import LayerSource
+from workers.elastic.standby import Base, Standbys
 from workers.freezing.plans import Settings
 from workers.protocol import CopiedAhead, CopyAhead
 from workers.state.layer_state import bytes_of, load_
@@ -30,10 +30,12 @@ JOIN_S = 5.0
 
 
 class _Owner:
-    """The layers of one owner, as far as they have come."""
+    """The layers of one owner, or its shards of them, as far as they have come."""
 
-    def __init__(self, layers: tuple[int, ...]) -> None:
-        self.layers = layers
+    def __init__(self, pieces: tuple[Piece, ...]) -> None:
+        self.pieces = {piece.layer: piece for piece in pieces}
+        """By layer: an owner has one piece of each."""
+        self.layers = tuple(self.pieces)
         self.following: Following | None = None
         """What its thread waits at."""
         self.copies: Standbys | None = None
@@ -82,10 +84,10 @@ class CopiesAhead:
         """The step at which the generation ended."""
         self._stopped = threading.Event()
         self._changed = threading.Condition()
-        of_owner: dict[tuple[str, int], list[int]] = defaultdict(list)
+        of_owner: dict[tuple[str, int], list[Piece]] = defaultdict(list)
         for one in order.sources:
-            of_owner[one.host, one.port].append(one.layer)
-        self._owners = {where: _Owner(tuple(layers)) for where, layers in of_owner.items()}
+            of_owner[one.host, one.port].append(one.piece)
+        self._owners = {where: _Owner(tuple(pieces)) for where, pieces in of_owner.items()}
         self._threads = [
             threading.Thread(
                 target=self._follow, args=(*where, owner), name=f"copies-ahead-{where[1]}", daemon=True
@@ -95,8 +97,8 @@ class CopiesAhead:
         for thread in self._threads:
             thread.start()
 
-    def at(self, step: int) -> Built:
-        """End following, and return the layers as they are at `step`, at which the generation ended.
+    def at(self, step: int) -> dict[Piece, Base]:
+        """End following, and return the layers, or shards, as they are at `step`, at which the generation ended.
 
         Returns:
             All of them; none if they do not come to that step. `why` says why.
@@ -109,10 +111,10 @@ class CopiesAhead:
         self.close()
         if self.why is not None:
             return {}
-        copies: Built = {}
+        copies: dict[Piece, Base] = {}
         for owner in self._owners.values():
             assert owner.copies is not None
-            copies |= live_layers(owner.copies.held())
+            copies |= owner.copies.held()
         return copies
 
     @property
@@ -160,12 +162,15 @@ class CopiesAhead:
             ) as following:
                 owner.following = following
                 came = following.states()
-                built = self._source.build(owner.layers, came.step, beside_training=True)
+                # Of all its layers an owner has the same shard.
+                (shard,) = {piece.shard for piece in owner.pieces.values()}
+                built = self._source.build(owner.layers, came.step, shard, beside_training=True)
                 for state in came.states:
                     load_(built[state.layer][1], state)
+                bases: dict[Piece, Base] = {owner.pieces[layer]: one for layer, one in built.items()}
                 copies = Standbys(
-                    [Piece(layer) for layer in built],
-                    {Piece(layer): one for layer, one in built.items()},
+                    [*bases],
+                    bases,
                     freeze=self._freeze,
                     optimizer=self._optimizer,
                     step=came.step,
@@ -189,7 +194,7 @@ class CopiesAhead:
         if change.step != (owner.step or 0) + 1:
             self._fail(owner, f"step {change.step} came after step {owner.step}")
             return False
-        of_pieces = {Piece(layer): parcel for layer, parcel in parcels.of_layers.items()}
+        of_pieces = {owner.pieces[layer]: parcel for layer, parcel in parcels.of_layers.items()}
         copies.apply(change.step, of_pieces, change)
         if copies.failure is not None:
             self._fail(owner, copies.failure)
@@ -235,7 +240,7 @@ class CopiesAhead:
                 epoch=self._order.epoch,
                 change=self._order.change,
                 step=step,
-                layers=tuple(sorted(layer for owner in self._owners.values() for layer in owner.layers)),
+                layers=tuple(sorted({layer for owner in self._owners.values() for layer in owner.layers})),
                 bytes=self._bytes,
                 seconds=time.monotonic() - self._began_s,
                 error=error,

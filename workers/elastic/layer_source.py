@@ -132,6 +132,10 @@ class LayerSource:
             begin_statistics(freeze, state)
         return built
 
+    def module(self, piece: Piece) -> Layer:
+        """The layer that computes where a rank keeps `piece`, built beside training; its weights are of no step."""
+        return self._built([piece.layer], piece.shard, beside_training=True)[piece.layer][0]
+
     def load(self, layers: Iterable[int], start: CheckpointRef, shard: Shard | None = None) -> Built:
         """Return layers as the checkpoint `start` has them.
 

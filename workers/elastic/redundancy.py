@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from planner.arrivals import Arrivals
 from planner.plan import Plan
 from planner.shards import Piece
 from workers.layer import Layer
@@ -161,7 +162,7 @@ class Shipping:
         place: this rank's.
         layers: the layers that this rank owns.
         tags: first free tag on the channel, the same on all ranks; one tag per layer of the model is used.
-        held: (layer, place): copies that receive nothing until their layer moves there.
+        held: copies that receive nothing until their layer, or shard, moves there.
     """
 
     def __init__(
@@ -171,20 +172,19 @@ class Shipping:
         place: int,
         layers: Mapping[int, tuple[Layer, LayerState]],
         tags: int,
-        held: Sequence[tuple[int, int]] = (),
+        held: Arrivals = (),
     ) -> None:
         self._channel = channel
         self._layers = layers
-        self._late: list[Stream] = []
+        self._late: list[tuple[Piece, Stream]] = []
         self._place = place
-        self._tags = tags
         self._outgoing: list[tuple[int, list[Stream]]] = []
         self._incoming: list[tuple[Piece, Stream]] = []
         for piece, targets in plan.copied:
             owner, layer = plan.owner_of(piece), piece.layer
             streams = [Stream(owner, target, tags + layer, f"standby of layer {piece}") for target in targets]
-            self._late += [stream for stream in streams if (layer, stream.target) in held]
-            streams = [stream for stream in streams if (layer, stream.target) not in held]
+            self._late += [(piece, stream) for stream in streams if (piece, stream.target) in held]
+            streams = [stream for stream in streams if (piece, stream.target) not in held]
             if owner == place and streams:
                 self._outgoing.append((layer, streams))
             self._incoming += [(piece, stream) for stream in streams if stream.target == place]
@@ -254,20 +254,20 @@ class Shipping:
             self._channel.send(stream, (raw,))
 
     def flush_held(self, kept: Callable[[int], Sequence[Tensor]], steps: int) -> dict[Piece, list[Tensor]]:
-        """Send the parcels held back here, and return those received from others: by layer, in the order of steps.
+        """Send the parcels held back here, and return those received from others: by layer or shard, in the order of
+        steps.
 
         Args:
             kept: layer -> its parcels.
             steps: number of parcels per layer.
         """
         got: dict[Piece, list[Tensor]] = {}
-        for stream in self._late:
+        for piece, stream in self._late:
             if stream.source == self._place:
-                for raw in kept(stream.tag - self._tags):
+                for raw in kept(piece.layer):
                     self._channel.send(stream, (raw,))
             elif stream.target == self._place:
-                parcels = [self._channel.receive(stream)[0] for _ in range(steps)]
-                got[Piece(stream.tag - self._tags)] = parcels
+                got[piece] = [self._channel.receive(stream)[0] for _ in range(steps)]
         self._channel.flush()
         return got
 

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from planner.shards import WHOLE, Piece
+from planner.shards import Piece
 from workers.config import FreezeConfig
 from workers.elastic.redundancy import Packing
 from workers.freezing.checks import Checks
@@ -33,15 +33,6 @@ Base = tuple[Layer | None, LayerState]
 """A layer's state with the layer that would compute with it, or that of a shard alone."""
 BringBase = Callable[[Piece, threading.Event], Base]
 """Layer or shard -> its state at the step where the generation began; gives up when the event is set."""
-
-
-def live_layers(held: Mapping[Piece, Base]) -> dict[int, tuple[Layer, LayerState]]:
-    """Those of `held` that are whole and can compute, by layer."""
-    found: dict[int, tuple[Layer, LayerState]] = {}
-    for piece, (layer, state) in held.items():
-        if layer is not None and piece.shard == WHOLE:
-            found[piece.layer] = (layer, state)
-    return found
 
 
 COMMITS_BEHIND = 3

@@ -1,14 +1,15 @@
-"""A rank's layers and standbys after a switch to another plan, taken from those it has: nothing is copied, and a
-standby that takes over has the owner's bits. Knows no channel."""
+"""A rank's layers and standbys after a switch to another plan, taken from those it has: a standby that takes over has
+the owner's bits. Knows no channel."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner.shards import Piece
-from workers.control.next_plan import NextPlan
-from workers.elastic.standby import Standbys, live_layers
+from planner.plan import Plan
+from planner.shards import WHOLE, Piece
+from workers.elastic.handover import given_up, taken_up
+from workers.elastic.standby import Base, Standbys
 from workers.freezing.plans import Settings
 from workers.layer import Layer
 from workers.state.layer_state import LayerState
@@ -32,33 +33,49 @@ class Switched:
 
 
 def take_up(
-    following: NextPlan,
+    plan: Plan,
     place: int,
     layers: Built,
     standbys: Standbys,
+    modules: Mapping[Piece, Layer],
     *,
     freeze: Settings,
     optimizer: Optimizer,
     step: int,
 ) -> Switched:
-    """Return what `place` has under the plan that follows. It must be ready for that plan, and its copies at rest.
+    """Return what `place` has under `plan`, which follows. It must be ready for it, and its copies at rest.
 
     Args:
         layers: the layers that it owned.
         standbys: the copies that it kept. Those that take over, or that the new plan keeps, go on.
+        modules: of the shards that it takes over.
         step: the last step committed.
     """
-    known = {**live_layers(standbys.held()), **layers}
-    owned, copied = following.layers_of(place), following.plan.standbys_of(place)
+    own: dict[Piece, Base] = {Piece(layer, one[1].shard): one for layer, one in layers.items()}
+    known = {**standbys.held(), **own}
+    owned, copied = plan.pieces_of_place(place), plan.copies_at(place)
     return Switched(
-        layers={layer: known[layer] for layer in owned},
+        layers={piece.layer: _live(known[piece], modules.get(piece)) for piece in owned},
         standbys=Standbys(
-            [Piece(layer) for layer in copied],
-            {Piece(layer): known[layer] for layer in copied if layer in known},
+            copied,
+            {piece: _copy(piece, known[piece]) for piece in copied if piece in known},
             freeze=freeze,
             optimizer=optimizer,
             step=step,
         ),
-        taken=tuple(layer for layer in owned if layer not in layers),
-        given=tuple(layer for layer in sorted(layers) if layer not in owned),
+        taken=tuple(piece.layer for piece in owned if piece not in own),
+        given=tuple(piece.layer for piece in sorted(own) if piece not in owned),
     )
+
+
+def _live(base: Base, module: Layer | None) -> tuple[Layer, LayerState]:
+    layer, state = base
+    if layer is not None:
+        return layer, state
+    assert module is not None, f"layer {state.layer} has no module yet"
+    return module, taken_up(module, state)
+
+
+def _copy(piece: Piece, base: Base) -> Base:
+    layer, state = base
+    return base if layer is None or piece.shard == WHOLE else (None, given_up(state))

@@ -16,6 +16,7 @@ from orchestrator.lifecycle.commands import CopyAside, Switch
 from orchestrator.lifecycle.stimuli import Noted, Reported, Stimulus
 from planner.freezing import FreezePlan
 from planner.schedule.expand import pipeline_schedules
+from planner.shards import Piece
 from workers.control.rank_error import RankError
 from workers.control.rank_program import place_programs
 from workers.protocol import CopiedAhead, CopyAhead, Source
@@ -51,7 +52,7 @@ class NextPlans:
 
     async def copy_aside(self, command: CopyAside) -> None:
         """Have ranks without a place copy layers; report of those that cannot begin."""
-        orders = {rank: self._copy_order(command, owners) for rank, owners in command.layers.items()}
+        orders = {rank: self._copy_order(command, owners) for rank, owners in command.pieces.items()}
         calls = {rank: self._hosts.call(rank, "copy_ahead", order) for rank, order in orders.items()}
         for rank, error in (await _refusals(calls)).items():
             failed = CopiedAhead(
@@ -59,14 +60,14 @@ class NextPlans:
                 epoch=orders[rank].epoch,
                 change=orders[rank].change,
                 step=0,
-                layers=tuple(command.layers[rank]),
+                layers=tuple(dict.fromkeys(piece.layer for piece in command.pieces[rank])),
                 bytes=0,
                 seconds=0.0,
                 error=str(error),
             )
             self._post(Reported(failed))
 
-    def _copy_order(self, command: CopyAside, owners: Mapping[int, int]) -> CopyAhead:
+    def _copy_order(self, command: CopyAside, owners: Mapping[Piece, int]) -> CopyAhead:
         living = self._living.homes
         homes = {owner: living[owner] for owner in owners.values() if owner in living}
         return CopyAhead(
@@ -74,8 +75,14 @@ class NextPlans:
             change=command.change,
             generation=command.generation,
             sources=tuple(
-                Source(layer=layer, rank=owner, host=homes[owner].host, port=homes[owner].port)
-                for layer, owner in owners.items()
+                Source(
+                    layer=piece.layer,
+                    shard=piece.shard,
+                    rank=owner,
+                    host=homes[owner].host,
+                    port=homes[owner].port,
+                )
+                for piece, owner in owners.items()
                 if owner in homes
             ),
             freeze=command.freeze,

@@ -66,7 +66,7 @@ def move_to(
     now, domains = expected(job)[0], domains_of(job)
     checked, schedule = replanner.checked(plan, domains, slowdowns)
     for between in path(now, checked):
-        replanner.check_memory(between, domains, now)
+        replanner.check_memory(between, domains, now, checked)
     return Move(plan=checked, schedule=schedule, mode=mode, asked_s=asked_s, base=now)
 
 

@@ -23,9 +23,11 @@ from tiny_jobs import tiny
 
 from orchestrator.controller.requests.move_request import move_of_layers
 from orchestrator.events import types as events
+from orchestrator.lifecycle.moves import expected
 from orchestrator.lifecycle.states import Finished, Live
 from orchestrator.lifecycle.stimuli import Migrate
 from orchestrator.prepare.resolve import Resolved
+from planner.arrivals import arrivals
 from planner.wording import counted
 from workers.checkpoint.folder import checkpoints
 from workers.fault_injection.kinds import FaultKind, Phase
@@ -113,6 +115,8 @@ def job(folder: Path, keeping: str, kind: FaultKind | None = None) -> Resolved:
         folder,
         "job",
         job={"steps": 100_000, "sample_tokens": 0, "precision": PRECISION.get(keeping, "float32")},
+        # Enough for each row that moves some.
+        model={"layers": 8} if keeping == "checkpoint" else {},
         pipeline=pipeline,
         checkpoint={"every_steps": EVERY_STEPS.get(keeping, 2)},
         elastic={
@@ -142,15 +146,17 @@ RunFaults = Callable[[OneJob], FaultedJob]
 
 
 class MovingTable(Table):
-    """A table for jobs in which no rank keeps copies: there a layer moves because the table requests it."""
+    """A table for jobs in which a layer moves because the table requests it: no rank keeps copies, or states are shared
+    out."""
 
     def _migrate(self, running: Running, row: Row, rank: int) -> None:
         assert isinstance(running, ElasticJob)
         state = running.loop.state
         assert isinstance(state, Live)
-        plan, place = state.job.progress.plan, state.job.membership.members.index(rank)
-        first, stop = plan.layers[place]
-        given = [(first - 1, first), (stop, stop + 1)]
+        # A move of the row before, in which something was raised, may still be under way.
+        plan, place = expected(state.job)[0], state.job.membership.members.index(rank)
+        first, stop = plan.layers[plan.place(place).rank]
+        given = [(first - 1, first), (stop, stop + 1), (first - 2, first), (stop, stop + 2)]
         for layers in given:
             try:
                 move = move_of_layers(
@@ -158,6 +164,8 @@ class MovingTable(Table):
                 )
             except JobError:
                 continue
+            if all(target != place for _, target in arrivals(plan, move.plan)):
+                continue  # its copies take over, and nothing is fetched
             ends = row.kind is not FaultKind.RAISE
             told = Told(rank, self.job.members, self.job.step, self.job.saved, ends=ends)
             self._inject(running, row, told)
@@ -176,7 +184,7 @@ class FetchingTable(Table):
         self._inject(running, row, told)
 
 
-TABLES = {"checkpoint": MovingTable, "snapshots": FetchingTable}
+TABLES = {"checkpoint": MovingTable, "shards": MovingTable, "snapshots": FetchingTable}
 
 
 def run_with_faults(folder: Path, one: OneJob) -> FaultedJob:

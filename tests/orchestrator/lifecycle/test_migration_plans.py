@@ -18,6 +18,7 @@ from planner.arrivals import arrivals
 from planner.plan import Plan
 from planner.search.layer_move import with_layers
 from planner.search.replan import Replanner
+from planner.shards import Piece, Shard
 from planner.simulation.predict import predict
 from workers.protocol import JobError
 
@@ -46,7 +47,7 @@ def test_copies_come_first_and_go_last() -> None:
     copying, taking, last = path(PLAN, then)
     assert copying.layers == PLAN.layers
     assert copying.standbys[3:5] == ((0, 2), (2,))
-    assert arrivals(PLAN, then) == ((3, 2),)
+    assert arrivals(PLAN, then) == ((Piece(3), 2),)
     assert (taking.layers, taking.standbys[3:5]) == (then.layers, ((0, 1), (1, 3)))
     assert last == then
 
@@ -81,6 +82,24 @@ def test_without_redundancy_there_are_copies_only_on_the_way() -> None:
 def test_every_pipeline_gets_its_copy() -> None:
     now = replace(PLAN, standbys=(), replicas=2)
     assert path(now, with_layers(now, 4, 5, 2))[0].standbys[4] == (2, 6)
+
+
+def test_every_shard_gets_its_copy_in_its_own_pipeline() -> None:
+    now = replace(PLAN, replicas=2, shard="optimizer", standbys=((8,),) * 18)
+    then = with_layers(now, 4, 5, 2)
+    copying, taking, last = path(now, then)
+    assert [copying.copies_of_piece(Piece(4, Shard(number, 2))) for number in (0, 1)] == [(2, 8), (6, 8)]
+    assert copying.copies_of_piece(Piece(3, Shard(0, 2))) == (8,)
+    # Who gives a shard up keeps a copy until those that are planned are up to date.
+    assert [taking.copies_of_piece(Piece(4, Shard(number, 2))) for number in (0, 1)] == [(1, 8), (5, 8)]
+    assert last == then
+    bare = replace(now, standbys=())
+    copying, last = path(bare, with_layers(bare, 4, 5, 2))
+    assert {piece: places for piece, places in copying.copied if places} == {
+        Piece(4, Shard(0, 2)): (2,),
+        Piece(4, Shard(1, 2)): (6,),
+    }
+    assert last.standbys == ()
 
 
 def test_other_shares_need_one_plan_and_no_copies() -> None:

@@ -24,6 +24,7 @@ from planner.plan import Plan
 from planner.schedule.passes import with_stage_ranks
 from planner.search.layer_move import with_layers
 from planner.search.standbys import assign
+from planner.shards import Piece
 from workers.control.next_plan import NextPlan
 from workers.control.rank_program import rank_programs
 from workers.protocol import SwitchReport
@@ -35,13 +36,13 @@ ROUNDS = 240
 
 @dataclass
 class Place:
-    """A rank, reduced to the layers that it holds."""
+    """A rank, reduced to the layers, or shards, that it holds."""
 
     number: int
-    owned: set[int]
-    current: set[int]
+    owned: set[Piece]
+    current: set[Piece]
     """Its copies that are up to date."""
-    coming: set[int] = field(default_factory=set)
+    coming: set[Piece] = field(default_factory=set)
     prepared: NextPlan | None = None
     orders: deque[NextPlan] = field(default_factory=deque)
     """Plans on their way to it."""
@@ -55,15 +56,17 @@ class Place:
 
 
 class World:
-    """A training job and its ranks."""
+    """A training job and its ranks. Several pipelines share out states."""
 
-    def __init__(self, *, redundant: bool) -> None:
-        order = order_of(RANKS, layers=LAYERS)
+    def __init__(self, *, redundant: bool, pipelines: int = 1) -> None:
+        self.stages = RANKS // pipelines
+        order = order_of(self.stages, layers=LAYERS)
+        order = replace(order, plan=replace(order.plan, replicas=pipelines, shard="optimizer"))
         self.redundant = redundant
         plan = self.with_standbys(order.plan)
         self.job = train(Job(replace(order, plan=plan)))
         self.places = [
-            Place(place, set(plan.layers_of_place(place)), set(plan.standbys_of(place)))
+            Place(place, set(plan.pieces_of_place(place)), set(plan.copies_at(place)))
             for place in range(RANKS)
         ]
         self.step = 0
@@ -102,7 +105,7 @@ class World:
         for command in self.job.effects[self.seen :]:
             if isinstance(command, Switch):
                 for place in self.places:
-                    program = rank_programs(command.schedule)[place.number]
+                    program = rank_programs(command.schedule)[place.number % self.stages]
                     place.orders.append(NextPlan(command.plan, program, command.held))
         self.seen = len(self.job.effects)
 
@@ -130,8 +133,8 @@ class World:
                 self.switch(place, place.prepared)
 
     def switch(self, place: Place, following: NextPlan) -> None:
-        known, copies = place.owned | place.current, set(following.plan.standbys_of(place.number))
-        place.owned = set(following.layers_of(place.number))
+        known, copies = place.owned | place.current, set(following.plan.copies_at(place.number))
+        place.owned = set(following.plan.pieces_of_place(place.number))
         assert place.owned <= known, "a rank owns a layer that it does not have"
         place.current, place.coming, place.prepared = copies & known, copies - known, None
         plan = following.plan
@@ -180,13 +183,15 @@ HAPPENING = st.one_of(
 @given(
     happenings=st.lists(HAPPENING, min_size=20, max_size=60),
     redundant=st.booleans(),
+    pipelines=st.sampled_from([1, 2]),
     mode=st.sampled_from(["live", "deferred"]),
 )
 def test_moves_that_are_requested_at_any_time_all_end(
-    happenings: list[tuple[str, int, int]], redundant: bool, mode: Mode
+    happenings: list[tuple[str, int, int]], redundant: bool, pipelines: int, mode: Mode
 ) -> None:
-    world = World(redundant=redundant)
-    for what, number, back in happenings:
+    world = World(redundant=redundant, pipelines=pipelines)
+    for what, place, back in happenings:
+        number = place if what in ("deliver", "hear") else place % (world.stages - 1)
         match what:
             case "commit":
                 world.commit()
@@ -205,7 +210,7 @@ def test_moves_that_are_requested_at_any_time_all_end(
     plan, schedule = world.job.has.progress.plan, world.job.has.progress.schedule
     assert plan.stage_ranks == tuple(schedule.rank_of_stage[stage] for stage in range(plan.stages))
     assert [place.owned for place in world.places] == [
-        set(plan.layers_of_place(place)) for place in range(RANKS)
+        set(plan.pieces_of_place(place)) for place in range(RANKS)
     ]
     moved = [event for event in world.job.logged if isinstance(event, events.Migrated)]
     assert len(moved) == len(world.asked)

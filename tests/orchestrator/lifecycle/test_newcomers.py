@@ -52,6 +52,7 @@ from orchestrator.lifecycle.takeover import taken_over
 from planner.arrivals import copied_ahead
 from planner.plan import Plan
 from planner.schedule.registry import build
+from planner.shards import Piece
 from workers.config import ElasticConfig
 from workers.protocol import CopiedAhead, Outcome, Parted, Request
 
@@ -93,7 +94,7 @@ def copied(job: Job, rank: int = NEWCOMER, **changes: object) -> Reported:
         epoch=asked.epoch,
         change=asked.change,
         step=4,
-        layers=tuple(asked.layers.get(rank, ())),
+        layers=tuple(piece.layer for piece in asked.pieces.get(rank, ())),
         bytes=1,
         seconds=0.1,
     )
@@ -127,7 +128,7 @@ def test_a_newcomer_copies_its_layers_before_the_ranks_regroup() -> None:
     job.take(planned(job))
     (asked,) = aside(job)
     # Rank 0 has layers 0 to 2 and rank 1 the others; the newcomer gets the last two.
-    assert asked.layers == {NEWCOMER: {4: 1, 5: 1}}
+    assert asked.pieces == {NEWCOMER: {Piece(4): 1, Piece(5): 1}}
     assert (asked.epoch, asked.change, asked.generation) == (1, 1, job.has.progress.generation)
     # Layer 2 comes to rank 1, as a copy first.
     job.take(*members_copied(job))
@@ -225,7 +226,7 @@ def test_a_drain_meanwhile_makes_another_plan_for_the_newcomer() -> None:
     assert job.effects[-1].lineup == (0, NEWCOMER)
     stale = copied(job)
     job.take(planned(job, plan_of(2, 6)), stale)
-    assert aside(job)[-1].layers == {NEWCOMER: {3: 1, 4: 1, 5: 1}}
+    assert aside(job)[-1].pieces == {NEWCOMER: {Piece(3): 1, Piece(4): 1, Piece(5): 1}}
     assert REGROUP not in job.effects
     job.take(copied(job))
     assert job.effects[-1] == REGROUP

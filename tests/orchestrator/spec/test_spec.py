@@ -233,12 +233,6 @@ SHARED = {"ranks": 4, "replicas": 2, "shard": "optimizer"}
     [
         ({"pipeline": {"replicas": 1}}, "shares states out among replicas, and pipeline.replicas = 1"),
         ({"elastic": {"salvage": "weights"}}, 'elastic.salvage = "weights" yet.*leave elastic.salvage out'),
-        ({"adapt": {"policy": "measured"}}, 'does not go with adapt.policy = "measured" yet'),
-        (
-            {"elastic": {"migration": "live"}},
-            'elastic.migration = "live" moves layers while training goes on.*use elastic.migration = "stop"',
-        ),
-        ({"elastic": {"migration": "deferred"}}, 'elastic.migration = "deferred" moves layers'),
         ({"pipeline": {"shard": "gradients"}}, "Input should be 'none' or 'optimizer'"),
     ],
 )
@@ -249,12 +243,11 @@ def test_shared_states_go_with_some_settings_only(sections: dict[str, Any], expe
         check(Spec.model_validate(given))
 
 
-def test_with_shared_states_layers_change_ranks_between_steps() -> None:
-    shared = Spec.model_validate({"job": {"name": "a"}, "pipeline": SHARED})
-    assert shared.elastic.migration == "live"
-    settled = check(shared).spec
-    assert (settled.elastic.migration, settled.elastic.redundancy) == ("stop", "peer")
-    assert check(settled).spec == settled
+@pytest.mark.parametrize("migration", ["live", "deferred", "stop"])
+def test_shared_states_go_with_every_way_to_move_and_to_adapt(migration: str) -> None:
+    given = {"pipeline": SHARED, "elastic": {"migration": migration}, "adapt": {"policy": "measured"}}
+    settled = check(Spec.model_validate({"job": {"name": "a"}, **given})).spec
+    assert (settled.elastic.migration, settled.elastic.redundancy) == (migration, "peer")
 
 
 @pytest.mark.parametrize("key", ["ranks", "schedule", "microbatches"])

@@ -11,7 +11,7 @@ import small_profile
 
 from planner.adapt.policy import IN_FORCE_STEPS, STALL_S, Decision, decide, move_cost_s, moved_bytes
 from planner.freeze.decision import profiled_ratios
-from planner.plan import Plan
+from planner.plan import Plan, PlanError
 from planner.profile import Link
 from planner.schedule.expand import schedule_of
 from planner.search.recut import predicted
@@ -188,6 +188,33 @@ def test_a_move_costs_what_its_bytes_take_on_their_links() -> None:
     both = moved_bytes(replanner.profile, replace(replanner.first, replicas=2), twice)
     # Layers come from their owner in the first pipeline.
     assert both == {(0, 1): 2 * 120, (0, 3): 2 * 120}
+
+
+def test_a_shard_moves_from_its_owner_without_what_the_other_pipelines_keep() -> None:
+    replanner = made(4, 4, link=SLOW)
+    assert replanner.profile is not None
+    now = replace(replanner.first, replicas=2, shard="optimizer")
+    then = replace(small_profile.plan(2, 6, microbatches=8, replicas=2), shard="optimizer")
+    # 32-bit weights, as large as gradients, and the optimizer's state: half of them in each pipeline.
+    half = 2 * (30 + 80) // 2
+    assert moved_bytes(replanner.profile, now, then) == {(0, 1): half, (2, 3): half}
+    copied = replace(now, standbys=((1,), ()) * 4 + ((), ()) * 4)
+    assert moved_bytes(replanner.profile, copied, then) == {(2, 3): half}
+
+
+def test_a_place_needs_room_for_the_module_of_a_shard_beside_its_copy() -> None:
+    roomy = made(2, 2)
+    assert roomy.profile is not None
+    now = replace(roomy.first, replicas=2, shard="optimizer")
+    then = replace(now, layers=((0, 3), (3, 4)))
+    copying = replace(now, standbys=(*((),) * 4, (0,), (2,), (), ()))
+    peak = predict(roomy.profile, copying, roomy.schedule).memory.peak_bytes[0]
+    enough, places = peak + 40, [str(place) for place in range(4)]
+    made(2, 2, memory_bytes=enough).check_memory(copying, places, now, then)
+    short = made(2, 2, memory_bytes=enough - 1)
+    short.check_memory(copying, places, now)
+    with pytest.raises(PlanError, match=r"place 0 would need .*, which is 1 byte more than its device has"):
+        short.check_memory(copying, places, now, then)
 
 
 def test_a_new_standby_costs_what_a_new_owner_costs() -> None:

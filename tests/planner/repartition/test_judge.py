@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from small_pipelines import pipeline
 
+from planner.profile import LayerProfile
 from planner.repartition.judge import Judge
 from planner.repartition.problem import Problem
 from planner.repartition.slowdowns import Known
@@ -35,6 +36,31 @@ def test_steps_are_the_predictors_and_bounds_are_below(seed: int, frozen: bool) 
         plan = replace(problem.plan(cut, order.tolist(), ""), standbys=())
         expected = predict(profile, plan, problem.schedule_of(plan), ratios)
         assert step_s == pytest.approx(expected.step_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_predictors_steps_with_states_shared_out(precision: str) -> None:
+    job = pipeline(next(seed for seed in range(100) if pipeline(seed).now.pipeline_count == 2))
+    rng = np.random.default_rng(0)
+
+    def cut(layer: LayerProfile) -> LayerProfile:
+        sizes = rng.integers(1, 50, 3)
+        trained = (*map(int, sizes), layer.parameters - int(sizes.sum()))
+        return replace(layer, trained=trained, cast_bytes=2 * layer.parameters - 64)
+
+    model = job.profile.model
+    model = replace(model, layers=tuple(map(cut, model.layers)), precision=precision)
+    profile = replace(job.profile, model=model)
+    known = Known(tuple(device.slowdown for device in profile.cluster.devices))
+    now = replace(job.now, shard="optimizer")
+    problem, candidates = Problem(profile, now, job.problem.schedule, known), job.candidates()
+    candidates = candidates.take(rng.choice(len(candidates), min(10, len(candidates)), replace=False))
+    judge = Judge(problem)
+    steps_s, bounds_s = judge.step_s(candidates), judge.bound_s(candidates)
+    assert (bounds_s <= steps_s * (1 + 1e-9)).all()
+    for cut_, order, step_s in zip(candidates.cuts, candidates.orders, steps_s, strict=True):
+        plan = replace(problem.plan(cut_, order.tolist(), ""), standbys=())
+        assert step_s == pytest.approx(predict(profile, plan, problem.schedule_of(plan)).step_s, rel=1e-9)
 
 
 def test_a_bound_is_near_the_step_where_many_microbatches_pass() -> None:

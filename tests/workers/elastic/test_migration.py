@@ -12,8 +12,10 @@ from rank_group import RankGroup, quiet_sha256, state_sha256, with_standbys
 from test_freezing_training import METHODS
 from test_standby import configured
 
+from planner.arrivals import Arrivals
 from planner.plan import Plan
 from planner.schedule.expand import schedule_of
+from planner.shards import Piece
 from workers.control.rank_program import RankProgram, rank_programs
 from workers.fault_injection.fault import Fault, FaultKind, Phase
 from workers.launch.ranks import Job, run_threads
@@ -159,9 +161,7 @@ def test_ranks_exchange_their_parts_with_the_same_bits(tmp_path: Path) -> None:
         assert not group.of(WarningReport)
 
 
-def deferring(
-    group: RankGroup, job: Job, held: tuple[tuple[int, int], ...], copying: Plan, taking: Plan
-) -> None:
+def deferring(group: RankGroup, job: Job, held: Arrivals, copying: Plan, taking: Plan) -> None:
     group.wait_for(lambda reports: any(isinstance(r, StepReport) for r in reports))
     for number in range(3):
         group.tell(number, "prepare_plan", copying, program(job, copying, number), held)
@@ -178,8 +178,8 @@ def test_deferred_updates_change_the_bits_and_nothing_else(tmp_path: Path) -> No
     config = config.model_copy(update={"steps": ENDLESS})
     three = job(config, ranks=3, schedule="1f1b", counts=(3, 3, 2), **about)
     copying, taking = moving(three, (3, 1, 4), with_standbys(three, 2))
-    held = ((4, 2), (5, 2))
-    assert [copying.standbys[layer] for layer, _ in held] == [(0, 2), (0, 2)]
+    held = ((Piece(4), 2), (Piece(5), 2))
+    assert [copying.copies_of_piece(piece) for piece, _ in held] == [(0, 2), (0, 2)]
     with RankGroup(config, 3) as group:
         ended = group.train(
             three,

@@ -1,0 +1,172 @@
+"""Complete jobs on plain processes whose replicas share out optimizer states, and whose layers change ranks: with the
+bits of whole states that stay where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from adapting_job import AdaptingJob
+from fault_rows import assert_consistent
+from made_profile import made_profile
+from process_hosts import ElasticJob, Ran, assert_gone
+from test_elastic_jobs import at_step, both, job
+from test_moves import moving
+
+from orchestrator.events import types as events
+from orchestrator.lifecycle.migration import Mode
+from orchestrator.lifecycle.states import Finished
+from orchestrator.lifecycle.stimuli import Going
+from orchestrator.prepare.resolve import Resolved
+from workers.fault_injection.fault import Fault
+from workers.fault_injection.kinds import FaultKind
+from workers.launch.ranks import Job, run_threads
+from workers.protocol import CopiedAhead, StandbyReport, StepReport, SwitchReport
+
+STEPS = 24
+PIPELINE = {"ranks": 4, "replicas": 2, "microbatches": 4}
+LAYERS = 10
+"""Five on each rank of a pipeline: of the first two, the last two move."""
+SOURCES, TARGETS = (0, 2), (1, 3)
+
+
+def made(folder: Path, *, shard: str = "optimizer", **sections: dict[str, Any]) -> Resolved:
+    """Four ranks in two pipelines, in 16 bits."""
+    given = {
+        "job": {"steps": STEPS, "precision": "bfloat16", **sections.pop("job", {})},
+        "model": {"layers": LAYERS - 2},
+        "pipeline": {**PIPELINE, "shard": shard, **sections.pop("pipeline", {})},
+    }
+    return job(folder, "job", **given, **sections)
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> str:
+    done = made(tmp_path_factory.mktemp("quiet"), shard="none")
+    return run_threads(Job(done.config, done.plan, done.schedule)).state_sha256
+
+
+def check(ran: Ran, expected: str | None) -> None:
+    assert isinstance(ran.state, Finished), ran.state
+    assert ran.steps == list(range(1, STEPS + 1))
+    assert_consistent(ran)
+    assert sum(each.steps_lost for each in ran.of(events.Regrouped)) == 0
+    assert expected is None or ran.state_sha256 == expected
+    assert_gone(ran.pids)
+
+
+@pytest.mark.parametrize(
+    ("mode", "redundancy"), [("live", "peer"), ("live", "checkpoint"), ("deferred", "checkpoint")]
+)
+def test_layers_move_while_the_job_trains(tmp_path: Path, quiet: str, mode: Mode, redundancy: str) -> None:
+    done = made(tmp_path, elastic={"redundancy": redundancy})
+    ran = ElasticJob(done, moving((3, 5), 1, mode)).run()
+    check(ran, quiet if mode == "live" else None)
+    assert len(ran.of(events.Formed)) == 1
+    (migrated,) = ran.of(events.Migrated)
+    assert (migrated.mode, migrated.layers) == (mode, (3, 4))
+    assert (migrated.source, migrated.target) == ((0, 0), (1, 1))
+    assert migrated.bytes
+    switches = ran.of(SwitchReport)
+    assert {(s.rank, s.taken) for s in switches if s.taken} == {(place, (3, 4)) for place in TARGETS}
+    assert {(s.rank, s.given) for s in switches if s.given} == {(place, (3, 4)) for place in SOURCES}
+    last = ran.of(events.Issued)[-1].plan
+    assert (last.layers, last.shards) == (((0, 3), (3, 10)), 2)
+    assert {len(places) for places in last.standbys} == ({1} if redundancy == "peer" else set())
+
+
+MOMENTS: dict[str, Callable[[ElasticJob, events.Event], bool]] = {
+    "copying": lambda running, event: isinstance(event, events.Issued) and plans(running) == 2,
+    "copied": lambda running, event: isinstance(event, SwitchReport),
+    "taking": lambda running, event: isinstance(event, events.Issued) and plans(running) == 3,
+    "taken": lambda running, event: isinstance(event, events.Migrated),
+}
+OFTEN = {("copying", 3), ("copied", 0), ("taking", 2), ("taken", 1)}
+"""Cases that cover each moment and each rank; `make bench` runs all cases."""
+CASES = [
+    pytest.param(moment, victim, marks=() if (moment, victim) in OFTEN else pytest.mark.soak)
+    for moment in MOMENTS
+    for victim in range(4)
+]
+
+
+def plans(running: ElasticJob) -> int:
+    return sum(isinstance(event, events.Issued) for event in running.log)
+
+
+@pytest.mark.parametrize(("moment", "victim"), CASES)
+def test_a_loss_while_layers_move_costs_the_step_in_flight(
+    tmp_path: Path, quiet: str, moment: str, victim: int
+) -> None:
+    fired: list[str] = []
+
+    def inject(running: ElasticJob, event: events.Event) -> None:
+        if not fired and MOMENTS[moment](running, event):
+            fired.append(moment)
+            running.signal(victim)
+
+    ran = ElasticJob(made(tmp_path), both(moving((3, 5), 1), inject)).run()
+    assert fired
+    check(ran, quiet)
+    assert {rank for each in ran.of(events.Regrouped) for rank in each.lost} == {victim}
+    moved = bool(ran.of(events.Migrated))
+    assert moved != any("is cancelled" in warned.text for warned in ran.of(events.Warned))
+    assert moved or moment != "taken"
+
+
+@pytest.mark.parametrize(("spares", "place"), [(0, 0), (0, 3), (1, 2)])
+def test_a_rank_that_leaves_with_notice_is_followed_shard_by_shard(
+    tmp_path: Path, quiet: str, spares: int, place: int
+) -> None:
+    """Three ranks go on in one pipeline, with whole layers put together from both shards; or a spare takes the place,
+    and the shards."""
+    gone: list[events.Event] = []
+
+    def leave(running: ElasticJob, event: events.Event) -> None:
+        up = sum(isinstance(each, events.RankStarted) for each in running.log)
+        if not gone and isinstance(event, StepReport) and event.step >= 3 and up == 4 + spares:
+            gone.append(event)
+            running.post(Going(frozenset({place}), "file", 60.0, f"node{place}", "h"))
+
+    done = made(tmp_path, elastic={"spares": spares, "redundancy": "checkpoint"})
+    ran = ElasticJob(done, leave, room=4 + spares).run()
+    check(ran, quiet)
+    (regrouped,) = ran.of(events.Regrouped)
+    assert (regrouped.cause, regrouped.lost, regrouped.fetched) == ("drain", (place,), 0)
+    then = ran.of(events.Issued)[-1].plan
+    if spares:
+        assert (then.shards, regrouped.joined) == (2, (4,))
+        (copied,) = ran.of(CopiedAhead)
+        assert (copied.rank, copied.layers, copied.error) == (4, done.plan.layers_of_place(place), None)
+    else:
+        assert (then.shards, then.world_size) == (1, 3)
+        assert any(report.bytes for report in ran.of(StandbyReport))
+    assert [warned.text for warned in ran.of(events.Warned) if "fetch" in warned.text] == []
+
+
+@pytest.mark.parametrize("migration", ["live", "stop"])
+def test_a_slow_rank_is_relieved(tmp_path: Path, quiet: str, migration: str) -> None:
+    modelled = dict.fromkeys(("forward_s", "input_grad_s", "weight_grad_s"), 0.004)
+    done = made(
+        tmp_path,
+        cluster={"device": "emulated", "emulated": modelled},
+        elastic={"allow_faults": True, "migration": migration},
+        adapt={"policy": "measured"},
+    )
+
+    def slow(running: ElasticJob, event: events.Event) -> None:
+        if at_step(5)(event):
+            for place in TARGETS:  # both: else their shares would change, not the cut
+                running.call(place, "arm", Fault(kind=FaultKind.SLOW, factor=3.0))
+
+    outline = done.outline
+    profile = made_profile(outline.layers, outline.parameters, 4, weights=[0.4] * LAYERS)
+    ran = AdaptingJob(done, slow, profile).run()
+    check(ran, quiet)
+    moves = [moved for moved in ran.of(events.Migrated) if moved.step > 5]
+    assert {moved.mode for moved in moves} == {migration}
+    then = ran.of(events.Issued)[-1].plan
+    assert then.shards == 2
+    assert len(then.layers_of_place(1)) < len(done.plan.layers_of_place(1))

@@ -1,0 +1,167 @@
+"""A shard goes from a copy to a layer that computes, and back: with its bits, and with no more memory than it needs."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+import torch
+from test_layer_shards import ADAMW, CPU, Odd, assert_same, updated
+
+from planner.plan import Plan
+from planner.shards import Piece, Shard
+from workers.build import build_layers
+from workers.config import FreezeConfig
+from workers.elastic.layer_source import base_of
+from workers.elastic.modules_ahead import ModulesAhead
+from workers.elastic.standby import Base, Standbys
+from workers.elastic.switch import Switched, take_up
+from workers.freezing.plans import Plans, Settings
+from workers.layer import Layer
+from workers.models.definition import LayerBuilder, ModelDefinition
+from workers.state.layer_state import LayerState, host_copy
+
+SIZES = (40, 7, 300, 5, 64)
+FREEZE = Settings(FreezeConfig(), Plans())
+DEFINITION = ModelDefinition(
+    layers=tuple(LayerBuilder(f"odd{number}", lambda: Odd(SIZES)) for number in range(3)),
+    loss=lambda x, y: x.mean(),
+)
+NOW = Plan(
+    epoch=1,
+    version=1,
+    reason="",
+    layers=((0, 2), (2, 3)),
+    stage_ranks=(0, 1),
+    schedule="gpipe",
+    chunks=1,
+    microbatches=2,
+    replicas=2,
+    shard="optimizer",
+)
+THEN = replace(NOW, layers=((0, 1), (1, 3)))
+"""Layer 1 goes from place 0 to place 1, and from 2 to 3."""
+PIECE = Piece(1, Shard(0, 2))
+
+precisions = pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16", "bfloat16-autocast"])
+
+
+def built(layers: Iterable[int], precision: str, seed: int = 1) -> dict[int, tuple[Layer, LayerState]]:
+    return build_layers(
+        DEFINITION,
+        layers,
+        seed=seed,
+        precision=precision,
+        device=CPU,
+        optimizer=ADAMW,
+        shard=PIECE.shard,
+    )
+
+
+def standbys(*bases: Base) -> Standbys:
+    pieces = {Piece(state.layer, state.shard): (layer, state) for layer, state in bases}
+    kept = Standbys([*pieces], pieces, freeze=FREEZE, optimizer=ADAMW, step=3)
+    kept.rest()
+    return kept
+
+
+def switched(
+    plan: Plan,
+    place: int,
+    layers: dict[int, tuple[Layer, LayerState]],
+    copies: Standbys,
+    modules: dict[Piece, Layer] | None = None,
+) -> Switched:
+    return take_up(plan, place, layers, copies, modules or {}, freeze=FREEZE, optimizer=ADAMW, step=3)
+
+
+@precisions
+def test_a_copy_becomes_the_state_of_a_module_without_a_second_one(precision: str) -> None:
+    own, (layer, state) = built([2], precision), built([1], precision)[1]
+    updated(layer, state, ADAMW, 3)
+    with torch.no_grad():
+        state.buffers["seen"].add_(1)
+        state.weights["fixed"].add_(1)
+    expected, copy = host_copy(state), base_of((layer, state))
+    slots = {name: slot.data_ptr() for name, slots in copy[1].slots.items() for slot in slots.values()}
+    # Its weights are others before it takes over.
+    module = built([1], precision, seed=2)[1][0]
+    has = switched(THEN, 1, own, standbys(copy), {PIECE: module})
+    assert (has.taken, has.given, sorted(has.layers)) == ((1,), (), [1, 2])
+    assert has.layers[2][0] is own[2][0]
+    taken, live = has.layers[1]
+    assert taken is module
+    assert_same(live, expected)
+    assert {n: t.data_ptr() for n, slots in live.slots.items() for t in slots.values()} == slots
+    for name, parameter in module.module.named_parameters():
+        if name not in state.elsewhere:
+            assert torch.equal(parameter, expected.weights[name].to(parameter.dtype)), name
+    assert torch.equal(module.module.get_buffer("seen"), expected.buffers["seen"])
+    # It trains on as the layer would have.
+    assert_same(updated(module, live, ADAMW, 2), updated(layer, state, ADAMW, 2))
+    for name in live.updates:
+        assert torch.equal(module.module.get_parameter(name), layer.module.get_parameter(name)), name
+
+
+@precisions
+@pytest.mark.parametrize("kept", [True, False])
+def test_who_gives_a_shard_up_keeps_its_state_at_most(precision: str, kept: bool) -> None:
+    layers = built([0, 1], precision)
+    layer, state = layers[1]
+    updated(layer, state, ADAMW, 3)
+    expected = host_copy(state)
+    memory = [weakref.ref(buffer.untyped_storage()) for buffer in layer.shared.buffers]  # pyright: ignore[reportOptionalMemberAccess]
+    module = weakref.ref(layer.module)
+    plan = replace(THEN, standbys=((), (), (0,), (), (), ())) if kept else THEN
+    has = switched(plan, 0, layers, standbys())
+    assert (has.taken, has.given, sorted(has.layers)) == ((), (1,), [0])
+    assert has.standbys.pieces == ((PIECE,) if kept else ())
+    del layers, layer, state
+    gc.collect()
+    assert module() is None
+    assert [ref() for ref in memory] == [None] * len(memory)
+    if kept:
+        has.standbys.rest()
+        without, copy = has.standbys.held()[PIECE]
+        assert without is None
+        assert_same(copy, expected)
+        sizes = [t.nbytes for f in copy.flats for t in (f.weights, *f.slots.values())]
+        held = [t.untyped_storage().nbytes() for f in copy.flats for t in (f.weights, *f.slots.values())]
+        assert held == sizes
+        assert all(flat.cast is None for flat in copy.flats)
+
+
+def test_modules_are_built_beside_training_and_only_while_they_are_wanted() -> None:
+    began, go_on, asked, told = threading.Event(), threading.Event(), list[Piece](), list[str]()
+
+    def build(piece: Piece) -> Layer:
+        asked.append(piece)
+        began.set()
+        assert go_on.wait(10)
+        if piece.layer == 2:
+            raise MemoryError("no room")
+        return built([piece.layer], "float32")[piece.layer][0]
+
+    ahead = ModulesAhead(build, told.append)
+    other = Piece(0, PIECE.shard)
+    assert ahead.ready(())
+    assert not ahead.ready({PIECE, other})
+    assert began.wait(10)
+    # While one is built, another plan takes the place of the first.
+    assert not ahead.ready({PIECE})
+    go_on.set()
+    while not ahead.ready({PIECE}):
+        pass
+    assert asked == [other, PIECE]
+    assert [*ahead.taken()] == [PIECE]
+    assert ahead.taken() == {}
+    lost = {Piece(2, PIECE.shard)}
+    while not told:
+        assert not ahead.ready(lost)
+    assert told == ["layer 2 (shard 0 of 2) cannot be taken over: no room"]
+    assert not ahead.ready(lost)
+    assert len(asked) == 3, "it is not tried again"

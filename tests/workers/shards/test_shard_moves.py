@@ -1,0 +1,169 @@
+"""Layers whose states are shared out change ranks while training goes on: each shard moves in its pipeline, and the
+bits are those of whole states that stay where they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from jobs import job, small_config
+from rank_group import RankGroup, drilled, quiet_sha256, state_sha256
+from test_migration import ENDLESS, cut, follow, tell
+from test_shard_copies import copied
+from test_shard_recovery import LAYERS, held
+from test_shared_states import shared
+
+from orchestrator.lifecycle.migration import path
+from planner.arrivals import arrivals
+from planner.plan import Plan
+from planner.search.standbys import assign
+from planner.shards import Piece, Shard, made_of
+from workers.control.rank_program import rank_programs
+from workers.fault_injection.fault import Fault, FaultKind, Phase
+from workers.launch.processes import Died
+from workers.protocol import StepReport, SwitchReport, WarningReport
+
+PLACES = range(4)
+COUNTS, OTHERS = (4, 4), (2, 6)
+
+
+def to(now: Plan, counts: tuple[int, ...]) -> tuple[Plan, ...]:
+    """The plans that lead from `now` to `counts` layers per stage, with as many copies."""
+    then = replace(now, layers=cut(now, counts))
+    if now.standbys:
+        nodes = [f"node {place}" for place in range(now.world_size)]
+        then = replace(then, standbys=assign(then, nodes, [1] * len(LAYERS), len(now.standbys[0])))
+    plans = path(now, then)
+    return tuple(replace(plan, version=now.version + 1 + number) for number, plan in enumerate(plans))
+
+
+def begun(group: RankGroup) -> None:
+    group.wait_for(lambda reports: any(isinstance(report, StepReport) for report in reports))
+
+
+@pytest.mark.parametrize(
+    ("trait", "precision", "copies", "schedule"),
+    [
+        ("plain", "float32", 0, "zb-h1"),
+        ("tied", "bfloat16", 1, "1f1b"),
+        ("batchnorm", "float32", 1, "zb-h1"),
+        ("dropout", "float16", 0, "1f1b"),
+        ("fixed", "bfloat16", 1, "1f1b"),
+    ],
+)
+def test_layers_move_there_and_back_with_the_same_bits(
+    tmp_path: Path, trait: str, precision: str, copies: int, schedule: str
+) -> None:
+    config = drilled(small_config(tmp_path, trait, steps=ENDLESS, replicas=2, precision=precision))
+    work = job(config, ranks=2, schedule=schedule)
+    four = copied(work) if copies else shared(work)
+    there_and_back = (OTHERS, COUNTS) if trait == "tied" else (OTHERS,)
+    with RankGroup(config, 4) as group:
+
+        def move() -> None:
+            begun(group)
+            now = four.plan
+            for counts in there_and_back:
+                for plan in to(now, counts):
+                    follow(group, four, PLACES, plan)
+                    now = plan
+            group.stop()
+
+        ended = group.train(four, PLACES, meanwhile=move)
+        assert state_sha256(ended) == quiet_sha256(job(config), ended)
+        assert sorted(group.steps()) == list(range(1, ended[0].step + 1))
+        switches: list[SwitchReport] = group.of(SwitchReport)
+        first, second = [(0, (2, 3)), (2, (2, 3))], [(1, (2, 3)), (3, (2, 3))]
+        back = len(there_and_back) > 1
+        assert sorted((s.rank, s.taken) for s in switches if s.taken) == sorted(second + first * back)
+        assert sorted((s.rank, s.given) for s in switches if s.given) == sorted(first + second * back)
+        skipped = "changed no weight"
+        assert [warned for warned in group.of(WarningReport) if skipped not in warned.text] == []
+
+
+def test_held_back_updates_of_shards_reach_the_new_owners(tmp_path: Path) -> None:
+    """With copies that are there already, and so are not held back, in one pipeline."""
+    config = drilled(small_config(tmp_path, "batchnorm", steps=ENDLESS, replicas=2))
+    four = shared(job(config, ranks=2, schedule="1f1b"))
+    ahead = {Piece(5, Shard(0, 2)): (0,)}
+    four = replace(four, plan=replace(four.plan, standbys=tuple(ahead.get(p, ()) for p in four.plan.pieces)))
+    then = replace(four.plan, layers=cut(four.plan, (6, 2)), standbys=())
+    copying, taking = (
+        replace(plan, version=number) for number, plan in enumerate(path(four.plan, then), start=2)
+    )
+    held = arrivals(four.plan, then)
+    assert held == ((Piece(4, Shard(0, 2)), 0), (Piece(4, Shard(1, 2)), 2), (Piece(5, Shard(1, 2)), 2))
+    with RankGroup(config, 4) as group:
+
+        def move() -> None:
+            begun(group)
+            programs = rank_programs(four.schedule)
+            for number in PLACES:
+                group.tell(number, "prepare_plan", copying, programs[number % 2], held)
+            group.wait_for(lambda _: len(group.of(SwitchReport)) == 4)
+            since = group.of(SwitchReport)[0].step
+            group.wait_for(lambda _: max(group.steps()) >= since + 3)
+            follow(group, four, PLACES, taking)
+            group.stop()
+
+        ended = group.train(four, PLACES, meanwhile=move)
+        assert state_sha256(ended) != quiet_sha256(job(config), ended)
+        assert sorted(group.steps()) == list(range(1, ended[0].step + 1))
+        assert not group.of(WarningReport)
+
+
+@pytest.mark.parametrize(
+    ("moment", "phase", "victim"),
+    [
+        ("copying", Phase.MIGRATING, 3),
+        ("copied", Phase.BACKWARD, 1),
+        ("copied", Phase.BEFORE_COMMIT, 0),
+        ("copied", Phase.IN_COMMIT, 3),
+        ("copied", Phase.AFTER_COMMIT, 2),
+        ("taken", Phase.FORWARD, 1),
+        ("taken", Phase.IN_COMMIT, 2),
+        ("taken", Phase.AFTER_COMMIT, 0),
+    ],
+)
+def test_a_rank_killed_while_shards_move_takes_no_committed_step_along(
+    tmp_path: Path, moment: str, phase: Phase, victim: int
+) -> None:
+    """Layers move from places 0 and 2 to places 1 and 3. The others go on with a spare, or with fewer pipelines."""
+    config = drilled(small_config(tmp_path, "tied", steps=ENDLESS, replicas=2, precision="bfloat16"))
+    four = copied(job(config, ranks=2, schedule="1f1b"))
+    copying, taking, *_ = to(four.plan, OTHERS)
+    fault = Fault(kind=FaultKind.KILL, phase=phase)
+    with RankGroup(config, 5) as group:
+
+        def move() -> None:
+            begun(group)
+            if moment == "copying":
+                group.tell(victim, "inject", fault)
+            if moment == "taken":
+                follow(group, four, PLACES, copying)
+                tell(group, four, PLACES, taking)
+                group.wait_for(lambda _: any(s.version == taking.version for s in group.of(SwitchReport)))
+            else:
+                tell(group, four, PLACES, copying)
+                group.wait_for(lambda _: victim not in group.alive or bool(group.of(SwitchReport)))
+            if moment != "copying":
+                group.tell(victim, "inject", fault)
+            if moment == "copied":
+                tell(group, four, set(PLACES) - {victim}, taking)
+
+        ended = group.train(four, PLACES, meanwhile=move)
+        assert isinstance(ended[victim], Died)
+        assert [fired[::3] for fired in group.fired] == [(victim, str(phase))]
+        committed = max(group.steps())
+        step, positions, sources = group.settle()
+        assert step >= committed
+        found = held(positions, step)
+        assert all(made_of(layer, found) for layer in LAYERS)
+        following = (
+            four if phase in (Phase.BACKWARD, Phase.IN_COMMIT, Phase.MIGRATING) else copied(job(config))
+        )
+        members = [4 if number == victim else number for number in PLACES][: following.plan.world_size]
+        ended = group.train(following, members, step=step, sources=sources, meanwhile=group.stop)
+        assert state_sha256(ended) == quiet_sha256(job(config), ended)
+        assert sorted(group.steps()) == list(range(1, ended[members[0]].step + 1))

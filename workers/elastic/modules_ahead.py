@@ -1,0 +1,75 @@
+"""The modules of layers whose shards a rank will take over: built beside training, before the plan is followed.
+
+A copy of a shard is its state alone. Knows no plan and no state.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection
+
+from planner.shards import Piece
+from workers.layer import Layer
+
+
+class ModulesAhead:
+    """Modules of one rank.
+
+    Args:
+        build: returns a piece's layer; its weights are overwritten.
+        failed: receives a sentence if a module cannot be built: the rank then never follows the plan.
+    """
+
+    def __init__(self, build: Callable[[Piece], Layer], failed: Callable[[str], None]) -> None:
+        self._build = build
+        self._failed = failed
+        self._turn = threading.Lock()
+        self._wanted: frozenset[Piece] = frozenset()
+        self._built: dict[Piece, Layer] = {}
+        self._thread: threading.Thread | None = None
+        self._broken: frozenset[Piece] = frozenset()
+        """What was wanted when a build failed: it is not tried again."""
+
+    def ready(self, pieces: Collection[Piece]) -> bool:
+        """Whether the modules of `pieces` are there. Begins to build those that are not, and drops all others."""
+        with self._turn:
+            self._wanted = frozenset(pieces)
+            self._built = {piece: layer for piece, layer in self._built.items() if piece in self._wanted}
+            if self._wanted <= self._built.keys():
+                return True
+            if self._thread is None and self._wanted != self._broken:
+                self._thread = threading.Thread(target=self._run, name="modules-ahead", daemon=True)
+                self._thread.start()
+        return False
+
+    def taken(self) -> dict[Piece, Layer]:
+        """The modules that were ready; they are the caller's from here on."""
+        with self._turn:
+            built, self._built = self._built, {}
+        return built
+
+    def stop(self) -> None:
+        """Build no more, and drop what is there. Does not wait for a build under way, whose result is dropped too."""
+        with self._turn:
+            self._wanted, self._built = frozenset(), {}
+
+    def _run(self) -> None:
+        while (piece := self._next()) is not None:
+            try:
+                layer = self._build(piece)
+            except Exception as error:
+                with self._turn:
+                    self._broken, self._thread = self._wanted, None
+                self._failed(f"layer {piece} cannot be taken over: {error}")
+                return
+            with self._turn:
+                if piece in self._wanted:
+                    self._built[piece] = layer
+
+    def _next(self) -> Piece | None:
+        with self._turn:
+            lacking = sorted(self._wanted - self._built.keys())
+            if not lacking:
+                self._thread = None
+                return None
+            return lacking[0]
