@@ -65,6 +65,7 @@ class ProcessGroupChannel(Channel):
         self._out_shapes: dict[Stream, Shape] = {}
         self._in_shapes: dict[Stream, Shape] = {}
         self._outbox = Outbox(self._lost)
+        self._apart = Outbox(self._lost, most=0)
         self._gathers = Waiter("gather", self._lost)
         self._arrivals = Waiter("receive", self._lost)
         """Waits for receives that were not posted ahead."""
@@ -78,21 +79,27 @@ class ProcessGroupChannel(Channel):
         self._pace: float | None = None
 
     def send(self, stream: Stream, tensors: Sequence[Tensor]) -> None:
+        self._send(stream, tensors, self._outbox)
+
+    def send_apart(self, stream: Stream, tensors: Sequence[Tensor]) -> None:
+        self._send(stream, tensors, self._apart)
+
+    def _send(self, stream: Stream, tensors: Sequence[Tensor], outbox: Outbox) -> None:
         shape = self._out_shapes.get(stream)
         if shape is None:
             shape = self._out_shapes[stream] = Shape.of(tensors)
-            self._send_bytes(stream, _padded(shape.encode(), stream))
+            self._send_bytes(stream, _padded(shape.encode(), stream), outbox)
         shape.check(stream, tensors)
         for tensor in tensors:
-            self._send_bytes(stream, to_host(tensor))
+            self._send_bytes(stream, to_host(tensor), outbox)
 
-    def _send_bytes(self, stream: Stream, tensor: Tensor) -> None:
+    def _send_bytes(self, stream: Stream, tensor: Tensor, outbox: Outbox) -> None:
         if tensor.numel():
             raw = tensor.reshape(-1).view(torch.uint8)
             if self._meter is not None:
                 self._meter.sending(stream.target, raw.numel())
             with _failing_on(stream):
-                self._outbox.put(self._group.send([raw], stream.target, stream.tag), raw)
+                outbox.put(self._group.send([raw], stream.target, stream.tag), raw)
 
     def expect(self, stream: Stream, messages: int) -> None:
         self._due[stream] += messages
@@ -155,8 +162,14 @@ class ProcessGroupChannel(Channel):
         return self._in_shapes[stream].mark(tensors)
 
     def flush(self) -> None:
+        self._flush(self._outbox)
+
+    def flush_apart(self) -> None:
+        self._flush(self._apart)
+
+    def _flush(self, outbox: Outbox) -> None:
         try:
-            self._outbox.flush()
+            outbox.flush()
         except RuntimeError as error:
             raise ChannelError(f"a message from rank {self.rank} could not be delivered: {error}") from error
 
@@ -212,6 +225,7 @@ class ProcessGroupChannel(Channel):
             if self._meter is not None:
                 self._meter.close()
         self._outbox.close()
+        self._apart.close()
 
 
 def scoped_store(generation: Generation) -> dist.Store:

@@ -241,12 +241,18 @@ SHARED = {"ranks": 4, "replicas": 2, "shard": "optimizer"}
             'elastic.migration = "live" moves layers while training goes on.*use elastic.migration = "stop"',
         ),
         ({"elastic": {"migration": "deferred"}}, 'elastic.migration = "deferred" moves layers'),
-        ({"pipeline": {"shard": "gradients"}}, "Input should be 'none' or 'optimizer'"),
+        ({"pipeline": {"shard": "weights"}}, "Input should be 'none', 'optimizer' or 'gradients'"),
     ],
 )
-def test_shared_states_go_with_some_settings_only(sections: dict[str, Any], expected: str) -> None:
+@pytest.mark.parametrize("shard", ["optimizer", "gradients"])
+def test_shared_states_go_with_some_settings_only(
+    sections: dict[str, Any], expected: str, shard: str
+) -> None:
     given = {"job": {"name": "a"}, "pipeline": SHARED} | sections
-    given |= {"job": {"name": "a"} | given["job"], "pipeline": SHARED | given["pipeline"]}
+    given |= {
+        "job": {"name": "a"} | given["job"],
+        "pipeline": SHARED | {"shard": shard} | given["pipeline"],
+    }
     with pytest.raises((JobError, ValueError), match=expected):
         check(Spec.model_validate(given))
 
