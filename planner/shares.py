@@ -100,12 +100,14 @@ def numbers_of(plan: Plan, pipeline: int) -> tuple[int, ...]:
     return tuple(g for part in parts_of(plan, pipeline) for g in part.numbers(plan.microbatches))
 
 
-def most_parts(plan: Plan) -> int:
-    """The most parts that one pipeline keeps: gradients of that many are held, and sent to siblings. Where they are
-    summed microbatch by microbatch it keeps none, or with uneven shares each microbatch's."""
+def parts_kept(plan: Plan, pipeline: int) -> int:
+    """How many parts `pipeline` keeps: gradients of that many are held, and sent to siblings. Where they are summed
+    microbatch by microbatch it keeps none, or with uneven shares each microbatch's."""
     if plan.shard == "gradients":
-        return max(plan.shares, default=1)
-    count = [0] * plan.pipeline_count
-    for part in parts(plan):
-        count[part.pipeline] += 1
-    return max(count)
+        return plan.shares[pipeline] if plan.shares else 1
+    return len(parts_of(plan, pipeline))
+
+
+def most_parts(plan: Plan) -> int:
+    """The most parts that one pipeline keeps."""
+    return max(parts_kept(plan, pipeline) for pipeline in range(plan.pipeline_count))

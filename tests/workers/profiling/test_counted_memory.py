@@ -157,9 +157,20 @@ def test_casts_are_predicted_too(tmp_path: Path, precision: str) -> None:
     assert [counted[rank] for rank in range(2)] == pytest.approx(predicted, rel=0.05)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("copies", [0, 1])
-def test_shards_and_their_copies_are_predicted(tmp_path: Path, precision: str, copies: int) -> None:
+@pytest.mark.parametrize(
+    ("shard", "precision", "copies"),
+    [
+        ("optimizer", "float32", 0),
+        ("optimizer", "float32", 1),
+        ("optimizer", "bfloat16", 0),
+        ("optimizer", "bfloat16", 1),
+        ("gradients", "float32", 0),
+        ("gradients", "bfloat16", 0),
+    ],
+)
+def test_shards_and_their_copies_are_predicted(
+    tmp_path: Path, shard: str, precision: str, copies: int
+) -> None:
     config = small_config(
         tmp_path,
         precision=precision,
@@ -172,7 +183,7 @@ def test_shards_and_their_copies_are_predicted(tmp_path: Path, precision: str, c
     assert all(sum(layer.trained) * 4 == layer.gradient_bytes for layer in profile.model.layers)
     # Siblings send before they receive: their messages cannot wait for each other.
     whole = job(config, ranks=2, schedule="1f1b", count_memory=True)
-    plan = replace(whole.plan, shard="optimizer")
+    plan = replace(whole.plan, shard=shard)
     if copies:
         sizes = [layer.parameter_bytes for layer in profile.model.layers]
         plan = replace(plan, standbys=assign(plan, list("abcd"), sizes))
