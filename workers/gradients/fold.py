@@ -168,7 +168,7 @@ class MicrobatchFold:
         self._complete()
         for number in self._others:
             if number < self._busy and self._cut(layer, self._own).parts:
-                self._channel.expect(self._stream(layer, number, self._own), 1)
+                self._channel.expect_next(self._stream(layer, number, self._own))
         if own is not None:
             self._send(layer, own)
         self._under_way = _UnderWay(layer, self._busy, own)

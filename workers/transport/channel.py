@@ -108,6 +108,11 @@ class Channel(ABC):
     def expect(self, stream: Stream, messages: int) -> None:
         """Announce `messages` more messages, so that receives can be posted ahead."""
 
+    def expect_next(self, stream: Stream) -> None:
+        """Announce one more message, which comes after all from that rank that were announced so: one thread can wait
+        for them."""
+        self.expect(stream, 1)
+
     def window(self, groups: Sequence[Sequence[Stream]]) -> None:
         """Announce the next messages: for each group of messages that travel together, their streams.
 

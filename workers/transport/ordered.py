@@ -103,6 +103,9 @@ class OrderedChannel(Channel):
         if stream not in self._ordered:
             self._control.expect(stream, messages)
 
+    def expect_next(self, stream: Stream) -> None:
+        self._control.expect_next(stream)
+
     def receive(self, stream: Stream) -> Tensors:
         if stream not in self._ordered:
             return self._control.receive(stream)

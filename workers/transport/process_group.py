@@ -69,8 +69,10 @@ class ProcessGroupChannel(Channel):
         self._gathers = Waiter("gather", self._lost)
         self._arrivals = Waiter("receive", self._lost)
         """Waits for receives that were not posted ahead."""
-        self._ahead: dict[Stream, Waiter] = {}
-        """One waiter per stream: messages of different streams arrive in no fixed order."""
+        self._ahead: dict[Stream | int, Waiter] = {}
+        """One waiter per stream: messages of different streams arrive in no fixed order. For those that do, one per
+        rank that they come from."""
+        self._in_line: set[Stream] = set()
         self._posted: dict[Stream, deque[Tensors]] = defaultdict(deque)
         self._due: dict[Stream, int] = defaultdict(int)
         self._closing = threading.Lock()
@@ -104,6 +106,10 @@ class ProcessGroupChannel(Channel):
     def expect(self, stream: Stream, messages: int) -> None:
         self._due[stream] += messages
         self._post(stream)
+
+    def expect_next(self, stream: Stream) -> None:
+        self._in_line.add(stream)
+        self.expect(stream, 1)
 
     def _post(self, stream: Stream) -> None:
         shape = self._in_shapes.get(stream)
@@ -139,9 +145,10 @@ class ProcessGroupChannel(Channel):
         with self._closing:
             if self._closed:
                 raise ChannelError(f"{stream.name}: the channel is closed")
-            if stream not in self._ahead:
-                self._ahead[stream] = Waiter(f"receive {stream.name}", self._lost)
-            return self._ahead[stream]
+            line = stream.source if stream in self._in_line else stream
+            if line not in self._ahead:
+                self._ahead[line] = Waiter(f"receive {stream.name}", self._lost)
+            return self._ahead[line]
 
     def receive(self, stream: Stream) -> Tensors:
         if stream not in self._in_shapes:
@@ -180,6 +187,7 @@ class ProcessGroupChannel(Channel):
         self._in_shapes.clear()
         self._posted.clear()
         self._due.clear()
+        self._in_line.clear()
         with self._closing:
             for waiter in self._ahead.values():
                 waiter.leave()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from jobs import job, small_config
-from rank_group import Raised, RankGroup, drilled, parted, state_sha256
+from rank_group import Raised, RankGroup, drilled, parted, state_sha256, with_standbys
 from test_gradient_shards import folded
 from test_shard_copies import copied
 from test_shard_recovery import LAYERS, held
@@ -16,6 +16,8 @@ from test_shard_recovery import LAYERS, held
 from planner.shards import Piece, Shard, made_of
 from workers.checkpoint.folder import checkpoints
 from workers.config import CheckpointConfig, FreezeConfig
+from workers.control.next_plan import check_next
+from workers.control.rank_program import rank_programs
 from workers.fault_injection.fault import Fault, FaultKind, Phase
 from workers.launch.processes import Died
 from workers.launch.ranks import Job, run_threads
@@ -66,6 +68,31 @@ def test_a_killed_ranks_shards_go_on_elsewhere(
         ended = group.train(following, members, step=step, sources=sources, loss_scale=scale)
         assert state_sha256(ended) == expected
         assert sorted(group.steps()) == list(range(1, 7))
+
+
+def test_one_pipeline_of_all_replicas_has_copies_of_whole_layers(tmp_path: Path) -> None:
+    config = drilled(small_config(tmp_path, "tied", steps=5, replicas=2))
+    expected = run_threads(folded(job(config), 1)).state_sha256
+    three = folded(job(config, ranks=3, schedule="1f1b"), 1)
+    three = replace(three, plan=with_standbys(three))
+    with RankGroup(config, 3) as group:
+        group.arm(1, Fault(kind=FaultKind.KILL, step=STEP, phase=Phase.IN_COMMIT))
+        group.train(three, range(3))
+        assert (1, "kill", STEP, "in-commit") in group.fired
+        step, positions, sources = group.settle()
+        assert {piece.layer for piece in held(positions, step)} == set(LAYERS)
+        two = folded(job(config, ranks=1))
+        ended = group.train(two, (2, 0), step=step, sources=sources)
+        assert state_sha256(ended) == expected
+
+
+def test_a_plan_that_moves_layers_while_training_goes_on_is_refused(tmp_path: Path) -> None:
+    work = folded(job(small_config(tmp_path, replicas=2), ranks=2, schedule="1f1b"))
+    program = rank_programs(work.schedule)[0]
+    with pytest.raises(
+        JobError, match='shard = "gradients": layers whose states are shared out change ranks'
+    ):
+        check_next(replace(work.plan, version=2), program, work.plan, 0)
 
 
 def test_three_pipelines_become_two_and_one_and_three_again(tmp_path: Path) -> None:
