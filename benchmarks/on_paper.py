@@ -3,7 +3,8 @@
     python -m benchmarks.on_paper [--device h100] [--only "7 B"]
 
 LLaMA 7 B on 8, 13 B on 16 and 70 B on 64 devices of 80 GB, with 400 and with 25 Gbit/s between any two, in 16 bits; 7 B
-also as two replicas, with whole optimizer states and with shards.
+also as two replicas, with whole optimizer states and with shards, and without copies as two and as eight replicas, with
+shards of states and of sums of gradients.
 Per row: the step, what its copies add to it, the fullest rank's memory by part, and the share of the devices' published
 rate that 6 multiplications per parameter and token take (MFU).
 """
@@ -40,11 +41,26 @@ class Size:
     overrides: tuple[str, ...] = ()
 
 
+def sharing(replicas: int, shard: str) -> tuple[str, ...]:
+    """With as many samples in a step as one pipeline's, and no copies."""
+    return (
+        f"pipeline.replicas={replicas}",
+        f"pipeline.microbatches={64 // replicas}",
+        f"pipeline.shard={shard}",
+        "elastic.redundancy=checkpoint",
+    )
+
+
 REPLICAS = ("pipeline.replicas=2", "pipeline.microbatches=32")
 SIZES = (
     Size("7 B", 8),
     Size("7 B whole", 8, REPLICAS),
     Size("7 B shards", 8, (*REPLICAS, "pipeline.shard=optimizer")),
+    *(
+        Size(f"7 B {8 // replicas} x {replicas} {shard}", 8, sharing(replicas, shard))
+        for replicas in (2, 8)
+        for shard in ("optimizer", "gradients")
+    ),
     Size(
         "13 B",
         16,

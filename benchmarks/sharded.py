@@ -1,10 +1,12 @@
-"""Replicas that share out optimizer states beside replicas that do not: step time, and memory as counted and predicted.
+"""Replicas that share out optimizer states, or sums of gradients too, beside replicas that do not: step time as
+measured and predicted, memory as counted and predicted.
 
     python -m benchmarks.sharded [--rounds N] [--steps N] [--layers N] [--width N] [--precision P]
 
 Two pipelines of one CPU rank each, of one thread; GPT with context 128, 4 microbatches of 4 per replica, AdamW. Each
-round runs both in turn; a round's figure is the median of its steps after the first two, and the ratio is the median
-over rounds. Then each runs once with its storages counted. Both end with the same bits, or the benchmark fails.
+round runs all in turn; a round's figure is the median of its steps after the first two, and the ratio is the median
+over rounds. Then each runs once with its storages counted. The first two end with the same bits, and the third with
+those of one pipeline that adds gradients up in its order, or the benchmark fails.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import torch
 
 from benchmarks.parts.targets import at_most
 from benchmarks.parts.two_rank_job import WARM_UP, make_job, profile_of, taken
+from planner.profile import Profile
 from planner.schedule.registry import build
 from planner.simulation.predict import predict
 from workers.config import ModelConfig
@@ -32,7 +35,7 @@ MOST = 1.03
 """Asked of the step with shared states over that with whole ones."""
 CLOSE = 0.03
 """Asked of memory as counted beside predicted."""
-VARIANTS = ("none", "optimizer")
+VARIANTS = ("none", "optimizer", "gradients")
 
 
 def two_pipelines(shard: str, options: argparse.Namespace, output: Path, **changes: Any) -> Job:
@@ -66,36 +69,58 @@ def main() -> None:
         f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; torch {torch.__version__};"
         f" {date.today()}; {options.precision}"
     )
-    ratios: list[float] = []
+    with tempfile.TemporaryDirectory() as folder:
+        profile = profile_of(two_pipelines("none", options, Path(folder)))
+    show_times(profile, options)
+    digests = {shard: show_memory(profile, shard, options) for shard in VARIANTS}
+    if digests["none"] != digests["optimizer"]:
+        raise SystemExit("shared optimizer states end with other bits")
+    with tempfile.TemporaryDirectory() as folder:
+        work = two_pipelines("gradients", options, Path(folder), timeline_every=1)
+        alone = run_processes(replace(work, plan=replace(work.plan, pipelines=1)))
+    if digests["gradients"] != alone.state_sha256:
+        raise SystemExit("shared sums of gradients end with other bits than one pipeline's")
+    print(
+        f"the first two end with state_sha256 {digests['none']}, the third and one pipeline with {alone.state_sha256}"
+    )
+
+
+def show_times(profile: Profile, options: argparse.Namespace) -> None:
+    ratios: dict[str, list[float]] = {shard: [] for shard in VARIANTS[1:]}
     for number in range(options.rounds):
         order = VARIANTS if number % 2 == 0 else VARIANTS[::-1]
         steps_s: dict[str, float] = {}
         for shard in order:
             with tempfile.TemporaryDirectory() as folder:
                 steps_s[shard] = median(taken(two_pipelines(shard, options, Path(folder))).values())
-        ratios.append(steps_s["optimizer"] / steps_s["none"])
-        print(f"  {1e3 * steps_s['none']:.1f} ms, shared {1e3 * steps_s['optimizer']:.1f} ms", flush=True)
-    said = f"a step with shared states over one with whole ones: {median(ratios):.3f}"
-    print(at_most(f"{said} ({min(ratios):.3f} to {max(ratios):.3f})", median(ratios), MOST))
-    digests: set[str] = set()
-    with tempfile.TemporaryDirectory() as folder:
-        profile = profile_of(two_pipelines("none", options, Path(folder)))
+        for shard, found in ratios.items():
+            found.append(steps_s[shard] / steps_s["none"])
+        print("  " + ", ".join(f"{shard} {1e3 * steps_s[shard]:.1f} ms" for shard in VARIANTS), flush=True)
+    predicted_s: dict[str, float] = {}
     for shard in VARIANTS:
         with tempfile.TemporaryDirectory() as folder:
-            job = two_pipelines(shard, options, Path(folder), timeline_every=1)
-            run = run_processes(replace(job, count_memory=True))
-        digests.add(run.state_sha256)
-        # After the last step the checkpoint is copied.
-        counted = max(one.peak_bytes for one in run.memory if WARM_UP < one.step < options.steps)
-        predicted = predict(profile, job.plan, job.schedule).peak_memory_bytes
-        off = counted / predicted - 1
-        text = (
-            f"memory with shard = {shard!r}: {counted / 1e6:.1f} MB counted, {off:+.1%} of what is predicted"
+            job = two_pipelines(shard, options, Path(folder))
+        predicted_s[shard] = predict(profile, job.plan, job.schedule).step_s
+    for shard, found in ratios.items():
+        said = (
+            f"a step with shard = {shard!r} over one with whole states: {median(found):.3f} ({min(found):.3f} to"
+            f" {max(found):.3f}), predicted {predicted_s[shard] / predicted_s['none']:.3f}"
         )
-        print(at_most(text, abs(off), CLOSE))
-    if len(digests) > 1:
-        raise SystemExit("the two end with different bits")
-    print(f"both end with state_sha256 {digests.pop()}")
+        print(at_most(said, median(found), MOST) if shard == "optimizer" else said)
+
+
+def show_memory(profile: Profile, shard: str, options: argparse.Namespace) -> str:
+    """Returns the run's `state_sha256`."""
+    with tempfile.TemporaryDirectory() as folder:
+        job = two_pipelines(shard, options, Path(folder), timeline_every=1)
+        run = run_processes(replace(job, count_memory=True))
+    # After the last step the checkpoint is copied.
+    counted = max(one.peak_bytes for one in run.memory if WARM_UP < one.step < options.steps)
+    predicted = predict(profile, job.plan, job.schedule).peak_memory_bytes
+    off = counted / predicted - 1
+    text = f"memory with shard = {shard!r}: {counted / 1e6:.1f} MB counted, {off:+.1%} of what is predicted"
+    print(at_most(text, abs(off), CLOSE))
+    return run.state_sha256
 
 
 if __name__ == "__main__":

@@ -62,7 +62,8 @@ class Plan:
     replicas: int
     pipelines: int | None = None
     """Copies of the pipeline that run; None: one per replica. Fewer than replicas: pipeline p executes the replicas r
-    with r % pipelines == p, one after the other, with the same bits."""
+    with r % pipelines == p, one after the other, with the same bits; where gradients are shared out, as
+    `planner/rounds.py` says."""
     shares: tuple[int, ...] = ()
     """Microbatches that each pipeline executes in a step: at least 1 each, `replicas` x `microbatches` in all. Empty:
     each executes its own replicas. Which microbatches these are, `planner/shares.py` says; the bits are the same."""
@@ -79,7 +80,8 @@ class Plan:
     """Layers whose activations are dropped after the forward pass and recomputed before the backward."""
     shard: str = "none"
     """`optimizer`: the places that hold a layer share out the states of its trained parameters, one shard each
-    (`planner/shards.py`); `none`: each has all of them."""
+    (`planner/shards.py`); `gradients`: and the sums of their gradients, which have an order and bits of their own
+    (`planner/rounds.py`); `none`: each has all of them."""
     partition: str = ""
     """The program that cut the layers, or `explicit`; a resumed job makes a new plan if its spec names another one."""
     predicted_step_s: float | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from planner.plan import Plan, PlanError
+from planner.rounds import windows_of
 
 
 class Part(NamedTuple):
@@ -93,12 +94,20 @@ def parts_of(plan: Plan, pipeline: int) -> tuple[Part, ...]:
 
 def numbers_of(plan: Plan, pipeline: int) -> tuple[int, ...]:
     """The global microbatches that `pipeline` executes with uneven shares, in this order."""
+    if plan.shard == "gradients":
+        (numbers,) = windows_of(plan, pipeline)
+        return numbers
     return tuple(g for part in parts_of(plan, pipeline) for g in part.numbers(plan.microbatches))
 
 
+def parts_kept(plan: Plan, pipeline: int) -> int:
+    """How many parts `pipeline` keeps: gradients of that many are held, and sent to siblings. Where they are summed
+    microbatch by microbatch it keeps none, or with uneven shares each microbatch's."""
+    if plan.shard == "gradients":
+        return plan.shares[pipeline] if plan.shares else 1
+    return len(parts_of(plan, pipeline))
+
+
 def most_parts(plan: Plan) -> int:
-    """The most parts that one pipeline keeps: gradients of that many are held, and sent to siblings."""
-    count = [0] * plan.pipeline_count
-    for part in parts(plan):
-        count[part.pipeline] += 1
-    return max(count)
+    """The most parts that one pipeline keeps."""
+    return max(parts_kept(plan, pipeline) for pipeline in range(plan.pipeline_count))

@@ -310,12 +310,12 @@ class Engine:
     def _poison(self) -> None:
         """Put a NaN into the first gradient present."""
         for _, stage in sorted(self._stages.items()):
-            for layer in stage.layers:
-                for _, gradient in sorted(layer.gradients().items()):
+            for gradients in stage.summed():
+                for _, gradient in sorted(gradients.items()):
                     gradient[(0,) * gradient.dim()] = float("nan")
                     return
 
-    @property
-    def first_free_tag(self) -> int:
-        """The first tag that the engine does not use (it uses purposes 0 to 2)."""
-        return 6 * self._program.stages
+
+def first_free_tag(stages: int) -> int:
+    """The first tag that an engine does not use (it uses purposes 0 to 2)."""
+    return 6 * stages

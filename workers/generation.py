@@ -13,6 +13,7 @@ from planner.arrivals import Arrivals
 from planner.features import Sample
 from planner.observed import StepTimes
 from planner.plan import Plan
+from planner.rounds import windows_of
 from planner.shards import Piece
 from planner.shares import numbers_of
 from workers.config import WorkerConfig
@@ -28,7 +29,7 @@ from workers.freezing.freezer import Extent, Freezer
 from workers.freezing.mask import LayerParameters
 from workers.freezing.plans import Plans
 from workers.gradients.exchange import TiedUse
-from workers.gradients.parts import GradientParts
+from workers.gradients.parts import Apart
 from workers.layer import Layer, Loss
 from workers.models.definition import ModelDefinition
 from workers.protocol import Report
@@ -104,6 +105,8 @@ class GenerationSetup:
         """The global microbatches of each window that its pipeline executes in a step: one window per replica, or with
         uneven shares one for all."""
         plan, microbatches = self.plan, self.plan.microbatches
+        if plan.shard == "gradients":
+            return windows_of(plan, self.pipeline)
         if plan.shares:
             return (numbers_of(plan, self.pipeline),)
         own = range(self.pipeline, plan.replicas, plan.pipeline_count)
@@ -135,9 +138,7 @@ def make_freezer(setup: GenerationSetup, step: int) -> Freezer:
     return Freezer(config.freeze, extent, states, parameters, setup.freeze_plans, step)
 
 
-def make_stages(
-    setup: GenerationSetup, freezer: Freezer, parts: GradientParts | None = None
-) -> dict[int, Stage]:
+def make_stages(setup: GenerationSetup, freezer: Freezer, parts: Apart | None = None) -> dict[int, Stage]:
     """The stages that the program names; `parts` as for `Stage`."""
     plan, config = setup.plan, setup.config
     stages: dict[int, Stage] = {}

@@ -2,7 +2,8 @@
 
 With fewer pipelines than replicas, a pipeline runs its replicas' windows one after the other, each from the
 same buffers and with its own gradients: sums have the order, and so the bits, of one pipeline per replica. With
-uneven shares it runs one window, in which the gradients of its parts of replicas are kept apart.
+uneven shares it runs one window, in which the gradients of its parts of replicas are kept apart. Where siblings share
+out the sums of gradients, these are formed during the windows.
 """
 
 from __future__ import annotations
@@ -14,15 +15,18 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from planner.ir import FREEZABLE
 from planner.plan import Plan
+from planner.rounds import busy_pipelines, executed_by
 from planner.shards import kept_whole
 from planner.shares import parts, parts_of
 from workers.data.dataset import Batch
 from workers.data.sampling import train_indices
-from workers.engine import Engine, Window
+from workers.engine import Engine, Window, first_free_tag
 from workers.freezing.freezer import Freezer
 from workers.generation import GenerationSetup, make_stages, tied_uses
 from workers.gradients.exchange import Parameters, ReplicaExchange, TiedUse, TieExchange
+from workers.gradients.fold import MicrobatchFold
 from workers.gradients.parts import GradientParts
 from workers.shards.collecting import Collector
 from workers.shards.weights import WeightExchange
@@ -56,10 +60,34 @@ class Minibatch:
             for name, parameter in sorted(layer.module.named_parameters())
         }
         summed = {index: layer.summed for index, (layer, _) in setup.layers.items()}
-        self._parts = None
-        if plan.shares and plan.replicas > 1:
-            self._parts = GradientParts(parts_of(plan, setup.pipeline), plan.microbatches, summed)
-        self._stages = make_stages(setup, freezer, self._parts)
+        self._siblings = plan.siblings(setup.pipeline_rank)
+        shared = {i: layer.shared for i, (layer, _) in setup.layers.items() if layer.shared is not None}
+        cuts = {index: weights.cuts for index, weights in shared.items()}
+        groups = tied_uses(setup)
+        # A tag means the same on both sides of a pair. The siblings' come last: their number differs.
+        tie_tags = first_free_tag(setup.program.stages)
+        self._buffer_tags = tie_tags + sum(len(group) for group in groups)
+        self.free_tags = self._buffer_tags + len(definition.layers)
+        """First free tag; one tag per layer of the model is free from here on."""
+        replica_tags = self.free_tags + len(definition.layers)
+        weight_tags = replica_tags + 1 + 2 * len(definition.layers)
+        self._parts = self._fold = self._replicas = None
+        if plan.shard == "gradients":
+            self._fold = MicrobatchFold(
+                channel,
+                self._siblings,
+                summed,
+                replica_tags,
+                cuts=cuts,
+                executed_by=executed_by(plan) if plan.shares else (),
+                device=setup.device,
+                activity=setup.activity,
+            )
+        elif plan.replicas > 1:
+            self._replicas = ReplicaExchange(channel, self._siblings, summed, replica_tags, parts(plan), cuts)
+            if plan.shares:
+                self._parts = GradientParts(parts_of(plan, setup.pipeline), plan.microbatches, summed)
+        self._stages = make_stages(setup, freezer, self._fold or self._parts)
         self.engine = Engine(
             setup.program,
             setup.pipeline,
@@ -72,27 +100,13 @@ class Minibatch:
         )
         self.samples: dict[int, list[int]] = {}
         """Global microbatch -> the samples read for it in the newest step."""
-        base = setup.place - setup.pipeline_rank
-        self._siblings = plan.siblings(setup.pipeline_rank)
-        shared = {i: layer.shared for i, (layer, _) in setup.layers.items() if layer.shared is not None}
-        groups = tied_uses(setup)
         repeated = {(use.layer, use.name) for group in groups for use in group[1:]}
         self.counted = {place: p for place, p in self._parameters.items() if place not in repeated}
         """The parameters, a tied one in the first layer that uses it."""
-        # A tag means the same on both sides of a pair. The siblings' come last: their number differs.
-        tie_tags = self.engine.first_free_tag
-        self._buffer_tags = tie_tags + sum(len(group) for group in groups)
-        self.free_tags = self._buffer_tags + len(definition.layers)
-        """First free tag; one tag per layer of the model is free from here on."""
-        replica_tags = self.free_tags + len(definition.layers)
         self._ties = None
         if met := _met_here(groups, definition.tied_layers, plan, setup.pipeline):
+            base = setup.place - setup.pipeline_rank
             self._ties = TieExchange(channel, met, self._parameters, base, tie_tags)
-        self._replicas = None
-        if plan.replicas > 1:
-            cuts = {index: weights.cuts for index, weights in shared.items()}
-            self._replicas = ReplicaExchange(channel, self._siblings, summed, replica_tags, parts(plan), cuts)
-        weight_tags = replica_tags + 1 + 2 * len(definition.layers)
         self.weights = WeightExchange(channel, self._siblings, shared, weight_tags)
         """The weights that the rank computes with."""
         states = {index: state for index, (_, state) in setup.layers.items() if index in shared}
@@ -122,16 +136,19 @@ class Minibatch:
             ChannelError: a rank is gone.
         """
         self.samples = {}
+        buffers: Buffers
         self.weights.bring()
         if self._ties is not None or loss_scale != 1.0:
             final = None
         for stage in self._stages.values():
             if stage.loss is not None:
                 stage.loss.scale = loss_scale
-        if self._replicas is None:
+        if self._fold is not None:
+            window, buffers = self._run_in_rounds(step, self._fold), {}
+        elif self._replicas is None:
             batches = self._batches(step, range(self._setup.plan.microbatches))
             window = self.engine.run(step, batches, final=final)
-            buffers: Buffers = {}
+            buffers = {}
         elif self._parts is not None:
             (numbers,) = self._setup.windows
             window = self.engine.run(step, self._batches(step, numbers), numbers)
@@ -165,10 +182,25 @@ class Minibatch:
                 first = self.copied_buffers()
         self.load_buffers(first)
         exchange.sum()
-        losses = {g: loss for window in windows for g, loss in window.losses.items()}
-        spans = tuple(span for window in windows for span in window.spans)
-        waited_s = sum(window.waited_s for window in windows)
-        return Window(losses, spans, waited_s), self._first_replicas_buffers()
+        return _together(windows), self._first_replicas_buffers()
+
+    def _run_in_rounds(self, step: int, fold: MicrobatchFold) -> Window:
+        setup = self._setup
+        begun_s = time.perf_counter()
+        windows: list[Window] = []
+        own = setup.windows
+        for number, busy in enumerate(busy_pipelines(setup.plan)):
+            fold.begin(busy)
+            if number < len(own):
+                offset_s = time.perf_counter() - begun_s
+                window = self.engine.run(step, self._batches(step, own[number]), own[number])
+                windows.append(_later(window, offset_s))
+                continue
+            for action in setup.program.actions:
+                if action.kind in FREEZABLE:
+                    fold.pass_by(layer.index for layer in reversed(self._stages[action.stage].layers))
+        fold.finish()
+        return _together(windows)
 
     def norms(self) -> dict[tuple[int, str], float]:
         """The float64 squared norm of each parameter's gradient, by (layer, parameter) in name order; with shards, of
@@ -193,6 +225,8 @@ class Minibatch:
             stage.drop()
         if self._parts is not None:
             self._parts.drop()
+        if self._fold is not None:
+            self._fold.drop()
         if self._replicas is not None:
             self._replicas.drop()
 
@@ -252,6 +286,12 @@ def _met_here(
     """
     at = kept_whole(tied, plan.shards)
     return [group for group in groups if plan.shards == 1 or at[group[0].layer] == pipeline]
+
+
+def _together(windows: Sequence[Window]) -> Window:
+    losses = {g: loss for window in windows for g, loss in window.losses.items()}
+    spans = tuple(span for window in windows for span in window.spans)
+    return Window(losses, spans, sum(window.waited_s for window in windows))
 
 
 def _later(window: Window, offset_s: float) -> Window:

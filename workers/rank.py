@@ -724,9 +724,15 @@ class Rank:
 
     def _check_shares(self, plan: Plan, layers: Built) -> None:
         """Raises:
-        JobError: the plan divides replicas, and a layer's buffers need a replica's microbatches one after the other.
+        JobError: the plan divides replicas, now or with fewer pipelines, and a layer's buffers need a replica's
+            microbatches one after the other.
         """
         buffered = [layer.name for layer, state in layers.values() if state.buffers]
+        if plan.shard == "gradients" and buffered:
+            raise JobError(
+                f'pipeline.shard = "gradients" may have a pipeline change replicas after each microbatch, but training'
+                f' changes buffers of {buffered[0]}: use "optimizer", or a layer without running statistics'
+            )
         if plan.shares and buffered:
             raise JobError(
                 f"plan {plan.epoch}.{plan.version} has shares {list(plan.shares)}, but training changes buffers of"

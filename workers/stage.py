@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from torch import Tensor
 
 from workers.freezing.mask import NOTHING, Mask
-from workers.gradients.parts import GradientParts
+from workers.gradients.parts import Apart
 from workers.layer import Layer, Loss, Pass, Tensors
 from workers.reproducibility import rng
 
@@ -23,7 +25,7 @@ class Stage:
         seed: keys the forward pass's random draws, with the step, the global microbatch and the layer's name.
         masks: which parameters freeze; None for none.
         forward_only: no backward pass follows: this stage, and all before it, are frozen permanently.
-        parts: keeps gradients of different parts apart; None: there is one sum for all.
+        parts: keeps gradients of different microbatches apart; None: there is one sum for all.
     """
 
     def __init__(
@@ -35,7 +37,7 @@ class Stage:
         *,
         masks: Masks | None = None,
         forward_only: bool = False,
-        parts: GradientParts | None = None,
+        parts: Apart | None = None,
     ) -> None:
         self.layers = tuple(layers)
         self.loss = loss
@@ -108,12 +110,13 @@ class Stage:
             The gradient of each input that carries one.
         """
         passes = self._passes.pop(microbatch) if weights else self._passes[microbatch]
-        self._open_part(microbatch)
         if self.loss is not None:
             outputs = self.loss.backward(self._loss_passes.pop(microbatch))
             grads = tuple(g for g in outputs if g is not None)
         for layer, done in zip(reversed(self.layers), reversed(passes), strict=True):
+            self._open(layer, microbatch)
             grads = layer.backward(done, grads, weights=weights)
+            self._close(layer, microbatch, whole=weights)
             if final is not None:
                 final(layer.index)
         return grads
@@ -124,15 +127,25 @@ class Stage:
         Args:
             final: is called with each layer as soon as they are there.
         """
-        self._open_part(microbatch)
         for layer, done in zip(reversed(self.layers), reversed(self._passes.pop(microbatch)), strict=True):
+            self._open(layer, microbatch)
             layer.weight_grad(done)
+            self._close(layer, microbatch, whole=True)
             if final is not None:
                 final(layer.index)
 
-    def _open_part(self, microbatch: int) -> None:
+    def _open(self, layer: Layer, microbatch: int) -> None:
         if self._parts is not None:
-            self._parts.open((layer.index for layer in self.layers), microbatch)
+            self._parts.open(layer.index, microbatch)
+
+    def _close(self, layer: Layer, microbatch: int, *, whole: bool) -> None:
+        if self._parts is not None:
+            self._parts.close(layer.index, microbatch, whole=whole)
+
+    def summed(self) -> Iterator[Mapping[str, Tensor]]:
+        """By layer, the gradients that are summed so far."""
+        for layer in self.layers:
+            yield layer.gradients() if self._parts is None else self._parts.so_far(layer.index)
 
     def evaluate(self, inputs: Tensors, targets: Tensors | None) -> Tensors:
         """Forward pass in evaluation mode; the scalar loss if a loss follows and `targets` are given."""

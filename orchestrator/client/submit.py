@@ -161,15 +161,21 @@ class Submission:
             profile_file=profile,
             say=self._say,
         )
-        spec = prepared.resolved.spec
-        start = starting_points(prepared.resolved.config) if self._resume else ()
+        resolved = prepared.resolved
+        spec = resolved.spec
+        start = starting_points(resolved.config, resolved.plan.shard) if self._resume else ()
         if start and start[0].step == spec.job.steps and undamaged(start[0]):
             self._say(f"nothing to do: {folder.location} is trained to step {spec.job.steps}")
             end = events.Finished(step=spec.job.steps, stopped=False, state_sha256=None)
             return SubmittedJob(name=name, folder=spec.job.folder, spec=spec, end=end)
         freezing = folder.freeze_history() if start else FreezeHistory()
         if replay is not None:
-            freezing = recorded(replay, prepared.resolved)
+            freezing = recorded(replay, resolved)
+        if freezing.plans and spec.pipeline.shard == "gradients":
+            raise JobError(
+                'pipeline.shard = "gradients" does not go with freezing, and this run was asked to freeze while it'
+                " trained: leave shard out"
+            )
         # Again, because measuring and planning may have taken a while.
         _make_way(name)
         about_to_start()

@@ -50,7 +50,7 @@ _MAY_DIFFER = {
 MAY_CHANGE = (
     "job.steps, job.validate_every, job.timeline_every, job.curvature_every, job.sample_tokens,"
     " pipeline.ranks (with the same replicas), pipeline.schedule, pipeline.chunks, pipeline.partition,"
-    " pipeline.recompute,"
+    " pipeline.recompute, pipeline.shard between none and optimizer,"
     f" {', '.join(sorted(_MAY_DIFFER))}, [checkpoint], [elastic], [adapt] and [cluster]"
 )
 
@@ -346,10 +346,13 @@ class JobFolder:
             ) from error
 
 
-def starting_points(config: WorkerConfig) -> tuple[CheckpointRef, ...]:
+def starting_points(config: WorkerConfig, shard: str = "none") -> tuple[CheckpointRef, ...]:
     """The checkpoints to resume from, newest first. Imports torch.
 
     A damaged one stays in: the ranks report it and take the one before.
+
+    Args:
+        shard: of the plan to resume with.
 
     Raises:
         JobError: there is none, none is readable, or the newest readable one has other settings.
@@ -372,7 +375,7 @@ def starting_points(config: WorkerConfig) -> tuple[CheckpointRef, ...]:
             continue
         changed = {
             key: values
-            for key, values in manifest_mismatch(manifest, config).items()
+            for key, values in manifest_mismatch(manifest, config, shard).items()
             if key not in _MAY_DIFFER
         }
         if changed:

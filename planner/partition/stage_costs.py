@@ -48,10 +48,16 @@ class StageCosts:
     of every run of blocks. None: each layer is one."""
     shards: int = 1
     """Into how many the states of each layer are cut; a rank counts with an equal part of them."""
+    gradient_shards: int = 1
+    """The same of the sums of its gradients."""
 
     @staticmethod
     def of(
-        profile: Profile, schedule: Schedule, recompute: Collection[int] = (), shards: int = 1
+        profile: Profile,
+        schedule: Schedule,
+        recompute: Collection[int] = (),
+        shards: int = 1,
+        gradient_shards: int = 1,
     ) -> StageCosts:
         """The costs of the stages of `schedule`, which needs no R: which stages recompute depends on the cut."""
         return StageCosts(
@@ -60,6 +66,7 @@ class StageCosts:
             tuple(largest_counts(schedule, stage) for stage in range(schedule.stages)),
             frozenset(recompute),
             shards=shards,
+            gradient_shards=gradient_shards,
         )
 
     @property
@@ -88,8 +95,8 @@ class StageCosts:
     def memory_bytes(self, stage: int, at: Window = WHOLE) -> Matrix:
         """Weights, optimizer state, and the most that gradients and microbatches in flight take at once.
 
-        The working memory of an action, scratch and messages are left out: `planner/simulation/memory.py` counts them,
-        and `planner/search/evaluate.py` reserves what they take.
+        The working memory of an action, scratch, messages and gradients under way are left out:
+        `planner/simulation/memory.py` counts them, and `planner/search/evaluate.py` reserves what they take.
         """
         arrives = stage > 0 and self.stage_ranks[stage - 1] != self.stage_ranks[stage]
         most = self.in_flight_bytes(self.in_flight[stage], arrives=arrives, at=at)
@@ -165,7 +172,7 @@ class StageCosts:
 
     @cached_property
     def gradient_bytes(self) -> Matrix:
-        return self._sums(layer.gradient_bytes for layer in self.profile.model.layers)
+        return self._sums(layer.gradient_bytes / self.gradient_shards for layer in self.profile.model.layers)
 
     @cached_property
     def forward_bytes(self) -> Vector:

@@ -74,7 +74,10 @@ class Evaluator:
     @cached_property
     def _costs(self) -> StageCosts:
         shards = 1 if self._shard == "none" else self._pipelines or self._replicas
-        return StageCosts.of(self._pipeline_profile, self.shape.schedule, self._recompute, shards)
+        gradient_shards = shards if self._shard == "gradients" else 1
+        return StageCosts.of(
+            self._pipeline_profile, self.shape.schedule, self._recompute, shards, gradient_shards
+        )
 
     @property
     def layers(self) -> int:

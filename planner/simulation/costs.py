@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.freezing import Ratios
-from planner.ir import Action, Kind, Schedule
+from planner.ir import FREEZABLE, Action, Kind, Schedule
 from planner.plan import Plan
 from planner.profile import Cluster, LayerProfile, Profile
+from planner.simulation.gradient_communication import folded_s
 from planner.simulation.shard_parts import part_of
 from planner.simulation.simulate import Costs, Messages
 from planner.wording import counted
@@ -28,7 +29,8 @@ def action_costs(
     """The costs of `schedule` with the plan's stages on the profile's devices.
 
     A full backward takes as long as its input gradient plus its weight gradient. A recompute repeats only the forwards
-    of the layers that recompute. An update is the update of its stage.
+    of the layers that recompute. An update is the update of its stage. Where siblings share out the sums of gradients,
+    these travel during the actions that form them.
 
     Args:
         ratios: `ratios[layer][microbatch]`, the share of weight-gradient time that is frozen; None freezes nothing.
@@ -62,6 +64,9 @@ def action_costs(
         ),
         Kind.UPDATE: seconds([[layer.update_s for layer in stage] for stage in stages]),
     }
+    for kind in FREEZABLE:
+        folded = folded_s(profile, plan, per_kind[kind])
+        per_kind[kind] = tuple(a + b for a, b in zip(per_kind[kind], folded, strict=True))
     return Costs(
         seconds=per_kind,
         actions={} if ratios is None else _frozen(plan, stages, slowdown, schedule, ratios),

@@ -1,7 +1,8 @@
-"""The cost of gradients that travel between the window and the commit of a step: between replicas and to standbys.
+"""The cost of gradients that travel: between replicas and to standbys, between the window and the commit of a step; and
+between replicas during the window, where they share out the sums.
 
-`workers/gradients/exchange.py` and `workers/elastic/redundancy.py` in numbers. Knows when the window ends, and nothing
-of its actions.
+`workers/gradients/` and `workers/elastic/redundancy.py` in numbers. Knows when the window ends, and nothing of the
+order of its actions.
 """
 
 from __future__ import annotations
@@ -54,13 +55,14 @@ def exchanged_s(profile: Profile, plan: Plan) -> tuple[float, ...]:
     Each of D siblings gathers an equal part of every replica's gradients and sends back the sum; where states are
     shared out, not the sum but, at the start of the next step, its weights. With uneven shares, some pipelines send
     more parts of replicas than others: the most count. Of each layer that has gradients, a sibling gets one message for
-    each part, and one with the sum or the weights.
+    each part, and one with the sum or the weights. Where sums are shared out, only the weights travel outside of the
+    window (`folded_s`).
     """
     pipelines = plan.pipeline_count
     seconds = [0.0] * plan.pipeline_ranks
     if pipelines == 1:
         return tuple(seconds)
-    sent = most_parts(plan)
+    sent = 0 if plan.shard == "gradients" else most_parts(plan)
     for rank in range(plan.pipeline_ranks):
         layers = [profile.model.layers[layer] for layer in plan.layers_of_rank(rank)]
         part = back = sum(layer.gradient_bytes for layer in layers) / pipelines
@@ -72,11 +74,37 @@ def exchanged_s(profile: Profile, plan: Plan) -> tuple[float, ...]:
             continue
         others = pipelines - 1
         for size, count in ((sent * part, sent * messages), (back, messages)):
+            if not count:
+                continue
             seconds[rank] += (
                 others * link.sender_busy_s(size, count)
                 + link.transfer_s(size)
                 + others * link.receiver_busy_s(size, count)
             )
+    return tuple(seconds)
+
+
+def folded_s(profile: Profile, plan: Plan, forms_s: Sequence[float]) -> tuple[float, ...]:
+    """Per stage, seconds by which an action takes longer that forms its weight gradients of a microbatch, where
+    siblings share out their sums: it sends each sibling that one's parts and takes in its own. They travel while the
+    next layer's are formed.
+
+    Args:
+        forms_s: per stage, how long that action takes by itself.
+    """
+    others = plan.pipeline_count - 1
+    if plan.shard != "gradients" or not others:
+        return (0.0,) * plan.stages
+    seconds: list[float] = []
+    for (first, stop), rank, by_itself_s in zip(plan.layers, plan.stage_ranks, forms_s, strict=True):
+        trained = [layer for layer in profile.model.layers[first:stop] if layer.gradient_bytes]
+        link = link_between(profile, plan, *plan.siblings(rank)[:2])
+        if link is None:
+            seconds.append(0.0)
+            continue
+        size = sum(layer.gradient_bytes for layer in trained) / plan.pipeline_count
+        held_s = link.sender_busy_s(size, len(trained)) + link.receiver_busy_s(size, len(trained))
+        seconds.append(others * held_s + max(0.0, link.link_busy_s(size) - by_itself_s))
     return tuple(seconds)
 
 

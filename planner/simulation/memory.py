@@ -12,6 +12,7 @@ from enum import IntEnum
 from functools import cached_property
 from itertools import groupby, pairwise
 from operator import itemgetter
+from typing import NamedTuple
 
 from planner.freezing import Ratios
 from planner.ir import Action, Kind
@@ -19,10 +20,10 @@ from planner.plan import Plan
 from planner.profile import Cluster, LayerProfile, Profile
 from planner.schedule.graph import Graph, build_graph
 from planner.schedule.in_flight import Counts, effect_of
-from planner.shares import most_parts, parts_of
+from planner.shares import most_parts, parts_kept
 from planner.simulation.costs import boundary_bytes, check_fit
 from planner.simulation.gradient_communication import standby_bytes
-from planner.simulation.shard_parts import kept_bytes
+from planner.simulation.shard_parts import gradient_bytes, kept_bytes
 from planner.simulation.simulate import Simulation
 from planner.simulation.snapshot_cost import snapshot_bytes_of_places
 from planner.simulation.stage_memory import StageMemory, stage_memory
@@ -42,10 +43,12 @@ class MemoryParts:
     copies beside the gradients themselves; those of the pipeline that keeps the most on this rank. Where the device's
     memory is the host's, also snapshots."""
     scratch: int
-    """Buffers in which weight gradients are computed before they are added; layers share them."""
+    """Buffers in which weight gradients are computed before they are added; layers share them. None where each
+    microbatch's have memory of their own, in 32 bits."""
     gradients: int
     """From the first weight gradient of a layer to the end of the step; for replicas that this pipeline has executed
-    before, and for microbatches whose gradients it keeps apart, from the start."""
+    before, and for microbatches whose gradients it keeps apart, from the start. Where they are shared out: the sums of
+    the own shards, and what is under way."""
     activations: int
     """Per microbatch from the start of its forward to the end of its input gradient; a layer that recomputes keeps only
     its inputs until its recompute starts."""
@@ -146,6 +149,7 @@ def _ranks(
     schedule = simulation.schedule
     check_fit(profile, plan, schedule.stages, ratios, schedule.microbatches)
     graph = build_graph(schedule)
+    fullest = _fullest(profile, plan)
     stages = stage_memory(
         profile,
         plan,
@@ -153,25 +157,49 @@ def _ranks(
         schedule.microbatches,
         schedule.frozen_stages,
         splits=any(kind is Kind.WEIGHT_GRAD for kind, _, _ in graph.by_kind_and_stage),
+        places=[each.place for each in fullest],
     )
     _check_recomputes(graph, plan, schedule.frozen_stages)
     changes = _Changes(graph, simulation, stages, *boundary_bytes(profile, plan), profile.cluster)
     layers: list[list[LayerProfile]] = [[] for _ in schedule.programs]
     for (first, stop), rank in zip(plan.layers, plan.stage_ranks, strict=True):
         layers[rank] += profile.model.layers[first:stop]
+    kept_parts = most_parts(plan) if pipeline is None else parts_kept(plan, pipeline)
+    for rank, (own, full) in enumerate(zip(layers, fullest, strict=True)):
+        formed_in_place = plan.shard == "gradients" and profile.model.precision == "float32"
+        steady = _steady(own, full.kept, full.copies, kept_parts - 1, scratch=not formed_in_place)
+        yield steady, changes.of_rank(rank)
+
+
+class _Fullest(NamedTuple):
+    """Of a rank and its siblings, the one that keeps most."""
+
+    place: int
+    kept: tuple[int, int, int]
+    """(weights, optimizer state, statistics and samples)."""
+    copies: int
+
+
+def _fullest(profile: Profile, plan: Plan) -> list[_Fullest]:
+    """By rank."""
     copies = standby_bytes(profile, plan)
     if all(device.kind != "cuda" for device in profile.cluster.devices):  # their memory is the host's
         snapshots = snapshot_bytes_of_places(profile, plan)
         copies = tuple(sum(both) for both in zip(copies, snapshots, strict=True))
-    kept_parts = most_parts(plan) if pipeline is None else len(parts_of(plan, pipeline))
-    for rank, own in enumerate(layers):
+
+    def total(each: _Fullest) -> int:
+        pieces = plan.pieces_of_place(each.place) if plan.shard == "gradients" else ()
+        sums = sum(gradient_bytes(profile.model.layers[piece.layer], piece) for piece in pieces)
+        return each.copies + sum(each.kept) + sums
+
+    found: list[_Fullest] = []
+    for rank in range(plan.pipeline_ranks):
         kept = {place: kept_bytes(profile, plan, place) for place in plan.unlike_siblings(rank)}
-        # Of the siblings, the one that keeps most.
-        standbys, of_own = max(
-            ((copies[place], kept.get(place, kept[rank])) for place in plan.siblings(rank)),
-            key=lambda each: each[0] + sum(each[1]),
+        of_places = (
+            _Fullest(place, kept.get(place, kept[rank]), copies[place]) for place in plan.siblings(rank)
         )
-        yield _steady(own, of_own, standbys, kept_parts - 1), changes.of_rank(rank)
+        found.append(max(of_places, key=total))
+    return found
 
 
 class _Changes:
@@ -315,18 +343,23 @@ def _check_recomputes(graph: Graph, plan: Plan, frozen_stages: int) -> None:
 
 
 def _steady(
-    layers: Sequence[LayerProfile], kept: tuple[int, int, int], standbys: int, gradients_apart: int
+    layers: Sequence[LayerProfile],
+    kept: tuple[int, int, int],
+    standbys: int,
+    gradients_apart: int,
+    *,
+    scratch: bool,
 ) -> MemoryParts:
-    scratch: dict[tuple[int, ...], int] = {}
-    for layer in layers:
+    scratches: dict[tuple[int, ...], int] = {}
+    for layer in layers if scratch else ():
         for matrix in layer.matrices:
-            scratch[matrix.shape] = max(scratch.get(matrix.shape, 0), matrix.scratch_bytes)
+            scratches[matrix.shape] = max(scratches.get(matrix.shape, 0), matrix.scratch_bytes)
     return MemoryParts(
         weights=kept[0],
         optimizer=kept[1],
         statistics=kept[2],
         standbys=standbys,
-        scratch=sum(scratch.values()),
+        scratch=sum(scratches.values()),
         gradients=gradients_apart * sum(layer.gradient_bytes for layer in layers),
         activations=0,
         weight_grad_holds=0,

@@ -13,6 +13,7 @@ from planner.freezing import Ratios
 from planner.ir import Kind
 from planner.plan import Plan
 from planner.profile import LayerProfile, Profile
+from planner.simulation.gradient_memory import GradientMemory, gradient_memory
 from planner.simulation.layer_memory import layer_memory
 
 
@@ -27,8 +28,11 @@ class StageMemory:
     rebuilt: int
     """What the recompute adds to `kept`; 0 if no layer recomputes."""
     recompute_working: int
+    input_grad_working: int
+    """The most that its input gradient needs in addition to `kept` and `rebuilt`."""
     backward_working: int
-    """The most that its backward or input gradient needs in addition to `kept` and `rebuilt`."""
+    """As that, of its backward."""
+    weight_grad_working: int
     held: tuple[int, ...]
     """From the end of its input gradient to the end of its weight gradient."""
     new_gradients: tuple[int, ...]
@@ -43,14 +47,24 @@ class StageMemory:
                 return self.forward_working
             case Kind.RECOMPUTE:
                 return self.recompute_working
-            case Kind.BACKWARD | Kind.INPUT_GRAD:
+            case Kind.BACKWARD:
                 return self.backward_working
-            case Kind.WEIGHT_GRAD | Kind.UPDATE:
+            case Kind.INPUT_GRAD:
+                return self.input_grad_working
+            case Kind.WEIGHT_GRAD:
+                return self.weight_grad_working
+            case Kind.UPDATE:
                 return 0
 
 
 def stage_memory(
-    profile: Profile, plan: Plan, ratios: Ratios | None, microbatches: int, frozen_stages: int, splits: bool
+    profile: Profile,
+    plan: Plan,
+    ratios: Ratios | None,
+    microbatches: int,
+    frozen_stages: int,
+    splits: bool,
+    places: Sequence[int],
 ) -> list[StageMemory]:
     """Per stage of `plan`, what it keeps.
 
@@ -58,6 +72,7 @@ def stage_memory(
         ratios: `ratios[layer][microbatch]`, the frozen share of each weight gradient; None freezes nothing.
         frozen_stages: how many stages only go forward.
         splits: whether weight gradients wait for an action of their own.
+        places: by pipeline rank, whose it is.
     """
     layers = profile.model.layers
     recompute = frozenset(plan.recompute)
@@ -72,6 +87,9 @@ def stage_memory(
         ]
         again = [of_layer[layer].rebuilt for layer in numbers]
         rows = None if ratios is None else ratios[first:stop]
+        gradients = gradient_memory(profile, plan, stage, places[plan.stage_ranks[stage]])
+        taken = [a + b for a, b in zip(kept, again, strict=True)]
+        input_grad_working = _backward_working(layers, first, taken, splits)
         stages.append(
             StageMemory(
                 kept=sum(kept),
@@ -80,11 +98,13 @@ def stage_memory(
                 recompute_working=_working(
                     again, [layers[n].working_bytes if n in recompute else 0 for n in numbers]
                 ),
-                backward_working=_backward_working(
-                    layers, first, [a + b for a, b in zip(kept, again, strict=True)], splits
-                ),
+                input_grad_working=input_grad_working,
+                backward_working=_backward_working(layers, first, taken, splits, gradients.forming)
+                if gradients.forming
+                else input_grad_working,
+                weight_grad_working=max(gradients.forming, default=0),
                 held=_held(part, rows, microbatches),
-                new_gradients=_new_gradients(part, rows, microbatches),
+                new_gradients=_new_gradients(gradients, rows, microbatches),
                 keeps_output=stage >= frozen_stages and stop - 1 not in recompute,
             )
         )
@@ -97,11 +117,20 @@ def _working(added: Sequence[int], working: Sequence[int]) -> int:
     return max(so_far + work - total for so_far, work in zip(accumulate(added), working, strict=True))
 
 
-def _backward_working(layers: Sequence[LayerProfile], first: int, kept: Sequence[int], splits: bool) -> int:
+def _backward_working(
+    layers: Sequence[LayerProfile],
+    first: int,
+    kept: Sequence[int],
+    splits: bool,
+    forming: Sequence[int] = (),
+) -> int:
     """The most memory, beyond the initial sum of `kept`, during the backward of the layers from `first` on.
 
     The layers free what they keep, the last one first. If the schedule `splits`, each then holds the inputs of its
     weight gradients.
+
+    Args:
+        forming: what each needs beside that while its weight gradients are formed.
     """
     last = first + len(kept) - 1
     gradient = [
@@ -114,7 +143,13 @@ def _backward_working(layers: Sequence[LayerProfile], first: int, kept: Sequence
         before = live + message + gradient[layer]
         live += (layers[layer].weight_grad_hold_bytes if splits else 0) - kept[layer - first]
         after = live + message + (gradient[layer - 1] if layer else 0)
-        peak = max(peak, max(before, after) + layers[layer].working_bytes)
+        formed = forming[layer - first] if forming else 0
+        if layer == len(layers) - 1:
+            # What it needs most, it needs while the loss goes back; then the outputs' gradient is left of the loss.
+            lossless = before - layers[layer].loss_bytes + layers[layer].loss_input_bytes
+            peak = max(peak, max(before, after) + layers[layer].working_bytes, max(lossless, after) + formed)
+        else:
+            peak = max(peak, max(before, after) + layers[layer].working_bytes + formed)
     return peak - at_first
 
 
@@ -132,13 +167,11 @@ def _held(layers: Sequence[LayerProfile], ratios: Ratios | None, microbatches: i
     )
 
 
-def _new_gradients(
-    layers: Sequence[LayerProfile], ratios: Ratios | None, microbatches: int
-) -> tuple[int, ...]:
-    new = [0] * microbatches
-    for number, layer in enumerate(layers):
+def _new_gradients(gradients: GradientMemory, ratios: Ratios | None, microbatches: int) -> tuple[int, ...]:
+    new = [gradients.under_way, *[0] * (microbatches - 1)]
+    for number, summed in enumerate(gradients.summed):
         row = (0.0,) * microbatches if ratios is None else ratios[number]
         first = next((index for index, ratio in enumerate(row) if ratio < 1.0), None)
         if first is not None:
-            new[first] += layer.gradient_bytes
+            new[first] += summed
     return tuple(new)

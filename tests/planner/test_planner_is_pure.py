@@ -39,6 +39,7 @@ def test_the_import_contract_names_every_planner_module_that_is_no_leaf():
             "plan",
             "differences",
             "shares",
+            "rounds",
             "shards",
             "profile",
             "observed",

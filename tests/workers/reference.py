@@ -1,7 +1,7 @@
 """A plain autograd loop in one process, without stages, deferral or engine: the engine's reference."""
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -100,6 +100,7 @@ def train_plainly(
     boundaries: bool = False,
     frozen: Frozen = nothing,
     wide: bool = DEVICE.type == "cuda",
+    order: Sequence[int] = (),
 ) -> tuple[str, list[float]]:
     """Returns state_sha256 after `config.steps` steps of ordinary training, and the loss of each step.
 
@@ -107,7 +108,7 @@ def train_plainly(
     ascending order. The loop knows no ties. With `boundaries` it imposes the canonical layout between layers,
     which matters only to models whose layers return another one, such as a transposed view. Gradients of
     `frozen` parameters are formed too, and discarded. With `wide` the gradients of matrices are formed in 32 bits,
-    which CPUs do not do.
+    which CPUs do not do. The microbatches are those of one replica, or of all replicas in `order`.
     """
     determinism.fix(threads=config.threads, cuda=DEVICE.type == "cuda")
     data = open_dataset(config.data, config.model, str(output))
@@ -128,15 +129,16 @@ def train_plainly(
     dtype = boundary_dtype(config.precision)
     scale = LossScale() if config.precision == "float16" else None
     losses = []
+    numbers = order or range(config.microbatches)
     for step in range(config.steps):
-        total = 0.0
+        told: dict[int, float] = {}
         buffers = [{name: b.clone() for name, b in state.buffers.items()} for state in states]
-        for microbatch in range(config.microbatches):
+        for microbatch in numbers:
             indices = train_indices(
                 config.seed,
                 step,
                 microbatch,
-                config.microbatches,
+                len(numbers),
                 config.microbatch_size,
                 data.dataset.train_samples,
             )
@@ -162,7 +164,7 @@ def train_plainly(
             loss.backward(None if scale is None else torch.tensor(scale.value, device=DEVICE))
             for parameter, gradient in before.items():
                 parameter.grad = gradient
-            total += float(loss.detach())
+            told[microbatch] = float(loss.detach())
         for parameter in (p for module in modules for p in module.parameters() if p.grad is not None):
             if scale is not None:
                 parameter.grad /= scale.value
@@ -173,10 +175,10 @@ def train_plainly(
                 if p.grad is not None:
                     of_layer += float(torch.linalg.vector_norm(p.grad, dtype=torch.float64)) ** 2
             squares += of_layer
-        norm = math.sqrt(squares) / config.microbatches
+        norm = math.sqrt(squares) / len(numbers)
         clip_norm = config.optimizer.clip_norm
         clip = clip_norm / norm if clip_norm is not None and norm > clip_norm else 1.0
-        losses.append(total / config.microbatches)
+        losses.append(sum(told[microbatch] for microbatch in sorted(told)) / len(numbers))
         skipped = not math.isfinite(norm)
         scale = None if scale is None else scale.after(skipped=skipped)
         for module, state in zip(modules, states, strict=True):
@@ -186,6 +188,6 @@ def train_plainly(
                     state.buffers[name].copy_(before)
                 continue
             gradients = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
-            optimizer.update_(state, gradients, clip / config.microbatches, step)
+            optimizer.update_(state, gradients, clip / len(numbers), step)
             module.zero_grad()
     return state_digest([digest(s) for s in states]), losses

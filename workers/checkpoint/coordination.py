@@ -236,8 +236,14 @@ def seal(
         prune(config.output, config.checkpoint.keep)
 
 
-def manifest_mismatch(manifest: Manifest, config: WorkerConfig) -> Mapping[str, tuple[object, object]]:
-    """The settings that determine the trajectory and differ: dotted key -> (in the checkpoint, now)."""
+def manifest_mismatch(
+    manifest: Manifest, config: WorkerConfig, shard: str = "none"
+) -> Mapping[str, tuple[object, object]]:
+    """The settings that determine the trajectory and differ: dotted key -> (in the checkpoint, now).
+
+    Args:
+        shard: as in `Plan`, now.
+    """
     before, now = dict(manifest.spec), config.model_dump(mode="json")
     before.setdefault("freeze", FreezeConfig().model_dump(mode="json"))
     if before["freeze"]["method"] == now["freeze"]["method"]:
@@ -257,6 +263,9 @@ def manifest_mismatch(manifest: Manifest, config: WorkerConfig) -> Mapping[str, 
         "freeze",
     )
     differing: dict[str, tuple[object, object]] = {}
+    sharded = str(manifest.plan.get("shard", "none"))
+    if sharded != shard and "gradients" in (sharded, shard):
+        differing["pipeline.shard"] = (sharded, shard)
     if (before.get("device") == "cuda") != (config.device == "cuda"):
         differing["device"] = (before.get("device"), config.device)
     for key in keys:

@@ -38,13 +38,14 @@ class CudaDevice(Device):
         self._events = []
 
     def begin(self) -> None:
-        self._begun = self._mark()
+        self._begun, self.waited_s = self._mark(), 0.0
 
     def end(self, action: Action, layers: Sequence[int], frozen: Sequence[float] = ()) -> None:
         if self.slowdown > 1.0:
             done = self._mark()
             done.synchronize()
-            time.sleep((self.slowdown - 1.0) * self._begun.elapsed_time(done) / 1e3)
+            computed_s = self._begun.elapsed_time(done) / 1e3 - self.waited_s
+            time.sleep((self.slowdown - 1.0) * max(0.0, computed_s))
         self._events.append((action, self._begun, self._mark()))
 
     def spans(self) -> tuple[Span, ...]:

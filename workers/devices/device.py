@@ -22,6 +22,8 @@ class Device(ABC):
     torch_device: torch.device
     slowdown: float = 1.0
     """How many times as long each action takes; more than 1 only under fault injection."""
+    waited_s: float = 0.0
+    """How long the action under way waited for other ranks: a slowdown does not multiply it."""
 
     @abstractmethod
     def start_window(self) -> None:
@@ -78,11 +80,12 @@ class CpuDevice(Device):
         self._spans = []
 
     def begin(self) -> None:
-        self._begun_s = time.perf_counter()
+        self._begun_s, self.waited_s = time.perf_counter(), 0.0
 
     def end(self, action: Action, layers: Sequence[int], frozen: Sequence[float] = ()) -> None:
         if self.slowdown > 1.0:
-            time.sleep((self.slowdown - 1.0) * (time.perf_counter() - self._begun_s))
+            computed_s = time.perf_counter() - self._begun_s - self.waited_s
+            time.sleep((self.slowdown - 1.0) * max(0.0, computed_s))
         self._record(action)
 
     def _record(self, action: Action) -> None:

@@ -6,10 +6,27 @@ at once. Before a layer's gradients of a microbatch are added, its parameters ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from planner.shares import Part
 from workers.state.flat import NO_GRADIENTS, FlatGradients, GradientBuffers
+
+
+class Apart(Protocol):
+    """Keeps gradients of different microbatches apart while they are formed."""
+
+    def open(self, layer: int, microbatch: int) -> None:
+        """Gradients of `layer` are those of (global) `microbatch` from now on."""
+        ...
+
+    def close(self, layer: int, microbatch: int, *, whole: bool) -> None:
+        """They are formed; `whole`: with all that the microbatch has."""
+        ...
+
+    def so_far(self, layer: int) -> FlatGradients:
+        """The sums of `layer` at hand."""
+        ...
 
 
 class GradientParts:
@@ -30,17 +47,23 @@ class GradientParts:
         """Layer -> the part whose sums its parameters have."""
         self._kept: dict[tuple[Part, int], FlatGradients] = {}
 
-    def open(self, layers: Iterable[int], microbatch: int) -> None:
-        """Have what is added to gradients of `layers` from now on count for the part of (global) `microbatch`."""
+    def open(self, layer: int, microbatch: int) -> None:
+        """Have what is added to gradients of `layer` from now on count for the part of (global) `microbatch`."""
         part = self._of[microbatch]
-        for layer in layers:
-            before, summed = self._open.get(layer), self._layers[layer]
-            if before == part:
-                continue
-            if before is not None:
-                self._kept[before, layer] = summed.taken()
-            self._open[layer] = part
-            summed.put(self._kept.get((part, layer), NO_GRADIENTS))
+        before, summed = self._open.get(layer), self._layers[layer]
+        if before == part:
+            return
+        if before is not None:
+            self._kept[before, layer] = summed.taken()
+        self._open[layer] = part
+        summed.put(self._kept.get((part, layer), NO_GRADIENTS))
+
+    def close(self, layer: int, microbatch: int, *, whole: bool) -> None:
+        """The gradients stay where they are until others are opened."""
+
+    def so_far(self, layer: int) -> FlatGradients:
+        """The sums that its parameters have."""
+        return self._layers[layer].gathered()
 
     def take(self) -> dict[Part, dict[int, FlatGradients]]:
         """Part -> layer -> the sums of the window's gradients. The parameters have none afterwards."""

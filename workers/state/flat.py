@@ -272,6 +272,16 @@ def side_by_side(
     return found
 
 
+@dataclass(frozen=True)
+class SetAside:
+    """The gradients of a microbatch of which more is to come."""
+
+    buffers: tuple[Tensor, ...]
+    views: Mapping[str, Tensor]
+    gradients: Mapping[str, Tensor]
+    """By parameter, wherever they lie."""
+
+
 class GradientBuffers:
     """Where the gradients of one layer are summed, side by side. Takes memory with the first of them.
 
@@ -290,7 +300,9 @@ class GradientBuffers:
         self._parameters = dict(parameters)
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._buffers: tuple[Tensor, ...] = ()
-        self._views: dict[str, Tensor] = {}
+        self._views: Mapping[str, Tensor] = {}
+        self._part: FlatGradients | None = None
+        """Where those of one shard are, of which alone there is memory."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -317,7 +329,7 @@ class GradientBuffers:
         names = self.names if shard is None else shard.names
         if all(self._parameters[name].grad is None for name in names):
             return NO_GRADIENTS
-        homes = self._homes()
+        homes = self._homes() if self._part is None else self._part
         present: dict[str, Tensor] = {}
         for name in names:
             view, gradient = homes[name], self._parameters[name].grad
@@ -328,6 +340,8 @@ class GradientBuffers:
                 view.copy_(gradient)
                 self._parameters[name].grad = view
             present[name] = view
+        if self._part is not None:
+            return FlatGradients(self._part.buffers, present)
         if shard is None:
             return FlatGradients(self._buffers, present)
         ranges = zip(self._buffers, shard.ranges, strict=True)
@@ -350,7 +364,42 @@ class GradientBuffers:
         for name, parameter in self._parameters.items():
             parameter.grad = self._views[name] if name in summed else None
 
+    def put_part(self, shard: Cut, summed: Sequence[Tensor], present: Collection[str]) -> None:
+        """Have the parameters of one shard have these gradients, and the others none.
+
+        Args:
+            summed: one for each of the shard's parts (`Cut.parts`), in memory that becomes theirs.
+            present: the names of those that have a gradient.
+        """
+        self.drop()
+        self._buffers, self._views = (), {}
+        given = iter(summed)
+        buffers = [
+            next(given)
+            if elements.start < elements.stop
+            else torch.empty(0, dtype=dtype, device=self._device)
+            for elements, dtype in zip(shard.ranges, self._dtypes, strict=True)
+        ]
+        self._part = FlatGradients.of(shard.layouts, buffers, shard.names)
+        for name, view in self._part.items():
+            self._parameters[name].grad = view if name in present else None
+
+    def set_aside(self) -> SetAside:
+        """Those of a microbatch of which more is to come, taken away."""
+        gradients = {name: each.grad for name, each in self._parameters.items() if each.grad is not None}
+        found = SetAside(self._buffers, self._views, gradients)
+        self.drop()
+        self._buffers, self._views = (), {}
+        return found
+
+    def take_back(self, aside: SetAside) -> None:
+        """Go on with what was set aside."""
+        self._buffers, self._views = aside.buffers, aside.views
+        for name, parameter in self._parameters.items():
+            parameter.grad = aside.gradients.get(name)
+
     def drop(self) -> None:
+        self._part = None
         for parameter in self._parameters.values():
             parameter.grad = None
 
@@ -366,7 +415,7 @@ class GradientBuffers:
         parts = zip(ranges, self._dtypes, strict=True)
         return FlatGradients([memory[begin:stop].view(dtype) for (begin, stop), dtype in parts], {})
 
-    def _homes(self) -> dict[str, Tensor]:
+    def _homes(self) -> Mapping[str, Tensor]:
         if not self._buffers:
             self._buffers = self.zeros().buffers
             self._views = self._views_of(self._buffers)

@@ -96,9 +96,22 @@ class Channel(ABC):
         They are canonical, and nobody changes them until `flush`.
         """
 
+    def send_apart(self, stream: Stream, tensors: Sequence[Tensor]) -> None:
+        """As `send`, of large messages: none is kept once it has left, and `flush_apart` waits for them alone."""
+        self.send(stream, tensors)
+
+    def flush_apart(self) -> None:
+        """Wait until all that was sent apart has left; `flush` does not."""
+        return
+
     @abstractmethod
     def expect(self, stream: Stream, messages: int) -> None:
         """Announce `messages` more messages, so that receives can be posted ahead."""
+
+    def expect_next(self, stream: Stream) -> None:
+        """Announce one more message, which comes after all from that rank that were announced so: one thread can wait
+        for them."""
+        self.expect(stream, 1)
 
     def window(self, groups: Sequence[Sequence[Stream]]) -> None:
         """Announce the next messages: for each group of messages that travel together, their streams.

@@ -93,9 +93,18 @@ class OrderedChannel(Channel):
         self._queued[stream].append(tuple(tensors))
         self._advance()
 
+    def send_apart(self, stream: Stream, tensors: Sequence[Tensor]) -> None:
+        self._control.send_apart(stream, tensors)
+
+    def flush_apart(self) -> None:
+        self._control.flush_apart()
+
     def expect(self, stream: Stream, messages: int) -> None:
         if stream not in self._ordered:
             self._control.expect(stream, messages)
+
+    def expect_next(self, stream: Stream) -> None:
+        self._control.expect_next(stream)
 
     def receive(self, stream: Stream) -> Tensors:
         if stream not in self._ordered:

@@ -17,8 +17,8 @@ from torch import Tensor
 from workers.transport.waiter import Waiter
 
 MOST = 4
-"""Messages that may be held before the thread wakes. It then waits until half as many are left: waking for
-each one would slow the sender down."""
+"""Messages that may be held before the thread wakes, where they are not large. It then waits until half as many are
+left: waking for each one would slow the sender down."""
 
 
 class Outbox:
@@ -26,9 +26,11 @@ class Outbox:
 
     Args:
         lost: see `Waiter`.
+        most: messages that may be held before the thread wakes.
     """
 
-    def __init__(self, lost: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, lost: Callable[[], bool] = lambda: False, most: int = MOST) -> None:
+        self._most = most
         self._sent: deque[tuple[Any, Tensor]] = deque()
         self._waiter = Waiter("outbox", lost)
         self._asked = 0
@@ -37,8 +39,8 @@ class Outbox:
     def put(self, work: Any, tensor: Tensor) -> None:
         """Keep `tensor` until `work` is complete; does not wait."""
         self._sent.append((work, tensor))
-        if len(self._sent) > MOST:
-            self._have_left(MOST // 2)
+        if len(self._sent) > self._most:
+            self._have_left(self._most // 2)
 
     def flush(self) -> None:
         """Wait until everything has left.

@@ -66,11 +66,14 @@ class ProcessGroupChannel(Channel):
         self._out_shapes: dict[Stream, Shape] = {}
         self._in_shapes: dict[Stream, Shape] = {}
         self._outbox = Outbox(self.lost)
+        self._apart = Outbox(self.lost, most=0)
         self._gathers = Waiter("gather", self.lost)
         self._arrivals = Waiter("receive", self.lost)
         """Waits for receives that were not posted ahead."""
-        self._ahead: dict[Stream, Waiter] = {}
-        """One waiter per stream: messages of different streams arrive in no fixed order."""
+        self._ahead: dict[Stream | int, Waiter] = {}
+        """One waiter per stream: messages of different streams arrive in no fixed order. For those that do, one per
+        rank that they come from."""
+        self._in_line: set[Stream] = set()
         self._posted: dict[Stream, deque[Tensors]] = defaultdict(deque)
         self._due: dict[Stream, int] = defaultdict(int)
         self._closing = threading.Lock()
@@ -79,25 +82,35 @@ class ProcessGroupChannel(Channel):
         self._pace: float | None = None
 
     def send(self, stream: Stream, tensors: Sequence[Tensor]) -> None:
+        self._send(stream, tensors, self._outbox)
+
+    def send_apart(self, stream: Stream, tensors: Sequence[Tensor]) -> None:
+        self._send(stream, tensors, self._apart)
+
+    def _send(self, stream: Stream, tensors: Sequence[Tensor], outbox: Outbox) -> None:
         shape = self._out_shapes.get(stream)
         if shape is None:
             shape = self._out_shapes[stream] = Shape.of(tensors)
-            self._send_bytes(stream, _padded(shape.encode(), stream))
+            self._send_bytes(stream, _padded(shape.encode(), stream), outbox)
         shape.check(stream, tensors)
         for tensor in tensors:
-            self._send_bytes(stream, to_host(tensor))
+            self._send_bytes(stream, to_host(tensor), outbox)
 
-    def _send_bytes(self, stream: Stream, tensor: Tensor) -> None:
+    def _send_bytes(self, stream: Stream, tensor: Tensor, outbox: Outbox) -> None:
         if tensor.numel():
             raw = tensor.reshape(-1).view(torch.uint8)
             if self._meter is not None:
                 self._meter.sending(stream.target, raw.numel())
             with _failing_on(stream):
-                self._outbox.put(self._group.send([raw], stream.target, stream.tag), raw)
+                outbox.put(self._group.send([raw], stream.target, stream.tag), raw)
 
     def expect(self, stream: Stream, messages: int) -> None:
         self._due[stream] += messages
         self._post(stream)
+
+    def expect_next(self, stream: Stream) -> None:
+        self._in_line.add(stream)
+        self.expect(stream, 1)
 
     def _post(self, stream: Stream) -> None:
         shape = self._in_shapes.get(stream)
@@ -133,9 +146,10 @@ class ProcessGroupChannel(Channel):
         with self._closing:
             if self._closed:
                 raise ChannelError(f"{stream.name}: the channel is closed")
-            if stream not in self._ahead:
-                self._ahead[stream] = Waiter(f"receive {stream.name}", self.lost)
-            return self._ahead[stream]
+            line = stream.source if stream in self._in_line else stream
+            if line not in self._ahead:
+                self._ahead[line] = Waiter(f"receive {stream.name}", self.lost)
+            return self._ahead[line]
 
     def receive(self, stream: Stream) -> Tensors:
         if stream not in self._in_shapes:
@@ -156,8 +170,14 @@ class ProcessGroupChannel(Channel):
         return self._in_shapes[stream].mark(tensors)
 
     def flush(self) -> None:
+        self._flush(self._outbox)
+
+    def flush_apart(self) -> None:
+        self._flush(self._apart)
+
+    def _flush(self, outbox: Outbox) -> None:
         try:
-            self._outbox.flush()
+            outbox.flush()
         except RuntimeError as error:
             raise ChannelError(f"a message from rank {self.rank} could not be delivered: {error}") from error
 
@@ -168,6 +188,7 @@ class ProcessGroupChannel(Channel):
         self._in_shapes.clear()
         self._posted.clear()
         self._due.clear()
+        self._in_line.clear()
         with self._closing:
             for waiter in self._ahead.values():
                 waiter.leave()
@@ -213,6 +234,7 @@ class ProcessGroupChannel(Channel):
             if self._meter is not None:
                 self._meter.close()
         self._outbox.close()
+        self._apart.close()
 
 
 def scoped_store(generation: Generation) -> dist.Store:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -228,3 +229,11 @@ def test_what_may_change_on_resume_is_told_and_may(tmp_path: Path) -> None:
         JobError, match=r"seed was 0 and is 1\. .* \[checkpoint\], \[elastic\], \[adapt\] and \[cluster\]$"
     ):
         starting_points(other.model_copy(update={"seed": 1}))
+    assert starting_points(config, "optimizer")
+    with pytest.raises(JobError, match=r"settings: pipeline\.shard was 'none' and is 'gradients'"):
+        starting_points(config, "gradients")
+    made = replace(made, plan={"shard": "gradients"})
+    (checkpoint / "manifest.json").write_text(made.to_json())
+    assert starting_points(config, "gradients")
+    with pytest.raises(JobError, match=r"settings: pipeline\.shard was 'gradients' and is 'optimizer'"):
+        starting_points(config, "optimizer")

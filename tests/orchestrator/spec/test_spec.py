@@ -233,14 +233,38 @@ SHARED = {"ranks": 4, "replicas": 2, "shard": "optimizer"}
     [
         ({"pipeline": {"replicas": 1}}, "shares states out among replicas, and pipeline.replicas = 1"),
         ({"elastic": {"salvage": "weights"}}, 'elastic.salvage = "weights" yet.*leave elastic.salvage out'),
-        ({"pipeline": {"shard": "gradients"}}, "Input should be 'none' or 'optimizer'"),
+        ({"pipeline": {"shard": "weights"}}, "Input should be 'none', 'optimizer' or 'gradients'"),
     ],
 )
-def test_shared_states_go_with_some_settings_only(sections: dict[str, Any], expected: str) -> None:
+@pytest.mark.parametrize("shard", ["optimizer", "gradients"])
+def test_shared_states_go_with_some_settings_only(
+    sections: dict[str, Any], expected: str, shard: str
+) -> None:
     given = {"job": {"name": "a"}, "pipeline": SHARED} | sections
-    given |= {"job": {"name": "a"} | given["job"], "pipeline": SHARED | given["pipeline"]}
+    given |= {
+        "job": {"name": "a"} | given["job"],
+        "pipeline": SHARED | {"shard": shard} | given["pipeline"],
+    }
     with pytest.raises((JobError, ValueError), match=expected):
         check(Spec.model_validate(given))
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({"freeze": {"method": "apf"}}, 'does not go with freeze.method = "apf" yet'),
+        ({"job": {"curvature_every": 5}}, "does not go with job.curvature_every = 5 yet"),
+    ],
+)
+def test_shared_sums_of_gradients_go_with_fewer(sections: dict[str, Any], expected: str) -> None:
+    for shard in ("optimizer", "gradients"):
+        given = {"job": {"name": "a"}, "pipeline": SHARED | {"shard": shard}} | sections
+        given |= {"job": {"name": "a"} | given["job"]}
+        if shard == "optimizer":
+            check(Spec.model_validate(given))
+            continue
+        with pytest.raises(JobError, match=expected):
+            check(Spec.model_validate(given))
 
 
 @pytest.mark.parametrize("migration", ["live", "deferred", "stop"])

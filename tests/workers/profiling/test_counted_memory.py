@@ -158,11 +158,18 @@ def test_casts_are_predicted_too(tmp_path: Path, precision: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("precision", "copies", "method"),
-    [("float32", 0, "apf"), ("float32", 1, "none"), ("bfloat16", 0, "none"), ("bfloat16", 1, "autofreeze")],
+    ("shard", "precision", "copies", "method"),
+    [
+        ("optimizer", "float32", 0, "apf"),
+        ("optimizer", "float32", 1, "none"),
+        ("optimizer", "bfloat16", 0, "none"),
+        ("optimizer", "bfloat16", 1, "autofreeze"),
+        ("gradients", "float32", 0, "none"),
+        ("gradients", "bfloat16", 0, "none"),
+    ],
 )
 def test_shards_and_their_copies_are_predicted(
-    tmp_path: Path, precision: str, copies: int, method: Any
+    tmp_path: Path, shard: str, precision: str, copies: int, method: Any
 ) -> None:
     config = small_config(
         tmp_path,
@@ -178,7 +185,7 @@ def test_shards_and_their_copies_are_predicted(
     assert all(sum(layer.trained) * 4 == layer.gradient_bytes for layer in profile.model.layers)
     # Siblings send before they receive: their messages cannot wait for each other.
     whole = job(config, ranks=2, schedule="1f1b", count_memory=True)
-    plan = replace(whole.plan, shard="optimizer")
+    plan = replace(whole.plan, shard=shard)
     if copies:
         sizes = [layer.parameter_bytes for layer in profile.model.layers]
         plan = replace(plan, standbys=assign(plan, list("abcd"), sizes))
