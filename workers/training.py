@@ -140,7 +140,13 @@ class Training:
         self._minibatch = Minibatch(setup, self._freezer, channel, admit)
         self._standbys = setup.standbys
         self._shipping = Shipping(
-            channel, plan, setup.place, setup.layers, self._minibatch.free_tags, setup.held
+            channel,
+            plan,
+            setup.place,
+            setup.layers,
+            self._minibatch.free_tags,
+            setup.held,
+            on_host=self._standbys.host is not None,
         )
         self._began = step
         to_go = {layer for layer, _ in setup.held} & setup.layers.keys()
@@ -295,6 +301,8 @@ class Training:
             if setup.pipeline == 0 or setup.plan.shards > 1:  # those that others fetch from
                 setup.offer({piece for greeting in self._owners for piece in greeting.lacks})
         plan = setup.plan
+        if self._standbys.host is not None:
+            self._standbys.host.sharing = self._sharing
         self._standbys.bring(
             lambda piece, stopped: setup.bring(piece, self._owners[plan.owner_of(piece)], stopped)
         )
@@ -362,8 +370,12 @@ class Training:
             return lambda stopped: setup.fetch(piece, step, owner, stopped)
 
         wanted = {piece: bring(piece) for piece in plan.snapshots_at(setup.place)}
-        sharing = sum(owner.host == setup.greeting.host for owner in self._owners)
-        setup.snapshots.take(step, own, wanted, self.loss_scale, sharing=sharing)
+        setup.snapshots.take(step, own, wanted, self.loss_scale, sharing=self._sharing)
+
+    @property
+    def _sharing(self) -> int:
+        """Ranks on this host."""
+        return sum(owner.host == self._setup.greeting.host for owner in self._owners)
 
     def _flush_held(self) -> None:
         """Send the gradients of held-back layers to the layers' destinations."""
@@ -514,10 +526,11 @@ class Training:
     def _ready_plan(self) -> Prepared | None:
         """The prepared plan, for the commit record, if this rank could follow it from the next step on."""
         plan, standbys = self._setup.mailbox.next_plan(), self._standbys
-        current = {piece.layer for piece in standbys.up_to_date}
         if plan is not None:
-            coming = {*standbys.layers} - current
-            self._ready = plan if plan.ready(self._setup.place, self._setup.layers, current, coming) else None
+            standbys.raise_to_device(plan.layers_of(self._setup.place))
+            coming = {*standbys.layers} - {piece.layer for piece in standbys.up_to_date}
+            live = {piece.layer for piece in standbys.live}
+            self._ready = plan if plan.ready(self._setup.place, self._setup.layers, live, coming) else None
         else:
             self._ready = None
         return None if self._ready is None else self._ready.key

@@ -45,7 +45,7 @@ class NextPlan:
 
         Args:
             owned: layers that `place` owns now.
-            current: copies that `place` keeps and that are up to date.
+            current: copies that `place` keeps and that are up to date and on its device.
             coming: copies that `place` keeps and that are not up to date yet.
         """
         needed = {*self.layers_of(place), *self.plan.standbys_of(place)}

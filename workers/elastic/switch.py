@@ -58,6 +58,8 @@ def take_up(
             freeze=freeze,
             optimizer=optimizer,
             step=step,
+            host=standbys.host,
+            known=standbys.held_on_host(),
         ),
         taken=tuple(layer for layer in owned if layer not in layers),
         given=tuple(layer for layer in sorted(layers) if layer not in owned),

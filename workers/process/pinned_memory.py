@@ -7,7 +7,8 @@ Torch keeps pinned memory for the next copy of that size. Where the system lends
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -54,6 +55,23 @@ def to_device(tensor: Tensor, device: torch.device, *, ours: bool = False) -> Te
     if not ours:
         tensor = pinned(tensor.shape, tensor.dtype).copy_(tensor)
     return tensor.to(device, non_blocking=True)
+
+
+def give_pinned_memory_back() -> None:
+    """Have torch give the pinned memory that it keeps for later copies back to the host."""
+    if torch.cuda.is_initialized():
+        torch.accelerator.empty_host_cache()
+
+
+def beside_computing(devices: Iterable[torch.device]) -> AbstractContextManager[object]:
+    """Inside the context a GPU among `devices`, if there is one, works beside what its current stream computes, on what
+    that has computed by now."""
+    gpu = next((device for device in devices if device.type == "cuda"), None)
+    if gpu is None:
+        return nullcontext()
+    stream = torch.cuda.Stream(gpu)
+    stream.wait_stream(torch.cuda.current_stream(gpu))
+    return torch.cuda.stream(stream)
 
 
 def parts_on_host(tensor: Tensor) -> Iterator[Tensor]:
