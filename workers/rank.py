@@ -47,7 +47,7 @@ from workers.memory.shortage import shortage_in
 from workers.models.definition import ModelDefinition
 from workers.models.registry import build_definition
 from workers.process.cores import pin_to_core
-from workers.process.host_memory import keep_freed_pages
+from workers.process.host_memory import collect_objects, keep_freed_pages
 from workers.process.name_lookups import keep_lookups_short
 from workers.profiling.measured import Measured
 from workers.profiling.profiler import BUDGET_S, Subject, measure
@@ -229,6 +229,8 @@ class Rank:
         if self._short:
             self._short = False
             self._device.release()
+        if assignment.start is not None or assignment.step != self._step:
+            self._let_go_of_layers()
         for known in assignment.freeze:
             self._check_freeze_plan(known)
         owned = plan.layers_of_place(assignment.place)
@@ -363,14 +365,20 @@ class Rank:
         """Keep the layers that arrived although some did not, and drop those of another step: all ranks move
         to `assignment.step`."""
         if self._step != assignment.step:
-            self._layers, self._idle, self._on_host, self._salvaged = {}, {}, {}, {}
-            self._training = self._vector = self._left = None
+            self._vector = self._left = None
             self._loss_scale = assignment.loss_scale
         self._step = assignment.step
         whole = {layer: one for layer, one in haul.whole.items() if layer not in assignment.salvaged}
         weights = {**self._salvaged, **haul.weights}
         self._salvaged = {layer: state for layer, state in weights.items() if layer not in whole}
         self._idle |= _held(whole) | {piece: (None, state) for piece, state in haul.pieces.items()}
+
+    def _let_go_of_layers(self) -> None:
+        """All ranks move to another step: what it holds of its own is of no use, and takes the memory of what comes."""
+        self._layers, self._idle, self._on_host, self._salvaged = {}, {}, {}, {}
+        self._standbys = self._training = None
+        self._withdraw()
+        collect_objects()
 
     def _host_form(self) -> HostForm | None:
         """How it keeps copies in host memory; None: it keeps them on its device."""

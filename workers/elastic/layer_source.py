@@ -297,7 +297,7 @@ class LayerSource:
         *,
         stop_at_once: bool = True,
     ) -> None:
-        """Take each state as it arrives, also after one of them failed.
+        """Take each state as it arrives, also after one of them failed. What has been taken leaves host memory.
 
         Args:
             stop_at_once: stop the other fetches when one fails.
@@ -306,9 +306,9 @@ class LayerSource:
             StateStreamError: the first fetch that failed.
         """
         lost: StateStreamError | None = None
-        for state in as_completed(coming):
+        for state in as_completed([*coming]):
             try:
-                take(coming[state], state.result())
+                take(coming.pop(state), state.result())
             except StateStreamError as error:
                 if stop_at_once:
                     self._stopped.set()
