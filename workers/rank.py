@@ -47,7 +47,7 @@ from workers.memory.shortage import shortage_in
 from workers.models.definition import ModelDefinition
 from workers.models.registry import build_definition
 from workers.process.cores import pin_to_core
-from workers.process.host_memory import collect_objects, keep_freed_pages
+from workers.process.host_memory import collect_objects, free_host_bytes, keep_freed_pages
 from workers.process.name_lookups import keep_lookups_short
 from workers.profiling.measured import Measured
 from workers.profiling.profiler import BUDGET_S, Subject, measure
@@ -140,6 +140,8 @@ class Rank:
         self._salvaged: dict[int, LayerState] = {}
         """Layer -> weights of `_step`, for layers whose moments are lost, until it trains with them."""
         self._standbys: Standbys | None = None
+        self._host_form: HostForm | None = None
+        """How it keeps copies in host memory; None: it keeps them on its device."""
         self._snapshots = Snapshots(self._keep_offered, self._let_go)
         self._followers = Followers()
         self._ahead: CopiesAhead | None = None
@@ -194,6 +196,13 @@ class Rank:
         self._source = LayerSource(
             config, self._definition, self._device, self._optimizer, self._secret, self.faults
         )
+        if config.elastic.copies_on_host(config.device):
+            self._host_form = HostForm(
+                device=self._device.torch_device,
+                every=config.elastic.refresh_every,
+                build=self._source.build_copy,
+                free_bytes=free_host_bytes,
+            )
         if self._secret:
             self._server = StateServer(self._secret, self._host, busy=self._busy, followers=self._followers)
 
@@ -235,7 +244,7 @@ class Rank:
             self._check_freeze_plan(known)
         owned = plan.layers_of_place(assignment.place)
         copied = plan.copies_at(assignment.place)
-        host = self._host_form()
+        host = self._host_form
         salvaged: dict[int, LayerState] = {}
         ahead = self._copied_ahead(assignment)
         held: Held = {}
@@ -379,18 +388,6 @@ class Rank:
         self._standbys = self._training = None
         self._withdraw()
         collect_objects()
-
-    def _host_form(self) -> HostForm | None:
-        """How it keeps copies in host memory; None: it keeps them on its device."""
-        assert self._source is not None
-        config = self._config
-        if not config.elastic.copies_on_host(config.device):
-            return None
-        return HostForm(
-            device=self._device.torch_device,
-            every=config.elastic.refresh_every,
-            build=self._source.build_copy,
-        )
 
     def _held_on_host(self) -> dict[Piece, HostCopy]:
         """All copies in host memory that know `_step`."""

@@ -9,6 +9,11 @@ from planner.profile import Profile
 from planner.shards import WHOLE, Piece
 from planner.simulation.shard_parts import copied_bytes, gradient_bytes, part_of
 
+GRADIENT_BYTES = 4
+"""Of a parameter, in every precision."""
+PART = 2**24
+"""Parameters that are brought to a GPU together (`workers/elastic/updates.py`)."""
+
 
 def standby_bytes(profile: Profile, plan: Plan) -> tuple[int, ...]:
     """Per place, memory of the device for its standbys: weights, optimizer state, and the gradients that arrive; of
@@ -16,7 +21,7 @@ def standby_bytes(profile: Profile, plan: Plan) -> tuple[int, ...]:
     it sends: those of a shard are not the memory in which they were summed."""
     if profile.cluster.refresh_every:
         taken = [
-            max((copied_bytes(profile.model.layers[piece.layer], piece) for piece in kept), default=0)
+            max((_refreshed_bytes(profile, piece) for piece in kept), default=0)
             if _is_gpu(profile, plan, place)
             else _host_bytes(profile, plan, place, kept)
             for place, kept in enumerate(_kept(plan))
@@ -77,6 +82,16 @@ def base_bytes(profile: Profile, piece: Piece) -> int:
     if piece.shard == WHOLE:
         return layer.moved_bytes
     return round(part_of(layer, piece) * (layer.gradient_bytes + layer.optimizer_bytes))
+
+
+def _refreshed_bytes(profile: Profile, piece: Piece) -> int:
+    """Of a GPU, while it applies one step after the other to a copy: of the state, a step's gradients and their scaled
+    values as much as is there at a time; all of it where freezing looks at whole layers."""
+    layer = profile.model.layers[piece.layer]
+    base, gradients = base_bytes(profile, piece), gradient_bytes(layer, piece)
+    trained = layer.gradient_bytes // GRADIENT_BYTES
+    at_once = 1.0 if layer.statistics_bytes else min(1.0, PART / max(1, part_of(layer, piece) * trained))
+    return round(at_once * (base + 2 * gradients))
 
 
 def _pinned(size: int) -> int:

@@ -1,27 +1,27 @@
 """Copies of layers in host memory: a base, and the log of the commits since, which nothing has been applied to yet.
 
 Updates are replayed on the kind of device that computed their gradients, so that a copy has its owner's bits: when the
-layer is needed, and every few steps for a new base, one layer at a time. Until that is complete, the base before and
-its log stay. Knows no network and no plan.
+layer is needed, and every few steps for a new base, part after part of one layer at a time. Until that is complete, the
+base before and its log stay. Knows no network and no plan.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from planner.shards import Piece
-from workers.elastic.updates import Update, Updates
+from workers.elastic.updates import Update, Updates, looks_at_whole_layers, updated_in_parts
 from workers.freezing.freezer import begin_statistics
 from workers.freezing.plans import Settings
 from workers.layer import Layer
 from workers.memory.shortage import shortage_in
 from workers.process.host_memory import check_room, free_host_bytes, give_freed_pages_back
-from workers.process.pinned_memory import beside_computing, give_pinned_memory_back
+from workers.process.pinned_memory import SideStream, give_pinned_memory_back
 from workers.state.layer_state import LayerState, apart_on, bytes_of, host_copy, load_
 from workers.state.optim import Optimizer
 
@@ -33,16 +33,25 @@ class HostCopy:
         base: its state, in host memory; never changed.
         step: the last step committed in it.
         device: where updates are replayed.
+        stream: of that device, for new bases.
         freeze: the settings that the owner follows.
     """
 
     def __init__(
-        self, base: LayerState, step: int, *, device: torch.device, freeze: Settings, optimizer: Optimizer
+        self,
+        base: LayerState,
+        step: int,
+        *,
+        device: torch.device,
+        stream: SideStream,
+        freeze: Settings,
+        optimizer: Optimizer,
     ) -> None:
         self._base = base
         self._step = step
         self._log: deque[Update] = deque()
         self._device = device
+        self._stream = stream
         self._optimizer = optimizer
         self._change = threading.Lock()
         self.freeze = freeze
@@ -104,23 +113,32 @@ class HostCopy:
             log = tuple(self._log)
             if not log:
                 return True
-            with beside_computing([self._device]):
-                state = apart_on(self._base, self._device)
-                self._begin(state)
-                for name, statistic in state.freezing.items():
-                    statistic.copy_(self._base.freezing[name])
-                updates = Updates(state, self.freeze, self._optimizer, self._step)
-                for update in log:
-                    if stopped():
-                        return False
-                    updates.apply(update)
-                if stopped():
-                    return False
-                base = state if self._device.type == "cpu" else host_copy(state)
-            self._base, self._step = base, updates.step
+            with self._stream.after_computing():
+                if looks_at_whole_layers(self.freeze, self._step + 1, log[-1].step):
+                    base = self._updated(log, stopped)
+                else:
+                    base = updated_in_parts(self._base, log, self._optimizer, self._device, stopped)
+            if base is None:
+                return False
+            self._base, self._step = base, log[-1].step
             for _ in log:
                 self._log.popleft()
         return True
+
+    def _updated(self, log: Sequence[Update], stopped: Callable[[], bool]) -> LayerState | None:
+        """The base after the commits of `log`, applied to the whole layer at once; None: `stopped` said so."""
+        state = apart_on(self._base, self._device)
+        self._begin(state)
+        for name, statistic in state.freezing.items():
+            statistic.copy_(self._base.freezing[name])
+        updates = Updates(state, self.freeze, self._optimizer, self._step)
+        for update in log:
+            if stopped():
+                return None
+            updates.apply(update)
+        if stopped():
+            return None
+        return state if self._device.type == "cpu" else host_copy(state)
 
     def newest(self) -> LayerState:
         """The state at the newest step, in host memory; it stays as it is."""
@@ -153,6 +171,10 @@ class HostForm:
     free_bytes: Callable[[], int] = free_host_bytes
     sharing: int = 1
     """Ranks on this host, each of which keeps copies."""
+    stream: SideStream = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stream = SideStream(self.device)
 
     def check_room(self, needed_bytes: int) -> None:
         """Raises:

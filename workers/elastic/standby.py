@@ -25,7 +25,6 @@ from workers.freezing.plans import Settings
 from workers.layer import Layer
 from workers.memory.shortage import shortage_in
 from workers.process.host_memory import give_freed_pages_back
-from workers.process.pinned_memory import beside_computing
 from workers.state.layer_state import LayerState, bytes_of, host_copy
 from workers.state.optim import Optimizer
 
@@ -311,7 +310,14 @@ class Standbys:
             copy.base = base
 
     def _host_copy(self, state: LayerState, step: int, host: HostForm) -> HostCopy:
-        return HostCopy(state, step, device=host.device, freeze=self._freeze, optimizer=self._optimizer)
+        return HostCopy(
+            state,
+            step,
+            device=host.device,
+            stream=host.stream,
+            freeze=self._freeze,
+            optimizer=self._optimizer,
+        )
 
     def _lower(self, piece: Piece, host: HostForm) -> None:
         """Bring a live copy to host memory."""
@@ -324,7 +330,7 @@ class Standbys:
         except MemoryError as error:
             self._lose({piece: str(error)})
             return
-        with beside_computing([host.device]):
+        with host.stream.after_computing():
             lowered = host_copy(state)
         copy.on_host = self._host_copy(lowered, copy.updates.step, host)
         copy.base = copy.updates = None

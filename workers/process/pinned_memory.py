@@ -7,8 +7,9 @@ Torch keeps pinned memory for the next copy of that size. Where the system lends
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -63,15 +64,34 @@ def give_pinned_memory_back() -> None:
         torch.accelerator.empty_host_cache()
 
 
+class SideStream:
+    """A stream on which a GPU works beside what it computes, for one thread at a time. One for each use: torch keeps
+    memory by stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: torch.cuda.Stream | None = None
+        self._turn = threading.Lock()
+
+    @contextmanager
+    def after_computing(self) -> Iterator[None]:
+        """Inside the context the GPU works on this stream, on what its current one has computed by now. Other devices
+        work as they do."""
+        with self._turn:
+            if self._device.type != "cuda":
+                yield
+                return
+            if self._stream is None:
+                self._stream = torch.cuda.Stream(self._device)
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+            with torch.cuda.stream(self._stream):
+                yield
+
+
 def beside_computing(devices: Iterable[torch.device]) -> AbstractContextManager[object]:
-    """Inside the context a GPU among `devices`, if there is one, works beside what its current stream computes, on what
-    that has computed by now."""
+    """A new `SideStream`'s context, for the GPU among `devices`, if there is one."""
     gpu = next((device for device in devices if device.type == "cuda"), None)
-    if gpu is None:
-        return nullcontext()
-    stream = torch.cuda.Stream(gpu)
-    stream.wait_stream(torch.cuda.current_stream(gpu))
-    return torch.cuda.stream(stream)
+    return nullcontext() if gpu is None else SideStream(gpu).after_computing()
 
 
 def parts_on_host(tensor: Tensor) -> Iterator[Tensor]:

@@ -11,7 +11,7 @@ from planner.shards import Shard
 from planner.simulation.gradient_communication import standby_update_s
 from planner.simulation.predict import predict
 from planner.simulation.snapshot_cost import COPIED_BYTES_PER_S
-from planner.simulation.standby_memory import log_bytes, standby_bytes, standby_host_bytes
+from planner.simulation.standby_memory import PART, log_bytes, standby_bytes, standby_host_bytes
 
 STATE, GRADIENTS = 40 + 80, 24
 SIZES = {"gradient_bytes": GRADIENTS, "boundary_bytes": 0, "boundary_grad_bytes": 0}
@@ -47,22 +47,35 @@ def test_on_the_host_a_standby_takes_a_base_the_next_one_and_a_log() -> None:
 
 def test_of_a_gpu_standbys_on_the_host_take_one_layer_while_it_is_brought_up_to_date() -> None:
     pinned = 32
-    assert standby_bytes(on("cuda"), CROSSED) == (STATE + GRADIENTS, STATE + GRADIENTS)
+    assert standby_bytes(on("cuda"), CROSSED) == (STATE + 2 * GRADIENTS, STATE + 2 * GRADIENTS)
     assert standby_host_bytes(on("cuda"), CROSSED) == (3 * STATE + 7 * pinned, 2 * STATE + 4 * pinned)
     assert standby_bytes(on("cuda", 0), CROSSED) == (2 * (STATE + GRADIENTS), STATE + GRADIENTS)
+
+
+def test_of_a_gpu_a_large_layer_takes_what_one_part_of_it_takes() -> None:
+    count = 4 * PART
+    large = layer("a", parameter_bytes=4 * count, gradient_bytes=4 * count, optimizer_bytes=8 * count)
+    made = kept(profile(large, layer("b", **SIZES), device=replace(DEVICE, kind="cuda")), 4)
+    crossed = plan(1, 1, standbys=((1,), (0,)))
+    assert standby_bytes(made, crossed) == (STATE + 2 * GRADIENTS, 20 * PART)
+    # What freezing looks at is the whole layer.
+    looking = replace(
+        made, model=replace(made.model, layers=(replace(large, statistics_bytes=1), layer("b")))
+    )
+    assert standby_bytes(looking, crossed)[1] == 20 * count + 1
 
 
 def test_of_a_shard_standbys_take_its_part_and_its_owner_the_message() -> None:
     cut = plan(1, replicas=2, shard="optimizer", standbys=((1,), (0,)))
     made = kept(profile(layer("a", **SIZES), device=replace(DEVICE, kind="cuda")), 2)
     assert [piece.shard for piece in cut.pieces] == [Shard(0, 2), Shard(1, 2)]
-    of_one = (GRADIENTS + 80) // 2 + GRADIENTS // 2
+    of_one = (GRADIENTS + 80) // 2 + 2 * GRADIENTS // 2
     assert standby_bytes(made, cut) == (of_one + GRADIENTS // 2,) * 2
     assert standby_host_bytes(made, cut) == (2 * (GRADIENTS + 80) // 2 + 2 * 16,) * 2
 
 
 @pytest.mark.parametrize(
-    ("kind", "on_device"), [("cuda", STATE + GRADIENTS), ("cpu", 3 * STATE + 7 * GRADIENTS)]
+    ("kind", "on_device"), [("cuda", STATE + 2 * GRADIENTS), ("cpu", 3 * STATE + 7 * GRADIENTS)]
 )
 def test_a_plan_says_what_copies_take_of_a_host(kind: str, on_device: int) -> None:
     made = on(kind)

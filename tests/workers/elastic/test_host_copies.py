@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 from planner.shards import Piece
 from planner.simulation.standby_memory import log_bytes
 from workers.config import ElasticConfig, WorkerConfig
-from workers.elastic import standby
+from workers.elastic import standby, updates
 from workers.elastic.host_copies import HostCopy, HostForm
 from workers.elastic.layer_source import base_of
 from workers.elastic.redundancy import Packing
@@ -30,6 +31,7 @@ from workers.fault_injection.fault import Fault, FaultKind, Phase
 from workers.launch.processes import Died
 from workers.launch.ranks import run_threads
 from workers.process.host_memory import LEAST_FREE_BYTES
+from workers.process.pinned_memory import SideStream
 from workers.protocol import StandbyReport, WarningReport
 from workers.rank import Rank
 from workers.state.layer_state import LayerState, bytes_of
@@ -57,9 +59,9 @@ def commit(rank: Rank, layer: int, step: int) -> Update:
 def owner_after(rank: Rank, layer: int, commits: list[Update]) -> LayerState:
     """The layer of the rank that owns it."""
     _, state = base(rank, layer)
-    updates = Updates(state, settings(rank), rank._optimizer, 0)
+    following = Updates(state, settings(rank), rank._optimizer, 0)
     for each in commits:
-        updates.apply(each)
+        following.apply(each)
     return state
 
 
@@ -80,7 +82,12 @@ def assert_same(one: LayerState, other: LayerState) -> None:
 
 def host_copy_of(rank: Rank, layer: int) -> HostCopy:
     return HostCopy(
-        on_host(rank, layer)[1], 0, device=DEVICE, freeze=settings(rank), optimizer=rank._optimizer
+        on_host(rank, layer)[1],
+        0,
+        device=DEVICE,
+        stream=SideStream(DEVICE),
+        freeze=settings(rank),
+        optimizer=rank._optimizer,
     )
 
 
@@ -90,12 +97,46 @@ def stops_at(phase: int) -> Callable[[], bool]:
     return lambda: next(left, True)
 
 
-def test_base_and_log_have_the_owners_bits_at_every_phase_of_a_refresh(rank: Rank) -> None:
+def phases_of(copy: HostCopy) -> int:
+    """How often a refresh of another copy like `copy` asks whether to stop."""
+    asked: list[int] = []
+    twin = deepcopy_of(copy)
+    assert twin.refresh(lambda: bool(asked.append(1)))
+    return len(asked)
+
+
+def deepcopy_of(copy: HostCopy) -> HostCopy:
+    twin = HostCopy(
+        copy._base,
+        copy._step,
+        device=DEVICE,
+        stream=copy._stream,
+        freeze=copy.freeze,
+        optimizer=copy._optimizer,
+    )
+    for each in copy._log:
+        twin.add(each)
+    return twin
+
+
+@pytest.mark.parametrize("method", ["apf", "none", "timelyfreeze"])
+def test_base_and_log_have_the_owners_bits_at_every_phase_of_a_refresh(
+    rank: Rank, method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing looks at whole layers, they are refreshed part by part: here parameters are in several parts."""
+    freeze = rank._config.freeze.model_copy(update={"method": method})
+    rank._config = rank._config.model_copy(update={"freeze": freeze})
+    assert rank._source is not None
+    rank._source.begin(settings(rank))
+    monkeypatch.setattr(updates, "PART", 64)
+    assert max(flat.layout.size for flat in base(rank, 3)[1].flats) > 2 * 64
     commits = [commit(rank, 3, step) for step in range(1, COMMITS + 1)]
     copy = host_copy_of(rank, 3)
     for each in commits[:-1]:
         copy.add(each)
-    for phase in range(len(commits)):
+    phases = phases_of(copy)
+    assert phases == COMMITS if method == "apf" else phases > 2 * COMMITS
+    for phase in range(phases):
         assert not copy.refresh(stops_at(phase))
         assert copy.commits == COMMITS - 1
         _, live = base(rank, 3)
@@ -361,3 +402,22 @@ def test_a_copy_in_host_memory_takes_over_with_the_same_bits(
         ended = group.train(following, members, plan=with_standbys(following), step=settled, sources=sources)
         assert state_sha256(ended) == expected
         assert sorted(group.steps()) == list(range(1, config.steps + 1))
+
+
+def test_ranks_whose_hosts_have_too_little_memory_train_on_and_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, about = configured(tmp_path, "batchnorm")
+    config = kept_on_host(config)
+    expected = run_threads(job(config, **about)).state_sha256
+    two = job(config, ranks=2, schedule="1f1b", **about)
+    two = replace(two, plan=with_standbys(two), secret=b"a secret of the tests")
+    monkeypatch.setattr("workers.rank.free_host_bytes", lambda: LEAST_FREE_BYTES - 1)
+    ended = run_threads(two)
+    assert ended.state_sha256 == expected
+    warned = [report for report in ended.reports if isinstance(report, WarningReport)]
+    assert {report.rank for report in warned} == {0, 1}
+    for report in warned:
+        assert "no memory for the copies kept here of layers [" in report.text
+        assert f"the host has {LEAST_FREE_BYTES - 1:,} left" in report.text
+    assert [report for report in ended.reports if isinstance(report, StandbyReport)] == []
