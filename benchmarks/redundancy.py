@@ -1,7 +1,7 @@
-"""What redundancy costs a job in which nothing fails: copies on another rank, snapshots of every few steps, and
-background checkpoints.
+"""What redundancy costs a job in which nothing fails: copies on another rank, live or as a base and a log, snapshots of
+every few steps, and background checkpoints.
 
-    python -m benchmarks.redundancy [--schedule 1f1b] [--rounds N] [--steps N] [--only-checkpoints]
+    python -m benchmarks.redundancy [--schedule 1f1b] [--rounds N] [--steps N] [--only peer host]
 
 The job is that of `benchmarks.pipelining`: two CPU ranks of one thread. Each round runs all variants. A
 ratio compares the mean step after the first two with that of the same round's job without copies and
@@ -28,7 +28,7 @@ EVERY = 20
 WRITING = 3
 """Steps that writing a checkpoint may take. Writing begins before the first of them."""
 COPY_EVERY = 4
-VARIANTS = ("none", "peer", "snapshots", "checkpoints")
+VARIANTS = ("none", "peer", "host", "snapshots", "checkpoints")
 
 
 def with_copies(job: Job, every: int) -> Job:
@@ -39,10 +39,18 @@ def with_copies(job: Job, every: int) -> Job:
     return replace(job, plan=plan, secret=b"benchmark")
 
 
+def on_host(job: Job) -> Job:
+    """`job` whose ranks keep copies in host memory, as ranks on GPUs do."""
+    elastic = job.config.elastic.model_copy(update={"copies_in": "host"})
+    return replace(job, config=job.config.model_copy(update={"elastic": elastic}))
+
+
 def make(variant: str, schedule: str, steps: int, folder: Path) -> Job:
     """The job of one variant."""
     every = EVERY if variant == "checkpoints" else 0
     job = make_job(schedule, steps, folder, checkpoint=CheckpointConfig(every_steps=every))
+    if variant == "host":
+        return with_copies(on_host(job), 1)
     return {"peer": with_copies(job, 1), "snapshots": with_copies(job, COPY_EVERY)}.get(variant, job)
 
 
@@ -59,9 +67,9 @@ def main() -> None:
     parser.add_argument("--schedule", default="1f1b")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=44)
-    parser.add_argument("--only-checkpoints", action="store_true")
+    parser.add_argument("--only", nargs="+", choices=VARIANTS[1:], default=VARIANTS[1:])
     arguments = parser.parse_args()
-    variants = ("checkpoints",) if arguments.only_checkpoints else VARIANTS
+    variants = ("none", *arguments.only)
     shares: list[float] = []
     ratios: dict[str, list[float]] = {variant: [] for variant in variants[1:]}
     with tempfile.TemporaryDirectory() as folder:
@@ -78,8 +86,11 @@ def main() -> None:
                 of_rounds.append(step_s[variant] / step_s["none"])
             told = ", ".join(f"{variant} {seconds * 1e3:.1f} ms" for variant, seconds in step_s.items())
             print(f"round {number + 1}: {told}", flush=True)
-    low, high = min(shares), max(shares)
-    print(f"a checkpoint adds {median(shares):.2%} to {EVERY} steps of its own run ({low:.2%} to {high:.2%})")
+    if shares:
+        low, high = min(shares), max(shares)
+        print(
+            f"a checkpoint adds {median(shares):.2%} to {EVERY} steps of its own run ({low:.2%} to {high:.2%})"
+        )
     for variant, of_rounds in ratios.items():
         low, high = min(of_rounds), max(of_rounds)
         print(f"{variant}: {median(of_rounds):.3f} of the step without ({low:.3f} to {high:.3f})")

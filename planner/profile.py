@@ -246,6 +246,9 @@ class Cluster:
     of them."""
     receives_ahead: int = 0
     """Messages of one direction and stage for which a receiver allocates memory before they arrive."""
+    refresh_every: int = 0
+    """Steps after which a standby in host memory gets a new base; 0: standbys are kept on the devices. The job's spec
+    determines it, not the measurement."""
 
     @staticmethod
     def uniform(device: DeviceProfile, ranks: int, link: Link, *, commit_s: float = 0.0) -> Cluster:

@@ -254,6 +254,13 @@ class ElasticConfig(Section):
     as far as there are (`ray.io/availability-zone`, a label of Ray's nodes): any so many nodes may go at one instant,
     and no committed step is lost, or with `copy_every` those since the newest copy. 2 copies need 3 nodes, 3 copies 4.
     Where replicas are on several nodes, they count as copies of each other."""
+    copies_in: Literal["auto", "device", "host"] = "auto"
+    """Where a rank keeps copies that are as new as the layers. `device`: on its device, updated after each commit.
+    `host`: in host memory, a state and the gradients since, which the device applies when the copy is needed, and every
+    `refresh_every` steps for a new state. `auto`: `host` for GPUs, else `device`."""
+    refresh_every: Positive = 4
+    """Steps after which a copy in host memory gets a new state, and so the most gradients that it keeps. More: less to
+    copy between host and device. Less: less host memory, 4 bytes per parameter and step beside 12 for the state."""
     spares: NonNegative = 0
     """Idle ranks without layers, ready to replace a lost one."""
     min_ranks: Positive = 1
@@ -286,6 +293,10 @@ class ElasticConfig(Section):
     Not for models whose layers share parameters."""
     allow_faults: bool = False
     """Allow `freshet fault` to inject faults into the job."""
+
+    def copies_on_host(self, kind: str) -> bool:
+        """Whether ranks on devices of that kind keep copies in host memory."""
+        return self.copies_in == "host" or (self.copies_in == "auto" and kind == "cuda")
 
     @property
     def peer_copies(self) -> int:

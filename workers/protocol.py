@@ -128,6 +128,8 @@ class StandbyReport:
     """Seconds since the start of the generation; of a snapshot, since its own."""
     snapshot: bool = False
     """Whether it is of a snapshot. Each plan's first one is told of."""
+    given_up: bool = False
+    """Whether, instead, the rank keeps no copies of `layers` any longer: its host has no memory for them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -34,6 +35,7 @@ from workers.data.registry import open_dataset
 from workers.devices.device import Device
 from workers.devices.registry import make_device
 from workers.elastic.copies_ahead import CopiesAhead
+from workers.elastic.host_copies import HostCopy, HostForm
 from workers.elastic.layer_source import Built, Haul, Held, LayerSource, base_of
 from workers.elastic.snapshots import Snapshots
 from workers.elastic.standby import Base, Standbys
@@ -46,7 +48,7 @@ from workers.memory.shortage import shortage_in
 from workers.models.definition import ModelDefinition
 from workers.models.registry import build_definition
 from workers.process.cores import pin_to_core
-from workers.process.host_memory import keep_freed_pages
+from workers.process.host_memory import collect_objects, free_host_bytes, keep_freed_pages
 from workers.process.name_lookups import keep_lookups_short
 from workers.profiling.measured import Measured
 from workers.profiling.profiler import BUDGET_S, Subject, measure
@@ -71,7 +73,7 @@ from workers.protocol import (
 )
 from workers.reproducibility import determinism
 from workers.sampling.sampler import Sampler, sampler_of
-from workers.state.layer_state import LayerState, apart, host_copy, whole_of
+from workers.state.layer_state import LayerState, apart, bytes_of, host_copy, in_host_memory, whole_of
 from workers.state.loss_scale import LossScale
 from workers.state.optim import Optimizer, make_optimizer
 from workers.state.precision import scales_loss
@@ -134,9 +136,13 @@ class Rank:
         self._layers: Built = {}
         self._idle: Held = {}
         """Layers of `_step`, and shards of them, that it holds without owning them, until it trains again."""
+        self._on_host: dict[Piece, HostCopy] = {}
+        """Copies in host memory that know `_step`, until it trains again."""
         self._salvaged: dict[int, LayerState] = {}
         """Layer -> weights of `_step`, for layers whose moments are lost, until it trains with them."""
         self._standbys: Standbys | None = None
+        self._host_form: HostForm | None = None
+        """How it keeps copies in host memory; None: it keeps them on its device."""
         self._snapshots = Snapshots(self._keep_offered, self._let_go)
         self._followers = Followers()
         self._ahead: CopiesAhead | None = None
@@ -191,6 +197,13 @@ class Rank:
         self._source = LayerSource(
             config, self._definition, self._device, self._optimizer, self._secret, self.faults
         )
+        if config.elastic.copies_on_host(config.device):
+            self._host_form = HostForm(
+                device=self._device.torch_device,
+                every=config.elastic.refresh_every,
+                build=self._source.build_copy,
+                free_bytes=free_host_bytes,
+            )
         if self._secret:
             self._server = StateServer(self._secret, self._host, busy=self._busy, followers=self._followers)
 
@@ -226,31 +239,43 @@ class Rank:
         if self._short:
             self._short = False
             self._device.release()
+        if assignment.start is not None or assignment.step != self._step:
+            self._let_go_of_layers()
         for known in assignment.freeze:
             self._check_freeze_plan(known)
         owned = plan.layers_of_place(assignment.place)
         copied = plan.copies_at(assignment.place)
+        host = self._host_form
         salvaged: dict[int, LayerState] = {}
         ahead = self._copied_ahead(assignment)
         held: Held = {}
+        on_host: dict[Piece, HostCopy] = {}
         if assignment.start is not None:
             try:
-                known, bases = _begun(owned, copied, partial(source.load, start=assignment.start))
+                known, bases = _begun(owned, copied, partial(source.load, start=assignment.start), host)
                 self._loss_scale = self._scale_of(assignment.start)
             except DamagedCheckpointError as error:
                 return error.damage
             self._vector = self._left = None
         elif assignment.step == 0:
-            known, bases = _begun(owned, copied, source.initial)
+            known, bases = _begun(owned, copied, source.initial, host)
             self._loss_scale = LossScale() if scales_loss(self._config.precision) else None
         else:
             live = self._held() if self._step == assignment.step else {}
-            self._offer(live)
+            on_host = self._held_on_host() if self._step == assignment.step else {}
+            self._offer(live, on_host)
             held = self._kept(assignment.step) | live | ahead
             haul = _haul_of(ahead)
             known = {layer: one for layer in owned if (one := _live(held, Piece(layer, shard)))}
-            bases = _bases(copied, held)
+            for layer in owned:
+                if layer not in known and (copy := on_host.get(Piece(layer, shard))) is not None:
+                    known |= source.build([layer], assignment.step)
+                    copy.load_into(known[layer][1])
+            bases = _bases([piece for piece in copied if piece not in on_host], held, host)
             lacking = [layer for layer in owned if layer not in known]
+            held |= {
+                piece: (None, copy.newest()) for piece, copy in on_host.items() if piece.layer in lacking
+            }
             try:
                 source.fetch_all(lacking, assignment, haul, held)
             except (DamagedCheckpointError, StateStreamError) as error:
@@ -271,10 +296,13 @@ class Rank:
             freeze=freeze,
             optimizer=self._optimizer,
             step=assignment.step,
+            host=host,
+            known=on_host,
         )
         held |= _held(known) | bases
         own = _held(self._layers)
         self._idle = {piece: one for piece, one in held.items() if piece not in own}
+        self._on_host = on_host
         self._salvaged = salvaged
         if self._step != assignment.step:
             self._vector = self._left = None
@@ -346,8 +374,7 @@ class Rank:
         """Keep the layers that arrived although some did not, and drop those of another step: all ranks move
         to `assignment.step`."""
         if self._step != assignment.step:
-            self._layers, self._idle, self._salvaged = {}, {}, {}
-            self._training = self._vector = self._left = None
+            self._vector = self._left = None
             self._loss_scale = assignment.loss_scale
         self._step = assignment.step
         whole = {layer: one for layer, one in haul.whole.items() if layer not in assignment.salvaged}
@@ -355,8 +382,23 @@ class Rank:
         self._salvaged = {layer: state for layer, state in weights.items() if layer not in whole}
         self._idle |= _held(whole) | {piece: (None, state) for piece, state in haul.pieces.items()}
 
+    def _let_go_of_layers(self) -> None:
+        """All ranks move to another step: what it holds of its own is of no use, and takes the memory of what comes."""
+        self._layers, self._idle, self._on_host, self._salvaged = {}, {}, {}, {}
+        self._standbys = self._training = None
+        self._withdraw()
+        collect_objects()
+
+    def _held_on_host(self) -> dict[Piece, HostCopy]:
+        """All copies in host memory that know `_step`."""
+        copies: dict[Piece, HostCopy] = {}
+        if self._training is not None and self._standbys is not None:
+            copies = self._standbys.held_on_host()
+        held = {**self._on_host, **copies}
+        return {piece: one for piece, one in held.items() if piece.layer not in self._salvaged}
+
     def _held(self) -> Held:
-        """All layers of `_step`, and shards of them, whose state is complete here."""
+        """All layers of `_step`, and shards of them, whose state is complete here, but for copies in host memory."""
         # Before a generation trains, its copies are among the idle layers.
         copies: Held = {}
         if self._training is not None and self._standbys is not None:
@@ -416,7 +458,7 @@ class Rank:
         assert self._source is not None
         assignment = self._assignment
         # Every rank has joined, so every rank has the layers that it needs.
-        self._idle, self._salvaged = {}, {}
+        self._idle, self._on_host, self._salvaged = {}, {}, {}
         self._withdraw()
         self._followers.begin(self._generation.number)
         setup = GenerationSetup(
@@ -440,7 +482,7 @@ class Rank:
                 loss_scale=self._loss_scale,
             ),
             offer=self._offer_bases,
-            bring=partial(self._source.fetch_base, self._step),
+            bring=self._bring_base(),
             build=self._source.module,
             withdraw=self._withdraw,
             snapshots=self._snapshots,
@@ -503,7 +545,7 @@ class Rank:
             layers=has.layers,
             standbys=has.standbys,
             held=following.held,
-            bring=partial(self._source.fetch_base, self._step),
+            bring=self._bring_base(),
         )
         self._training = Training(setup, self._generation, self._channel, self._step, before)
         # At once: the controller acts on it only when every rank has said so, and then the commit is settled.
@@ -522,6 +564,12 @@ class Rank:
             )
         )
         return setup
+
+    def _bring_base(self) -> Callable[[Piece, Greeting, threading.Event], Base]:
+        """Fetches the base of a copy at `_step`."""
+        assert self._source is not None
+        assert self._standbys is not None
+        return partial(self._source.fetch_base, self._step, on_host=self._standbys.host is not None)
 
     def _offer_bases(self, pieces: Iterable[Piece]) -> None:
         """Offer copies of those of `pieces` that it owns, as they are now."""
@@ -553,7 +601,7 @@ class Rank:
             vector_sha256=None if self._vector is None else vector_sha256(self._vector),
             undecided=training.undecided if training is not None else None,
             began=self._began,
-            holds=tuple(sorted(self._held())),
+            holds=tuple(sorted({*self._held(), *self._held_on_host()})),
             weights=tuple(sorted(self._salvaged)),
             freeze_plans=self._freeze_plans.known,
             loss_scale=self._loss_scale,
@@ -581,7 +629,7 @@ class Rank:
             self._training.settle(settlement)
             self._take_over(self._training)
         if self._step == settlement.step:
-            self._offer(self._held())
+            self._offer(self._held(), self._held_on_host())
             if self._server is not None:
                 self._server.offer(self._step, self._salvaged.values(), Part.WEIGHTS)
 
@@ -597,7 +645,10 @@ class Rank:
             JobError: it is at another step, or the file system refused.
             StateStreamError: a source is gone.
         """
-        held, copies = self._kept(step) | (self._held() if self._step == step else {}), list[LayerState]()
+        held, copies = self._kept(step), list[LayerState]()
+        if self._step == step:
+            on_host = {piece: one for piece, one in self._held_on_host().items() if piece.layer in layers}
+            held |= self._held() | {piece: (None, one.newest()) for piece, one in on_host.items()}
         if self._step != step and not held:
             raise JobError(f"rank {self._rank} stands at step {self._step}: it cannot save step {step}")
         assert self._source is not None
@@ -656,9 +707,12 @@ class Rank:
     def _busy(self) -> bool:
         return self._channel is not None and self._channel.sending()
 
-    def _offer(self, held: Held) -> None:
+    def _offer(self, held: Held, on_host: Mapping[Piece, HostCopy]) -> None:
+        """Offer layers as they are; copies in host memory are brought up to date for whoever asks for them."""
         if self._server is not None and held:
             self._server.offer(self._step, [state for _, state in held.values()])
+        if self._server is not None and on_host:
+            self._server.offer_to_make(self._step, {piece: one.newest for piece, one in on_host.items()})
 
     def profile(self, budget_s: float = BUDGET_S) -> Measured:
         """Measure layers, links and commit, instead of following a plan. All members of the generation call
@@ -810,27 +864,35 @@ def _live(held: Held, piece: Piece) -> tuple[Layer, LayerState] | None:
     return None if layer is None or state is None else (layer, state)
 
 
-def _bases(copied: Iterable[Piece], held: Held) -> dict[Piece, Base]:
-    """Those of `copied` that are here. A shard that arrived as a part of others' layers has no buffers to update: its
-    base comes from its owner, like those that are not here."""
+def _bases(copied: Iterable[Piece], held: Held, host: HostForm | None) -> dict[Piece, Base]:
+    """Those of `copied` that are here. A state that arrived from others has no buffers to update: its base comes from
+    its owner, like those that are not here."""
     found: dict[Piece, Base] = {}
     for piece in copied:
         layer, state = held.get(piece, (None, None))
         if state is None:
             continue
-        if piece.shard == WHOLE:
-            found |= {} if layer is None else {piece: (layer, state)}
-        elif state.flats or not state.updates:
+        flat = bool(state.flats) or not state.updates
+        if piece.shard == WHOLE and layer is not None:
+            found[piece] = (layer, state)
+        elif flat and host is not None:
+            with suppress(MemoryError):
+                host.check_room(bytes_of(state))
+                found[piece] = (None, state if layer is None and in_host_memory(state) else host_copy(state))
+        elif flat and piece.shard != WHOLE:
             # That of a live shard is part of the buffer that its module computes with.
             found[piece] = (None, state if layer is None else apart(state))
     return found
 
 
 def _begun(
-    owned: Sequence[int], copied: Sequence[Piece], make: Callable[..., Built]
+    owned: Sequence[int], copied: Sequence[Piece], make: Callable[..., Built], host: HostForm | None
 ) -> tuple[Built, dict[Piece, Base]]:
-    """The layers that it owns and the bases of its copies, as `make` builds layers. Copies of shards one by one: their
-    modules go at once."""
+    """The layers that it owns and the bases of its copies, as `make` builds layers. Copies of shards, and those in
+    host memory, one by one: their modules go at once. What the host has no room for is left out: it is to come from its
+    owner, and if there is no room then either, the rank says so."""
+    if host is not None:
+        return make(owned), _begun_on_host(copied, make, host)
     whole = [piece.layer for piece in copied if piece.shard == WHOLE]
     built = make([*owned, *whole])
     bases: dict[Piece, Base] = {Piece(layer): built[layer] for layer in whole}
@@ -838,3 +900,17 @@ def _begun(
         if piece.shard != WHOLE:
             bases[piece] = base_of(make([piece.layer], shard=piece.shard)[piece.layer])
     return {layer: built[layer] for layer in owned}, bases
+
+
+def _begun_on_host(copied: Sequence[Piece], make: Callable[..., Built], host: HostForm) -> dict[Piece, Base]:
+    bases: dict[Piece, Base] = {}
+    largest_bytes = 0
+    for piece in copied:
+        try:
+            host.check_room(largest_bytes)
+        except MemoryError:
+            break
+        built = make([piece.layer], shard=piece.shard, on_host=True)[piece.layer]
+        bases[piece] = base_of(built, on_host=True)
+        largest_bytes = max(largest_bytes, bytes_of(built[1]))
+    return bases

@@ -147,7 +147,13 @@ class Training:
         self._minibatch = Minibatch(setup, self._freezer, channel, admit)
         self._standbys = setup.standbys
         self._shipping = Shipping(
-            channel, plan, setup.place, setup.layers, self._minibatch.free_tags, setup.held
+            channel,
+            plan,
+            setup.place,
+            setup.layers,
+            self._minibatch.free_tags,
+            setup.held,
+            on_host=self._standbys.host is not None,
         )
         self._began = step
         self._owned = frozenset(plan.pieces_of_place(setup.place))
@@ -309,6 +315,8 @@ class Training:
             if setup.pipeline == 0 or setup.plan.shards > 1:  # those that others fetch from
                 setup.offer({piece for greeting in self._owners for piece in greeting.lacks})
         plan = setup.plan
+        if self._standbys.host is not None:
+            self._standbys.host.sharing = self._sharing
         self._standbys.bring(
             lambda piece, stopped: setup.bring(piece, self._owners[plan.owner_of(piece)], stopped)
         )
@@ -376,8 +384,12 @@ class Training:
             return lambda stopped: setup.fetch(piece, step, owner, stopped)
 
         wanted = {piece: bring(piece) for piece in plan.snapshots_at(setup.place)}
-        sharing = sum(owner.host == setup.greeting.host for owner in self._owners)
-        setup.snapshots.take(step, own, wanted, self.loss_scale, sharing=sharing)
+        setup.snapshots.take(step, own, wanted, self.loss_scale, sharing=self._sharing)
+
+    @property
+    def _sharing(self) -> int:
+        """Ranks on this host."""
+        return sum(owner.host == self._setup.greeting.host for owner in self._owners)
 
     def _flush_held(self) -> None:
         """Send the gradients of held-back layers to the layers' destinations."""
@@ -538,10 +550,10 @@ class Training:
         plan, standbys, place = self._setup.mailbox.next_plan(), self._standbys, self._setup.place
         self._ready = None
         if plan is not None:
-            current = standbys.up_to_date
-            coming = {*standbys.pieces} - current
+            standbys.raise_to_device(plan.plan.pieces_of_place(place))
+            coming = {*standbys.pieces} - standbys.up_to_date
             built = self.modules.ready(plan.modules(place, self._owned))
-            self._ready = plan if built and plan.ready(place, self._owned, current, coming) else None
+            self._ready = plan if built and plan.ready(place, self._owned, standbys.live, coming) else None
         return None if self._ready is None else self._ready.key
 
     def _decide(self, vector: tuple[bytes, ...]) -> Decision:

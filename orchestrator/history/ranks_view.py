@@ -171,6 +171,8 @@ class RanksView:
             case Noticed(ranks=ranks):
                 self.going |= {*ranks}
                 self.notices = (*self.notices[1 - KEPT_NOTICES :], Notice(time_s=time_s, event=event))
+            case StandbyReport(rank=place, layers=layers, given_up=True):
+                self.copied[place] = tuple(sorted({*self.copied.get(place, ())} - {*layers}))
             case StandbyReport(rank=place, layers=layers):
                 self.copied[place] = tuple(sorted({*self.copied.get(place, ()), *layers}))
             case SwitchReport(rank=place):

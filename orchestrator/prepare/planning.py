@@ -299,8 +299,9 @@ def _schedule(settled: SettledSpec) -> str | Schedule | None:
 
 
 def as_planned(profile: Profile, spec: Spec) -> Profile:
-    """`profile` with the spec's use of memory: the limit per rank, the copies that freezing keeps of each layer (APF
-    three times its weights, AutoFreeze once), and those for curvature samples (weights and gradients)."""
+    """`profile` with the spec's use of memory: the limit per rank, where standbys are kept, the copies that freezing
+    keeps of each layer (APF three times its weights, AutoFreeze once), and those for curvature samples (weights and
+    gradients)."""
     limit = spec.cluster.memory_per_rank_bytes
     sampled = 2 if spec.job.curvature_every else 0
     profile = profile.frozen_by(spec.freeze.method)
@@ -315,8 +316,13 @@ def as_planned(profile: Profile, spec: Spec) -> Profile:
     return replace(
         profile,
         model=replace(profile.model, layers=layers),
-        cluster=replace(profile.cluster, devices=devices),
+        cluster=replace(profile.cluster, devices=devices, refresh_every=_refresh_every(spec, profile)),
     )
+
+
+def _refresh_every(spec: Spec, profile: Profile) -> int:
+    on_host = any(spec.elastic.copies_on_host(device.kind) for device in profile.cluster.devices)
+    return spec.elastic.refresh_every if on_host else 0
 
 
 def _for_one_pipeline(profile: Profile, ranks: int | None, replicas: int) -> Profile:

@@ -260,6 +260,16 @@ def _check_elastic(elastic: ElasticConfig) -> None:
             f'elastic.copies = {elastic.copies}, but elastic.redundancy = "{elastic.redundancy}" keeps no copies on'
             ' other ranks: use "peer", or leave copies out'
         )
+    if elastic.redundancy not in (None, "peer", AUTO) and elastic.copies_in != "auto":
+        raise JobError(
+            f'elastic.copies_in = "{elastic.copies_in}", but elastic.redundancy = "{elastic.redundancy}" keeps no'
+            ' copies on other ranks: use "peer", or leave copies_in out'
+        )
+    if elastic.copies_in == "device" and elastic.copy_every > 1:
+        raise JobError(
+            f'elastic.copies_in = "device", but copies of every {elastic.copy_every} steps are kept in host memory:'
+            " copy every step (elastic.copy_every = 1), or leave copies_in out"
+        )
     if len(set(elastic.notices)) < len(elastic.notices):
         raise JobError(f"elastic.notices = {list(elastic.notices)} names a source twice: name each once")
     if elastic.notice_file == "":

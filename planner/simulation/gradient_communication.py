@@ -14,20 +14,9 @@ from planner.plan import Plan
 from planner.profile import Profile
 from planner.shares import most_parts
 from planner.simulation.links_of_places import link_between
-from planner.simulation.shard_parts import copied_bytes, gradient_bytes, part_of, weight_bytes
-
-
-def standby_bytes(profile: Profile, plan: Plan) -> tuple[int, ...]:
-    """Per place, memory of its standbys: weights, optimizer state, and the gradients that arrive. Where states are
-    shared out also the gradients that it sends: those of a shard are not the memory in which they were summed."""
-    taken = [0] * plan.world_size
-    for piece, places in plan.copied:
-        layer = profile.model.layers[piece.layer]
-        for place in places:
-            taken[place] += copied_bytes(layer, piece)
-        if plan.shards > 1 and places:
-            taken[plan.owner_of(piece)] += gradient_bytes(layer, piece)
-    return tuple(taken)
+from planner.simulation.shard_parts import gradient_bytes, part_of, weight_bytes
+from planner.simulation.snapshot_cost import COPIED_BYTES_PER_S
+from planner.simulation.standby_memory import base_bytes
 
 
 def shipped_bytes(profile: Profile, plan: Plan) -> int:
@@ -39,13 +28,16 @@ def shipped_bytes(profile: Profile, plan: Plan) -> int:
 
 
 def standby_update_s(profile: Profile, plan: Plan) -> tuple[float, ...]:
-    """Per place, seconds of the updates of its standbys."""
+    """Per place, seconds of the updates of its standbys; on average, and with new bases for those in host memory."""
     seconds = [0.0] * plan.world_size
+    every = profile.cluster.refresh_every
     for piece, places in plan.copied:
         for place in places:
-            slowdown = profile.cluster.devices[plan.place(place).rank].slowdown
+            device = profile.cluster.devices[plan.place(place).rank]
             layer = profile.model.layers[piece.layer]
-            seconds[place] += slowdown * part_of(layer, piece) * layer.update_s
+            seconds[place] += device.slowdown * part_of(layer, piece) * layer.update_s
+            if every and device.kind == "cpu":
+                seconds[place] += base_bytes(profile, piece) / COPIED_BYTES_PER_S / every
     return tuple(seconds)
 
 

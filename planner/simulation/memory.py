@@ -22,11 +22,11 @@ from planner.schedule.graph import Graph, build_graph
 from planner.schedule.in_flight import Counts, effect_of
 from planner.shares import most_parts, parts_kept
 from planner.simulation.costs import boundary_bytes, check_fit
-from planner.simulation.gradient_communication import standby_bytes
 from planner.simulation.shard_parts import gradient_bytes, kept_bytes
 from planner.simulation.simulate import Simulation
 from planner.simulation.snapshot_cost import snapshot_bytes_of_places
 from planner.simulation.stage_memory import StageMemory, stage_memory
+from planner.simulation.standby_memory import standby_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +40,8 @@ class MemoryParts:
     """Of the freezing method, and of samples of the gradient's change."""
     standbys: int
     """Copies of layers of other ranks, with their optimizer state and one step's gradients, and what is sent for such
-    copies beside the gradients themselves; those of the pipeline that keeps the most on this rank. Where the device's
-    memory is the host's, also snapshots."""
+    copies beside the gradients themselves; those of the pipeline that keeps the most on this rank. Of copies in a GPU's
+    host, only the one that is being brought up to date. Where the device's memory is the host's, also snapshots."""
     scratch: int
     """Buffers in which weight gradients are computed before they are added; layers share them. None where each
     microbatch's have memory of their own, in 32 bits."""

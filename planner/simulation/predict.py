@@ -21,12 +21,12 @@ from planner.simulation.gradient_communication import (
     exchanged_s,
     shipped_bytes,
     shipped_s,
-    standby_bytes,
     standby_update_s,
 )
 from planner.simulation.memory import Memory, OverTime, memory, memory_over_time
 from planner.simulation.simulate import Simulation, simulate
 from planner.simulation.snapshot_cost import cost_of_snapshots
+from planner.simulation.standby_memory import standby_bytes, standby_host_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,9 @@ class Redundancy:
     """How much longer a step takes: gradients on their way, and updates for which no rank has idle time. With
     snapshots, on average, what copies and sends them."""
     memory_bytes: int
-    """Weights, optimizer state and gradients of copies, on the rank that keeps most. With snapshots, of its host."""
+    """Weights, optimizer state and gradients of copies, on the rank that keeps most."""
+    on_host: bool = False
+    """Whether that is memory of its host, not of its device; so it is with snapshots."""
     undone_steps: int = 0
     """The most committed steps that a lost rank undoes."""
 
@@ -147,10 +149,12 @@ def predict(profile: Profile, plan: Plan, schedule: Schedule, ratios: Ratios | N
         early_s = early_gradients_s(profile, plan, runs[0].whole, ratios)
         shipped = max(shipped_s(profile, plan, ready_s * plan.pipeline_count, early_s))
         step_s = shipped + outside_s(profile, plan) + _beyond_idle_s(profile, plan, runs)
+    on_host = profile.cluster.refresh_every > 0
     redundancy = Redundancy(
         bytes_per_step=shipped_bytes(profile, plan),
         seconds_per_step=step_s - alone_s,
-        memory_bytes=max(standby_bytes(profile, plan)),
+        memory_bytes=max((standby_host_bytes if on_host else standby_bytes)(profile, plan)),
+        on_host=on_host,
     )
     if plan.snapshots:
         kept = cost_of_snapshots(profile, plan, step_s)
@@ -159,6 +163,7 @@ def predict(profile: Profile, plan: Plan, schedule: Schedule, ratios: Ratios | N
             bytes_per_step=redundancy.bytes_per_step + kept.bytes_per_step,
             seconds_per_step=step_s - alone_s,
             memory_bytes=redundancy.memory_bytes + kept.memory_bytes,
+            on_host=True,
             undone_steps=kept.undone_steps,
         )
     return Prediction(

@@ -42,7 +42,7 @@ class NextPlan:
 
         Args:
             owned: layers, or shards, that `place` owns now.
-            current: copies that `place` keeps and that are up to date.
+            current: copies that `place` keeps and that are up to date and on its device.
             coming: copies that `place` keeps and that are not up to date yet.
         """
         own = self.plan.pieces_of_place(place)

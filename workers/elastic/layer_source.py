@@ -8,6 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import torch
+
 from planner.shards import WHOLE, Piece, Shard
 from workers.build import build_layers
 from workers.checkpoint.folder import read_layer, read_manifest
@@ -21,7 +23,15 @@ from workers.layer import Layer
 from workers.models.definition import ModelDefinition
 from workers.models.weights import read_weights
 from workers.protocol import Assignment, CheckpointRef, Part, Source
-from workers.state.layer_state import LayerState, apart, load_, part_of, united, whole_of
+from workers.state.layer_state import (
+    LayerState,
+    apart,
+    load_,
+    part_of,
+    united,
+    whole_of,
+    without_module,
+)
 from workers.state.optim import Optimizer
 from workers.state_stream.frames import StateStreamError
 from workers.state_stream.stream import fetch
@@ -36,9 +46,16 @@ Held = dict[Piece, tuple[Layer | None, LayerState]]
 Fetched = TypeVar("Fetched", int, Piece)
 
 
-def base_of(built: tuple[Layer, LayerState]) -> Base:
-    """What a copy begins with. That of a shard needs no module: it is built again if the shard moves here."""
-    return built if built[1].shard == WHOLE else (None, apart(built[1]))
+def base_of(built: tuple[Layer, LayerState], *, on_host: bool = False) -> Base:
+    """What a copy begins with. That of a shard, or one in host memory, needs no module: it is built again if the copy
+    comes to own its layer.
+
+    Args:
+        on_host: `built` is in host memory, and nobody else uses it.
+    """
+    if built[1].shard != WHOLE:
+        return None, apart(built[1])
+    return (None, without_module(built[1])) if on_host else built
 
 
 FETCH_WAIT_S = 30.0
@@ -87,22 +104,29 @@ class LayerSource:
         self._shard = WHOLE
         self._stopped = threading.Event()
 
-    def initial(self, layers: Iterable[int], shard: Shard | None = None) -> Built:
+    def initial(self, layers: Iterable[int], shard: Shard | None = None, *, on_host: bool = False) -> Built:
         """Return layers as they are before the first step: from `model.weights`, or random.
 
         Args:
             shard: of them; None: that which this rank keeps, as below.
+            on_host: in host memory, also where this rank computes on a GPU; as below.
 
         Raises:
             JobError: the file does not hold these layers.
         """
-        built = self._built(layers, shard)
+        built = self._built(layers, shard, on_host=on_host)
         if self._config.model.weights is not None:
             read_weights(self._config.model.weights, [state for _, state in built.values()])
         return self._with_statistics(built, 0)
 
     def build(
-        self, layers: Iterable[int], step: int, shard: Shard | None = None, *, beside_training: bool = False
+        self,
+        layers: Iterable[int],
+        step: int,
+        shard: Shard | None = None,
+        *,
+        beside_training: bool = False,
+        on_host: bool = False,
     ) -> Built:
         """Build layers whose values come from elsewhere.
 
@@ -110,17 +134,23 @@ class LayerSource:
             step: the last step committed in those values.
             beside_training: this rank trains meanwhile.
         """
-        return self._with_statistics(self._built(layers, shard, beside_training=beside_training), step)
+        built = self._built(layers, shard, beside_training=beside_training, on_host=on_host)
+        return self._with_statistics(built, step)
 
     def _built(
-        self, layers: Iterable[int], shard: Shard | None = None, *, beside_training: bool = False
+        self,
+        layers: Iterable[int],
+        shard: Shard | None = None,
+        *,
+        beside_training: bool = False,
+        on_host: bool = False,
     ) -> Built:
         return build_layers(
             self._definition,
             layers,
             seed=self._config.seed,
             precision=self._config.precision,
-            device=self._device.torch_device,
+            device=torch.device("cpu") if on_host else self._device.torch_device,
             optimizer=self._optimizer,
             beside_training=beside_training,
             shard=shard or self._shard,
@@ -136,14 +166,21 @@ class LayerSource:
         """The layer that computes where a rank keeps `piece`, built beside training; its weights are of no step."""
         return self._built([piece.layer], piece.shard, beside_training=True)[piece.layer][0]
 
-    def load(self, layers: Iterable[int], start: CheckpointRef, shard: Shard | None = None) -> Built:
+    def load(
+        self,
+        layers: Iterable[int],
+        start: CheckpointRef,
+        shard: Shard | None = None,
+        *,
+        on_host: bool = False,
+    ) -> Built:
         """Return layers as the checkpoint `start` has them.
 
         Raises:
             DamagedCheckpointError: a file of it is damaged.
             JobError: it holds another model.
         """
-        built = self.build(layers, start.step, shard)
+        built = self.build(layers, start.step, shard, on_host=on_host)
         manifest = read_manifest(start)
         for layer, (_, state) in built.items():
             load_(state, read_layer(start, manifest, layer))
@@ -264,7 +301,7 @@ class LayerSource:
         *,
         stop_at_once: bool = True,
     ) -> None:
-        """Take each state as it arrives, also after one of them failed.
+        """Take each state as it arrives, also after one of them failed. What has been taken leaves host memory.
 
         Args:
             stop_at_once: stop the other fetches when one fails.
@@ -273,9 +310,9 @@ class LayerSource:
             StateStreamError: the first fetch that failed.
         """
         lost: StateStreamError | None = None
-        for state in as_completed(coming):
+        for state in as_completed([*coming]):
             try:
-                take(coming[state], state.result())
+                take(coming.pop(state), state.result())
             except StateStreamError as error:
                 if stop_at_once:
                     self._stopped.set()
@@ -293,17 +330,27 @@ class LayerSource:
         manifest = read_manifest(moments)
         return {layer: part_of(read_layer(moments, manifest, layer), Part.MOMENTS) for layer in layers}
 
-    def fetch_base(self, step: int, piece: Piece, owner: Greeting, stopped: threading.Event) -> Base:
+    def fetch_base(
+        self, step: int, piece: Piece, owner: Greeting, stopped: threading.Event, *, on_host: bool = False
+    ) -> Base:
         """Fetch the base of a copy from its owner; give up when `stopped` is set.
+
+        Args:
+            on_host: the copy is kept in host memory.
 
         Raises:
             StateStreamError: the owner is gone, or does not offer it.
         """
         layer, shard = piece
         state = self.fetch_copy(piece, step, owner, stopped)
-        built = self.build([layer], step, shard, beside_training=True)
+        built = self.build([layer], step, shard, beside_training=True, on_host=on_host)
         load_(built[layer][1], state)
-        return base_of(built[layer])
+        return base_of(built[layer], on_host=on_host)
+
+    def build_copy(self, piece: Piece, step: int) -> Base:
+        """Build what a copy in host memory becomes on the device, beside training."""
+        built = self.build([piece.layer], step, piece.shard, beside_training=True)
+        return base_of(built[piece.layer])
 
     def fetch_copy(self, piece: Piece, step: int, owner: Greeting, stopped: threading.Event) -> LayerState:
         """Fetch the state of `step` from its owner, in host memory; give up when `stopped` is set.

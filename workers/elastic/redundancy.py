@@ -14,7 +14,7 @@ from planner.arrivals import Arrivals
 from planner.plan import Plan
 from planner.shards import Piece
 from workers.layer import Layer
-from workers.process.pinned_memory import pinned
+from workers.process.pinned_memory import pinned, to_device
 from workers.state.flat import FlatGradients, aligned, side_by_side
 from workers.state.layer_state import Gradients, LayerState
 from workers.transport.channel import Channel, Stream
@@ -124,8 +124,8 @@ class Packing:
         raw[self._mask] = torch.tensor(mask, dtype=torch.uint8, device=raw.device)
 
     def unpack(self, raw: Tensor) -> Parcel:
-        """Return what `pack` put in, on the layer's device: there as views of `raw`."""
-        raw = raw.to(self._device)
+        """Return what `pack` put in, on the layer's device: there as views of `raw`, which nobody changes."""
+        raw = to_device(raw, self._device, ours=True)
         values = {
             (item.kind, item.name): raw[item.begin : item.begin + item.bytes]
             .view(item.dtype)
@@ -163,6 +163,7 @@ class Shipping:
         layers: the layers that this rank owns.
         tags: first free tag on the channel, the same on all ranks; one tag per layer of the model is used.
         held: copies that receive nothing until their layer, or shard, moves there.
+        on_host: whether its copies are in host memory, and parcels for them stay there.
     """
 
     def __init__(
@@ -173,8 +174,11 @@ class Shipping:
         layers: Mapping[int, tuple[Layer, LayerState]],
         tags: int,
         held: Arrivals = (),
+        *,
+        on_host: bool = False,
     ) -> None:
         self._channel = channel
+        self._on_host = on_host
         self._layers = layers
         self._late: list[tuple[Piece, Stream]] = []
         self._place = place
@@ -267,12 +271,16 @@ class Shipping:
                 for raw in kept(piece.layer):
                     self._channel.send(stream, (raw,))
             elif stream.target == self._place:
-                got[piece] = [self._channel.receive(stream)[0] for _ in range(steps)]
+                got[piece] = [self._receive(stream) for _ in range(steps)]
         self._channel.flush()
         return got
 
     def receive(self) -> dict[Piece, Tensor]:
         """Return the packed parcels of this rank's copies; wait until all have arrived and its own are sent."""
-        received = {piece: self._channel.receive(stream)[0] for piece, stream in self._incoming}
+        received = {piece: self._receive(stream) for piece, stream in self._incoming}
         self._channel.flush()
         return received
+
+    def _receive(self, stream: Stream) -> Tensor:
+        (parcel,) = self._channel.receive(stream, on_host=self._on_host)
+        return parcel

@@ -10,14 +10,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-
-import torch
 
 from planner.shards import Piece
 from workers.memory.shortage import shortage_in
-from workers.process.host_memory import free_host_bytes
+from workers.process.host_memory import check_room, free_host_bytes
+from workers.process.pinned_memory import beside_computing
 from workers.protocol import SnapshotHeld
 from workers.state.layer_state import LayerState, as_it_is, bytes_of, host_copy
 from workers.state.loss_scale import LossScale
@@ -27,8 +26,6 @@ Bring = Callable[[threading.Event], LayerState]
 
 ASK_AGAIN_S = (0.2, 1.0, 3.0)
 """How long to wait before each further attempt to fetch a state; then the snapshot is given up."""
-LEAST_FREE_BYTES = 2**28
-"""Host memory that snapshots leave to others."""
 
 
 @dataclass
@@ -118,7 +115,7 @@ class Snapshots:
         now = [as_it_is(state) for state in own if Piece(state.layer, state.shard) not in here]
         taken = _Round(step=step, snapshot=snapshot, before=here, sharing=sharing)
         lacking = {piece: bring for piece, bring in wanted.items() if piece not in here}
-        stream = _side_stream(now)
+        stream = beside_computing(weight.device for state in now for weight in state.weights.values())
         taken.thread = threading.Thread(
             target=self._complete, args=(taken, now, lacking, stream), name="snapshot", daemon=True
         )
@@ -188,7 +185,7 @@ class Snapshots:
                     for state in own:
                         if taken.stopped.is_set():
                             return
-                        self._make_room(bytes_of(state), taken)
+                        check_room(bytes_of(state), self._free_bytes(), taken.sharing)
                         self._take_in(taken, host_copy(state))
             finally:
                 taken.copied.set()
@@ -213,7 +210,8 @@ class Snapshots:
             for piece, bring in sorted(wanted.items()):
                 if taken.stopped.is_set():
                     break
-                self._make_room(max(map(bytes_of, taken.snapshot.states.values()), default=0), taken)
+                largest_bytes = max(map(bytes_of, taken.snapshot.states.values()), default=0)
+                check_room(largest_bytes, self._free_bytes(), taken.sharing)
                 try:
                     state = bring(taken.stopped)
                 except Exception as error:
@@ -232,18 +230,6 @@ class Snapshots:
                 taken.snapshot.states[Piece(state.layer, state.shard)] = state
                 self._keep(taken.step, [state])
 
-    def _make_room(self, needed_bytes: int, taken: _Round) -> None:
-        """Raises:
-        MemoryError: so much more would leave others too little.
-        """
-        free_bytes = self._free_bytes()
-        if free_bytes - taken.sharing * needed_bytes < LEAST_FREE_BYTES:
-            others = "" if taken.sharing == 1 else f" on each of {taken.sharing} ranks"
-            raise MemoryError(
-                f"the next layer takes {needed_bytes:,} bytes{others}, and the host has {free_bytes:,} left, of which"
-                f" {LEAST_FREE_BYTES:,} are for others"
-            )
-
     def _give_up(self, taken: _Round, error: Exception) -> None:
         short = shortage_in(error) is not None
         lacking = "there is no host memory for" if short else "layers did not arrive for"
@@ -260,13 +246,3 @@ class Snapshots:
             self._round.stopped.set()
         self._by_step.pop(step, None)
         self._let_go(step)
-
-
-def _side_stream(states: Sequence[LayerState]) -> AbstractContextManager[object]:
-    """Where a GPU copies beside what it computes, once it has computed these states."""
-    weights = next((weight for state in states for weight in state.weights.values() if weight.is_cuda), None)
-    if weights is None:
-        return nullcontext()
-    stream = torch.cuda.Stream(weights.device)
-    stream.wait_stream(torch.cuda.current_stream(weights.device))
-    return torch.cuda.stream(stream)

@@ -1,8 +1,9 @@
 """Copies of layers that other ranks own, kept up to date by the same updates: a failed rank's successor starts from
 them.
 
-A copy begins with a base; its updates wait until the base arrives. Threads beside training do the work; training waits
-only when updates fall several commits behind. Knows no network: the caller passes bases and parcels.
+A copy begins with a base; its updates wait until the base arrives. It is live on the rank's device, or lies in host
+memory (`workers/elastic/host_copies.py`). Threads beside training do the work; training waits only when updates fall
+several commits behind. Knows no network: the caller passes bases and parcels.
 """
 
 from __future__ import annotations
@@ -14,19 +15,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 from torch import Tensor
 
 from planner.shards import Piece
-from workers.config import FreezeConfig
-from workers.elastic.redundancy import Packing
-from workers.freezing.checks import Checks
-from workers.freezing.freezer import begin_statistics
-from workers.freezing.mask import LayerParameters
+from workers.elastic.host_copies import HostCopy, HostForm
+from workers.elastic.updates import Decided, Update, Updates
 from workers.freezing.plans import Settings
 from workers.layer import Layer
-from workers.state.layer_state import LayerState, bytes_of
+from workers.memory.shortage import shortage_in
+from workers.process.host_memory import give_freed_pages_back
+from workers.state.layer_state import LayerState, bytes_of, host_copy, in_host_memory
 from workers.state.optim import Optimizer
 
 Base = tuple[Layer | None, LayerState]
@@ -42,40 +41,33 @@ ASK_AGAIN_S = (0.2, 1.0, 3.0)
 CLOSE_S = 5.0
 
 
-class Decided(Protocol):
-    """What an update needs of a commit's decision: see `workers.commit.Decision`."""
-
-    @property
-    def skipped(self) -> bool: ...
-
-    @property
-    def scale(self) -> float: ...
-
-    @property
-    def scores(self) -> Mapping[int, float]: ...
-
-
-@dataclass(frozen=True)
-class _Update:
-    step: int
-    parcel: Tensor
-    decision: Decided
-
-
 @dataclass
 class _Copy:
     """The copy of one layer or shard. Its tensors belong to the thread that applies updates."""
 
     base: Base | None = None
-    packing: Packing | None = None
-    checks: Checks | None = None
-    freeze: FreezeConfig | None = None
-    """The settings of the step after its newest update."""
-    waiting: deque[_Update] = field(default_factory=deque)
+    """Live, with all updates but those that wait; None: it is still to come, or in host memory."""
+    updates: Updates | None = None
+    """Of `base`."""
+    on_host: HostCopy | None = None
+    waiting: deque[Update] = field(default_factory=deque)
     late: list[tuple[int, Decided]] = field(default_factory=list)
     """Commits whose parcels the owner holds back."""
     given_up: bool = False
-    """No base will arrive: its updates are dropped."""
+    """There is no base, and none will arrive: its updates are dropped."""
+    rising: bool = False
+    """It is in host memory, and on its way to the device."""
+    stays: bool = False
+    """It could not be brought there."""
+
+    @property
+    def here(self) -> bool:
+        """Whether its base has arrived."""
+        return self.base is not None or self.on_host is not None
+
+    @property
+    def current(self) -> bool:
+        return self.here and not self.waiting
 
     @property
     def waiting_bytes(self) -> int:
@@ -91,8 +83,10 @@ class Standbys:
 
     Args:
         pieces: the copied layers or shards.
-        bases: the copies already at the step where it begins.
+        bases: the copies already at the step where it begins. Those without a layer are never changed.
         step: the last step committed there.
+        host: has them kept in host memory; live bases are brought there once training goes on. None: on the device.
+        known: copies in host memory, already at that step; they go on.
     """
 
     def __init__(
@@ -103,7 +97,10 @@ class Standbys:
         freeze: Settings,
         optimizer: Optimizer,
         step: int,
+        host: HostForm | None = None,
+        known: Mapping[Piece, HostCopy] | None = None,
     ) -> None:
+        self.host = host
         self._freeze = freeze
         self._step = step
         self._optimizer = optimizer
@@ -122,8 +119,16 @@ class Standbys:
         """Size of the bases fetched."""
         self.brought_s = 0.0
         """When the last of them was up to date, in seconds since this object was made."""
+        for piece, copy in (known or {}).items():
+            if piece in self._copies:
+                copy.freeze = freeze
+                self._copies[piece].on_host = copy
         for piece, base in bases.items():
-            self._begin(piece, base)
+            if self._copies[piece].here:
+                continue
+            self._begin(piece, base, step)
+            if host is not None and self._copies[piece].base is not None:
+                self._tasks.put(partial(self._do, partial(self._lower, piece, host)))
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
@@ -137,7 +142,12 @@ class Standbys:
     @property
     def lacking(self) -> tuple[Piece, ...]:
         """Those whose base has not arrived."""
-        return tuple(piece for piece, copy in self._copies.items() if copy.base is None)
+        return tuple(piece for piece, copy in self._copies.items() if not copy.here)
+
+    @property
+    def given_up(self) -> tuple[Piece, ...]:
+        """Those that will not arrive, or that were given up for want of host memory."""
+        return tuple(piece for piece, copy in self._copies.items() if copy.given_up)
 
     @property
     def current(self) -> bool:
@@ -148,21 +158,24 @@ class Standbys:
     def settled(self) -> bool:
         """Whether every base has arrived or been given up."""
         copies = self._copies.values()
-        return self._broken or all(copy.base is not None or copy.given_up for copy in copies)
+        return self._broken or all(copy.here or copy.given_up for copy in copies)
 
     @property
     def up_to_date(self) -> frozenset[Piece]:
         """Those that have their base and no waiting update."""
         if self._broken:
             return frozenset()
-        return frozenset(
-            piece for piece, copy in self._copies.items() if copy.base is not None and not copy.waiting
-        )
+        return frozenset(piece for piece, copy in self._copies.items() if copy.current)
+
+    @property
+    def live(self) -> frozenset[Piece]:
+        """Those of them that are on the device: this rank could own them from the next step on."""
+        return frozenset(piece for piece in self.up_to_date if self._copies[piece].base is not None)
 
     @property
     def backlog_bytes(self) -> int:
         """Size of the updates that wait for a base."""
-        return sum(copy.waiting_bytes for copy in [*self._copies.values()] if copy.base is None)
+        return sum(copy.waiting_bytes for copy in [*self._copies.values()] if not copy.here)
 
     def catch_up(self, seconds: float) -> None:
         """Wait until every copy is up to date, at most for `seconds`; stop early on a failure."""
@@ -182,6 +195,25 @@ class Standbys:
             )
             self._bringer.start()
 
+    def raise_to_device(self, pieces: Iterable[Piece]) -> None:
+        """Bring those of `pieces` that are copied in host memory to the device, where they stay: this rank is about to
+        own them."""
+        if self.host is None or self._resting:
+            return
+        wanted = {*pieces}
+        rising = {
+            piece: copy
+            for piece, copy in self._copies.items()
+            if piece in wanted and copy.on_host is not None and not (copy.rising or copy.stays)
+        }
+        for copy in rising.values():
+            copy.rising = True
+        if rising:
+            self._start()
+            threading.Thread(
+                target=self._build, args=(self.host, tuple(rising)), name="standby-raising", daemon=True
+            ).start()
+
     def apply(self, step: int, parcels: Mapping[Piece, Tensor], decision: Decided) -> None:
         """Apply the commit of `step` to the copies.
 
@@ -196,8 +228,10 @@ class Standbys:
                 if piece not in parcels:
                     copy.late.append((step, decision))
                     continue
-                copy.waiting.append(_Update(step, parcels[piece], decision))
+                copy.waiting.append(Update(step, parcels[piece], decision))
                 self._catch_up(copy)
+            if self.host is not None and not self._resting:
+                self._keep_short(step, self.host)
 
         def do_and_make_room() -> None:
             self._do(update)
@@ -220,7 +254,7 @@ class Standbys:
             if copy.given_up:
                 return
             for (step, decision), parcel in zip(copy.late, parcels, strict=True):
-                copy.waiting.append(_Update(step, parcel, decision))
+                copy.waiting.append(Update(step, parcel, decision))
             copy.late.clear()
             self._catch_up(copy)
 
@@ -239,22 +273,110 @@ class Standbys:
         self._resting = True
 
     def held(self) -> dict[Piece, Base]:
-        """Return the copies at the newest step. Call `rest` first."""
-        assert self._resting
-        copies = {piece: self._copies[piece] for piece in sorted(self.up_to_date)}
-        bases = {piece: copy.base for piece, copy in copies.items() if not copy.late}
+        """Return the copies at the newest step, but for those in host memory. Call `rest` first."""
+        bases = {piece: copy.base for piece, copy in self._complete().items()}
         return {piece: base for piece, base in bases.items() if base is not None}
 
+    def held_on_host(self) -> dict[Piece, HostCopy]:
+        """Return the copies in host memory, which know the newest step. Call `rest` first."""
+        copies = {piece: copy.on_host for piece, copy in self._complete().items()}
+        return {piece: copy for piece, copy in copies.items() if copy is not None}
+
+    def _complete(self) -> dict[Piece, _Copy]:
+        assert self._resting
+        copies = {piece: self._copies[piece] for piece in sorted(self.up_to_date)}
+        return {piece: copy for piece, copy in copies.items() if not copy.late}
+
     def states(self) -> list[LayerState]:
-        """Return the states of the copies that are here."""
+        """Return the states of the copies that are here on the device."""
         return [copy.base[1] for copy in self._copies.values() if copy.base is not None]
 
-    def _begin(self, piece: Piece, base: Base) -> None:
-        copy, state = self._copies[piece], base[1]
-        copy.packing = Packing(state)
-        copy.freeze = self._freeze.at(self._step + 1)
-        copy.checks = Checks(copy.freeze, {piece.layer: state}, {piece.layer: LayerParameters.of(state)})
-        copy.base = base
+    def _begin(self, piece: Piece, base: Base, step: int) -> None:
+        """Begin the copy of `piece` with its base, which is at `step`."""
+        copy, (layer, state) = self._copies[piece], base
+        if self.host is not None and layer is None and in_host_memory(state):
+            copy.on_host = self._host_copy(state, step, self.host)
+        else:
+            copy.updates = Updates(state, self._freeze, self._optimizer, step)
+            copy.base = base
+
+    def _host_copy(self, state: LayerState, step: int, host: HostForm) -> HostCopy:
+        return HostCopy(
+            state,
+            step,
+            device=host.device,
+            stream=host.stream,
+            freeze=self._freeze,
+            optimizer=self._optimizer,
+        )
+
+    def _lower(self, piece: Piece, host: HostForm) -> None:
+        """Bring a live copy to host memory."""
+        copy = self._copies[piece]
+        if copy.base is None or copy.updates is None:
+            return
+        _, state = copy.base
+        try:
+            host.check_room(bytes_of(state))
+        except MemoryError as error:
+            self._lose({piece: str(error)})
+            return
+        with host.stream.after_computing():
+            lowered = host_copy(state)
+        copy.on_host = self._host_copy(lowered, copy.updates.step, host)
+        copy.base = copy.updates = None
+
+    def _build(self, host: HostForm, pieces: Sequence[Piece]) -> None:
+        """Build what the copies of `pieces` become on the device."""
+        for piece in pieces:
+            if self._stopped.is_set():
+                return
+            try:
+                built = host.build(piece, self._step)
+            except Exception as error:
+                self._leave(piece, error)
+            else:
+                self._tasks.put(partial(self._do, partial(self._raise, piece, built)))
+
+    def _raise(self, piece: Piece, built: Base) -> None:
+        """Let the copy of `piece` go on in what was built for it on the device."""
+        copy = self._copies[piece]
+        if copy.on_host is None:  # given up meanwhile
+            return
+        try:
+            copy.on_host.load_into(built[1])
+        except Exception as error:
+            self._leave(piece, error)
+            return
+        copy.updates = Updates(built[1], self._freeze, self._optimizer, copy.on_host.step)
+        copy.base, copy.on_host = built, None
+        copy.rising = False
+
+    def _leave(self, piece: Piece, error: Exception) -> None:
+        """The copy of `piece` stays in host memory."""
+        self.failure = f"the copy of layer {piece} cannot be brought to the device: {error}"
+        self._copies[piece].rising, self._copies[piece].stays = False, True
+
+    def _keep_short(self, step: int, host: HostForm) -> None:
+        """Keep what copies take of host memory within bounds, after the commit of `step`."""
+        kept = {
+            piece: copy.on_host
+            for piece, copy in self._copies.items()
+            if copy.on_host is not None and not copy.rising
+        }
+        self._lose(host.keep_short(step, kept, self._stopped.is_set))
+
+    def _lose(self, lost: Mapping[Piece, str]) -> None:
+        """Give up copies that the host has no memory for."""
+        if not lost:
+            return
+        why = next(iter(lost.values()))
+        self.failure = (
+            f"there is no memory for the copies kept here of layers {_named(lost)}: {why}; they stay without a"
+            " copy here until the ranks form anew: use fewer elastic.copies, a smaller elastic.refresh_every, or"
+            ' elastic.copies_in = "device"'
+        )
+        self._give_up([*lost])
 
     def _start(self) -> None:
         if self._applier is None:
@@ -264,23 +386,32 @@ class Standbys:
     def _bring(self, bring: BringBase, pieces: Sequence[Piece]) -> None:
         """Fetch in rounds: retry a base that did not arrive because its owner is gone or busy."""
         why: Exception | None = None
+        refused: dict[Piece, str] = {}
+        lacking: list[Piece] = []
         for pause_s in (0.0, *ASK_AGAIN_S):
             self._stopped.wait(pause_s)
-            lacking: list[Piece] = []
+            lacking = []
             for piece in pieces:
                 if self._stopped.is_set() or self._broken:
                     return
                 try:
+                    if self.host is not None:
+                        self.host.check_room(self._largest_bytes)
                     base = bring(piece, self._stopped)
                 except Exception as error:
+                    if self.host is not None and shortage_in(error) is not None:
+                        refused[piece] = str(error)
+                        continue
                     lacking.append(piece)
                     why = error
                 else:
                     self._tasks.put(partial(self._do, partial(self._take_in, piece, base)))
             if not lacking:
-                return
+                break
             pieces = lacking
-        if not self._stopped.is_set():
+        if refused:
+            self._tasks.put(partial(self._do, partial(self._lose, refused)))
+        if lacking and not self._stopped.is_set():
             self.failure = f"layers {_named(pieces)} stay without a copy here: {why}"
             self._tasks.put(partial(self._do, partial(self._give_up, pieces)))
 
@@ -288,11 +419,27 @@ class Standbys:
         """Drop the updates of these: they would wait for ever and fill the memory."""
         for copy in (self._copies[piece] for piece in pieces):
             copy.given_up = True
+            copy.base = copy.updates = copy.on_host = None
             copy.waiting.clear()
             copy.late.clear()
+        give_freed_pages_back()
+
+    @property
+    def _largest_bytes(self) -> int:
+        """Size of the largest base in host memory."""
+        return max(
+            (copy.on_host.base_bytes for copy in [*self._copies.values()] if copy.on_host is not None),
+            default=0,
+        )
 
     def _take_in(self, piece: Piece, base: Base) -> None:
-        self._begin(piece, base)
+        if self.host is not None:
+            try:
+                self.host.check_room(0)
+            except MemoryError as error:
+                self._lose({piece: str(error)})
+                return
+        self._begin(piece, base, self._step)
         self._catch_up(self._copies[piece])
         self.brought_bytes += bytes_of(base[1])
         self.brought_s = time.monotonic() - self._began_s
@@ -311,31 +458,12 @@ class Standbys:
             self.failure = f"the copies kept here of layers {_named(self._copies)} are lost: {error}"
 
     def _catch_up(self, copy: _Copy) -> None:
-        while copy.base is not None and copy.waiting:
-            self._update(copy, copy.base[1], copy.waiting[0])
+        while copy.here and copy.waiting:
+            if copy.on_host is not None:
+                copy.on_host.add(copy.waiting[0])
+            elif copy.updates is not None:
+                copy.updates.apply(copy.waiting[0])
             copy.waiting.popleft()
-
-    def _update(self, copy: _Copy, state: LayerState, update: _Update) -> None:
-        """Do what the owner does at that commit, in the same order."""
-        assert copy.packing is not None
-        assert copy.checks is not None
-        assert copy.freeze is not None
-        decision = update.decision
-        copy.checks.look(update.step)
-        if not decision.skipped:
-            parcel = copy.packing.unpack(update.parcel)
-            for name, value in parcel.buffers.items():
-                state.buffers[name].copy_(value)
-            self._optimizer.update_(state, parcel.gradients, decision.scale, update.step - 1)
-            if "energy" in state.freezing:
-                state.freezing["energy"].copy_(parcel.energies)
-        copy.checks.take(decision.scores)
-        following = self._freeze.at(update.step + 1)
-        if following != copy.freeze:
-            if following.method != copy.freeze.method:
-                begin_statistics(following, state)
-            copy.freeze = following
-            copy.checks = Checks(following, {state.layer: state}, {state.layer: LayerParameters.of(state)})
 
 
 def _named(pieces: Iterable[Piece]) -> str:

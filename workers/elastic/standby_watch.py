@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 
+from planner.shards import Piece
 from workers.elastic.standby import Standbys
 from workers.protocol import Report, StandbyReport, WarningReport
 
@@ -26,7 +28,9 @@ class StandbyWatch:
         self._rank = rank
         self._place = place
         self._patience_bytes = MOST_BEHIND_BYTES
-        self._told_of_failure = self._told = False
+        self._told_failure: str | None = None
+        self._told_given_up: frozenset[Piece] = frozenset()
+        self._told = False
 
     def let_come(self, step: int) -> Report | None:
         """Delay the commit of `step`, for a bounded time, where updates that wait for bases pile up.
@@ -52,18 +56,25 @@ class StandbyWatch:
     def news(self, step: int) -> list[Report]:
         """Return new reports on the copies once `step` is settled; each report is made once."""
         standbys, news = self._standbys, list[Report]()
-        if standbys.failure is not None and not self._told_of_failure:
-            self._told_of_failure = True
+        if standbys.failure is not None and standbys.failure != self._told_failure:
+            self._told_failure = standbys.failure
             news.append(WarningReport(rank=self._rank, text=standbys.failure))
-        if standbys.layers and standbys.current and not self._told:
+        given_up = frozenset(standbys.given_up)
+        if self._told and given_up - self._told_given_up:
+            news.append(self._report(step, given_up - self._told_given_up, given_up=True))
+        kept = {*standbys.pieces} - given_up
+        if kept and not self._told and kept <= standbys.up_to_date:
             self._told = True
-            news.append(
-                StandbyReport(
-                    step=step,
-                    rank=self._place,
-                    layers=standbys.layers,
-                    bytes=standbys.brought_bytes,
-                    seconds=standbys.brought_s,
-                )
-            )
+            news.append(self._report(step, kept))
+        self._told_given_up = given_up
         return news
+
+    def _report(self, step: int, pieces: Collection[Piece], *, given_up: bool = False) -> StandbyReport:
+        return StandbyReport(
+            step=step,
+            rank=self._place,
+            layers=tuple(sorted({piece.layer for piece in pieces})),
+            bytes=0 if given_up else self._standbys.brought_bytes,
+            seconds=0.0 if given_up else self._standbys.brought_s,
+            given_up=given_up,
+        )

@@ -62,6 +62,8 @@ def take_up(
             freeze=freeze,
             optimizer=optimizer,
             step=step,
+            host=standbys.host,
+            known=standbys.held_on_host(),
         ),
         taken=tuple(piece.layer for piece in owned if piece not in own),
         given=tuple(piece.layer for piece in sorted(own) if piece not in owned),

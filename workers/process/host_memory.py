@@ -18,6 +18,9 @@ import psutil
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8
 _MIB = 1 << 20
 
+LEAST_FREE_BYTES = 2**28
+"""Host memory that copies of layers leave to others."""
+
 
 def keep_freed_pages() -> bool:
     """Have the C library's allocator keep freed pages, for the rest of the process.
@@ -62,6 +65,28 @@ def free_host_bytes(group: Path = Path("/sys/fs/cgroup")) -> int:
         files = re.search(r"^inactive_file (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE)
         free = min(free, limit - used + (int(files[1]) if files else 0))
     return max(0, free)
+
+
+def check_room(
+    needed_bytes: int, free_bytes: int, sharing: int = 1, what: str = "the next layer takes"
+) -> None:
+    """Check that the host has memory for one more layer.
+
+    Args:
+        needed_bytes: the layer's size.
+        free_bytes: what is left.
+        sharing: ranks on this host, each of which needs as much.
+        what: subject and verb of what is said if it has not.
+
+    Raises:
+        MemoryError: so much more would leave others too little.
+    """
+    if free_bytes - sharing * needed_bytes < LEAST_FREE_BYTES:
+        others = "" if sharing == 1 else f" on each of {sharing} ranks"
+        raise MemoryError(
+            f"{what} {needed_bytes:,} bytes{others}, and the host has {free_bytes:,} left, of which"
+            f" {LEAST_FREE_BYTES:,} are for others"
+        )
 
 
 def settle_objects() -> None:

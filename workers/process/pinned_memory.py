@@ -7,7 +7,9 @@ Torch keeps pinned memory for the next copy of that size. Where the system lends
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -54,6 +56,42 @@ def to_device(tensor: Tensor, device: torch.device, *, ours: bool = False) -> Te
     if not ours:
         tensor = pinned(tensor.shape, tensor.dtype).copy_(tensor)
     return tensor.to(device, non_blocking=True)
+
+
+def give_pinned_memory_back() -> None:
+    """Have torch give the pinned memory that it keeps for later copies back to the host."""
+    if torch.cuda.is_initialized():
+        torch.accelerator.empty_host_cache()
+
+
+class SideStream:
+    """A stream on which a GPU works beside what it computes, for one thread at a time. One for each use: torch keeps
+    memory by stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: torch.cuda.Stream | None = None
+        self._turn = threading.Lock()
+
+    @contextmanager
+    def after_computing(self) -> Iterator[None]:
+        """Inside the context the GPU works on this stream, on what its current one has computed by now. Other devices
+        work as they do."""
+        with self._turn:
+            if self._device.type != "cuda":
+                yield
+                return
+            if self._stream is None:
+                self._stream = torch.cuda.Stream(self._device)
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+            with torch.cuda.stream(self._stream):
+                yield
+
+
+def beside_computing(devices: Iterable[torch.device]) -> AbstractContextManager[object]:
+    """A new `SideStream`'s context, for the GPU among `devices`, if there is one."""
+    gpu = next((device for device in devices if device.type == "cuda"), None)
+    return nullcontext() if gpu is None else SideStream(gpu).after_computing()
 
 
 def parts_on_host(tensor: Tensor) -> Iterator[Tensor]:

@@ -55,6 +55,16 @@ class Layout:
             places.append(Place(name, tuple(tensor.shape), begin, end))
         return Layout(tuple(places), end)
 
+    def part(self, elements: slice) -> Layout:
+        """How what lies at `elements` lies there; of each parameter the part that does, in one row."""
+        within: list[Place] = []
+        for each in self.places:
+            begin, stop = max(each.begin, elements.start), min(each.stop, elements.stop)
+            if begin < stop:
+                row = (1,) * (len(each.shape) - 1) + (stop - begin,)
+                within.append(Place(each.name, row, begin - elements.start, stop - elements.start))
+        return Layout(tuple(within), elements.stop - elements.start)
+
     def views(self, buffer: Tensor) -> dict[str, Tensor]:
         """Name -> the parameter's part of `buffer`, in its shape."""
         return {each.name: buffer[each.begin : each.stop].view(each.shape) for each in self.places}

@@ -146,6 +146,19 @@ def apart(state: LayerState) -> LayerState:
     return _copied(state, lambda tensor: tensor.detach().clone())
 
 
+def apart_on(state: LayerState, device: torch.device) -> LayerState:
+    """A copy of `state` on `device` that shares no memory with `state`."""
+    return _copied(state, lambda tensor: tensor.detach().to(device, copy=True))
+
+
+def without_module(state: LayerState) -> LayerState:
+    """A live `state` without the module that computes with it: the same memory, but for casts."""
+    flats = tuple(replace(flat, cast=None) for flat in state.flats)
+    views = {name: view for flat in flats for name, view in flat.layout.views(flat.weights).items()}
+    weights = {name: views.get(name, weight.detach()) for name, weight in state.weights.items()}
+    return replace(state, weights=weights, flats=flats)
+
+
 def _copied(state: LayerState, fresh: Callable[[Tensor], Tensor]) -> LayerState:
     flats = tuple(
         Flat(flat.layout, fresh(flat.weights), {slot: fresh(buffer) for slot, buffer in flat.slots.items()})
@@ -244,6 +257,11 @@ def part_of(state: LayerState, part: Part) -> LayerState:
 def united(weights: LayerState, moments: LayerState) -> LayerState:
     """A layer with the weights and buffers of `weights` and the rest of `moments`."""
     return replace(weights, slots=moments.slots, updates=moments.updates, freezing=moments.freezing, flats=())
+
+
+def in_host_memory(state: LayerState) -> bool:
+    """Whether none of its weights is on a GPU."""
+    return not any(weight.is_cuda for weight in state.weights.values())
 
 
 def bytes_of(state: LayerState) -> int:

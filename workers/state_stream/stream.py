@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 from planner.shards import Piece
@@ -33,6 +33,9 @@ from workers.state_stream.frames import (
     read_frame,
 )
 from workers.state_stream.sending import Delivery, prioritize
+
+MakeState = Callable[[], LayerState]
+"""Makes a state that somebody asks for."""
 
 MOST_PEERS = 512
 """Most peers that know the secret, served at a time: 64 ranks may fetch eight layers each from one server."""
@@ -73,7 +76,7 @@ class StateServer:
         self._log = log or logging.getLogger(__name__).warning
         self._flow = flow or Flow()
         self._followers = followers
-        self._offers: dict[int, dict[tuple[Piece, Part], LayerState]] = defaultdict(dict)
+        self._offers: dict[int, dict[tuple[Piece, Part], LayerState | MakeState]] = defaultdict(dict)
         self._kept: dict[int, dict[Piece, LayerState]] = defaultdict(dict)
         """The offers that `withdraw` leaves."""
         self._leaving: dict[Line, Part] = {}
@@ -98,6 +101,13 @@ class StateServer:
         """
         with self._offered:
             self._offers[step].update({(Piece(state.layer, state.shard), part): state for state in states})
+            self._offered.notify_all()
+
+    def offer_to_make(self, step: int, states: Mapping[Piece, MakeState]) -> None:
+        """Serve states as those of `step`, in addition to earlier offers. Each is made when it is asked for, on one of
+        the server's threads, and every time."""
+        with self._offered:
+            self._offers[step].update({(piece, Part.ALL): make for piece, make in states.items()})
             self._offered.notify_all()
 
     def keep(self, step: int, states: Iterable[LayerState]) -> None:
@@ -187,7 +197,7 @@ class StateServer:
                 if state is None:
                     delivery.decline(self._absence(wish))
                 else:
-                    delivery.deliver(part_of(state, wish.part), wish.step)
+                    self._deliver(delivery, wish, state)
         except (Gone, OSError):
             # A liveness probe connects and leaves; a peer that was cut off retries.
             pass
@@ -198,6 +208,15 @@ class StateServer:
                 self._leaving.pop(line, None)
                 del self._peers[threading.current_thread()]
                 self._strangers.pop(threading.current_thread(), None)
+
+    def _deliver(self, delivery: Delivery, wish: Wish, state: LayerState | MakeState) -> None:
+        if not isinstance(state, LayerState):
+            try:
+                state = state()
+            except Exception as error:
+                delivery.decline(f"could not be made: {error}"[: MOST_BYTES[Kind.ABSENT] // 4])
+                return
+        delivery.deliver(part_of(state, wish.part), wish.step)
 
     def _lead(self, subject: Subject, delivery: Delivery) -> None:
         """Send layers and their changes to a peer until it is gone, or nothing more comes."""
@@ -228,7 +247,7 @@ class StateServer:
             weights_leave = Part.WEIGHTS in self._leaving.values()
         return weights_leave or self._busy()
 
-    def _await(self, wish: Wish, delivery: Delivery, line: Line) -> LayerState | None:
+    def _await(self, wish: Wish, delivery: Delivery, line: Line) -> LayerState | MakeState | None:
         """The state that `wish` names, once it is offered. `line` counts as a delivery from then on."""
         deadline = time.monotonic() + wish.wait_s
         while True:

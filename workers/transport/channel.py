@@ -122,8 +122,12 @@ class Channel(ABC):
         return
 
     @abstractmethod
-    def receive(self, stream: Stream) -> Tensors:
-        """The stream's next message, in fresh tensors; waits for it."""
+    def receive(self, stream: Stream, *, on_host: bool = False) -> Tensors:
+        """The stream's next message, in fresh tensors; waits for it.
+
+        Args:
+            on_host: leave it in host memory. Not for streams of a `window`.
+        """
 
     @abstractmethod
     def flush(self) -> None:

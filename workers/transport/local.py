@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from workers.process.pinned_memory import to_host
 from workers.transport.channel import Channel, ChannelError, Shape, Stream, Tensors
 
 
@@ -55,7 +56,7 @@ class LocalChannel(Channel):
     def expect(self, stream: Stream, messages: int) -> None:
         pass
 
-    def receive(self, stream: Stream) -> Tensors:
+    def receive(self, stream: Stream, *, on_host: bool = False) -> Tensors:
         waiting = self._hub.queue_of(stream)
         if self._hub.closed.is_set():
             raise ChannelError(f"{stream.name}: the channel is closed")
@@ -67,7 +68,7 @@ class LocalChannel(Channel):
             ) from None
         if tensors is None:
             raise ChannelError(f"{stream.name}: the channel is closed")
-        return tensors
+        return tuple(map(to_host, tensors)) if on_host else tensors
 
     def flush(self) -> None:
         pass

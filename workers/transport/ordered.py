@@ -106,9 +106,10 @@ class OrderedChannel(Channel):
     def expect_next(self, stream: Stream) -> None:
         self._control.expect_next(stream)
 
-    def receive(self, stream: Stream) -> Tensors:
+    def receive(self, stream: Stream, *, on_host: bool = False) -> Tensors:
         if stream not in self._ordered:
-            return self._control.receive(stream)
+            return self._control.receive(stream, on_host=on_host)
+        assert not on_host, f"{stream.name} is of a window, whose messages go to the device"
         while not self._arriving[stream]:
             self._issue()
         handle, tensors = self._arriving[stream].popleft()

@@ -151,7 +151,7 @@ class ProcessGroupChannel(Channel):
                 self._ahead[line] = Waiter(f"receive {stream.name}", self.lost)
             return self._ahead[line]
 
-    def receive(self, stream: Stream) -> Tensors:
+    def receive(self, stream: Stream, *, on_host: bool = False) -> Tensors:
         if stream not in self._in_shapes:
             header = torch.empty(HEADER_BYTES, dtype=torch.uint8)
             self._put(stream, (header,), self._arrivals)
@@ -166,7 +166,8 @@ class ProcessGroupChannel(Channel):
             tensors = self._allocate(self._in_shapes[stream])
             self._put(stream, tensors, self._arrivals)
             self._get(stream, self._arrivals)
-        tensors = tuple(to_device(t, self._device, ours=True) for t in tensors)
+        if not on_host:
+            tensors = tuple(to_device(t, self._device, ours=True) for t in tensors)
         return self._in_shapes[stream].mark(tensors)
 
     def flush(self) -> None:

@@ -100,6 +100,8 @@ def _of_ranks(event: Event) -> str:
             return copied_text(event)
         case StandbyReport(rank=place, layers=layers, step=step, snapshot=True):
             return f"the first snapshot in place {place} is complete at step {step}: {named('layer', layers)}"
+        case StandbyReport(rank=place, layers=layers, step=step, given_up=True):
+            return f"place {place} has no copies from step {step} on, for want of host memory: {named('layer', layers)}"
         case StandbyReport(rank=place, layers=layers, step=step):
             return f"the copies in place {place} are up to date at step {step}: {named('layer', layers)}"
         case SwitchReport(rank=place, epoch=epoch, version=version, step=step, stall_s=stall_s):

@@ -100,7 +100,7 @@ def _redundancy(choice: Choice, mode: str) -> str:
         )
     return (
         f"a step sends {size(cost.bytes_per_step)} of gradients to {_copies_of(choice)}, which makes it {longer};"
-        f" copies take up to {size(cost.memory_bytes)} of a rank's memory"
+        f" copies take up to {size(cost.memory_bytes)} of {'a host' if cost.on_host else 'a rank'}'s memory"
     )
 
 

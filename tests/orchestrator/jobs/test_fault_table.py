@@ -122,6 +122,7 @@ def job(folder: Path, keeping: str, kind: FaultKind | None = None) -> Resolved:
         elastic={
             "redundancy": "checkpoint" if keeping == "checkpoint" else "peer",
             "copy_every": COPY_EVERY if keeping == "snapshots" else 1,
+            "copies_in": "host" if keeping == "shards" else "auto",
             "spares": SPARES,
             "grow": False,
             "allow_faults": True,

@@ -13,10 +13,10 @@ from planner.simulation.gradient_communication import (
     exchanged_s,
     shipped_bytes,
     shipped_s,
-    standby_bytes,
     standby_update_s,
 )
 from planner.simulation.predict import predict
+from planner.simulation.standby_memory import standby_bytes
 
 LINK = Link(
     latency_s=0.5,

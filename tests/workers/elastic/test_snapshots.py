@@ -20,10 +20,11 @@ from workers.checkpoint.folder import checkpoint_folder, checkpoints, read_layer
 from workers.config import CheckpointConfig, FreezeConfig, WorkerConfig
 from workers.control.rank_program import rank_programs
 from workers.elastic.snapshot_turns import SnapshotTurns
-from workers.elastic.snapshots import LEAST_FREE_BYTES, Snapshots
+from workers.elastic.snapshots import Snapshots
 from workers.fault_injection.fault import Fault, FaultKind, Phase
 from workers.launch.ranks import Job, run_threads
 from workers.models.registry import build_definition
+from workers.process.host_memory import LEAST_FREE_BYTES
 from workers.protocol import Assignment, Position, Source, StandbyReport, WarningReport
 from workers.state.layer_state import LayerState, bytes_of, digest, host_copy
 from workers.state.loss_scale import LossScale

@@ -1,0 +1,103 @@
+"""What standbys take of a device's memory and of a host's: `workers/elastic/standby.py` in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner.plan import Plan
+from planner.profile import Profile
+from planner.shards import WHOLE, Piece
+from planner.simulation.shard_parts import copied_bytes, gradient_bytes, part_of
+
+GRADIENT_BYTES = 4
+"""Of a parameter, in every precision."""
+PART = 2**24
+"""Parameters that are brought to a GPU together (`workers/elastic/updates.py`)."""
+
+
+def standby_bytes(profile: Profile, plan: Plan) -> tuple[int, ...]:
+    """Per place, memory of the device for its standbys: weights, optimizer state, and the gradients that arrive; of
+    those in a GPU's host the one that is being brought up to date. Where states are shared out also the gradients that
+    it sends: those of a shard are not the memory in which they were summed."""
+    if profile.cluster.refresh_every:
+        taken = [
+            max((_refreshed_bytes(profile, piece) for piece in kept), default=0)
+            if _is_gpu(profile, plan, place)
+            else _host_bytes(profile, plan, place, kept)
+            for place, kept in enumerate(_kept(plan))
+        ]
+    else:
+        taken = [
+            sum(copied_bytes(profile.model.layers[piece.layer], piece) for piece in kept)
+            for kept in _kept(plan)
+        ]
+    for piece, places in plan.copied:
+        if plan.shards > 1 and places:
+            taken[plan.owner_of(piece)] += gradient_bytes(profile.model.layers[piece.layer], piece)
+    return tuple(taken)
+
+
+def standby_host_bytes(profile: Profile, plan: Plan) -> tuple[int, ...]:
+    """Per place, host memory of its standbys, where they are kept there: bases, logs, and one more base while that is
+    made."""
+    if not profile.cluster.refresh_every:
+        return (0,) * plan.world_size
+    return tuple(_host_bytes(profile, plan, place, kept) for place, kept in enumerate(_kept(plan)))
+
+
+def log_bytes(sizes: Sequence[int], every: int) -> int:
+    """The most that the logs of copies take: each copy gets a new base every `every` steps, at steps that follow from
+    its number.
+
+    Args:
+        sizes: of one step's gradients, by copy.
+    """
+    return max(
+        sum(((phase + number) % every or every) * size for number, size in enumerate(sizes))
+        for phase in range(every)
+    )
+
+
+def _kept(plan: Plan) -> list[list[Piece]]:
+    """Per place, what it keeps standbys of."""
+    kept: list[list[Piece]] = [[] for _ in range(plan.world_size)]
+    for piece, places in plan.copied:
+        for place in places:
+            kept[place].append(piece)
+    return kept
+
+
+def _host_bytes(profile: Profile, plan: Plan, place: int, kept: Sequence[Piece]) -> int:
+    layers = profile.model.layers
+    sizes = [gradient_bytes(layers[piece.layer], piece) for piece in kept]
+    if _is_gpu(profile, plan, place):
+        sizes = [_pinned(size) for size in sizes]
+    bases = [base_bytes(profile, piece) for piece in kept]
+    return sum(bases) + max(bases, default=0) + log_bytes(sizes, profile.cluster.refresh_every)
+
+
+def base_bytes(profile: Profile, piece: Piece) -> int:
+    """The state of `piece` without what it is computed with."""
+    layer = profile.model.layers[piece.layer]
+    if piece.shard == WHOLE:
+        return layer.moved_bytes
+    return round(part_of(layer, piece) * (layer.gradient_bytes + layer.optimizer_bytes))
+
+
+def _refreshed_bytes(profile: Profile, piece: Piece) -> int:
+    """Of a GPU, while it applies one step after the other to a copy: of the state, a step's gradients and their scaled
+    values as much as is there at a time; all of it where freezing looks at whole layers."""
+    layer = profile.model.layers[piece.layer]
+    base, gradients = base_bytes(profile, piece), gradient_bytes(layer, piece)
+    trained = layer.gradient_bytes // GRADIENT_BYTES
+    at_once = 1.0 if layer.statistics_bytes else min(1.0, PART / max(1, part_of(layer, piece) * trained))
+    return round(at_once * (base + 2 * gradients))
+
+
+def _pinned(size: int) -> int:
+    """Torch takes pinned memory in powers of two."""
+    return 1 << (size - 1).bit_length() if size else 0
+
+
+def _is_gpu(profile: Profile, plan: Plan, place: int) -> bool:
+    return profile.cluster.devices[plan.place(place).rank].kind == "cuda"
