@@ -240,6 +240,7 @@ def manifest_mismatch(manifest: Manifest, config: WorkerConfig) -> Mapping[str, 
     """The settings that determine the trajectory and differ: dotted key -> (in the checkpoint, now)."""
     before, now = dict(manifest.spec), config.model_dump(mode="json")
     before.setdefault("freeze", FreezeConfig().model_dump(mode="json"))
+    before.setdefault("compile", False)
     if before["freeze"]["method"] == now["freeze"]["method"]:
         # The method ignores the other freezing settings.
         for spec in (before, now):
@@ -248,6 +249,7 @@ def manifest_mismatch(manifest: Manifest, config: WorkerConfig) -> Mapping[str, 
         "seed",
         "precision",
         "threads",
+        "compile",
         "microbatch_size",
         "microbatches",
         "replicas",

@@ -11,6 +11,7 @@ from typing import TypeVar
 from planner.shards import WHOLE, Piece, Shard
 from workers.build import build_layers
 from workers.checkpoint.folder import read_layer, read_manifest
+from workers.compiled.compiler import Compiler
 from workers.config import WorkerConfig
 from workers.devices.device import Device
 from workers.elastic.standby import Base
@@ -66,6 +67,7 @@ class LayerSource:
     Args:
         secret: the job's, with which ranks authenticate each other.
         faults: the fault injections armed on this rank.
+        compiler: compiles the layers, if the job wants that.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class LayerSource:
         optimizer: Optimizer,
         secret: bytes,
         faults: FaultPoints,
+        compiler: Compiler | None = None,
     ) -> None:
         self._config = config
         self._definition = definition
@@ -83,6 +86,7 @@ class LayerSource:
         self._optimizer = optimizer
         self._secret = secret
         self._faults = faults
+        self._compiler = compiler
         self._freeze = Settings(config.freeze, Plans())
         self._shard = WHOLE
         self._stopped = threading.Event()
@@ -115,7 +119,7 @@ class LayerSource:
     def _built(
         self, layers: Iterable[int], shard: Shard | None = None, *, beside_training: bool = False
     ) -> Built:
-        return build_layers(
+        built = build_layers(
             self._definition,
             layers,
             seed=self._config.seed,
@@ -125,6 +129,9 @@ class LayerSource:
             beside_training=beside_training,
             shard=shard or self._shard,
         )
+        if self._compiler is not None:
+            self._compiler.compile([layer for layer, _ in built.values()])
+        return built
 
     def _with_statistics(self, built: Built, step: int) -> Built:
         freeze = self._freeze.at(step + 1)
