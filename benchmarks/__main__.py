@@ -14,6 +14,7 @@ BENCHMARKS = (
     "one_rank",
     "one_gpu",
     "attention",
+    "compiled",
     "prediction",
     "first_step",
     "partition",
