@@ -15,6 +15,7 @@ BENCHMARKS = (
     "one_gpu",
     "gpu_copies",
     "attention",
+    "compiled",
     "prediction",
     "first_step",
     "partition",

@@ -40,7 +40,7 @@ class blamed:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not isinstance(error, Exception) or isinstance(error, JobError) or _is_of_the_machine(error):
+        if not isinstance(error, Exception) or isinstance(error, JobError) or of_the_machine(error):
             return
         if (operation := _OTHER_BITS.match(str(error))) is not None:
             raise JobError(
@@ -54,5 +54,6 @@ class blamed:
         raise JobError(f"{self._code} {what_it_did(error)}{advice}{where(error)}") from error
 
 
-def _is_of_the_machine(error: Exception) -> bool:
+def of_the_machine(error: BaseException) -> bool:
+    """Whether it was not the code, so that the same pass may work another time."""
     return isinstance(error, _OF_THE_MACHINE) or _MACHINE_WORDS.search(str(error)) is not None

@@ -341,6 +341,8 @@ class WorkerConfig(Section):
     """`workers/state/precision.py` says what each means."""
     threads: Positive
     """Torch threads per rank."""
+    compile: bool = False
+    """Whether layers are compiled."""
     validate_every: NonNegative
     """Steps between validations; 0: only after the last step."""
     timeline_every: NonNegative = 0

@@ -7,7 +7,8 @@ and no rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from workers.backward import backward, gradient_of
 from workers.blamed import blamed
+from workers.compiled.forward import CompiledForward, Traced, Untraceable
 from workers.deferred.cover import cover
 from workers.deferred.queue import WeightGradQueue, Workspace
 from workers.protocol import JobError
@@ -71,7 +73,9 @@ class Layer:
         """Its gradients, side by side."""
         self.shared: ComputeWeights | None = None
         """Its weights, where siblings share out its states."""
-        self._deferral, self.uncovered = cover(module, workspace, self.summed.home)
+        self.compiled: CompiledForward | None = None
+        """Computes the forward passes of training; None: the module does, operation by operation."""
+        self.deferral, self.uncovered = cover(module, workspace, self.summed.home)
         self._uncovered = {n: self.trained[n] for n in self.uncovered}
         self._covered = {n: p for n, p in self.trained.items() if n not in self._uncovered}
         self._buffers = _persistent_buffers(module)
@@ -118,7 +122,7 @@ class Layer:
         """Forward pass in evaluation mode: no draws, no gradients, no buffer changes."""
         self.module.eval()
         try:
-            return tuple(canonical(t) for t in self._run(inputs, 0, WeightGradQueue()))
+            return tuple(canonical(t) for t in self._run(self.module, inputs, 0, WeightGradQueue()))
         finally:
             self.module.train()
 
@@ -199,46 +203,101 @@ class Layer:
         *,
         write_buffers: bool,
     ) -> Tensors:
+        if self.compiled is not None:
+            try:
+                return self._train_compiled(
+                    self.compiled, inputs, draw_key, queue, frozen, write_buffers=write_buffers
+                )
+            except Untraceable:
+                # Nothing has run. The way depends on the layer as it is now, not on what it was before.
+                pass
         # Not the uncovered ones: torch's product of a stack and a matrix depends on whether the matrix has a
         # gradient, which may change the last bits. The backward walks leave them out instead.
         still = [self._covered[name] for name in frozen if name in self._covered]
         for parameter in still:
             parameter.requires_grad_(False)
         try:
-            return self._run_on_buffers(inputs, draw_key, queue, write_buffers=write_buffers)
+            return self._run_on_buffers(self.module, inputs, draw_key, queue, write_buffers=write_buffers)
         finally:
             for parameter in still:
                 parameter.requires_grad_(True)
 
-    def _run_on_buffers(
-        self, inputs: Tensors, draw_key: int, queue: WeightGradQueue, *, write_buffers: bool
+    def _train_compiled(
+        self,
+        compiled: CompiledForward,
+        inputs: Tensors,
+        draw_key: int,
+        queue: WeightGradQueue,
+        frozen: frozenset[str],
+        *,
+        write_buffers: bool,
     ) -> Tensors:
-        if not self._buffers:
-            return self._run(inputs, draw_key, queue)
-        # Autograd keeps the buffers that a forward pass read, and the next microbatch would change them. So
-        # each pass gets a copy, whose values are copied back afterwards.
+        """`_train` with one and the same compiled function, whatever is frozen, kept, or carries a gradient."""
+        compiled.frozen = frozenset(id(self.trained[name]) for name in frozen if name in self.trained)
+        with torch.enable_grad():
+            return self._run_on_buffers(
+                compiled, self._requiring(inputs), draw_key, queue, write_buffers=write_buffers
+            )
+
+    def _requiring(self, inputs: Tensors) -> Tensors:
+        """`inputs` as a compiled function takes them: with a gradient wherever a layer before this one may have any."""
+        if self.index == 0:
+            return inputs
+        return tuple(t if t.requires_grad or not t.is_floating_point() else _leaf(t, True) for t in inputs)
+
+    def warm(self, compiled: CompiledForward, inputs: Callable[[], Tensors]) -> list[Traced]:
+        """Trace what `compiled` will compute in training, without running it; as `CompiledForward.warm`.
+
+        Args:
+            inputs: makes a microbatch's.
+        """
+        with (
+            torch.enable_grad(),
+            autocast(self._precision, self.device),
+            self._buffers_copied(write=False),
+            _attributes_kept(self.module),
+        ):
+            return compiled.warm(lambda: cast_floats(self._requiring(inputs()), self._cast))
+
+    def _run_on_buffers(
+        self,
+        call: Callable[..., object],
+        inputs: Tensors,
+        draw_key: int,
+        queue: WeightGradQueue,
+        *,
+        write_buffers: bool,
+    ) -> Tensors:
+        with self._buffers_copied(write=write_buffers) if self._buffers else nullcontext():
+            return self._run(call, inputs, draw_key, queue)
+
+    @contextmanager
+    def _buffers_copied(self, *, write: bool) -> Iterator[None]:
+        """Autograd keeps the buffers that a forward pass read, and the next microbatch would change them. So each pass
+        gets a copy, whose values are copied back afterwards if they are to be written."""
         for owner, name, buffer in self._buffers:
             owner._buffers[name] = buffer.clone()
         try:
-            outputs = self._run(inputs, draw_key, queue)
-            if write_buffers:
+            yield
+            if write:
                 with torch.no_grad():
                     for owner, name, buffer in self._buffers:
                         buffer.copy_(getattr(owner, name))
         finally:
             for owner, name, buffer in self._buffers:
                 owner._buffers[name] = buffer
-        return outputs
 
-    def _run(self, inputs: Tensors, draw_key: int, queue: WeightGradQueue) -> Tensors:
-        self._deferral.queue = queue
+    def _run(
+        self, call: Callable[..., object], inputs: Tensors, draw_key: int, queue: WeightGradQueue
+    ) -> Tensors:
+        self.deferral.queue = queue
         with self._forward_pass, rng.keyed(draw_key, self.device):
             inputs = cast_floats(inputs, self._cast)
             if self._precision == "float32":
-                outputs = self.module(*inputs)
+                outputs = call(*inputs)
             else:
                 with autocast(self._precision, self.device):
-                    outputs = self.module(*inputs)
+                    outputs = call(*inputs)
         if isinstance(outputs, Tensor):
             return cast_floats((outputs,), self._cast)
         if isinstance(outputs, tuple | list) and outputs and all(isinstance(t, Tensor) for t in outputs):
@@ -294,6 +353,19 @@ def _persistent_buffers(module: nn.Module) -> list[tuple[nn.Module, str, Tensor]
         for name, buffer in owner._buffers.items()
         if buffer is not None and name not in owner._non_persistent_buffers_set
     ]
+
+
+@contextmanager
+def _attributes_kept(module: nn.Module) -> Iterator[None]:
+    """Undo what a forward pass that is traced sets on its modules: a counter, for instance."""
+    before = [(part.__dict__, dict(part.__dict__)) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for attributes, kept in before:
+            for name in attributes.keys() - kept.keys():
+                del attributes[name]
+            attributes.update(kept)
 
 
 def _leaf(tensor: Tensor, carries: bool) -> Tensor:

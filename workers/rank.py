@@ -25,6 +25,7 @@ from workers.checkpoint.folder import DamagedCheckpointError, read_manifest
 from workers.checkpoint.manifest import FileRecord
 from workers.checkpoint.writer import write_layers
 from workers.commit import vector_sha256
+from workers.compiled.compiler import Compiler, compiler_of
 from workers.config import WorkerConfig
 from workers.control.activity import Activity
 from workers.control.mailbox import Mailbox
@@ -159,6 +160,9 @@ class Rank:
         """The newest step begun in its last training."""
         self._short = False
         """Whether its last training ended for want of memory."""
+        self._compiler: Compiler | None = None
+        self._told: set[str] = set()
+        """Layers of which it has said why they are not compiled."""
         self._source: LayerSource | None = None
         self.faults = FaultPoints(
             report,
@@ -194,8 +198,10 @@ class Rank:
                 " parameters with, and shared parameters would drift apart: leave salvage out, or untie the model's"
                 " layers"
             )
+        if config.compile:
+            self._compiler = compiler_of(config, self._definition, self._data, self._device.torch_device)
         self._source = LayerSource(
-            config, self._definition, self._device, self._optimizer, self._secret, self.faults
+            config, self._definition, self._device, self._optimizer, self._secret, self.faults, self._compiler
         )
         if config.elastic.copies_on_host(config.device):
             self._host_form = HostForm(
@@ -496,6 +502,7 @@ class Rank:
             observe=self._observe,
             surroundings=self._surroundings,
         )
+        self._tell_uncompiled(setup)
         self._training = Training(setup, self._generation, self._channel, self._step)
         try:
             while isinstance(end := self._training.run(), NextPlan):
@@ -547,6 +554,7 @@ class Rank:
             held=following.held,
             bring=self._bring_base(),
         )
+        self._tell_uncompiled(setup)
         self._training = Training(setup, self._generation, self._channel, self._step, before)
         # At once: the controller acts on it only when every rank has said so, and then the commit is settled.
         self._report(
@@ -570,6 +578,17 @@ class Rank:
         assert self._source is not None
         assert self._standbys is not None
         return partial(self._source.fetch_base, self._step, on_host=self._standbys.host is not None)
+
+    def _tell_uncompiled(self, setup: GenerationSetup) -> None:
+        """Report which of its layers are not compiled, and why, once."""
+        if self._compiler is None or setup.pipeline != 0:
+            return
+        names = {self._definition.names[layer] for layer in setup.layers}
+        for name, why in self._compiler.why_not.items():
+            if name in names - self._told:
+                self._told.add(name)
+                text = f"layer {name} is not compiled: {why}. It computes as without job.compile"
+                self._report(WarningReport(rank=self._rank, text=text))
 
     def _offer_bases(self, pieces: Iterable[Piece]) -> None:
         """Offer copies of those of `pieces` that it owns, as they are now."""
@@ -734,6 +753,7 @@ class Rank:
             device=self._device,
             optimizer=self._optimizer,
             channel=self._channel,
+            compiler=self._compiler,
         )
         return measure(subject, budget_s)
 
@@ -840,6 +860,8 @@ class Rank:
         if self._server is not None:
             self._server.close()
             self._server = None
+        if self._compiler is not None:
+            self._compiler.close()
 
 
 def _held(built: Built) -> Held:

@@ -170,6 +170,8 @@ def key_of(spec: Spec, ranks: int) -> str:
     }
     if spec.cluster.pin_cores:
         depends["pinned"] = True
+    if spec.job.compile:
+        depends["compiled"] = True
     return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -302,6 +304,7 @@ def worker_config(spec: Spec) -> WorkerConfig:
         steps=spec.job.steps,
         precision=spec.job.precision,
         threads=spec.job.threads,
+        compile=spec.job.compile,
         validate_every=0,
         output=spec.job.folder,
         device=device,

@@ -79,6 +79,7 @@ def resolve(settled: SettledSpec, *, epoch: int, plan: Plan | None = None) -> Re
         steps=spec.job.steps,
         precision=spec.job.precision,
         threads=spec.job.threads,
+        compile=spec.job.compile,
         validate_every=spec.job.validate_every,
         timeline_every=spec.job.timeline_every,
         curvature_every=spec.job.curvature_every,

@@ -57,6 +57,11 @@ class JobConfig(Section):
     loss that is halved by each step whose gradients overflow, which is skipped, and doubled after 2000 without."""
     threads: Positive = 1
     """Torch threads per rank. Part of the trajectory: another number gives other bits."""
+    compile: bool = False
+    """Compile each layer once per shape, with PyTorch's compiler. Part of the trajectory: compiled layers have other
+    bits, the same ones for any partition. A layer that cannot be compiled computes as it is, and the log says which and
+    why. Each rank compiles before its first step, which takes seconds to a minute, and needs a C++ compiler and
+    Python's headers on its node, on a GPU Triton too. Validation is not compiled."""
     validate_every: NonNegative = 0
     """Steps between validations; 0: only after the last step."""
     timeline_every: NonNegative = 50

@@ -246,6 +246,7 @@ def manifest_mismatch(
     """
     before, now = dict(manifest.spec), config.model_dump(mode="json")
     before.setdefault("freeze", FreezeConfig().model_dump(mode="json"))
+    before.setdefault("compile", False)
     if before["freeze"]["method"] == now["freeze"]["method"]:
         # The method ignores the other freezing settings.
         for spec in (before, now):
@@ -254,6 +255,7 @@ def manifest_mismatch(
         "seed",
         "precision",
         "threads",
+        "compile",
         "microbatch_size",
         "microbatches",
         "replicas",

@@ -129,6 +129,9 @@ def _products(
     sizes: tuple[int, ...],
 ) -> tuple[Tensor, ...]:
     """The product of each input with its `sizes` rows of `in_proj_weight`, together one use of that."""
+    if torch.compiler.is_dynamo_compiling():
+        # Of parts of a matrix, which no tap follows: the gradient would be lost.
+        torch._dynamo.graph_break(msg="attention over several tensors")
     dtype, device = compute_dtype(inputs[0], module.in_proj_weight), inputs[0].device
     inputs = tuple(x.to(dtype) for x in inputs)
     # Each part is cast by itself, as torch does it: alignment can change bits.

@@ -2,39 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workers.deferred.defer import Held, add_product_, adds_wide, compute_dtype, defer, product
-from workers.deferred.queue import Deferral, Use
+from workers.deferred import traced
+from workers.deferred.defer import Held, UseOf, add_product_, adds_wide, compute_dtype, defer, product
+from workers.deferred.queue import Accumulator, Deferral, Use
 from workers.state.flat import grad_dtype
 
 
+def linear_use(accumulator: Accumulator, x: Tensor) -> UseOf:
+    """What the gradient of the product of `x` and a matrix makes of it: a use of the matrix, in the dtype of `x`."""
+    held = Held(x)
+    dtype, wide = x.dtype, adds_wide(x, grad_dtype(accumulator.parameter))
+
+    def use_of(grad: Tensor) -> Use:
+        x = held.take()
+        x_rows, rows = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
+
+        def form(out: Tensor | None) -> Tensor:
+            return torch.mm(rows.t(), x_rows, out=out) if out is not None else torch.mm(rows.t(), x_rows)
+
+        def add(total: Tensor) -> None:
+            add_product_(total, rows.t(), x_rows)
+
+        return Use(accumulator, form, dtype, add if wide else None)
+
+    return use_of
+
+
+def embedding_use(accumulator: Accumulator, tokens: Tensor, padding_idx: int | None) -> UseOf:
+    """As `linear_use`, for rows of the matrix."""
+    parameter, dtype = accumulator.parameter, grad_dtype(accumulator.parameter)
+
+    def use_of(grad: Tensor) -> Use:
+        def form(out: Tensor | None) -> Tensor:
+            # Added row by row, which 16 bits would not bear: a frequent token has hundreds of rows.
+            dense = torch.ops.aten.embedding_dense_backward(
+                grad.to(dtype), tokens, parameter.shape[0], -1 if padding_idx is None else padding_idx, False
+            )
+            return dense if out is None else out.copy_(dense)
+
+        return Use(accumulator, form, dtype)
+
+    return use_of
+
+
+def convolution_use(accumulator: Accumulator, x: Tensor, geometry: Sequence[Any]) -> UseOf:
+    """As `linear_use`, for a convolution; `geometry` as `torch.convolution` takes it."""
+    held, dtype = Held(x), x.dtype
+    weight = accumulator.cast(dtype)
+
+    def use_of(grad: Tensor) -> Use:
+        x = held.take()
+
+        def form(out: Tensor | None) -> Tensor:
+            formed = torch.ops.aten.convolution_backward(
+                grad, x, weight, [weight.shape[0]], *geometry, [False, True, False]
+            )[1]
+            return formed if out is None else out.copy_(formed)
+
+        return Use(accumulator, form, dtype)
+
+    return use_of
+
+
 def linear_forward(weight: Tensor, bias: Tensor | None, deferral: Deferral) -> Callable[[Tensor], Tensor]:
-    accumulator, total = deferral.accumulator(weight), grad_dtype(weight)
+    accumulator = deferral.accumulator(weight)
 
     def of_rows(x: Tensor) -> Tensor:
+        if torch.compiler.is_dynamo_compiling():
+            return traced.linear(x, weight, bias)
         dtype = compute_dtype(x, weight)
         if x.dtype != dtype:
             x = x.to(dtype)
-        held = Held(x)
-        wide = adds_wide(x, total)
-
-        def use_of(grad: Tensor) -> Use:
-            x = held.take()
-            x_rows, rows = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
-
-            def form(out: Tensor | None) -> Tensor:
-                return torch.mm(rows.t(), x_rows, out=out) if out is not None else torch.mm(rows.t(), x_rows)
-
-            def add(total: Tensor) -> None:
-                add_product_(total, rows.t(), x_rows)
-
-            return Use(accumulator, form, dtype, add if wide else None)
-
+        use_of = linear_use(accumulator, x)
         output = product(x, accumulator.cast(dtype), bias)
         return defer(output, accumulator, deferral.queue, use_of)
 
@@ -47,23 +93,14 @@ def linear_forward(weight: Tensor, bias: Tensor | None, deferral: Deferral) -> C
 
 
 def embedding_forward(module: nn.Embedding, deferral: Deferral) -> Callable[[Tensor], Tensor]:
-    given = module.padding_idx
-    padding_idx = -1 if given is None else given
     accumulator, parameter = deferral.accumulator(module.weight), module.weight
-    dtype = grad_dtype(parameter)
+    padding_idx = module.padding_idx
 
     def forward(tokens: Tensor) -> Tensor:
-        def use_of(grad: Tensor) -> Use:
-            def form(out: Tensor | None) -> Tensor:
-                # Added row by row, which 16 bits would not bear: a frequent token has hundreds of rows.
-                dense = torch.ops.aten.embedding_dense_backward(
-                    grad.to(dtype), tokens, parameter.shape[0], padding_idx, False
-                )
-                return dense if out is None else out.copy_(dense)
-
-            return Use(accumulator, form, dtype)
-
-        output = functional.embedding(tokens, parameter.detach(), given)
+        if torch.compiler.is_dynamo_compiling():
+            return traced.embedding(tokens, parameter, padding_idx)
+        output = functional.embedding(tokens, parameter.detach(), padding_idx)
+        use_of = embedding_use(accumulator, tokens, padding_idx)
         return defer(output, accumulator, deferral.queue, use_of)
 
     return forward
@@ -75,27 +112,18 @@ def convolution_forward(
     spatial = len(module.kernel_size)
     assert not isinstance(module.padding, str)
     geometry = (module.stride, module.padding, module.dilation, False, (0,) * spatial, module.groups)
-    accumulator, bias, sizes = deferral.accumulator(module.weight), module.bias, [module.out_channels]
+    accumulator, parameter, bias = deferral.accumulator(module.weight), module.weight, module.bias
 
     def of_batch(x: Tensor) -> Tensor:
-        dtype = compute_dtype(x, accumulator.parameter)
+        if torch.compiler.is_dynamo_compiling():
+            return traced.convolution(x, parameter, bias, *geometry)
+        dtype = compute_dtype(x, parameter)
         if x.dtype != dtype:
             x = x.to(dtype)
-        weight = accumulator.cast(dtype)
-        held = Held(x)
-
-        def use_of(grad: Tensor) -> Use:
-            x = held.take()
-
-            def form(out: Tensor | None) -> Tensor:
-                formed = torch.ops.aten.convolution_backward(
-                    grad, x, weight, sizes, *geometry, [False, True, False]
-                )[1]
-                return formed if out is None else out.copy_(formed)
-
-            return Use(accumulator, form, dtype)
-
-        output = torch.convolution(x, weight, None if bias is None else bias.to(dtype), *geometry)
+        use_of = convolution_use(accumulator, x, geometry)
+        output = torch.convolution(
+            x, accumulator.cast(dtype), None if bias is None else bias.to(dtype), *geometry
+        )
         return defer(output, accumulator, deferral.queue, use_of)
 
     def forward(x: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from planner.shards import WHOLE, Piece, Shard
 from workers.build import build_layers
 from workers.checkpoint.folder import read_layer, read_manifest
+from workers.compiled.compiler import Compiler
 from workers.config import WorkerConfig
 from workers.devices.device import Device
 from workers.elastic.standby import Base
@@ -83,6 +84,7 @@ class LayerSource:
     Args:
         secret: the job's, with which ranks authenticate each other.
         faults: the fault injections armed on this rank.
+        compiler: compiles the layers, if the job wants that.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class LayerSource:
         optimizer: Optimizer,
         secret: bytes,
         faults: FaultPoints,
+        compiler: Compiler | None = None,
     ) -> None:
         self._config = config
         self._definition = definition
@@ -100,6 +103,7 @@ class LayerSource:
         self._optimizer = optimizer
         self._secret = secret
         self._faults = faults
+        self._compiler = compiler
         self._freeze = Settings(config.freeze, Plans())
         self._shard = WHOLE
         self._stopped = threading.Event()
@@ -145,7 +149,7 @@ class LayerSource:
         beside_training: bool = False,
         on_host: bool = False,
     ) -> Built:
-        return build_layers(
+        built = build_layers(
             self._definition,
             layers,
             seed=self._config.seed,
@@ -155,6 +159,9 @@ class LayerSource:
             beside_training=beside_training,
             shard=shard or self._shard,
         )
+        if self._compiler is not None:
+            self._compiler.compile([layer for layer, _ in built.values()])
+        return built
 
     def _with_statistics(self, built: Built, step: int) -> Built:
         freeze = self._freeze.at(step + 1)

@@ -24,12 +24,13 @@ def where(error: BaseException) -> str:
     """`, at my_net.py:12 in build`: the innermost of the user's lines in the traceback of `error`; empty where there is
     none, as when the arguments do not fit the function."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if _is_users(frame.filename):
+        if is_users(frame.filename):
             return f", at {frame.filename}:{frame.lineno} in {frame.name}"
     return ""
 
 
-def _is_users(file: str) -> bool:
+def is_users(file: str) -> bool:
+    """Whether `file` belongs neither to us nor to a library."""
     if file.startswith("<"):  # made by the interpreter
         return False
     path = os.path.realpath(file)

@@ -24,4 +24,5 @@ def cost_settings(config: WorkerConfig) -> dict[str, Any]:
         "optimizer": ("name",),
     }
     given = config.model_dump(mode="json", include=set(keys))
-    return {f"{section}.{key}": given[section][key] for section, of in keys.items() for key in of}
+    settings = {f"{section}.{key}": given[section][key] for section, of in keys.items() for key in of}
+    return {**settings, "job.compile": True} if config.compile else settings

@@ -17,6 +17,7 @@ from planner.ir import Kind
 from planner.profile import LayerProfile, Matrix
 from planner.shards import first_of_ties
 from workers.build import build_layers
+from workers.compiled.compiler import Compiler
 from workers.config import WorkerConfig
 from workers.data.dataset import Batch, OpenData
 from workers.data.sampling import train_indices
@@ -59,6 +60,8 @@ class Subject:
     device: Device
     optimizer: Optimizer
     channel: Channel
+    compiler: Compiler | None = None
+    """Compiles the layers that are timed."""
 
     def read(self, microbatch: int) -> Batch:
         """As training reads it: a microbatch of the first step, on the device."""
@@ -168,6 +171,9 @@ def _measure_part(
     grads = tuple(torch.randn_like(t) / t.numel() for t in _outputs(chain, begin(0)) if t.requires_grad)
     counted = count_bytes(chain, lambda: begin(0), fresh=chain.layers[0].index == 0)
     chain.forget_gradients()
+    if subject.compiler is not None:
+        # Not before: what a compiled function allocates is not to be counted, and is hardly more.
+        subject.compiler.compile(chain.layers)
     kept = sum(one.activation_bytes for one in counted) or 1
     most = 1 if subject.config.device == "emulated" else MICROBATCHES
     microbatches = max(1, min(most, limit_bytes // kept))

@@ -1,0 +1,307 @@
+"""Compiled layers: the same bits whatever is cut, kept, split or frozen; what cannot be compiled computes as it is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import compiled_models
+import pytest
+import torch
+from compiled_models import Counts, Mixed, Raises
+from jobs import job, small_config
+from small_models import WIDTH, Vectors, cross_entropy
+from torch import Tensor
+from torch._dynamo.utils import counters
+from torch._inductor import config as inductor
+
+import workers.rank
+from workers.build import build_layers
+from workers.checkpoint.coordination import manifest_mismatch
+from workers.checkpoint.manifest import Manifest
+from workers.compiled.compiler import Compiler
+from workers.compiled.kernels import Kernels
+from workers.config import ModelConfig, OptimizerConfig
+from workers.launch.ranks import Run, run_processes, run_threads
+from workers.layer import Layer
+from workers.models.definition import LayerBuilder, ModelDefinition
+from workers.protocol import JobError, WarningReport
+from workers.reproducibility import rng
+from workers.state.optim import make_optimizer
+from workers.state.precision import boundary_dtype
+
+# Compiling takes seconds: one process does it once for all tests here.
+pytestmark = pytest.mark.xdist_group("compiled")
+
+CPU = torch.device("cpu")
+ROWS = 3
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Torch's threads of a rank; a trace holds for as many only."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@cache
+def compiler_in(precision: str) -> Compiler:
+    """The compiler of `compiled_models.model`."""
+    return Compiler(
+        compiled_models.model(),
+        lambda: Vectors().train(list(range(ROWS))).inputs,
+        precision=precision,
+        device=CPU,
+        threads=1,
+    )
+
+
+def built(
+    kinds: Sequence[Callable[[], torch.nn.Module]] = (Mixed, Mixed), *, precision: str = "float32"
+) -> list[Layer]:
+    definition = ModelDefinition(
+        tuple(LayerBuilder(f"l{i}", kind) for i, kind in enumerate(kinds)), cross_entropy
+    )
+    layers = build_layers(
+        definition,
+        range(len(kinds)),
+        seed=1,
+        precision=precision,
+        device=CPU,
+        optimizer=make_optimizer(OptimizerConfig(), 1),
+    )
+    return [layer for layer, _ in layers.values()]
+
+
+def compiled(kind: Callable[[], torch.nn.Module] = Mixed, *, precision: str = "float32") -> Layer:
+    """A layer that is not the first, compiled."""
+    layer = built((Mixed, kind), precision=precision)[1]
+    compiler_in(precision).compile([layer])
+    return layer
+
+
+def passes(
+    layer: Layer,
+    *,
+    keep: bool = True,
+    split: bool = True,
+    carries: bool = True,
+    frozen: frozenset[str] = frozenset(),
+) -> dict[str, Tensor]:
+    """What two microbatches leave, by name: outputs, input gradients, gradients, buffers."""
+    left: dict[str, Tensor] = {}
+    dtype = boundary_dtype(layer._precision) or torch.float32
+    generator = torch.Generator().manual_seed(3)
+    for microbatch in range(2):
+        x, grad = (torch.randn(ROWS, WIDTH, generator=generator).to(dtype) for _ in range(2))
+        (output,), done = layer.forward((x.requires_grad_(carries),), microbatch, keep=keep, frozen=frozen)
+        left[f"output {microbatch}"] = output.detach()
+        if not keep:
+            layer.recompute(done)
+        grads = layer.backward(done, (grad,), weights=not split)
+        if grads:
+            left[f"input gradient {microbatch}"] = grads[0]
+        if split:
+            layer.weight_grad(done)
+    left |= {n: p.grad.clone() for n, p in layer.module.named_parameters() if p.grad is not None}
+    left |= {n: buffer.clone() for n, buffer in layer.module.named_buffers()}
+    layer.drop_gradients()
+    return left
+
+
+def differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> set[str]:
+    return {name for name in one.keys() | other.keys() if not _equal(one.get(name), other.get(name))}
+
+
+def _equal(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is not None and other is not None and torch.equal(one, other)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_compiled_layer_computes_the_same_however_it_is_used(precision: str) -> None:
+    layer, plain = compiled(precision=precision), built(precision=precision)[1]
+    assert layer.compiled is not None
+    known = counters["stats"]["unique_graphs"]
+    expected = passes(layer)
+    reference = passes(plain)
+    assert expected.keys() == reference.keys()
+    for name, value in reference.items():
+        torch.testing.assert_close(
+            expected[name], value, rtol=2e-2, atol=1e-5 if precision == "float32" else 6e-2
+        )
+    # It is compiled code that ran: its last bits are others.
+    assert differing(expected, reference)
+
+    def again(**how: object) -> set[str]:
+        fresh = compiled(precision=precision)
+        return differing(passes(fresh, **how), expected)  # type: ignore[arg-type]
+
+    for keep in (True, False):
+        for split in (True, False):
+            assert not again(keep=keep, split=split)
+    assert again(carries=False) == {"input gradient 0", "input gradient 1"}
+    frozen = frozenset({"up.weight", "norm.bias"})
+    assert again(frozen=frozen) == frozen
+    every = frozenset(name for name, _ in layer.module.named_parameters())
+    assert again(frozen=every) == every
+    # Each of these was traced before its first pass, and nothing afterwards.
+    assert counters["stats"]["unique_graphs"] == known + 7
+
+
+def test_layers_of_one_class_do_not_matter_to_each_other() -> None:
+    expected = passes(compiled())
+    breaks, counts, fine = built((Mixed, lambda: Mixed(breaks=True), Counts, Mixed))[1:]
+    compiler = compiler_in("float32")
+    compiler.compile([breaks, counts, fine])
+    assert breaks.compiled is None
+    assert counts.compiled is None
+    assert "data-dependent expression" in compiler.why_not["l1"]
+    assert "compiled_models.py" in compiler.why_not["l1"]
+    assert compiler.why_not["l2"] == "what its code depends on changes from pass to pass"
+    assert counts.module.calls == 0
+    assert set(passes(breaks)) == set(expected)
+    other = built((Mixed, Mixed))[1]
+    compiler.compile([other])
+    assert not differing(passes(other), expected)
+
+
+def test_warming_up_changes_neither_buffers_nor_generators() -> None:
+    layer = built()[1]
+    before = {name: buffer.clone() for name, buffer in layer.module.named_buffers()}
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    compiler_in("float32").compile([layer])
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not differing(before, dict(layer.module.named_buffers()))
+    assert all(parameter.grad is None for parameter in layer.module.parameters())
+
+
+def test_a_pass_that_cannot_be_traced_is_made_once_and_uncompiled() -> None:
+    layer = compiled()
+    expected, still = passes(compiled()), passes(built()[1])
+    setattr(layer.module, "breaks", True)  # noqa: B010 (torch's stub takes tensors and modules alone)
+    # Buffers advance once, draws are those of the layer that is not compiled: all of its bits are.
+    assert not differing(passes(layer), still)
+    back = built()[1].module
+    layer.module.load_state_dict(back.state_dict())
+    setattr(layer.module, "breaks", False)  # noqa: B010
+    assert not differing(passes(layer), expected)
+
+
+def test_draws_of_a_thread_beside_the_compiler_stay_its_own() -> None:
+    layers = built((Mixed,) * 5)[1:]
+    compiling = threading.Thread(target=lambda: compiler_in("float32").compile(layers))
+    compiler_in("float32").compile([built()[1]])
+    with rng.keyed(7):
+        expected = torch.rand(64)
+    compiling.start()
+    rounds = 0
+    while compiling.is_alive():
+        with rng.keyed(7):
+            drawn = []
+            for _ in range(64):
+                drawn.append(torch.rand(1))
+                threading.Event().wait(1e-4)
+        assert torch.equal(torch.cat(drawn), expected)
+        rounds += 1
+    assert rounds > 3
+    assert all(layer.compiled is not None for layer in layers)
+
+
+def test_a_users_mistake_is_told_as_ever() -> None:
+    errors = []
+    for layer in (compiled(Raises), built((Mixed, Raises))[1]):
+        assert layer.compiled is None
+        with pytest.raises(JobError, match="the forward pass of layer l1 raised RuntimeError") as raised:
+            passes(layer)
+        errors.append(str(raised.value))
+    assert errors[0] == errors[1]
+
+
+def test_no_memory_is_no_reason_to_go_uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = built()[1]
+
+    def short(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    compiler_in("float32").compile([built()[1]])
+    monkeypatch.setattr(Kernels, "compiled", short)
+    with pytest.raises(torch.OutOfMemoryError):
+        compiler_in("float32").compile([layer])
+
+
+def test_a_machine_without_a_compiler_says_so_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inductor.cpp, "cxx", ("no-such-compiler",))
+    compiler = Compiler(
+        compiled_models.model(),
+        lambda: (torch.zeros(ROWS, WIDTH),),
+        precision="float32",
+        device=CPU,
+        threads=1,
+    )
+    with pytest.raises(JobError, match=r"no C\+\+ compiler: install g\+\+.*job.compile = false"):
+        compiler.compile(built()[1:])
+
+
+def test_a_checkpoint_is_of_one_way_to_compute() -> None:
+    config = small_config(Path("x"))
+    spec = config.model_dump(mode="json")
+    manifest = Manifest(step=1, generation=1, spec=spec, plan={}, layers=(), samples=0, files={})
+    now = config.model_copy(update={"compile": True})
+    assert manifest_mismatch(manifest, config) == {}
+    assert manifest_mismatch(manifest, now) == {"compile": (False, True)}
+    # Checkpoints of earlier versions were uncompiled.
+    del spec["compile"]
+    assert manifest_mismatch(replace(manifest, spec=spec), config) == {}
+    assert manifest_mismatch(replace(manifest, spec=spec), now) == {"compile": (False, True)}
+
+
+def with_one_compiler(monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
+    """Have the ranks of this process share the compiler of these tests."""
+    monkeypatch.setattr(workers.rank, "compiler_of", lambda *_: compiler_in(precision))
+
+
+def told(run: Run) -> list[str]:
+    return [report.text for report in run.reports if isinstance(report, WarningReport)]
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_any_partition_has_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    with_one_compiler(monkeypatch, precision)
+    config = small_config(
+        tmp_path,
+        precision=precision,
+        microbatch_size=ROWS,
+        steps=3,
+        compile=True,
+        model=ModelConfig(factory="compiled_models:model"),
+    )
+    expected = run_threads(job(config, layers=5))
+    (line,) = told(expected)
+    assert line.startswith("layer l2 is not compiled: ")
+    plain = run_threads(job(config.model_copy(update={"compile": False}), layers=5))
+    assert plain.state_sha256 != expected.state_sha256
+    assert not told(plain)
+    for ranks, schedule, again in (
+        (2, "1f1b", False),
+        (3, "zb-h1", False),
+        (2, "zb-h1", True),
+        (3, "1f1b", True),
+    ):
+        before = counters["stats"]["unique_graphs"]
+        run = run_threads(job(config, layers=5, ranks=ranks, schedule=schedule, recompute=again))
+        # Each layer where it was built, and none as it trained.
+        assert counters["stats"]["unique_graphs"] == before + 4
+        assert run.state_sha256 == expected.state_sha256, (ranks, schedule, again)
+        assert told(run) == [line]
+    if precision == "float32":
+        # Processes that each compile for themselves.
+        run = run_processes(job(config, layers=5, ranks=2, schedule="zb-h1"))
+        assert run.state_sha256 == expected.state_sha256
