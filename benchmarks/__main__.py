@@ -12,6 +12,7 @@ BENCHMARKS = (
     "split_backward",
     "pipelining",
     "one_rank",
+    "layer_parts",
     "one_gpu",
     "attention",
     "prediction",
