@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
-
-
-class _Seed(torch.autograd.Function):
-    """A scalar whose backward pass gives each of `outputs` its gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, grads: tuple[Tensor, ...], *outputs: Tensor) -> Tensor:
-        ctx.grads = grads
-        return outputs[0].new_zeros(())
-
-    @staticmethod
-    def backward(ctx: Any, *unused: Any) -> Any:
-        return None, *ctx.grads
+from torch.autograd.graph import _engine_run_backward
 
 
 def backward(
@@ -31,11 +18,18 @@ def backward(
 ) -> None:
     """`torch.autograd.backward(outputs, grads)`, to the bit.
 
-    PyTorch checks the shapes of given gradients with code that imports SymPy: 0.6 s in the first step of
-    every rank. A scalar needs no gradient and no check, and the engine checks shapes anyway.
+    What that does before it calls autograd's engine is left out: PyTorch checks the shapes of given gradients with code
+    that imports SymPy, 0.6 s in the first step of every rank, and the engine checks them anyway.
     """
-    seed = _Seed.apply(tuple(grads), *outputs)
-    torch.autograd.backward((seed,), retain_graph=retain_graph, inputs=inputs)
+    _engine_run_backward(
+        tuple(outputs),
+        tuple(grads),
+        retain_graph,
+        False,  # no graph of the gradients
+        () if inputs is None else tuple(inputs),
+        allow_unreachable=True,
+        accumulate_grad=True,
+    )
 
 
 def gradient_of(tensor: Tensor) -> Tensor:

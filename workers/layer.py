@@ -341,7 +341,7 @@ class Loss:
         assert done.outputs is not None
         (loss,) = done.outputs
         with self._backward_pass:
-            torch.autograd.backward(loss, None if self.scale == 1.0 else torch.full_like(loss, self.scale))
+            backward([loss], [torch.full_like(loss, self.scale)])
         return tuple(canonical(gradient_of(t)) if t.requires_grad else None for t in done.inputs)
 
 
