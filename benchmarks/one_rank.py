@@ -1,7 +1,7 @@
 """One rank beside a plain loop of the same model in one process: what the engine costs where there is no pipeline.
 
     python -m benchmarks.one_rank [--rounds N] [--steps N] [--layers N] [--width N]
-    python -m benchmarks.one_rank --gpu [--precision bfloat16] [--family llama]
+    python -m benchmarks.one_rank --gpu [--precision bfloat16] [--family llama] [--compile]
 
 GPT with context 128, 8 microbatches of 4, AdamW without clipping, one thread, each in a process of its own, in turn.
 The plain loop is what a user would write: one graph per microbatch, `loss.backward()`, `optimizer.step()`; in 16 bits
@@ -25,7 +25,7 @@ from datetime import date
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -44,6 +44,7 @@ from workers.launch.ranks import Job, run_processes
 from workers.models.registry import build_definition
 from workers.protocol import StepReport, TimelineReport
 
+ModelFamily = Literal["gpt", "llama"]
 GOAL = 1.0
 PARTS = ("forward", "backward", "rest")
 
@@ -58,10 +59,18 @@ class Steps:
 
 
 def one_rank_job(
-    steps: int, output: Path, layers: int, width: int, precision: str, *, gpu: bool, family: str = "gpt"
+    steps: int,
+    output: Path,
+    layers: int,
+    width: int,
+    precision: str,
+    *,
+    gpu: bool,
+    family: ModelFamily = "gpt",
+    compiled: bool = False,
 ) -> Job:
     model = ModelConfig(family=family, layers=layers, width=width, heads=4, context=128)
-    size: dict[str, Any] = {"precision": precision}
+    size: dict[str, Any] = {"precision": precision, "compile": compiled}
     if gpu:
         large = {"heads": width // 128, "context": 1024, "vocabulary": 32768}
         size |= {"device": "cuda", "microbatch_size": 8}
@@ -184,12 +193,14 @@ def main() -> None:
         "--precision", choices=("float32", "bfloat16", "bfloat16-autocast"), default="float32"
     )
     parser.add_argument("--family", choices=("gpt", "llama"), default="gpt")
+    parser.add_argument("--compile", action="store_true", help="our layers")
     parser.add_argument("--gpu", action="store_true", help="on this machine's first GPU")
     options = parser.parse_args()
     width = options.width or (2048 if options.gpu else 256)
     print(
         f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; torch {torch.__version__};"
-        f" {torch.cuda.get_device_name() + '; ' if options.gpu else ''}{options.family}, {options.precision};"
+        f" {torch.cuda.get_device_name() + '; ' if options.gpu else ''}{options.family}, {options.precision}"
+        f"{', our layers compiled' if options.compile else ''};"
         f" {date.today()}"
     )
     ratios: list[float] = []
@@ -204,6 +215,7 @@ def main() -> None:
                 options.precision,
                 gpu=options.gpu,
                 family=options.family,
+                compiled=options.compile,
             )
             # Each comes first in every other round.
             order = (plain, ours) if number % 2 else (ours, plain)

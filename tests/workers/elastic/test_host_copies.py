@@ -248,7 +248,7 @@ def test_a_copy_that_is_to_own_its_layer_comes_to_the_device_while_training_goes
     commits = commits_of(rank, layers)
     here = copies(rank, host, layers)
     train(here, commits, range(1, 3))
-    here.raise_to_device([3])
+    here.raise_to_device([Piece(3)])
     for step in range(3, 9):
         train(here, commits, range(step, step + 1))
     while here.live != {Piece(3)}:

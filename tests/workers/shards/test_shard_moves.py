@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from jobs import job, small_config
 from rank_group import RankGroup, drilled, quiet_sha256, state_sha256
+from test_gradient_shards import folded
 from test_migration import ENDLESS, cut, follow, tell
 from test_shard_copies import copied
 from test_shard_recovery import LAYERS, held
@@ -80,6 +81,25 @@ def test_layers_move_there_and_back_with_the_same_bits(
         assert sorted((s.rank, s.given) for s in switches if s.given) == sorted(first + second * back)
         skipped = "changed no weight"
         assert [warned for warned in group.of(WarningReport) if skipped not in warned.text] == []
+
+
+@pytest.mark.parametrize("copies", [0, 1])
+def test_layers_move_where_sums_of_gradients_are_shared_out_too(tmp_path: Path, copies: int) -> None:
+    config = drilled(small_config(tmp_path, steps=ENDLESS, replicas=2, precision="bfloat16"))
+    work = job(config, ranks=2, schedule="zb-h1")
+    four = folded(copied(work) if copies else work)
+    with RankGroup(config, 4) as group:
+
+        def move() -> None:
+            begun(group)
+            for plan in to(four.plan, OTHERS):
+                follow(group, four, PLACES, plan)
+            group.stop()
+
+        ended = group.train(four, PLACES, meanwhile=move)
+        assert state_sha256(ended) == quiet_sha256(folded(job(config), 1), ended)
+        switches: list[SwitchReport] = group.of(SwitchReport)
+        assert sorted((s.rank, s.taken) for s in switches if s.taken) == [(1, (2, 3)), (3, (2, 3))]
 
 
 def test_held_back_updates_of_shards_reach_the_new_owners(tmp_path: Path) -> None:
