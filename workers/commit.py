@@ -17,7 +17,9 @@ from workers.freezing.energy import Energy, total_of
 from workers.freezing.stability import Moves, score_of
 from workers.protocol import Request
 
-Found = TypeVar("Found")
+T = TypeVar("T")
+OfShard = Mapping[str, T]
+"""What was found of each parameter of a shard, by name."""
 
 Prepared = tuple[int, int, str]
 """Epoch, version and digest of a plan."""
@@ -223,14 +225,11 @@ def settle(
 
 
 def _of_shards(
-    records: Sequence[CommitRecord], what: str, brought: Iterable[Mapping[int, dict[str, Found]]], shards: int
-) -> dict[int, list[Found]]:
+    records: Sequence[CommitRecord], what: str, brought: Iterable[Mapping[int, OfShard[T]]], shards: int
+) -> dict[int, list[T]]:
     """Layer -> what its shards brought for each of its parameters, in name order: as a rank finds it that has the whole
     layer."""
-    parts: dict[int, list[dict[str, Found]]] = {}
-    for one in brought:
-        for layer, of_shard in one.items():
-            parts.setdefault(layer, []).append(of_shard)
+    parts = _by_layer(brought)
     for layer, of_shards in parts.items():
         if len(of_shards) != shards:
             raise CommitError(
@@ -239,8 +238,16 @@ def _of_shards(
     return {layer: _in_name_order(of_shards) for layer, of_shards in parts.items()}
 
 
-def _in_name_order(of_shards: Iterable[Mapping[str, Found]]) -> list[Found]:
-    of_parameters = {name: found for of_shard in of_shards for name, found in of_shard.items()}
+def _by_layer(brought: Iterable[Mapping[int, OfShard[T]]]) -> dict[int, list[OfShard[T]]]:
+    found: dict[int, list[OfShard[T]]] = {}
+    for of_rank in brought:
+        for layer, of_shard in of_rank.items():
+            found.setdefault(layer, []).append(of_shard)
+    return found
+
+
+def _in_name_order(of_shards: Iterable[OfShard[T]]) -> list[T]:
+    of_parameters = {name: each for of_shard in of_shards for name, each in of_shard.items()}
     return [of_parameters[name] for name in sorted(of_parameters)]
 
 
@@ -254,10 +261,7 @@ def _added_up(norms: Iterable[float]) -> float:
 def _scores(records: Sequence[CommitRecord]) -> dict[int, float]:
     """Layer -> AutoFreeze's score."""
     scores = {layer: score for record in records for layer, score in record.scores.items()}
-    moves: dict[int, list[dict[str, Moves]]] = {}
-    for record in records:
-        for layer, of_parameters in record.moves.items():
-            moves.setdefault(layer, []).append(of_parameters)
+    moves = _by_layer(record.moves for record in records)
     return scores | {layer: score_of(_in_name_order(of_shards)) for layer, of_shards in moves.items()}
 
 

@@ -114,6 +114,27 @@ def test_a_stage_needs_what_its_simulation_needs(case: tuple[Profile, Plan, Sche
         assert max(of_rank) <= simulated_bytes(model, cut, schedule, rank) <= sum(of_rank)
 
 
+def test_siblings_that_share_out_states_keep_a_part_of_statistics_and_samples_too() -> None:
+    each = layer(
+        parameter_bytes=40,
+        gradient_bytes=40,
+        optimizer_bytes=80,
+        statistics_bytes=24,
+        sample_bytes=60,
+        boundary_bytes=0,
+        boundary_grad_bytes=0,
+    )
+    model = profile(replace(each, trained=(5, 5)), replace(each, trained=(5, 5)), ranks=1)
+    schedule = build("gpipe", 1, 1)
+    cut = replace(plan(2, microbatches=1), replicas=2)
+    whole, shared = (
+        simulated_bytes(model, one, schedule, 0) for one in (cut, replace(cut, shard="optimizer"))
+    )
+    assert whole - shared == 2 * (80 + 24 + 60) // 2
+    counted = [StageCosts.of(model, schedule, shards=shards).memory_bytes(0)[2, 0] for shards in (1, 2)]
+    assert counted == [whole, shared]
+
+
 def test_the_largest_counts_of_a_stage() -> None:
     assert largest_counts(build("1f1b", 2, 4), 0) == (Counts(activations=2, rebuilt=1, gradients=1),)
     # 0F0 0F1 0I0 0W0 0F2 0I1 0W1 ...: after 0I0 one microbatch waits and one is kept.

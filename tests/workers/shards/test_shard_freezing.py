@@ -212,6 +212,26 @@ def test_copies_have_a_killed_ranks_statistics(
     assert_same_statistics(statistics(config), statistics(quiet), method)
 
 
+def test_copies_of_unequal_pipelines_have_a_killed_ranks_statistics(tmp_path: Path) -> None:
+    """Three pipelines of one rank each; two go on with other cuts."""
+    method, changes = "apf", {"replicas": 3, "precision": "bfloat16"}
+    quiet = freezing_config(tmp_path / "quiet", method, "tied", **changes)
+    expected = run_threads(job(quiet)).state_sha256
+    config = drilled(freezing_config(tmp_path / "killed", method, "tied", **changes))
+    three = unequal(copied(job(config, ranks=1)), 6, 4, 2)
+    two = shared(job(config, ranks=1), 2)
+    with RankGroup(config, 3) as group:
+        group.arm(1, Fault(kind=FaultKind.KILL, step=DYING, phase=Phase.AFTER_COMMIT))
+        ended = group.train(three, range(3))
+        assert isinstance(ended[1], Died)
+        assert (1, "kill", DYING, "after-commit") in group.fired
+        step, _, sources = group.settle()
+        assert step == DYING
+        ended = group.train(two, (2, 0), step=step, sources=sources)
+        assert state_sha256(ended) == expected
+    assert_same_statistics(statistics(config), statistics(quiet), method)
+
+
 @pytest.mark.parametrize("method", ["timelyfreeze+apf", "autofreeze"])
 def test_statistics_follow_layers_into_more_fewer_and_no_shards(tmp_path: Path, method: str) -> None:
     changes: dict[str, Any] = {"replicas": 4, "microbatches": 2, "steps": 9}
