@@ -16,6 +16,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
+from planner.arrivals import Arrivals
 from planner.freezing import FreezePlan
 from planner.observed import StepTimes
 from planner.plan import Plan
@@ -248,7 +249,7 @@ class RankActor:
             self._rank.prepare(plan)
 
     @ray.method(concurrency_group=CONTROL)
-    def prepare_plan(self, plan: Plan, program: RankProgram, held: Sequence[tuple[int, int]] = ()) -> None:
+    def prepare_plan(self, plan: Plan, program: RankProgram, held: Arrivals = ()) -> None:
         """Prepare another pipeline plan; see `Rank.prepare_plan`."""
         with travelling_errors():
             self._rank.prepare_plan(plan, program, held)
