@@ -17,10 +17,13 @@ from typing import Any
 
 from torch import Tensor
 
+from planner.shards import Piece
 from workers.devices.device import CpuDevice
 from workers.elastic.copies_ahead import CopiesAhead
 from workers.elastic.followed import Followed
+from workers.elastic.layer_source import LayerSource
 from workers.engine import Engine
+from workers.layer import Layer
 from workers.protocol import Settlement
 from workers.rank import Rank
 from workers.state.layer_state import LayerState
@@ -64,6 +67,17 @@ def memory_falls(rank: int) -> None:
     Engine.run = counting
     CpuDevice.total_bytes = lambda self: MEMORY_BYTES
     CpuDevice.free_bytes = lambda self: 100_000 if rank == 1 and step_now >= 4 else MEMORY_BYTES // 2
+
+
+def builds_slowly(rank: int) -> None:
+    """A module that is built beside training takes several steps."""
+    module = LayerSource.module
+
+    def slow(self: LayerSource, piece: Piece) -> Layer:
+        time.sleep(0.2)
+        return module(self, piece)
+
+    LayerSource.module = slow
 
 
 def never_settles(rank: int) -> None:

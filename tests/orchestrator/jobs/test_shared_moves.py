@@ -12,6 +12,7 @@ from adapting_job import AdaptingJob
 from fault_rows import assert_consistent
 from made_profile import made_profile
 from process_hosts import ElasticJob, Ran, assert_gone
+from rigs import builds_slowly
 from test_elastic_jobs import at_step, both, job
 from test_moves import moving
 
@@ -58,23 +59,29 @@ def check(ran: Ran, expected: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "redundancy"), [("live", "peer"), ("live", "checkpoint"), ("deferred", "checkpoint")]
+    ("mode", "redundancy", "copy_every"),
+    [("live", "peer", 1), ("live", "peer", 3), ("live", "checkpoint", 1), ("deferred", "checkpoint", 1)],
 )
-def test_layers_move_while_the_job_trains(tmp_path: Path, quiet: str, mode: Mode, redundancy: str) -> None:
-    done = made(tmp_path, elastic={"redundancy": redundancy})
-    ran = ElasticJob(done, moving((3, 5), 1, mode)).run()
+def test_layers_move_while_the_job_trains(
+    tmp_path: Path, quiet: str, mode: Mode, redundancy: str, copy_every: int
+) -> None:
+    done = made(tmp_path, elastic={"redundancy": redundancy, "copy_every": copy_every})
+    ran = ElasticJob(done, moving((3, 5), 1, mode), rig=builds_slowly).run()
     check(ran, quiet if mode == "live" else None)
     assert len(ran.of(events.Formed)) == 1
     (migrated,) = ran.of(events.Migrated)
     assert (migrated.mode, migrated.layers) == (mode, (3, 4))
     assert (migrated.source, migrated.target) == ((0, 0), (1, 1))
-    assert migrated.bytes
+    # Weights and two moments in 32 bits, once for both pipelines.
+    assert migrated.bytes == 12 * sum(done.outline.parameters[3:5])
     switches = ran.of(SwitchReport)
     assert {(s.rank, s.taken) for s in switches if s.taken} == {(place, (3, 4)) for place in TARGETS}
     assert {(s.rank, s.given) for s in switches if s.given} == {(place, (3, 4)) for place in SOURCES}
     last = ran.of(events.Issued)[-1].plan
     assert (last.layers, last.shards) == (((0, 3), (3, 10)), 2)
-    assert {len(places) for places in last.standbys} == ({1} if redundancy == "peer" else set())
+    copied, kept = ({len(places) for places in places} for places in (last.standbys, last.snapshots))
+    assert copied == ({1} if (redundancy, copy_every) == ("peer", 1) else set())
+    assert kept == ({1} if copy_every > 1 else set())
 
 
 MOMENTS: dict[str, Callable[[ElasticJob, events.Event], bool]] = {

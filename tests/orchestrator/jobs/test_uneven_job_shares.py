@@ -24,8 +24,9 @@ from workers.protocol import StepReport, SwitchReport
 STEPS = 16
 
 
-def two_pipelines(folder: Path) -> Resolved:
-    return job(folder, job={"steps": STEPS}, pipeline={"ranks": 4, "replicas": 2, "microbatches": 4})
+def two_pipelines(folder: Path, shard: str = "none") -> Resolved:
+    pipeline = {"ranks": 4, "replicas": 2, "microbatches": 4, "shard": shard}
+    return job(folder, job={"steps": STEPS}, pipeline=pipeline)
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +59,12 @@ def digests(log: list[Any]) -> dict[int, str]:
     return {report.step: report.samples_digest for report in log if isinstance(report, StepReport)}
 
 
-def test_shares_change_and_change_back(tmp_path: Path, quiet: Run) -> None:
+@pytest.mark.parametrize("shard", ["none", "optimizer"])
+def test_shares_change_and_change_back(tmp_path: Path, quiet: Run, shard: str) -> None:
     told: list[str] = []
-    ran = ElasticJob(two_pipelines(tmp_path), both(sharing(2, (6, 2), told), sharing(7, (), told))).run()
+    ran = ElasticJob(
+        two_pipelines(tmp_path, shard), both(sharing(2, (6, 2), told), sharing(7, (), told))
+    ).run()
     check_bits(ran, quiet)
     moves = ran.of(events.Migrated)
     assert [(move.layers, move.shares, move.bytes) for move in moves] == [((), (6, 2), 0), ((), (), 0)]
