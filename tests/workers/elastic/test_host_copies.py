@@ -284,6 +284,25 @@ def test_a_layer_that_was_owned_goes_to_host_memory_while_training_goes_on(rank:
     assert_same(live, owner_after(rank, 3, commits[3]))
 
 
+def test_a_layer_that_is_to_be_owned_again_stays_on_the_device(rank: Rank) -> None:
+    """A plan that gives it back may be ready before the first commit of the plan that took it."""
+    commits = commits_of(rank, [1, 3])
+    here = Standbys(
+        [Piece(1), Piece(3)],
+        {Piece(1): base(rank, 1), Piece(3): base(rank, 3)},
+        freeze=settings(rank),
+        optimizer=rank._optimizer,
+        step=0,
+        host=Host(rank).form,
+    )
+    here.raise_to_device([3])
+    train(here, commits, range(1, 4))
+    assert here.live == {Piece(3)}
+    here.rest()
+    assert (here.held().keys(), here.held_on_host().keys()) == ({Piece(3)}, {Piece(1)})
+    assert_same(here.held()[Piece(3)][1], owner_after(rank, 3, commits[3][:3]))
+
+
 def test_short_memory_shortens_the_logs_first(rank: Rank) -> None:
     layers = [1, 2, 3, 4, 5, 6]
     host, commits = Host(rank), commits_of(rank, layers)
