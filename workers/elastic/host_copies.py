@@ -191,6 +191,8 @@ class HostForm:
             Those to give up, because the host has no memory for them, with the reason.
         """
         lost: dict[Piece, str] = {}
+        if stopped():
+            return lost
         for number, (piece, copy) in enumerate(copies.items()):
             if copy.commits and ((step + number) % self.every == 0 or copy.commits >= self.every):
                 why = self._refresh(copy, stopped)

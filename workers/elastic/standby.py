@@ -56,7 +56,7 @@ class _Copy:
     given_up: bool = False
     """There is no base, and none will arrive: its updates are dropped."""
     rising: bool = False
-    """It is in host memory, and on its way to the device."""
+    """It is wanted on the device: there it stays, or it is on its way."""
     stays: bool = False
     """It could not be brought there."""
 
@@ -108,6 +108,8 @@ class Standbys:
         self._stopped = threading.Event()
         self._room = threading.Semaphore(COMMITS_BEHIND)
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._moving = threading.Lock()
+        """Held where a copy leaves the device, or is wanted there."""
         self._broken = False
         self._began_s = time.monotonic()
         self._applier: threading.Thread | None = None
@@ -200,18 +202,17 @@ class Standbys:
         own them."""
         if self.host is None or self._resting:
             return
-        wanted = {*pieces}
-        rising = {
-            piece: copy
-            for piece, copy in self._copies.items()
-            if piece in wanted and copy.on_host is not None and not (copy.rising or copy.stays)
-        }
-        for copy in rising.values():
-            copy.rising = True
+        wanted, rising = {*pieces}, list[Piece]()
+        with self._moving:
+            for piece, copy in self._copies.items():
+                if piece in wanted and copy.here and not (copy.rising or copy.stays):
+                    copy.rising = True
+                    if copy.on_host is not None:
+                        rising.append(piece)
         if rising:
             self._start()
             threading.Thread(
-                target=self._build, args=(self.host, tuple(rising)), name="standby-raising", daemon=True
+                target=self._build, args=(self.host, rising), name="standby-raising", daemon=True
             ).start()
 
     def apply(self, step: int, parcels: Mapping[Piece, Tensor], decision: Decided) -> None:
@@ -311,20 +312,27 @@ class Standbys:
         )
 
     def _lower(self, piece: Piece, host: HostForm) -> None:
-        """Bring a live copy to host memory."""
+        """Bring a live copy to host memory, unless it is wanted on the device."""
         copy = self._copies[piece]
-        if copy.base is None or copy.updates is None:
+        if copy.base is None or copy.updates is None or copy.rising:
             return
         _, state = copy.base
         try:
             host.check_room(bytes_of(state))
+            with host.stream.after_computing():
+                lowered = self._host_copy(host_copy(state), copy.updates.step, host)
         except MemoryError as error:
-            self._lose({piece: str(error)})
-            return
-        with host.stream.after_computing():
-            lowered = host_copy(state)
-        copy.on_host = self._host_copy(lowered, copy.updates.step, host)
-        copy.base = copy.updates = None
+            lowered, why = None, str(error)
+        else:
+            why = ""
+        with self._moving:
+            if copy.rising:
+                return
+            if lowered is None:
+                self._lose({piece: why})
+                return
+            copy.on_host = lowered
+            copy.base = copy.updates = None
 
     def _build(self, host: HostForm, pieces: Sequence[Piece]) -> None:
         """Build what the copies of `pieces` become on the device."""

@@ -101,7 +101,8 @@ def _of_ranks(event: Event) -> str:
         case StandbyReport(rank=place, layers=layers, step=step, snapshot=True):
             return f"the first snapshot in place {place} is complete at step {step}: {named('layer', layers)}"
         case StandbyReport(rank=place, layers=layers, step=step, given_up=True):
-            return f"place {place} has no copies from step {step} on, for want of host memory: {named('layer', layers)}"
+            given_up = f"the copies in place {place} are given up at step {step}, for want of host memory"
+            return f"{given_up}: {named('layer', layers)}"
         case StandbyReport(rank=place, layers=layers, step=step):
             return f"the copies in place {place} are up to date at step {step}: {named('layer', layers)}"
         case SwitchReport(rank=place, epoch=epoch, version=version, step=step, stall_s=stall_s):

@@ -298,6 +298,25 @@ def test_what_freezing_keeps_is_in_the_memory_and_in_copies(method: str, copies:
     assert own + rank.peak.standbys // (4 + copies) == 4 * sum(FOUND.parameters)
 
 
+@pytest.mark.parametrize(
+    ("kind", "copies_in", "on_host"),
+    [("cuda", "auto", True), ("cpu", "auto", False), ("cpu", "host", True), ("cuda", "device", False)],
+)
+def test_copies_are_in_the_memory_that_they_are_kept_in(kind: str, copies_in: Any, on_host: bool) -> None:
+    given = spec(partition="parameter")
+    elastic = given.elastic.model_copy(update={"copies_in": copies_in, "refresh_every": 3})
+    given = given.model_copy(update={"elastic": elastic})
+    measured = profile(2)
+    devices = tuple(replace(device, kind=kind) for device in measured.cluster.devices)
+    measured = replace(measured, cluster=replace(measured.cluster, devices=devices))
+    choice = planned(given, measured)
+    cost = choice.prediction.redundancy
+    assert (cost.on_host, choice.prediction.profile.cluster.refresh_every) == (on_host, 3 * on_host)
+    text = StringIO()
+    show(Console(file=text, width=400), choice, freezing(given, choice), "peer", ())
+    assert f"of {'a host' if on_host else 'a rank'}'s memory" in text.getvalue()
+
+
 def test_what_samples_of_the_gradient_keep_is_in_the_memory() -> None:
     given = spec(partition="parameter")
     sampling = given.model_copy(update={"job": given.job.model_copy(update={"curvature_every": 10})})

@@ -322,6 +322,16 @@ def test_what_is_auto_is_left_to_a_search(key: str) -> None:
             'elastic.salvage = "weights" is of no use with copies of every few steps',
         ),
         (
+            {"redundancy": "checkpoint", "copies_in": "host"},
+            2,
+            'elastic.copies_in = "host", but elastic.redundancy = "checkpoint" keeps no copies',
+        ),
+        (
+            {"redundancy": "peer", "copies_in": "device", "copy_every": 4},
+            2,
+            'elastic.copies_in = "device", but copies of every 4 steps are kept in host memory',
+        ),
+        (
             {"redundancy": "checkpoint", "copies": 2},
             4,
             'elastic.copies = 2, but elastic.redundancy = "checkpoint" keeps no copies on other ranks',

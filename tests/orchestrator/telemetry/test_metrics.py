@@ -111,6 +111,8 @@ def test_a_rank_is_without_redundancy_until_its_copies_are_up_to_date() -> None:
     assert values(view)[alone] == 1, "the copies that place 2 keeps are those of place 1"
     take(view, standbys(2, LAST))
     assert values(view)[alone] == 0
+    take(view, replace(standbys(2, LAST), given_up=True))
+    assert values(view)[alone] == 1, "its host has no memory for them"
     view.ranks.copied.clear()
     assert values(view)[alone] == RANKS
     view.spec = {**view.spec, "elastic": {"redundancy": "checkpoint"}}

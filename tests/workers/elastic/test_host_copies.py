@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 from jobs import DEVICE, job
-from rank_group import RankGroup, drilled, state_sha256, with_standbys
+from rank_group import RankGroup, drilled, quiet_sha256, state_sha256, with_standbys
+from test_migration import ENDLESS, follow, moving
 from test_redundancy import DECISION, base, drawn, settings
 from test_redundancy import rank as rank
 from test_standby import configured
@@ -32,7 +33,7 @@ from workers.launch.processes import Died
 from workers.launch.ranks import run_threads
 from workers.process.host_memory import LEAST_FREE_BYTES
 from workers.process.pinned_memory import SideStream
-from workers.protocol import StandbyReport, WarningReport
+from workers.protocol import StandbyReport, StepReport, SwitchReport, WarningReport
 from workers.rank import Rank
 from workers.state.layer_state import LayerState, bytes_of
 
@@ -144,6 +145,9 @@ def test_base_and_log_have_the_owners_bits_at_every_phase_of_a_refresh(
         assert_same(live, owner_after(rank, 3, commits[:-1]))
     first = copy.newest()
     assert copy.commits == 0
+    _, live = base(rank, 3)
+    copy.load_into(live)
+    assert_same(live, owner_after(rank, 3, commits[:-1]))
     copy.add(commits[-1])
     _, live = base(rank, 3)
     copy.load_into(live)
@@ -280,6 +284,25 @@ def test_a_layer_that_was_owned_goes_to_host_memory_while_training_goes_on(rank:
     assert_same(live, owner_after(rank, 3, commits[3]))
 
 
+def test_a_layer_that_is_to_be_owned_again_stays_on_the_device(rank: Rank) -> None:
+    """A plan that gives it back may be ready before the first commit of the plan that took it."""
+    commits = commits_of(rank, [1, 3])
+    here = Standbys(
+        [Piece(1), Piece(3)],
+        {Piece(1): base(rank, 1), Piece(3): base(rank, 3)},
+        freeze=settings(rank),
+        optimizer=rank._optimizer,
+        step=0,
+        host=Host(rank).form,
+    )
+    here.raise_to_device([Piece(3)])
+    train(here, commits, range(1, 4))
+    assert here.live == {Piece(3)}
+    here.rest()
+    assert (here.held().keys(), here.held_on_host().keys()) == ({Piece(3)}, {Piece(1)})
+    assert_same(here.held()[Piece(3)][1], owner_after(rank, 3, commits[3][:3]))
+
+
 def test_short_memory_shortens_the_logs_first(rank: Rank) -> None:
     layers = [1, 2, 3, 4, 5, 6]
     host, commits = Host(rank), commits_of(rank, layers)
@@ -402,6 +425,35 @@ def test_a_copy_in_host_memory_takes_over_with_the_same_bits(
         ended = group.train(following, members, plan=with_standbys(following), step=settled, sources=sources)
         assert state_sha256(ended) == expected
         assert sorted(group.steps()) == list(range(1, config.steps + 1))
+
+
+def test_layers_move_and_what_their_owner_keeps_of_them_takes_over_again(tmp_path: Path) -> None:
+    config, about = configured(tmp_path, "timelyfreeze+apf")
+    config = kept_on_host(drilled(config)).model_copy(update={"steps": ENDLESS})
+    three = job(config, ranks=3, schedule="zb-h1", counts=(3, 3, 2), **about)
+    copying, taking = moving(three, (1, 5, 2), with_standbys(three))
+    assert taking.standbys[1] == taking.standbys[2] == (0,)
+    with RankGroup(config, 3) as group:
+
+        def move_and_kill() -> None:
+            group.wait_for(lambda reports: any(isinstance(r, StepReport) for r in reports))
+            follow(group, three, range(3), copying)
+            up_to_date = group.protected(3)
+            follow(group, three, range(3), taking)
+            up_to_date()
+            reached = max(group.steps())
+            group.wait_for(lambda reports: max(group.steps()) > reached + 2 * EVERY)
+            group.tell(1, "die")
+
+        group.train(three, range(3), plan=with_standbys(three), meanwhile=move_and_kill)
+        taken = {(switch.rank, switch.taken) for switch in group.of(SwitchReport) if switch.taken}
+        assert taken == {(1, (1, 2))}
+        step, positions, sources = group.settle()
+        assert {piece.layer for p in positions.values() for piece in p.holds} == set(range(8))
+        two = job(config, ranks=2, schedule="1f1b", **about)
+        ended = group.train(two, (0, 2), step=step, sources=sources, meanwhile=group.stop)
+        assert state_sha256(ended) == quiet_sha256(job(config, **about), ended)
+        assert group.of(WarningReport) == []
 
 
 def test_ranks_whose_hosts_have_too_little_memory_train_on_and_say_so(

@@ -15,7 +15,7 @@ from orchestrator.events import types as events
 from orchestrator.events.types import KINDS, Record
 from orchestrator.history.job_view import fold
 from orchestrator.history.proposal import Proposal
-from workers.protocol import CopiedAhead, JobError, MemoryLow, MemoryShortage
+from workers.protocol import CopiedAhead, JobError, MemoryLow, MemoryShortage, StandbyReport
 
 PROPOSAL = Proposal(
     partition=(3, 1),
@@ -42,6 +42,10 @@ def test_every_event_is_one_line() -> None:
 @pytest.mark.parametrize(
     ("event", "said"),
     [
+        (
+            StandbyReport(step=9, rank=2, layers=(4, 5), bytes=0, seconds=0.0, given_up=True),
+            "the copies in place 2 are given up at step 9, for want of host memory: layers 4, 5",
+        ),
         (
             events.OutOfMemory(
                 rank=4,
