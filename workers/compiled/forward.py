@@ -72,7 +72,7 @@ class CompiledForward:
         self._name = name
         self._told = False
         self._deferral = deferral
-        self._backend = _Backend(kernels)
+        self._backend = _Backend(name, kernels)
         self.frozen: Set[int] = frozenset()
         """Identities of the parameters that get no gradient in the calls that follow."""
         self._function = torch.compile(
@@ -151,12 +151,19 @@ class CompiledForward:
 class _Backend:
     """What Dynamo hands traces to. Dynamo keeps it for ever, so it knows no layer."""
 
-    def __init__(self, kernels: Kernels) -> None:
+    def __init__(self, name: str, kernels: Kernels) -> None:
+        self._name = name
         self._kernels = kernels
         self.traces = 0
 
     def __call__(self, module: GraphModule, examples: list[Any]) -> Traced:
         self.traces += 1
+        if not _current.call.warms:
+            _log.warning(
+                "layer %s is compiled while it trains, which takes seconds: its shapes, or what its code depends on,"
+                " changed",
+                self._name,
+            )
         return Traced(with_taps(module), self._kernels)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import compiled_models
 import pytest
@@ -24,14 +25,17 @@ from workers.checkpoint.coordination import manifest_mismatch
 from workers.checkpoint.manifest import Manifest
 from workers.compiled.compiler import Compiler
 from workers.compiled.kernels import Kernels
-from workers.config import ModelConfig, OptimizerConfig
+from workers.config import ModelConfig, OptimizerConfig, WorkerConfig
 from workers.launch.ranks import Run, run_processes, run_threads
 from workers.layer import Layer
 from workers.models.definition import LayerBuilder, ModelDefinition
-from workers.protocol import JobError, WarningReport
+from workers.profiling.layer_times import LayerTimes
+from workers.protocol import Generation, JobError, WarningReport
+from workers.rank import Rank
 from workers.reproducibility import rng
 from workers.state.optim import make_optimizer
 from workers.state.precision import boundary_dtype
+from workers.transport.local import Hub, LocalChannel
 
 # Compiling takes seconds: one process does it once for all tests here.
 pytestmark = pytest.mark.xdist_group("compiled")
@@ -171,6 +175,7 @@ def test_layers_of_one_class_do_not_matter_to_each_other() -> None:
 
 
 def test_warming_up_changes_neither_buffers_nor_generators() -> None:
+    compiled()
     layer = built()[1]
     before = {name: buffer.clone() for name, buffer in layer.module.named_buffers()}
     torch.manual_seed(5)
@@ -266,6 +271,63 @@ def with_one_compiler(monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
     monkeypatch.setattr(workers.rank, "compiler_of", lambda *_: compiler_in(precision))
 
 
+def config_in(folder: Path, **changes: Any) -> WorkerConfig:
+    model = ModelConfig(factory="compiled_models:model")
+    return small_config(folder, microbatch_size=ROWS, steps=3, compile=True, model=model, **changes)
+
+
+def test_a_layer_that_comes_while_the_rank_trains_is_compiled_before_it_counts_as_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_one_compiler(monkeypatch, "float32")
+    rank = Rank(config_in(tmp_path), 0, lambda _: None)
+    rank.setup()
+    assert rank._source is not None
+    came: dict[int, Layer] = {}
+
+    def come() -> None:
+        assert rank._source is not None
+        came.update((n, one) for n, (one, _) in rank._source.build([1, 3], 0, beside_training=True).items())
+
+    coming = threading.Thread(target=come)
+    coming.start()
+    coming.join()
+    before = counters["stats"]["unique_graphs"]
+    assert not differing(passes(came[1]), passes(rank._source.build([1], 0)[1][0]))
+    assert counters["stats"]["unique_graphs"] == before + 1  # of the second layer, as it was built
+    rank.close()
+
+
+def test_a_profile_times_compiled_layers_and_no_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_one_compiler(monkeypatch, "float32")
+    compiled()
+    met: list[int] = []
+    stock = LayerTimes.repeat
+
+    def repeat(times: LayerTimes, microbatches: int) -> None:
+        assert [layer.compiled is not None for layer in times._chain.layers] == [
+            True,
+            True,
+            False,
+            True,
+            True,
+        ]
+        stock(times, microbatches)
+        met.append(counters["stats"]["unique_graphs"])
+
+    monkeypatch.setattr(LayerTimes, "repeat", repeat)
+    rank = Rank(config_in(tmp_path), 0, lambda _: None)
+    rank.setup()
+    generation = Generation(number=1, epoch=1, members=(0,), store_host="", store_port=0, timeout_s=10.0)
+    rank.join(generation, LocalChannel(Hub(1), 0))
+    measured = rank.profile(0.05)
+    assert all(layer.forward_s > 0 and layer.activation_bytes > 0 for layer in measured.layers)
+    assert len(set(met)) == 1
+    rank.close()
+
+
 def told(run: Run) -> list[str]:
     return [report.text for report in run.reports if isinstance(report, WarningReport)]
 
@@ -275,14 +337,7 @@ def test_any_partition_has_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
     with_one_compiler(monkeypatch, precision)
-    config = small_config(
-        tmp_path,
-        precision=precision,
-        microbatch_size=ROWS,
-        steps=3,
-        compile=True,
-        model=ModelConfig(factory="compiled_models:model"),
-    )
+    config = config_in(tmp_path, precision=precision)
     expected = run_threads(job(config, layers=5))
     (line,) = told(expected)
     assert line.startswith("layer l2 is not compiled: ")
