@@ -237,7 +237,6 @@ class Rank:
         plans = Plans(assignment.freeze)
         freeze = Settings(self._config.freeze, plans)
         plan = assignment.plan
-        self._check_sums(plan, assignment.freeze)
         shard = plan.shard_of_place(assignment.place)
         source.begin(freeze, shard)
         self._snapshots.forget_after(-1 if assignment.fresh else assignment.step)
@@ -773,8 +772,6 @@ class Rank:
             JobError: the job's method uses no ratios, or they do not fit its layers and microbatches.
         """
         self._check_freeze_plan(plan)
-        if self._assignment is not None:
-            self._check_sums(self._assignment.plan, (plan,))
         self._mailbox.prepare(plan)
 
     def prepare_plan(self, plan: Plan, program: RankProgram, held: Arrivals = ()) -> None:
@@ -815,24 +812,6 @@ class Rank:
                 f"plan {plan.epoch}.{plan.version} has shares {list(plan.shares)}, but training changes buffers of"
                 f" {buffered[0]}: each replica has to stay in one pipeline"
             )
-
-    def _check_sums(self, plan: Plan, freeze: Sequence[FreezePlan]) -> None:
-        """Raises:
-        JobError: the plan shares out sums of gradients, now or with more pipelines, and the job needs them whole.
-        """
-        if plan.shard != "gradients":
-            return
-        config = self._config
-        against = {
-            "freezing": bool(freeze),
-            "freeze.method": config.freeze.method != "none",
-            "job.curvature_every": bool(config.curvature_every),
-        }
-        for name, there in against.items():
-            if there:
-                raise JobError(
-                    f'plan {plan.epoch}.{plan.version} has shard = "gradients", which does not go with {name} yet'
-                )
 
     def _check_freeze_plan(self, plan: FreezePlan) -> None:
         method = self._config.freeze.method

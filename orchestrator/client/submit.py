@@ -171,11 +171,6 @@ class Submission:
         freezing = folder.freeze_history() if start else FreezeHistory()
         if replay is not None:
             freezing = recorded(replay, resolved)
-        if freezing.plans and spec.pipeline.shard == "gradients":
-            raise JobError(
-                'pipeline.shard = "gradients" does not go with freezing, and this run was asked to freeze while it'
-                " trained: leave shard out"
-            )
         # Again, because measuring and planning may have taken a while.
         _make_way(name)
         about_to_start()

@@ -177,18 +177,11 @@ def _check_shard(spec: Spec) -> None:
             f'pipeline.shard = "{shard}" shares states out among replicas, and pipeline.replicas = 1: use more replicas'
             " (their number is part of the trajectory), or leave shard out"
         )
-    sums = shard == "gradients"
-    against = {
-        f'elastic.salvage = "{spec.elastic.salvage}"': spec.elastic.salvage != "none",
-        f'freeze.method = "{spec.freeze.method}"': sums and spec.freeze.method != "none",
-        f"job.curvature_every = {spec.job.curvature_every}": sums and spec.job.curvature_every > 0,
-    }
-    for key, given in against.items():
-        if given:
-            raise JobError(
-                f'pipeline.shard = "{shard}" does not go with {key} yet, which needs all states of a layer, or its'
-                f" gradients, on each replica: leave {key.partition(' = ')[0]} out, or shard"
-            )
+    if spec.elastic.salvage != "none":
+        raise JobError(
+            f'pipeline.shard = "{shard}" does not go with elastic.salvage = "{spec.elastic.salvage}" yet, which needs'
+            " all states of a layer on each replica: leave elastic.salvage out, or shard"
+        )
 
 
 def _check_partition(pipeline: PipelineConfig, schedule: Schedule) -> None:

@@ -86,10 +86,6 @@ def decided(wanted: Wanted, job: Running) -> Adopt | Solve:
         raise JobError(
             "the job replays the freezing of a log and decides nothing itself: freeze in another run"
         )
-    if job.plan.shard == "gradients":
-        raise JobError(
-            'pipeline.shard = "gradients" does not go with freezing: freeze in another run, with shard = "optimizer"'
-        )
     method, r_max = _settled(wanted, job)
     control = Control(method=method, r_max=r_max)
     if not method.startswith("timelyfreeze"):

@@ -249,24 +249,6 @@ def test_shared_states_go_with_some_settings_only(
         check(Spec.model_validate(given))
 
 
-@pytest.mark.parametrize(
-    ("sections", "expected"),
-    [
-        ({"freeze": {"method": "apf"}}, 'does not go with freeze.method = "apf" yet'),
-        ({"job": {"curvature_every": 5}}, "does not go with job.curvature_every = 5 yet"),
-    ],
-)
-def test_shared_sums_of_gradients_go_with_fewer(sections: dict[str, Any], expected: str) -> None:
-    for shard in ("optimizer", "gradients"):
-        given = {"job": {"name": "a"}, "pipeline": SHARED | {"shard": shard}} | sections
-        given |= {"job": {"name": "a"} | given["job"]}
-        if shard == "optimizer":
-            check(Spec.model_validate(given))
-            continue
-        with pytest.raises(JobError, match=expected):
-            check(Spec.model_validate(given))
-
-
 @pytest.mark.parametrize("migration", ["live", "deferred", "stop"])
 def test_shared_states_go_with_every_way_to_move_and_to_adapt(migration: str) -> None:
     given = {"pipeline": SHARED, "elastic": {"migration": migration}, "adapt": {"policy": "measured"}}

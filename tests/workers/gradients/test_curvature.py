@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import astuple, replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -97,14 +98,19 @@ def test_any_partition_gives_the_same_samples_and_the_same_weights(tmp_path: Pat
         assert sums(two)[step] == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize(("trait", "precision"), [("tied", "float32"), ("plain", "bfloat16")])
+@pytest.mark.parametrize(
+    ("trait", "precision", "shard"),
+    [("tied", "float32", "optimizer"), ("plain", "bfloat16", "optimizer"), ("tied", "bfloat16", "gradients")],
+)
 def test_siblings_that_share_out_states_have_parts_of_the_same_samples(
-    tmp_path: Path, trait: str, precision: str
+    tmp_path: Path, trait: str, precision: str, shard: Literal["optimizer", "gradients"]
 ) -> None:
     config = small_config(tmp_path, trait, curvature_every=2, replicas=3, precision=precision)
-    expected = run_threads(job(config))
+    one = job(config)
+    # The order of sums is that of the value of `shard`.
+    expected = run_threads(replace(one, plan=replace(one.plan, shard=shard, pipelines=1)))
     work = job(config, ranks=2, schedule="1f1b")
-    found = run_threads(replace(work, plan=replace(work.plan, shard="optimizer")))
+    found = run_threads(replace(work, plan=replace(work.plan, shard=shard)))
     assert found.state_sha256 == expected.state_sha256
     assert list(sums(found)) == [3, 5]
     assert [[part.rank for part in ranks] for ranks in parts(found).values()] == [[*range(6)]] * 2

@@ -14,6 +14,7 @@ from jobs import job, small_config
 from rank_group import Raised, RankGroup, drilled, parted, state_sha256
 from test_freezing_control import STEPS, changes_of, configured, control
 from test_freezing_training import FIRST, METHODS, SECOND, frozen_job, steps_of
+from test_gradient_shards import folded
 from test_shard_copies import copied
 from test_shard_recovery import LAYERS, held, one_pipeline
 from test_shared_states import assert_same, shared
@@ -84,6 +85,24 @@ def test_the_bits_are_those_of_whole_states(
     expected = run_threads(frozen_job(config, ranks=1))
     found = run_threads(shared(frozen_job(config, ranks=2, schedule=schedule), pipelines))
     assert len(found.outcomes) == 2 * pipelines
+    assert_frozen_alike(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("method", "trait", "precision", "schedule", "pipelines"),
+    [
+        ("timelyfreeze", "tied", "bfloat16", "zb-h1", 2),
+        ("apf", "dropout", "float16", "zbv", 3),
+        ("autofreeze", "tied", "bfloat16", "1f1b", 3),
+        ("timelyfreeze+apf", "fixed", "float32", "interleaved", 2),
+    ],
+)
+def test_what_freezes_is_the_same_where_sums_are_shared_out(
+    tmp_path: Path, method: str, trait: str, precision: str, schedule: str, pipelines: int
+) -> None:
+    config = freezing_config(tmp_path, method, trait, precision=precision, replicas=3)
+    expected = run_threads(folded(frozen_job(config, ranks=1), 1))
+    found = run_threads(folded(frozen_job(config, ranks=2, schedule=schedule), pipelines))
     assert_frozen_alike(found, expected)
 
 
