@@ -3,9 +3,10 @@
     python -m benchmarks.layer_parts [--microbatches N] [--layers N] [--width N]
 
 Blocks of a GPT, context 128, microbatches of 4, one thread. Both sides are in one process and take each microbatch in
-turn: ours as a stage does it, with an autograd graph per layer, and torch's as one graph of the same blocks. Medians,
-divided by the number of blocks. The kernels' share is that of torch's profiler in a second run; what the clock counts
-and no kernel took is Python and autograd's bookkeeping. The update comes after a pass over other memory, as in a step.
+turn: ours as a stage does it, with an autograd graph per layer, and torch's as one graph of the same blocks. Medians of
+the thread's processor time, divided by the number of blocks. The kernels' share is that of torch's profiler in a second
+run; what no kernel took is Python and autograd's bookkeeping. The update comes after a pass over other memory, as in a
+step.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import gc
 from collections import defaultdict
 from collections.abc import Callable
 from statistics import median
-from time import perf_counter
+from time import thread_time
 from typing import Any
 
 import torch
@@ -75,14 +76,14 @@ Sides = dict[str, Ours | Stock]
 
 
 def walls(sides: Sides, microbatches: int, batch: Callable[[], tuple[Tensor, Tensor]]) -> dict[Any, float]:
-    """(Side, action) -> seconds by the clock."""
+    """(Side, action) -> seconds."""
     taken: dict[Any, list[float]] = defaultdict(list)
     for number in range(microbatches):
         for name, side in _in_turn(sides, number):
             for action, run in side.actions(number, *batch()).items():
-                begun_s = perf_counter()
+                begun_s = thread_time()
                 run()
-                taken[name, action].append(perf_counter() - begun_s)
+                taken[name, action].append(thread_time() - begun_s)
         if number % STEP == STEP - 1:
             for side in sides.values():
                 side.drop()
@@ -133,9 +134,9 @@ def after_other_memory(run: Callable[[], Any]) -> float:
     other, taken = torch.zeros(2**24), []
     for _ in range(40):
         other.add_(1.0)
-        begun_s = perf_counter()
+        begun_s = thread_time()
         run()
-        taken.append(perf_counter() - begun_s)
+        taken.append(thread_time() - begun_s)
     return median(taken)
 
 
