@@ -671,10 +671,16 @@ class Rank:
         if self._step != step and not held:
             raise JobError(f"rank {self._rank} stands at step {self._step}: it cannot save step {step}")
         assert self._source is not None
+        made_of = {
+            layer: [one for one in sources if one.layer == layer]
+            for layer in layers
+            if Piece(layer) not in held
+        }
+        lacking = [one for parts in made_of.values() for one in parts if one.piece not in held]
+        held |= {piece: (None, state) for piece, state in self._source.fetch(lacking, step).items()}
         for layer in layers:
-            states = [held[Piece(layer)][1]] if Piece(layer) in held else []
-            for one in () if states else (one for one in sources if one.layer == layer):
-                states.append(held[one.piece][1] if one.piece in held else self._source.fetch(one, step))
+            pieces = [one.piece for one in made_of[layer]] if layer in made_of else [Piece(layer)]
+            states = [held[piece][1] for piece in pieces]
             copies.append(host_copy(states[0] if len(states) == 1 else whole_of(states)))
         result = write_layers(folder, step, copies, self.faults)
         if result.error is not None:

@@ -368,14 +368,19 @@ class LayerSource:
         source = Source(layer=piece.layer, shard=piece.shard, rank=-1, host=owner.host, port=owner.port)
         return self._fetch(source, step, stopped)
 
-    def fetch(self, source: Source, step: int) -> LayerState:
-        """Fetch one state, until `stop`.
+    def fetch(self, sources: Sequence[Source], step: int) -> dict[Piece, LayerState]:
+        """Fetch states, `AT_ONCE` at a time, until `stop`.
 
         Raises:
-            StateStreamError: its source is gone, or does not offer it.
+            StateStreamError: a source is gone, or does not offer it.
         """
-        self._stopped = threading.Event()
-        return self._fetch(source, step, self._stopped)
+        stopped = self._stopped = threading.Event()
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="fetch") as fetching:
+            coming = {one.piece: fetching.submit(self._fetch, one, step, stopped) for one in sources}
+            try:
+                return {piece: state.result() for piece, state in coming.items()}
+            finally:
+                stopped.set()
 
     def _fetch(
         self, source: Source, step: int, stopped: threading.Event, part: Part = Part.ALL
