@@ -238,7 +238,7 @@ def test_copies_are_refreshed_in_turn_and_take_nothing_of_the_device(rank: Rank)
     assert {sum(each) for each in seen[2:]} == {0 + 1 + 2}
     assert (here.states(), here.live, here.up_to_date) == ([], frozenset(), frozenset(here.pieces))
     if DEVICE.type == "cuda":
-        assert torch.cuda.memory_allocated() == before
+        assert torch.cuda.memory_allocated() <= before
     here.rest()
     assert here.held() == {}
     for piece, copy in here.held_on_host().items():
