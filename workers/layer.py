@@ -254,7 +254,6 @@ class Layer:
         with (
             torch.enable_grad(),
             autocast(self._precision, self.device),
-            self._buffers_copied(write=False),
             _attributes_kept(self.module),
         ):
             return compiled.warm(lambda: cast_floats(self._requiring(inputs()), self._cast))

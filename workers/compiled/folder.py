@@ -24,8 +24,10 @@ class PrivateFolder:
     def __init__(self) -> None:
         remove_left()
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        made = self.path / "new"
+        self._lock = os.open(made, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        made.rename(self.path / _LOCK)  # nobody finds it unlocked
         atexit.register(self.remove)
 
     def remove(self) -> None:

@@ -200,14 +200,14 @@ class Traced:
         if call.frozen:
             given = tuple(t.detach() if id(t) in call.frozen else t for t in inputs)
         live = [number for number, one in enumerate(products) if given[one.weight].requires_grad]
-        taps = [one.tap() for one in products]
         uses: list[UseOf] = []
         queue = call.deferral.queue
+        made: dict[int, Tensor] = {}
         if live:
-            made = Taps.apply(queue, uses, [products[n] for n in live], given[products[live[0]].weight])
-            for number, tap in zip(live, made, strict=True):  # type: ignore[arg-type]
-                taps[number] = tap
-        results = function(*given, *taps)
+            anchor = given[products[live[0]].weight]
+            taps = Taps.apply(queue, uses, [products[number] for number in live], anchor)
+            made = dict(zip(live, taps, strict=True))  # type: ignore[arg-type]
+        results = function(*given, *(made[n] if n in made else one.tap() for n, one in enumerate(products)))
         first = len(self._outputs)
         for number in live:
             one = products[number]

@@ -253,6 +253,28 @@ def test_a_machine_without_a_compiler_says_so_before_anything_runs(monkeypatch: 
         compiler.compile(built()[1:])
 
 
+def test_a_compiler_that_fails_ends_the_job_and_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "g++"
+    compiler.write_text(
+        '#!/bin/sh\n[ $# -lt 2 ] && exec /usr/bin/env -S c++ "$@"\necho "x.cpp:1: fatal error: Python.h: No such file"'
+        " >&2\nexit 1\n"
+    )
+    compiler.chmod(0o700)
+    monkeypatch.setattr(inductor.cpp, "cxx", (str(compiler),))
+    layer = built()[1]
+    failing = Compiler(
+        compiled_models.model(),
+        lambda: (torch.zeros(ROWS, WIDTH),),
+        precision="float32",
+        device=CPU,
+        threads=1,
+    )
+    with pytest.raises(JobError, match=r"C\+\+ compiler failed \(.*Python.h.*python3-dev"):
+        failing.compile([layer])
+
+
 def test_a_checkpoint_is_of_one_way_to_compute() -> None:
     config = small_config(Path("x"))
     spec = config.model_dump(mode="json")
