@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.freezing import Ratios
-from planner.ir import FREEZABLE, Action, Kind, Schedule
+from planner.ir import Action, Kind, Schedule
 from planner.plan import Plan
 from planner.profile import Cluster, LayerProfile, Profile
 from planner.simulation.gradient_communication import folded_s
@@ -64,9 +64,14 @@ def action_costs(
         ),
         Kind.UPDATE: seconds([[layer.update_s for layer in stage] for stage in stages]),
     }
-    for kind in FREEZABLE:
-        folded = folded_s(profile, plan, per_kind[kind])
-        per_kind[kind] = tuple(a + b for a, b in zip(per_kind[kind], folded, strict=True))
+    formed_s = {
+        Kind.BACKWARD: [[layer.backward_s for layer in stage] for stage in stages],
+        Kind.WEIGHT_GRAD: [[layer.weight_grad_s for layer in stage] for stage in stages],
+    }
+    for kind, times_s in formed_s.items() if plan.shard == "gradients" else ():
+        slowed_s = [[time_s * slow for time_s in of] for of, slow in zip(times_s, slowdown, strict=True)]
+        longer_s = folded_s(profile, plan, slowed_s)
+        per_kind[kind] = tuple(a + b for a, b in zip(per_kind[kind], longer_s, strict=True))
     return Costs(
         seconds=per_kind,
         actions={} if ratios is None else _frozen(plan, stages, slowdown, schedule, ratios),

@@ -76,27 +76,34 @@ def exchanged_s(profile: Profile, plan: Plan) -> tuple[float, ...]:
     return tuple(seconds)
 
 
-def folded_s(profile: Profile, plan: Plan, forms_s: Sequence[float]) -> tuple[float, ...]:
+def folded_s(profile: Profile, plan: Plan, formed_s: Sequence[Sequence[float]]) -> tuple[float, ...]:
     """Per stage, seconds by which an action takes longer that forms its weight gradients of a microbatch, where
-    siblings share out their sums: it sends each sibling that one's parts and takes in its own. They travel while the
-    next layer's are formed.
+    siblings share out their sums: it sends each sibling that one's parts and takes in its own. Those of a layer travel
+    while the next layer's are formed, to all siblings over one connection to the network.
 
     Args:
-        forms_s: per stage, how long that action takes by itself.
+        formed_s: per stage and layer of it, how long that part of the action takes by itself.
     """
     others = plan.pipeline_count - 1
     if plan.shard != "gradients" or not others:
         return (0.0,) * plan.stages
     seconds: list[float] = []
-    for (first, stop), rank, by_itself_s in zip(plan.layers, plan.stage_ranks, forms_s, strict=True):
-        trained = [layer for layer in profile.model.layers[first:stop] if layer.gradient_bytes]
+    for (first, stop), rank, times_s in zip(plan.layers, plan.stage_ranks, formed_s, strict=True):
         link = link_between(profile, plan, *plan.siblings(rank)[:2])
-        if link is None:
+        trained = [
+            (layer.gradient_bytes / plan.pipeline_count, time_s)
+            for layer, time_s in zip(profile.model.layers[first:stop], times_s, strict=True)
+            if layer.gradient_bytes
+        ]
+        if link is None or not trained:
             seconds.append(0.0)
             continue
-        size = sum(layer.gradient_bytes for layer in trained) / plan.pipeline_count
-        held_s = link.sender_busy_s(size, len(trained)) + link.receiver_busy_s(size, len(trained))
-        seconds.append(others * held_s + max(0.0, link.link_busy_s(size) - by_itself_s))
+        size, count = sum(part for part, _ in trained), len(trained)
+        longer_s = others * (link.sender_busy_s(size, count) + link.receiver_busy_s(size, count))
+        # The last layer is formed first; while the first one's travel, the last of the next microbatch is formed.
+        for number, (part, _) in enumerate(trained):
+            longer_s += max(0.0, link.transfer_s(others * part) - trained[number - 1][1])
+        seconds.append(longer_s)
     return tuple(seconds)
 
 

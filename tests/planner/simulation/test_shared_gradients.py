@@ -23,14 +23,18 @@ def shared(pipelines: int, *layers: int, replicas: int = 2, shard: str = "gradie
 def test_gradients_travel_while_they_are_formed_and_weights_come_back_after_the_update() -> None:
     # Of two layers, half of 16 bytes each go to the sibling and as much comes: 16 bytes in two messages each way.
     held_s = (2 * 0.25 + 16 * 0.0625) + (2 * 0.125 + 16 * 0.03125)
-    assert folded_s(TWO, shared(2, 2), [10.0]) == (held_s,)
-    # They occupy the link for 2 s; an action of 0.5 s covers that much of it.
-    assert folded_s(TWO, shared(2, 2), [0.5]) == (held_s + 1.5,)
+    assert folded_s(TWO, shared(2, 2), [[10.0, 10.0]]) == (held_s,)
+    # A layer's travel for 1.5 s, while the one before it is formed, or after the first one the last.
+    assert folded_s(TWO, shared(2, 2), [[10.0, 0.5]]) == (held_s + 1.0,)
+    assert folded_s(TWO, shared(2, 2), [[1.25, 10.0]]) == (held_s + 0.25,)
+    # Of four siblings, a layer's go to three: 12 bytes in 1.5 s, and 0.5 s until they are there.
+    held_s = 3 * ((2 * 0.25 + 8 * 0.0625) + (2 * 0.125 + 8 * 0.03125))
+    assert folded_s(TWO, shared(4, 2, replicas=4), [[1.75, 10.0]]) == (held_s + 0.25,)
     one_way_s = (2 * 0.25 + 16 * 0.0625) + 16 / 8 + 0.5 + (2 * 0.125 + 16 * 0.03125)
     assert exchanged_s(TWO, shared(2, 2)) == (one_way_s,)
     assert exchanged_s(TWO, shared(2, 2, shard="optimizer")) == (2 * one_way_s,)
-    assert folded_s(TWO, shared(2, 2, shard="optimizer"), [0.5]) == (0.0,)
-    assert folded_s(TWO, shared(1, 2), [0.5]) == (0.0,)
+    assert folded_s(TWO, shared(2, 2, shard="optimizer"), [[0.5, 0.5]]) == (0.0,)
+    assert folded_s(TWO, shared(1, 2), [[0.5, 0.5]]) == (0.0,)
 
 
 def test_the_step_has_that_for_each_microbatch() -> None:
@@ -39,7 +43,7 @@ def test_the_step_has_that_for_each_microbatch() -> None:
         predict(TWO, replace(shared(2, 2, shard=shard), microbatches=4), schedule)
         for shard in ("optimizer", "gradients")
     )
-    backward_s = sum(each.backward_s for each in TWO.model.layers)
+    backward_s = [each.backward_s for each in TWO.model.layers]
     assert gradients.windows_s - optimizer.windows_s == pytest.approx(
         4 * folded_s(TWO, gradients.plan, [backward_s])[0]
     )
