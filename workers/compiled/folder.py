@@ -25,17 +25,17 @@ class PrivateFolder:
         remove_left()
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
         made = self.path / "new"
-        self._lock = os.open(made, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        self._lock: int | None = os.open(made, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         made.rename(self.path / _LOCK)  # nobody finds it unlocked
         atexit.register(self.remove)
 
     def remove(self) -> None:
         """Delete it; what was loaded from there stays loaded."""
-        atexit.unregister(self.remove)
         shutil.rmtree(self.path, ignore_errors=True)
-        with suppress(OSError):
+        if self._lock is not None:
             os.close(self._lock)
+            self._lock = None
 
 
 def remove_left() -> None:

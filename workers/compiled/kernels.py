@@ -82,6 +82,8 @@ class Kernels:
         """Raises:
         JobError: this machine has no compiler for `device`.
         """
+        # Before the imports: as the process ends, the compiler makes the folder again, and then it is to go again.
+        self._folder = self._folder or PrivateFolder()
         from torch._inductor.cpp_builder import get_cpp_compiler
         from torch._inductor.exc import InvalidCxxCompiler
         from torch.utils._triton import has_triton
