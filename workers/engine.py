@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -43,6 +44,18 @@ class Window:
     @property
     def busy_s(self) -> float:
         return sum(span.end_s - span.start_s for span in self.spans)
+
+
+class Leaving(Protocol):
+    """What sends gradients on while a window goes on."""
+
+    def leave(self, index: int) -> None:
+        """Those of this layer are final, and so are its buffers."""
+        ...
+
+    def under_way(self) -> None:
+        """The device has been given all that it is to compute in this window."""
+        ...
 
 
 class Engine:
@@ -100,14 +113,14 @@ class Engine:
         step: int,
         batches: Batches,
         numbers: Sequence[int] | None = None,
-        final: Callable[[int], None] | None = None,
+        final: Leaving | None = None,
     ) -> Window:
         """Run one training window; gradients are added to the parameters' `.grad`.
 
         Args:
             numbers: the global microbatches of the window, in order; None: those of the replica with the pipeline's
                 number.
-            final: is called with each layer whose gradients and buffers may leave while the window goes on
+            final: hears of each layer whose gradients and buffers may leave while the window goes on
                 (`planner.final_gradients`).
 
         Raises:
@@ -127,11 +140,14 @@ class Engine:
                 if final is not None:
                     for stage in self._final.before.get(number, ()):
                         for layer in reversed(self._stages[stage].layers):
-                            final(layer.index)
-                self._execute(action, step, batches, losses, final if number in self._final.during else None)
+                            final.leave(layer.index)
+                leave = final.leave if final is not None and number in self._final.during else None
+                self._execute(action, step, batches, losses, leave)
             if self._armed is not None and self._armed.poisons(step + 1):
                 self._poison()
             with self._activity.waiting():
+                if final is not None:
+                    final.under_way()
                 self._channel.flush()
             return Window(
                 {g: float(loss) for g, loss in losses.items()}, self._device.spans(), self._waited_s

@@ -22,7 +22,7 @@ from planner.shards import kept_whole
 from planner.shares import parts, parts_of
 from workers.data.dataset import Batch
 from workers.data.sampling import train_indices
-from workers.engine import Engine, Window, first_free_tag
+from workers.engine import Engine, Leaving, Window, first_free_tag
 from workers.freezing.freezer import Freezer
 from workers.generation import GenerationSetup, make_stages, tied_uses
 from workers.gradients.exchange import Parameters, ReplicaExchange, TiedUse, TieExchange
@@ -118,14 +118,12 @@ class Minibatch:
         """Whether this rank has the first stage."""
         return 0 in self._stages
 
-    def run(
-        self, step: int, loss_scale: float = 1.0, final: Callable[[int], None] | None = None
-    ) -> tuple[Window, Buffers]:
+    def run(self, step: int, loss_scale: float = 1.0, final: Leaving | None = None) -> tuple[Window, Buffers]:
         """Compute the step after `step` committed ones. The gradients are then final.
 
         Args:
             loss_scale: factor on the loss, and so on all gradients until they are summed up.
-            final: is called with layers whose gradients are final before the window ends; see `Engine.run`. Nothing is
+            final: hears of layers whose gradients are final before the window ends; see `Engine.run`. Of none
                 where gradients are summed up further after the window.
 
         Returns:

@@ -417,7 +417,7 @@ class Training:
             with self._limited_memory(step):
                 scale = 1.0 if self.loss_scale is None else self.loss_scale.value
                 # Statistics of freezing go with the gradients.
-                final = None if self._freezer.on else self._shipping.leave
+                final = None if self._freezer.on else self._shipping
                 window, buffers = self._minibatch.run(self.step, scale, final)
             self._observe(step, window)
             # A finished window proves that every rank of the pipeline has passed the newest commit. Not so
@@ -551,7 +551,7 @@ class Training:
         self._ready = None
         if plan is not None:
             standbys.raise_to_device(plan.plan.pieces_of_place(place))
-            coming = {*standbys.pieces} - standbys.up_to_date
+            coming = {*standbys.pieces} - standbys.up_to_date - {*standbys.given_up}
             built = self.modules.ready(plan.modules(place, self._owned))
             self._ready = plan if built and plan.ready(place, self._owned, standbys.live, coming) else None
         return None if self._ready is None else self._ready.key

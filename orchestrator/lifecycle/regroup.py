@@ -254,7 +254,7 @@ def planned(order: Order, state: Planning, stimulus: Planned) -> Step:
         ways_out = "add nodes, spread the ranks over more of them, or lower elastic.copies"
         return close(Failed(f"{few}: {ways_out}", user_error=True))
     warning = _few_domains(few)
-    if begins and order.elastic.peer_copies == 1:
+    if begins and order.elastic.peer_copies == 1 and order.elastic.copies_in != "host":
         warning += _costly_copies(stimulus.plan)
     loading, commands = _load(job, draft)
     alternatives = order.alternatives if begins else ()
@@ -274,7 +274,8 @@ def _costly_copies(plan: Plan) -> tuple[Command, ...]:
         return ()
     text = (
         f'pipeline.shard = "{plan.shard}" saves no memory here: between 2 replicas, copies of shards take more than'
-        " shards save, while whole replicas are copies of each other. Use more replicas, elastic.redundancy ="
+        " shards save, while whole replicas are copies of each other; but in host memory, where GPU jobs keep them,"
+        ' they take none of the device\'s. Use more replicas, elastic.copies_in = "host", elastic.redundancy ='
         ' "checkpoint", or leave shard out'
     )
     return (Log(events.Warned(text=text)),)

@@ -265,13 +265,15 @@ class Judge:
         sizes = [np.array([0, *accumulate(of)], dtype=np.float64) for of in (sent, back)]
         trained = np.array([0, *accumulate(layer.gradient_bytes > 0 for layer in layers)], dtype=np.float64)
         cuts, others = candidates.cuts, pipelines - 1
+        # Shared sums travel during the window.
+        sent_copies = 0 if plan.shard == "gradients" else plan.windows
         seconds = np.zeros(candidates.orders.shape)
         siblings = [links[rank][rank + problem.ranks] for rank in range(problem.ranks)]
         fields = {
             name: np.array([getattr(link, name) for link in siblings])[candidates.orders] for name in _FIELDS
         }
         for stage, rank in enumerate(problem.stage_ranks):
-            for copies, size in zip((plan.windows, 1), sizes, strict=True):
+            for copies, size in zip((sent_copies, 1), sizes, strict=True):
                 part = copies * (size[cuts[:, stage + 1]] - size[cuts[:, stage]]) / pipelines
                 count = copies * (trained[cuts[:, stage + 1]] - trained[cuts[:, stage]])
                 seconds[:, rank] += (

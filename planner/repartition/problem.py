@@ -179,6 +179,7 @@ class Problem:
             {part: (reserved_bytes or {}).get(place, 0) for part, place in enumerate(order)},
             blocks,
             self.now.shards,
+            self.now.shards if self.now.shard == "gradients" else 1,
         )
 
     @cached_property

@@ -14,9 +14,8 @@ from planner.plan import Plan
 from planner.profile import Profile
 from planner.shares import most_parts
 from planner.simulation.links_of_places import link_between
-from planner.simulation.shard_parts import gradient_bytes, part_of, weight_bytes
+from planner.simulation.shard_parts import gradient_bytes, part_of, sent_bytes, weight_bytes
 from planner.simulation.snapshot_cost import COPIED_BYTES_PER_S
-from planner.simulation.standby_memory import base_bytes
 
 
 def shipped_bytes(profile: Profile, plan: Plan) -> int:
@@ -37,7 +36,9 @@ def standby_update_s(profile: Profile, plan: Plan) -> tuple[float, ...]:
             layer = profile.model.layers[piece.layer]
             seconds[place] += device.slowdown * part_of(layer, piece) * layer.update_s
             if every and device.kind == "cpu":
-                seconds[place] += base_bytes(profile, piece) / COPIED_BYTES_PER_S / every
+                seconds[place] += (
+                    sent_bytes(profile.model.layers[piece.layer], piece) / COPIED_BYTES_PER_S / every
+                )
     return tuple(seconds)
 
 

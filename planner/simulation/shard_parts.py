@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from planner.plan import Plan
 from planner.profile import LayerProfile, Profile
-from planner.shards import WHOLE, Piece, cut
+from planner.shards import WHOLE, Piece, Shard, cut
 
 
 def part_of(layer: LayerProfile, piece: Piece) -> float:
@@ -57,17 +57,23 @@ def weight_bytes(profile: Profile, layer: LayerProfile) -> int:
 
 
 def built_ahead_bytes(profile: Profile, now: Plan, then: Plan) -> tuple[int, ...]:
-    """Per pipeline rank, the modules that it builds under `now` of layers that it owns under `then`, beside copies of
-    its shards of them. Copies of whole layers have theirs."""
-    if now.shards == 1 or now.shards != then.shards:
+    """Per pipeline rank, what it builds on its device under `now` of layers that it owns under `then`: modules, beside
+    copies of its shards of them (copies of whole layers have theirs); and the copies themselves where they are kept in
+    a GPU's host."""
+    if now.shards != then.shards:
         return (0,) * now.pipeline_ranks
-    layers = profile.model.layers
-    coming = [
-        {*then.layers_of_rank(rank)} - {*now.layers_of_rank(rank)} for rank in range(now.pipeline_ranks)
-    ]
+    layers, devices = profile.model.layers, profile.cluster.devices
+
+    def built(rank: int, index: int) -> int:
+        layer = layers[index]
+        module = layer.parameter_bytes - master_bytes(profile, layer) if now.shards > 1 else 0
+        lowered = profile.cluster.refresh_every and devices[rank].kind == "cuda"
+        copies = (Piece(index, Shard(number, then.shards)) for number in range(then.shards))
+        return module + (max(copied_bytes(layer, copy) for copy in copies) if lowered else 0)
+
     return tuple(
-        sum(layers[index].parameter_bytes - master_bytes(profile, layers[index]) for index in of_rank)
-        for of_rank in coming
+        sum(built(rank, index) for index in {*then.layers_of_rank(rank)} - {*now.layers_of_rank(rank)})
+        for rank in range(now.pipeline_ranks)
     )
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from planner.plan import Plan
 from planner.profile import Profile
-from planner.shards import WHOLE, Piece
-from planner.simulation.shard_parts import copied_bytes, gradient_bytes, part_of
+from planner.shards import Piece
+from planner.simulation.shard_parts import copied_bytes, gradient_bytes, part_of, sent_bytes
 
 GRADIENT_BYTES = 4
 """Of a parameter, in every precision."""
@@ -72,23 +72,15 @@ def _host_bytes(profile: Profile, plan: Plan, place: int, kept: Sequence[Piece])
     sizes = [gradient_bytes(layers[piece.layer], piece) for piece in kept]
     if _is_gpu(profile, plan, place):
         sizes = [_pinned(size) for size in sizes]
-    bases = [base_bytes(profile, piece) for piece in kept]
+    bases = [round(sent_bytes(layers[piece.layer], piece)) for piece in kept]
     return sum(bases) + max(bases, default=0) + log_bytes(sizes, profile.cluster.refresh_every)
-
-
-def base_bytes(profile: Profile, piece: Piece) -> int:
-    """The state of `piece` without what it is computed with."""
-    layer = profile.model.layers[piece.layer]
-    if piece.shard == WHOLE:
-        return layer.moved_bytes
-    return round(part_of(layer, piece) * (layer.gradient_bytes + layer.optimizer_bytes))
 
 
 def _refreshed_bytes(profile: Profile, piece: Piece) -> int:
     """Of a GPU, while it applies one step after the other to a copy: of the state, a step's gradients and their scaled
     values as much as is there at a time; all of it where freezing looks at whole layers."""
     layer = profile.model.layers[piece.layer]
-    base, gradients = base_bytes(profile, piece), gradient_bytes(layer, piece)
+    base, gradients = sent_bytes(layer, piece), gradient_bytes(layer, piece)
     trained = layer.gradient_bytes // GRADIENT_BYTES
     at_once = 1.0 if layer.statistics_bytes else min(1.0, PART / max(1, part_of(layer, piece) * trained))
     return round(at_once * (base + 2 * gradients))

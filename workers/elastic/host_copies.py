@@ -210,6 +210,8 @@ class HostForm:
                 return {}
             if copy.commits and self._refresh(copy, stopped) is None:
                 _give_memory_back()
+        if stopped():  # the generation ends, and recovery needs what is here
+            return {}
         lost: dict[Piece, str] = {}
         freed_bytes = 0
         for piece, copy in sorted(copies.items(), key=lambda one: -one[1].base_bytes - one[1].log_bytes):

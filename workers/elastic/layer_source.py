@@ -159,7 +159,7 @@ class LayerSource:
             beside_training=beside_training,
             shard=shard or self._shard,
         )
-        if self._compiler is not None:
+        if self._compiler is not None and not on_host:
             self._compiler.compile([layer for layer, _ in built.values()])
         return built
 

@@ -209,8 +209,8 @@ class Shipping:
 
     def leave(self, index: int) -> None:
         """Start sending the parcel of one layer while the window goes on. Its gradients and buffers are final, and the
-        job does not freeze. From a GPU it is copied on a stream of its own, and sent by `send`; from a CPU not in the
-        first step, because the end of the window would wait for receivers that wait for the end of theirs."""
+        job does not freeze. From a GPU it is copied on a stream of its own, and sent by `under_way`. Not in the first
+        step: the end of the window would wait for receivers that wait for the end of theirs."""
         for layer, streams in self._outgoing:
             if layer != index or not self._expected:
                 continue
@@ -228,6 +228,14 @@ class Shipping:
                 there.record(self._aside)
             self._left[index] = _Left(raw, on_host, there)
 
+    def under_way(self) -> None:
+        """Send the parcels that are copied from a GPU, each as soon as it is on the host; that computes meanwhile."""
+        streams = dict(self._outgoing)
+        for index, left in self._left.items():
+            if left.on_host is not None and left.there is not None:
+                left.there.synchronize()
+                self._put(streams[index], left.on_host)
+
     def send(
         self, energies: Mapping[int, Sequence[float]], buffers: Mapping[int, Mapping[str, Tensor]]
     ) -> dict[int, Tensor]:
@@ -239,14 +247,11 @@ class Shipping:
             buffers: layer -> what the step leaves, where that is not what the layer has now.
         """
         for index, streams in self._outgoing:
-            if (left := self._left.get(index)) is None:
+            if index not in self._left:
                 left_buffers = buffers.get(index, self._layers[index][1].buffers)
                 raw = self._packed(index, left_buffers, energies.get(index, ()))
                 self._left[index] = _Left(raw)
                 self._put(streams, raw)
-            elif left.on_host is not None and left.there is not None:
-                left.there.synchronize()
-                self._put(streams, left.on_host)
         self._expected = True
         return {index: left.parcel for index, left in sorted(self._left.items())}
 

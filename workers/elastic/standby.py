@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -87,6 +87,7 @@ class Standbys:
         step: the last step committed there.
         host: has them kept in host memory; live bases are brought there once training goes on. None: on the device.
         known: copies in host memory, already at that step; they go on.
+        given_up: copies that this rank will not have.
     """
 
     def __init__(
@@ -99,12 +100,13 @@ class Standbys:
         step: int,
         host: HostForm | None = None,
         known: Mapping[Piece, HostCopy] | None = None,
+        given_up: Collection[Piece] = (),
     ) -> None:
         self.host = host
         self._freeze = freeze
         self._step = step
         self._optimizer = optimizer
-        self._copies = {piece: _Copy() for piece in pieces}
+        self._copies = {piece: _Copy(given_up=piece in given_up) for piece in pieces}
         self._stopped = threading.Event()
         self._room = threading.Semaphore(COMMITS_BEHIND)
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -143,8 +145,8 @@ class Standbys:
 
     @property
     def lacking(self) -> tuple[Piece, ...]:
-        """Those whose base has not arrived."""
-        return tuple(piece for piece, copy in self._copies.items() if not copy.here)
+        """Those whose base is still to arrive."""
+        return tuple(piece for piece, copy in self._copies.items() if not (copy.here or copy.given_up))
 
     @property
     def given_up(self) -> tuple[Piece, ...]:

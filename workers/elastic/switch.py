@@ -64,6 +64,7 @@ def take_up(
             step=step,
             host=standbys.host,
             known=standbys.held_on_host(),
+            given_up=standbys.given_up,
         ),
         taken=tuple(piece.layer for piece in owned if piece not in own),
         given=tuple(piece.layer for piece in sorted(own) if piece not in owned),

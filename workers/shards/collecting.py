@@ -19,6 +19,10 @@ from workers.state.layer_state import LayerState, host_copy, part_of, whole_of
 from workers.transport.channel import Channel, Stream
 
 
+TAGS = 2**20
+"""More tags than any job has streams between two ranks."""
+
+
 class Collector:
     """One rank's part in it.
 
@@ -26,7 +30,8 @@ class Collector:
         siblings: places that hold the same layers, by pipeline, and so by shard number.
         states: this rank's shards, by layer.
         weights: of the same layers.
-        tags: first free tag on the channel; two per layer of the model are used.
+        tags: first free tag on the channel; two per layer of the model are used, and others `TAGS` apart: a request may
+            switch freezing statistics on between two checkpoints, and a stream's messages have one shape.
     """
 
     def __init__(
@@ -42,6 +47,8 @@ class Collector:
         self._states = dict(sorted(states.items()))
         self._weights = weights
         self._tags = tags
+        self._statistics: list[tuple[str, ...]] = []
+        """The sets of freezing statistics that layers have had, in the order in which all siblings met them."""
 
     def collect(self, *, moments: bool) -> list[LayerState]:
         """Host copies of the layers that this rank puts together; all siblings call it together.
@@ -77,10 +84,13 @@ class Collector:
         return _shard(own, cut, number, tensors, moments)
 
     def _stream(self, layer: int, source: int, target: int, moments: bool) -> Stream:
+        statistics = tuple(sorted(self._states[layer].freezing)) if moments else ()
+        if statistics not in self._statistics:
+            self._statistics.append(statistics)
         return Stream(
             self._siblings[source],
             self._siblings[target],
-            self._tags + 2 * layer + moments,
+            self._tags + 2 * layer + moments + TAGS * self._statistics.index(statistics),
             f"shard {source} of layer {layer}",
         )
 

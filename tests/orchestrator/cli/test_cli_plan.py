@@ -85,6 +85,7 @@ def test_redundancy_is_priced(job: Path, capsys: pytest.CaptureFixture[str]) -> 
         "bytes_per_step",
         "seconds_per_step",
         "memory_bytes",
+        "on_host",
         "undone_steps",
         "copies",
     }
@@ -98,6 +99,7 @@ def test_redundancy_is_priced(job: Path, capsys: pytest.CaptureFixture[str]) -> 
     )
     assert peer["peak_memory_bytes"] > alone["peak_memory_bytes"]
     nothing = {"bytes_per_step": 0, "seconds_per_step": 0, "memory_bytes": 0, "undone_steps": 0, "copies": []}
+    nothing["on_host"] = False
     assert alone["redundancy"] == {"mode": "checkpoint", **nothing}
     assert told("none")["redundancy"] == {"mode": "none", **nothing}
 

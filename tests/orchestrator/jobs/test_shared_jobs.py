@@ -100,7 +100,7 @@ def test_freezing_that_is_switched_on_goes_through_a_loss(tmp_path: Path) -> Non
 
 def test_ranks_that_are_to_go_hand_over_and_go(tmp_path: Path, quiet: str) -> None:
     go = once(at_step(3), lambda running: running.post(Going(frozenset({1, 2}), "file", 30.0, "n", "h")))
-    ran = ElasticJob(shared(tmp_path), go).run()
+    ran = ElasticJob(shared(tmp_path, elastic={"migration": "stop"}), go).run()
     check(ran, quiet)
     (regrouped,) = ran.of(events.Regrouped)
     assert (regrouped.cause, regrouped.lost, regrouped.rerun) == ("drain", (1, 2), 0)

@@ -299,6 +299,21 @@ def test_who_waits_for_layers_of_others_can_leave(tmp_path: Path) -> None:
         server.close()
 
 
+def test_a_copy_that_was_given_up_is_not_asked_for_again(rank: Rank) -> None:
+    here = Standbys(
+        pieces(1, 2),
+        {Piece(1): base(rank, 1)},
+        freeze=settings(rank),
+        optimizer=rank._optimizer,
+        step=0,
+        given_up=pieces(2),
+    )
+    assert (here.lacking, here.given_up, here.settled) == ((), (Piece(2),), True)
+    here.bring(lambda piece, stopped: pytest.fail(f"{piece} was asked for"))
+    here.rest()
+    assert here.held().keys() == {Piece(1)}
+
+
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="from a GPU they are copied meanwhile, and sent afterwards")
 @pytest.mark.parametrize(
     ("schedule", "early"), [("1f1b", {0: [3, 2, 1, 0]}), ("zb-h1", {0: [3, 2, 1, 0], 1: [7, 6, 5, 4]})]

@@ -173,9 +173,10 @@ def test_what_is_switched_on_and_off_keeps_the_bits_also_after_a_stop(tmp_path: 
     assert steps_of(stopped) + steps_of(resumed) == steps_of(expected)
 
 
-def test_a_freeze_plan_that_comes_while_it_trains_is_followed(tmp_path: Path) -> None:
+def test_a_freeze_plan_that_comes_while_it_trains_and_writes_checkpoints_is_followed(tmp_path: Path) -> None:
     own = METHODS["timelyfreeze+apf"].model_copy(update={"method": "none"})
-    config = small_config(tmp_path, replicas=2, steps=STEPS, freeze=own, timeline_every=1)
+    written = CheckpointConfig(every_steps=1)
+    config = small_config(tmp_path, replicas=2, steps=STEPS, freeze=own, timeline_every=1, checkpoint=written)
     due = ((2, control(1, "apf")), (8, control(2, "autofreeze")), (12, control(3, "timelyfreeze+apf")))
     live = run_threads(shared(job(config, ranks=2, schedule="1f1b", prepare=due)))
     started = tuple(report.plan for report in live.reports if isinstance(report, FreezeStarted))
