@@ -18,7 +18,6 @@ from workers.state.flat import Cut
 from workers.state.layer_state import LayerState, host_copy, part_of, whole_of
 from workers.transport.channel import Channel, Stream
 
-
 TAGS = 2**20
 """More tags than any job has streams between two ranks."""
 

@@ -314,7 +314,6 @@ def test_a_copy_that_was_given_up_is_not_asked_for_again(rank: Rank) -> None:
     assert here.held().keys() == {Piece(1)}
 
 
-@pytest.mark.skipif(DEVICE.type == "cuda", reason="from a GPU they are copied meanwhile, and sent afterwards")
 @pytest.mark.parametrize(
     ("schedule", "early"), [("1f1b", {0: [3, 2, 1, 0]}), ("zb-h1", {0: [3, 2, 1, 0], 1: [7, 6, 5, 4]})]
 )

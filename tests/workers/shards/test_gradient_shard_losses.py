@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 from jobs import job, small_config
-from rank_group import Raised, RankGroup, drilled, parted, state_sha256, with_standbys
+from rank_group import RankGroup, drilled, parted, state_sha256, with_standbys
 from test_gradient_shards import folded
 from test_shard_copies import copied
-from test_shard_recovery import LAYERS, held
+from test_shard_recovery import LAYERS, held, lose_rank_1
 
-from planner.shards import Piece, Shard, made_of
+from planner.shards import Piece, Shard
 from workers.checkpoint.folder import checkpoints
 from workers.config import CheckpointConfig
 from workers.fault_injection.fault import Fault, FaultKind, Phase
-from workers.launch.processes import Died
 from workers.launch.ranks import Job, run_threads
 from workers.protocol import JobError, StepReport
 
@@ -46,24 +45,14 @@ def test_a_killed_ranks_shards_go_on_elsewhere(
     expected = run_threads(folded(job(config), 1)).state_sha256
     four = with_copies(job(config, ranks=2, schedule="zb-h1"))
     with RankGroup(config, 5) as group:
-        group.arm(1, Fault(kind=FaultKind.KILL, step=STEP, phase=phase))
-        for number in blind:
-            group.arm(number, Fault(kind=FaultKind.BLIND, step=STEP))
-        ended = group.train(four, range(4))
-        assert isinstance(ended[1], Died)
-        assert all(isinstance(ended[number], Raised) for number in (0, 2, 3)), ended
-        assert (1, "kill", STEP, str(phase)) in group.fired
-        step, positions, sources = group.settle()
-        assert step == settled
-        found = held(positions, step)
-        assert all(made_of(layer, found) for layer in LAYERS)
+        positions, sources = lose_rank_1(group, four, STEP, phase, blind, settled=settled)
         following, members = {
             "spare": (four, (0, 4, 2, 3)),
             "fewer": (with_copies(job(config, ranks=1)), (3, 0)),
             "alone": (folded(job(config, ranks=3, schedule="1f1b"), 1), (0, 2, 3)),
         }[then]
         scale = next((p.loss_scale for p in positions.values() if p.loss_scale is not None), None)
-        ended = group.train(following, members, step=step, sources=sources, loss_scale=scale)
+        ended = group.train(following, members, step=settled, sources=sources, loss_scale=scale)
         assert state_sha256(ended) == expected
         assert sorted(group.steps()) == list(range(1, 7))
 

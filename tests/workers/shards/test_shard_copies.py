@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from jobs import job, small_config
-from rank_group import Raised, RankGroup, drilled, state_sha256
-from test_shard_recovery import LAYERS, held, one_pipeline
+from rank_group import RankGroup, drilled, state_sha256
+from test_shard_recovery import LAYERS, held, lose_rank_1, one_pipeline
 from test_shared_states import shared
 
 from planner.search.standbys import assign
@@ -47,24 +47,14 @@ def test_a_killed_ranks_shards_go_on_elsewhere(
     expected = run_threads(job(config)).state_sha256
     four = copied(job(config, ranks=2, schedule="1f1b"))
     with RankGroup(config, 5) as group:
-        group.arm(1, Fault(kind=FaultKind.KILL, step=STEP, phase=phase))
-        for number in blind:
-            group.arm(number, Fault(kind=FaultKind.BLIND, step=STEP))
-        ended = group.train(four, range(4))
-        assert isinstance(ended[1], Died)
-        assert all(isinstance(ended[number], Raised) for number in (0, 2, 3)), ended
-        assert (1, "kill", STEP, str(phase)) in group.fired
-        step, positions, sources = group.settle()
-        assert step == settled
-        found = held(positions, step)
-        assert all(made_of(layer, found) for layer in LAYERS)
+        positions, sources = lose_rank_1(group, four, STEP, phase, blind, settled=settled)
         following, members = {
             "spare": (four, (0, 4, 2, 3)),
             "fewer": (copied(job(config, ranks=1)), (3, 0)),
             "whole": (one_pipeline(config, 3), (0, 2, 3)),
         }[then]
         scale = next((p.loss_scale for p in positions.values() if p.loss_scale is not None), None)
-        ended = group.train(following, members, step=step, sources=sources, loss_scale=scale)
+        ended = group.train(following, members, step=settled, sources=sources, loss_scale=scale)
         assert state_sha256(ended) == expected
         assert sorted(group.steps()) == list(range(1, 7))
 

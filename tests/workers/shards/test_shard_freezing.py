@@ -11,16 +11,15 @@ from typing import Any
 import pytest
 import torch
 from jobs import job, small_config
-from rank_group import Raised, RankGroup, drilled, parted, state_sha256
+from rank_group import RankGroup, drilled, parted, state_sha256
 from test_freezing_control import STEPS, changes_of, configured, control
 from test_freezing_training import FIRST, METHODS, SECOND, frozen_job, steps_of
 from test_gradient_shards import folded
 from test_shard_copies import copied
-from test_shard_recovery import LAYERS, held, one_pipeline
+from test_shard_recovery import LAYERS, lose_rank_1, one_pipeline
 from test_shared_states import assert_same, shared
 
 from planner.schedule.expand import pipeline_schedules
-from planner.shards import made_of
 from workers.checkpoint.folder import checkpoints, read_layer, read_manifest
 from workers.config import CheckpointConfig, OptimizerConfig, WorkerConfig
 from workers.fault_injection.fault import Fault, FaultKind, Phase
@@ -210,23 +209,13 @@ def test_copies_have_a_killed_ranks_statistics(
 
     four = freezes(copied(job(config, ranks=2, schedule="1f1b")))
     with RankGroup(config, 5) as group:
-        group.arm(1, Fault(kind=FaultKind.KILL, step=DYING, phase=phase))
-        for number in blind:
-            group.arm(number, Fault(kind=FaultKind.BLIND, step=DYING))
-        ended = group.train(four, range(4))
-        assert isinstance(ended[1], Died)
-        assert all(isinstance(ended[number], Raised) for number in (0, 2, 3)), ended
-        assert (1, "kill", DYING, str(phase)) in group.fired
-        step, positions, sources = group.settle()
-        assert step == settled
-        found = held(positions, step)
-        assert all(made_of(layer, found) for layer in LAYERS)
+        _, sources = lose_rank_1(group, four, DYING, phase, blind, settled=settled)
         following, members = {
             "spare": (four, (0, 4, 2, 3)),
             "fewer": (freezes(copied(job(config, ranks=1))), (3, 0)),
             "whole": (freezes(one_pipeline(config, 3)), (0, 2, 3)),
         }[then]
-        ended = group.train(following, members, step=step, sources=sources)
+        ended = group.train(following, members, step=settled, sources=sources)
         assert state_sha256(ended) == expected
         assert sorted(group.steps()) == list(range(1, 9))
     assert_same_statistics(statistics(config), statistics(quiet), method)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,11 +12,12 @@ from rank_group import Raised, RankGroup, drilled, parted, state_sha256
 from test_layer_shards import assert_same as assert_same_states
 from test_shared_states import shared
 
-from planner.shards import Piece, Shard
+from planner.shards import Piece, Shard, made_of
 from workers.checkpoint.folder import checkpoint_folder, checkpoints, read_layer, read_manifest
 from workers.config import WorkerConfig
 from workers.control.rank_program import rank_programs
 from workers.fault_injection.fault import Fault, FaultKind, Phase
+from workers.launch.processes import Died
 from workers.launch.ranks import Job, run_threads
 from workers.protocol import Assignment, Position, Source
 from workers.state.layer_state import LayerState
@@ -30,6 +32,28 @@ def pieces(of: int) -> set[Piece]:
 
 def held(positions: dict[int, Position], step: int) -> set[Piece]:
     return {piece for position in positions.values() if position.step == step for piece in position.holds}
+
+
+def lose_rank_1(
+    group: RankGroup, four: Job, step: int, phase: Phase, blind: Sequence[int], *, settled: int
+) -> tuple[dict[int, Position], list[Source]]:
+    """Train `four` until rank 1 is killed in `phase` of `step`, and settle at `settled` with all layers there.
+
+    Args:
+        blind: ranks that do not learn of that step's commit.
+    """
+    group.arm(1, Fault(kind=FaultKind.KILL, step=step, phase=phase))
+    for number in blind:
+        group.arm(number, Fault(kind=FaultKind.BLIND, step=step))
+    ended = group.train(four, range(4))
+    assert isinstance(ended[1], Died)
+    assert all(isinstance(ended[number], Raised) for number in (0, 2, 3)), ended
+    assert (1, "kill", step, str(phase)) in group.fired
+    found, positions, sources = group.settle()
+    assert found == settled
+    there = held(positions, found)
+    assert all(made_of(layer, there) for layer in LAYERS)
+    return positions, sources
 
 
 def one_pipeline(config: WorkerConfig, ranks: int) -> Job:
