@@ -6,7 +6,6 @@ decision. Only then does any state change. Pure: records in, decision out.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -107,15 +106,6 @@ class CommitRecord:
             if fields[prepared] is not None:
                 fields[prepared] = tuple(fields[prepared])
         return CommitRecord(**fields)
-
-
-def vector_sha256(vector: Iterable[bytes]) -> str:
-    """The digest of encoded records, by which ranks that hold the same ones know it."""
-    digest = hashlib.sha256()
-    for record in vector:
-        digest.update(len(record).to_bytes(8, "big"))
-        digest.update(record)
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)

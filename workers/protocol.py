@@ -433,7 +433,7 @@ class Position:
     step: int
     """Committed steps whose updates its layers have."""
     vector_sha256: str | None = None
-    """Digest of all ranks' records of the commit of `step`, if it has them: `workers.commit.vector_sha256`."""
+    """Digest of all ranks' records of the commit of `step`, if it has them: `workers.control.records_digest`."""
     undecided: int | None = None
     """The step whose commit it reached without learning the outcome; it keeps the gradients until that is
     settled."""

@@ -24,13 +24,13 @@ from workers.checkpoint.corruption import corrupt_newest_checkpoint
 from workers.checkpoint.folder import DamagedCheckpointError, read_manifest
 from workers.checkpoint.manifest import FileRecord
 from workers.checkpoint.writer import write_layers
-from workers.commit import vector_sha256
 from workers.compiled.compiler import Compiler, compiler_of
 from workers.config import WorkerConfig
 from workers.control.activity import Activity
 from workers.control.mailbox import Mailbox
 from workers.control.next_plan import NextPlan, check_next
 from workers.control.rank_program import RankProgram
+from workers.control.records_digest import vector_sha256
 from workers.data.dataset import OpenData
 from workers.data.registry import open_dataset
 from workers.devices.device import Device

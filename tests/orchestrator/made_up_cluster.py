@@ -83,8 +83,8 @@ from orchestrator.lifecycle.stimuli import (
 from planner.arrivals import copied_ahead
 from planner.plan import Plan
 from planner.schedule.registry import build
-from workers.commit import vector_sha256
 from workers.config import ElasticConfig
+from workers.control.records_digest import vector_sha256
 from workers.protocol import (
     Assignment,
     CheckpointReport,

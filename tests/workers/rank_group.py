@@ -18,9 +18,9 @@ from typing import Any
 from jobs import DEVICE
 
 from planner.plan import Plan
-from workers.commit import vector_sha256
 from workers.config import ElasticConfig, WorkerConfig
 from workers.control.rank_program import place_programs
+from workers.control.records_digest import vector_sha256
 from workers.fault_injection.fault import Fault
 from workers.launch.processes import Died, RankProcesses
 from workers.launch.ranks import Job, run_threads

@@ -17,8 +17,8 @@ from orchestrator.lifecycle.commands import Save, Settle
 from orchestrator.lifecycle.recovery import Handover
 from orchestrator.lifecycle.stimuli import Reported, Settled, Stimulus
 from workers.checkpoint.manifest import FileRecord, checkpoint_folder
-from workers.commit import vector_sha256
 from workers.control.rank_error import RankError
+from workers.control.records_digest import vector_sha256
 from workers.protocol import CheckpointReport, Settlement
 
 Vector = tuple[bytes, ...]

@@ -20,7 +20,7 @@ from orchestrator.lifecycle.commands import Assess, Prepare, Settle, Train
 from orchestrator.lifecycle.recovery import Handover
 from orchestrator.lifecycle.stimuli import Departed, Positioned, RankLost, Ready, Settled, Stimulus
 from workers.actor import Home
-from workers.commit import vector_sha256
+from workers.control.records_digest import vector_sha256
 from workers.process.output import rank_log_path
 from workers.protocol import Parted, Position, Settlement
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from contextlib import suppress
 from dataclasses import replace
 
@@ -119,3 +121,8 @@ def test_ranks_are_dismissed_though_another_is_lost_meanwhile() -> None:
         await loop.close()
 
     asyncio.run(live())
+
+
+def test_a_controller_starts_without_torch_which_takes_longer_to_import_than_all_else() -> None:
+    code = "import sys, orchestrator.controller.actor; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

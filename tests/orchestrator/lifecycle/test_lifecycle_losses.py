@@ -57,8 +57,8 @@ from orchestrator.lifecycle.stimuli import (
 )
 from planner.schedule.registry import build
 from planner.shards import Piece
-from workers.commit import vector_sha256
 from workers.config import ElasticConfig
+from workers.control.records_digest import vector_sha256
 from workers.protocol import (
     CheckpointRef,
     DamagedCheckpoint,

@@ -12,8 +12,8 @@ from lifecycle_jobs import plan_of, position
 
 from orchestrator.lifecycle.recovery import Abort, Handover, Pause, RecoveryPlan, Rescue, Situation, decide
 from planner.shards import WHOLE, Piece, Shard
-from workers.commit import vector_sha256
 from workers.config import ElasticConfig
+from workers.control.records_digest import vector_sha256
 from workers.protocol import CheckpointRef, Part, Position, Settlement, SnapshotHeld, Source
 from workers.state.loss_scale import LossScale
 
