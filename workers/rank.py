@@ -503,7 +503,9 @@ class Rank:
         """
         assert self._source is not None
         if self._commit.step != step and not self._holdings.of_snapshot(step):
-            raise JobError(f"rank {self._rank} stands at step {self._commit.step}: it cannot save step {step}")
+            raise JobError(
+                f"rank {self._rank} stands at step {self._commit.step}: it cannot save step {step}"
+            )
         copies = self._holdings.copies(step, layers, sources, self._source.fetch)
         result = write_layers(folder, step, copies, self.faults)
         if result.error is not None:
@@ -638,4 +640,3 @@ class Rank:
             self._sampler = None
         if self._compiler is not None:
             self._compiler.close()
-

@@ -115,9 +115,7 @@ def read_loss_scale(ref: CheckpointRef, precision: str) -> LossScale | None:
         return None
     scale = read_manifest(ref).loss_scale
     if scale is None:
-        raise _damaged(
-            ref, _MANIFEST, f'has no loss scale, which job.precision = "{precision}" needs'
-        )
+        raise _damaged(ref, _MANIFEST, f'has no loss scale, which job.precision = "{precision}" needs')
     return scale
 
 

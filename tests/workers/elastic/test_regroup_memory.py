@@ -183,9 +183,7 @@ def test_a_layer_that_changes_ranks_is_on_each_device_once(
     here.follow(here.assign(two, step=step, sources=sources))
     assert alive.most == dict.fromkeys(LAYERS, 1)
     after = {
-        layer: digest(state)
-        for rank in here.ranks[:2]
-        for layer, (_, state) in rank._holdings.layers.items()
+        layer: digest(state) for rank in here.ranks[:2] for layer, (_, state) in rank._holdings.layers.items()
     }
     assert after == before
     # Rank 2 has live layers 6 and 7 and copies of 3, 4 and 5: of all that it offers, 3, 6 and 7 are fetched.
