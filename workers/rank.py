@@ -133,6 +133,8 @@ class Rank:
         self._short = False
         """Whether its last training ended for want of memory."""
         self._compiler: Compiler | None = None
+        self._told: set[str] = set()
+        """Layers of which it has said why they are not compiled."""
         self._source: LayerSource | None = None
         self.faults = FaultPoints(
             report,
@@ -425,8 +427,12 @@ class Rank:
         """Report which of its layers are not compiled, and why, once."""
         if self._compiler is None or setup.pipeline != 0:
             return
-        for text in self._compiler.news(self._definition.names[layer] for layer in setup.layers):
-            self._report(WarningReport(rank=self._rank, text=text))
+        names = {self._definition.names[layer] for layer in setup.layers}
+        for name, why in self._compiler.why_not.items():
+            if name in names - self._told:
+                self._told.add(name)
+                text = f"layer {name} is not compiled: {why}. It computes as without job.compile"
+                self._report(WarningReport(rank=self._rank, text=text))
 
     def _surroundings(self) -> Sample | None:
         return None if self._sampler is None else self._sampler.newest

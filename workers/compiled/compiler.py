@@ -8,7 +8,7 @@ compiled is not, and `why_not` says why; that depends on the layer alone, never 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 
 import torch
@@ -60,8 +60,6 @@ class Compiler:
         """Why the inputs of later layers are not known."""
         self.why_not: dict[str, str] = {}
         """Layer -> why it is not compiled, of those that were to be."""
-        self._told: set[str] = set()
-        """The layers that `news` has told of."""
 
     def compile(self, layers: Sequence[Layer]) -> None:
         """Compile the forward passes of `layers`, from any thread.
@@ -80,16 +78,6 @@ class Compiler:
                     self.why_not.pop(layer.name, None)
                 except Untraceable as error:
                     self.why_not[layer.name] = str(error)
-
-    def news(self, layers: Iterable[str]) -> list[str]:
-        """Say which of `layers` are not compiled, and why; of each layer once."""
-        untold = {*layers} - self._told
-        found = {name: why for name, why in self.why_not.items() if name in untold}
-        self._told |= found.keys()
-        return [
-            f"layer {name} is not compiled: {why}. It computes as without job.compile"
-            for name, why in found.items()
-        ]
 
     def close(self) -> None:
         """Delete what was written to disk; compiled layers stay."""
