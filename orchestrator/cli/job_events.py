@@ -8,7 +8,8 @@ from collections.abc import Callable
 from orchestrator.cli.exit_codes import DONE, FAILED
 from orchestrator.cli.text.event_lines import event_line
 from orchestrator.client.blocking_client import BlockingJobs
-from orchestrator.client.jobs import POLL_S, opened
+from orchestrator.client.jobs import POLL_S
+from orchestrator.client.opening import opened
 from orchestrator.events.types import Failed, Record
 from workers.protocol import JobError
 

@@ -13,7 +13,8 @@ from orchestrator.analysis.job_summary import JobSummary
 from orchestrator.cli.text.job_details import detail_lines, details, rank_table
 from orchestrator.client.blocking_client import BlockingJobs
 from orchestrator.client.errors import ControllerSilent, NoController, NoSuchJob
-from orchestrator.client.jobs import POLL_S, opened
+from orchestrator.client.jobs import POLL_S
+from orchestrator.client.opening import opened
 from orchestrator.events.types import named_floats
 from orchestrator.history.job_view import JobView
 from orchestrator.quantities import percent, rate

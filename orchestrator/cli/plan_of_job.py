@@ -10,7 +10,7 @@ from rich.table import Table
 
 from orchestrator.cli.jobs import wide_console
 from orchestrator.cli.steering import answer_text, sender
-from orchestrator.client.jobs import opened
+from orchestrator.client.opening import opened
 from orchestrator.history.proposal import Proposal
 from orchestrator.quantities import percent, seconds, size
 from planner.wording import counted

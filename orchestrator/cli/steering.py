@@ -13,7 +13,8 @@ from typing import Any
 from orchestrator.client.asking import joined
 from orchestrator.client.blocking_client import BlockingJobClient, BlockingJobs
 from orchestrator.client.errors import NoController, NoSuchJob
-from orchestrator.client.jobs import Command, opened
+from orchestrator.client.jobs import Command
+from orchestrator.client.opening import opened
 from orchestrator.events.types import Answered
 
 

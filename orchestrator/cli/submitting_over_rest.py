@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 
-from orchestrator.client.jobs import opened
+from orchestrator.client.opening import opened
 from orchestrator.client.submit import SubmittedJob
 from orchestrator.spec.job_spec import load
 

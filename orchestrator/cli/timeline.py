@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestrator.analysis.step_memory import profile_beside
-from orchestrator.client.jobs import opened
+from orchestrator.client.opening import opened
 from orchestrator.events.folder import JobFolder
 from orchestrator.events.log import read_log
 from orchestrator.history.job_view import JobView, fold

@@ -1,16 +1,15 @@
-"""`Jobs`: what a client can do with jobs, whichever way it reaches them; and `opened`, which chooses the way.
+"""`Jobs`: what a client can do with jobs, whichever way it reaches them.
 
-Not here: The two ways. `JobClient` is a driver of the cluster, `RestJobClient` sends requests to a Freshet service.
+Not here: The two ways. `JobClient` is a driver of the cluster, `RestJobClient` sends requests to a Freshet service;
+`orchestrator.client.opening` chooses one.
 """
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -22,7 +21,6 @@ from workers.protocol import JobError
 
 if TYPE_CHECKING:
     from orchestrator.analysis.job_summary import JobSummary
-    from orchestrator.client.blocking_client import BlockingJobs
     from orchestrator.client.submit import SubmittedJob
     from orchestrator.history.job_view import JobView
     from orchestrator.history.proposal import Proposal
@@ -31,8 +29,6 @@ if TYPE_CHECKING:
 
 POLL_S = 5.0
 """How long a request for news is held before the answer is that there is none."""
-ADDRESS = "FRESHET_ADDRESS"
-"""Environment variable with the address that a command uses if it names none."""
 
 
 @dataclass(frozen=True)
@@ -288,39 +284,3 @@ class Jobs(ABC):
 def _with(base: tuple[int, int] | None) -> dict[str, Any]:
     """The argument of a command that names the plan which it is for."""
     return {} if base is None else {"base": list(base)}
-
-
-@contextmanager
-def opened(address: str | None = None, environment: Mapping[str, str] = os.environ) -> Iterator[BlockingJobs]:
-    """A blocking client of the jobs at `address`.
-
-    Args:
-        address: `auto`, `HOST:PORT` or `ray://HOST:PORT` for a Ray cluster, whose driver this process becomes;
-            `http://HOST:PORT` or `https://HOST:PORT` for a Freshet service; None: that of `FRESHET_ADDRESS`, else
-            `auto`.
-
-    Raises:
-        JobError: it is no address, nothing answers there, or the token must not be sent there.
-    """
-    from orchestrator.client.blocking_client import BlockingJobClient, BlockingJobs
-
-    address = address_or_default(address, environment)
-    if is_service(address):
-        from orchestrator.client.rest_client import RestJobClient
-
-        yield BlockingJobs(RestJobClient(address, environment))
-        return
-    from orchestrator.client.asking import joined
-
-    with joined(address):
-        yield BlockingJobClient(address)
-
-
-def address_or_default(address: str | None, environment: Mapping[str, str] = os.environ) -> str:
-    """`address`; if it is None, that of `FRESHET_ADDRESS`, else `auto`."""
-    return address if address is not None else environment.get(ADDRESS) or "auto"
-
-
-def is_service(address: str) -> bool:
-    """Whether `address` is that of a Freshet service."""
-    return address.lower().startswith(("http://", "https://"))

@@ -25,7 +25,7 @@ from orchestrator.cli.exit_codes import DONE, USER_ERROR
 from orchestrator.client.access_token import TOKEN, TOKEN_FILE
 from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.client.errors import CommandIdReused, NoSuchJob, PlanChanged, Refused
-from orchestrator.client.jobs import ADDRESS, opened
+from orchestrator.client.opening import ADDRESS, opened
 from orchestrator.client.rest_client import RestJobClient
 from orchestrator.events import types as events
 from orchestrator.events.log import read_log

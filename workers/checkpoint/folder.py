@@ -22,6 +22,8 @@ from workers.checkpoint.manifest import checkpoint_folder as checkpoint_folder
 from workers.checkpoint.storage import Folder, join, open_folder, split
 from workers.protocol import CheckpointRef, DamagedCheckpoint, JobError
 from workers.state.layer_state import LayerState, fresh
+from workers.state.loss_scale import LossScale
+from workers.state.precision import scales_loss
 
 _MANIFEST = "manifest.json"
 _FOLDER_NAME = re.compile(r"step-(\d{8,})-gen-(\d+)")
@@ -101,6 +103,20 @@ def read_manifest(ref: CheckpointRef) -> Manifest:
         problem = f"is of step {manifest.step}, generation {manifest.generation}: the folder was renamed"
         raise _damaged(ref, _MANIFEST, problem)
     return manifest
+
+
+def read_loss_scale(ref: CheckpointRef, precision: str) -> LossScale | None:
+    """The loss scale of the step after a checkpoint, where `precision` needs one.
+
+    Raises:
+        DamagedCheckpointError: it has none.
+    """
+    if not scales_loss(precision):
+        return None
+    scale = read_manifest(ref).loss_scale
+    if scale is None:
+        raise _damaged(ref, _MANIFEST, f'has no loss scale, which job.precision = "{precision}" needs')
+    return scale
 
 
 def read_layer(ref: CheckpointRef, manifest: Manifest, layer: int) -> LayerState:

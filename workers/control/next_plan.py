@@ -5,7 +5,7 @@ Only values and comparisons: it moves no layer."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,6 +16,7 @@ from planner.shares import check_shares
 from workers.commit import Prepared
 from workers.control.rank_program import RankProgram
 from workers.protocol import JobError
+from workers.state.layer_state import LayerState
 
 
 @dataclass(frozen=True)
@@ -96,4 +97,27 @@ def check_next(plan: Plan, program: RankProgram, now: Plan, place: int) -> None:
         raise JobError(
             f"{name} has {due} microbatches in the pipeline of place {place}, its schedule"
             f" {program.microbatches}"
+        )
+
+
+def check_buffers(plan: Plan, states: Iterable[LayerState]) -> None:
+    """Check that `plan` does not part a replica's microbatches where training changes buffers: they need those one
+    after the other.
+
+    Args:
+        states: of the layers that a rank owns.
+
+    Raises:
+        JobError: the plan divides replicas, now or with fewer pipelines, and a layer has such buffers.
+    """
+    buffered = [state.name for state in states if state.buffers]
+    if plan.shard == "gradients" and buffered:
+        raise JobError(
+            f'pipeline.shard = "gradients" may have a pipeline change replicas after each microbatch, but training'
+            f' changes buffers of {buffered[0]}: use "optimizer", or a layer without running statistics'
+        )
+    if plan.shares and buffered:
+        raise JobError(
+            f"plan {plan.epoch}.{plan.version} has shares {list(plan.shares)}, but training changes buffers of"
+            f" {buffered[0]}: each replica has to stay in one pipeline"
         )

@@ -15,7 +15,7 @@ from planner.shards import Piece
 from workers.elastic.layer_source import LayerSource
 from workers.elastic.standby import Base, Standbys
 from workers.freezing.plans import Settings
-from workers.protocol import CopiedAhead, CopyAhead
+from workers.protocol import Assignment, CopiedAhead, CopyAhead, WarningReport
 from workers.state.layer_state import bytes_of, load_
 from workers.state.optim import Optimizer
 from workers.state_stream.follow import Following, follow
@@ -56,6 +56,7 @@ class CopiesAhead:
         rank: this rank's number.
         freeze: the settings that the owners follow.
         report: receives `CopiedAhead` once: when all copies are up to date, or when it is known that they will not be.
+            Receives a warning if they are not to be had in the end.
     """
 
     def __init__(
@@ -67,9 +68,8 @@ class CopiesAhead:
         freeze: Settings,
         optimizer: Optimizer,
         secret: bytes,
-        report: Callable[[CopiedAhead], None],
+        report: Callable[[CopiedAhead | WarningReport], None],
     ) -> None:
-        self.generation = order.generation
         self._order = order
         self._rank = rank
         self._source = source
@@ -96,6 +96,23 @@ class CopiesAhead:
         ]
         for thread in self._threads:
             thread.start()
+
+    def for_assignment(self, assignment: Assignment, over: int) -> dict[Piece, Base]:
+        """End following, and return the layers, or shards, with which the rank can follow `assignment`: all, or none.
+
+        Args:
+            over: the generation that has ended.
+        """
+        # Copies of an earlier generation may be of commits that were taken back since. And where only weights are left
+        # of a layer, all ranks begin with the same moments.
+        if self._order.generation != over or assignment.salvaged or not assignment.sources:
+            self.close()
+            return {}
+        copies = self.at(assignment.step)
+        if self.why is not None:
+            text = f"layers that rank {self._rank} copied ahead are fetched again: {self.why}"
+            self._report(WarningReport(rank=self._rank, text=text))
+        return copies
 
     def at(self, step: int) -> dict[Piece, Base]:
         """End following, and return the layers, or shards, as they are at `step`, at which the generation ended.

@@ -275,6 +275,11 @@ class Standbys:
             self._applier = None
         self._resting = True
 
+    @property
+    def resting(self) -> bool:
+        """Whether `rest` has ended: the copies are at the newest step."""
+        return self._resting
+
     def held(self) -> dict[Piece, Base]:
         """Return the copies at the newest step, but for those in host memory. Call `rest` first."""
         bases = {piece: copy.base for piece, copy in self._complete().items()}

@@ -31,7 +31,8 @@ from orchestrator.client.errors import (
     ServiceError,
     ServiceUnreachable,
 )
-from orchestrator.client.jobs import ADDRESS, Command, opened
+from orchestrator.client.jobs import Command
+from orchestrator.client.opening import ADDRESS, opened
 from orchestrator.client.rest_client import RestJobClient
 from orchestrator.history.command_table import CommandIdReused
 from orchestrator.history.proposal import PlanChanged

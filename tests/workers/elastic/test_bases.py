@@ -12,7 +12,7 @@ from jobs import job, small_config
 from rank_group import SECRET, state_sha256, with_standbys
 
 from planner.plan import Plan
-from workers import rank as rank_module
+from workers.elastic import holdings
 from workers.launch.ranks import assignment, run_threads
 from workers.protocol import Generation, Outcome, Parted, Request, Settlement
 from workers.rank import Rank
@@ -38,7 +38,7 @@ class Threads:
             self.copied.append(state.layer)
             return host_copy(state)
 
-        monkeypatch.setattr(rank_module, "host_copy", copy)
+        monkeypatch.setattr(holdings, "host_copy", copy)
         for rank in self._ranks:
             rank.setup()
 

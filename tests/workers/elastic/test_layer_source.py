@@ -81,7 +81,7 @@ class Here:
 
     @property
     def layers(self) -> Built:
-        return self.rank._layers
+        return self.rank._holdings.layers
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_what_came_is_kept_and_goes_on_with_other_moments(
 
     here.rank.settle(Settlement(step=3, reported=3))
     dying.close()
-    server = here.rank._server
+    server = here.rank._holdings._server
     assert server is not None
     lost = (4, 5, 6, 7)
     given = {layer: server if layer in lost else whole for layer in LAYERS}
@@ -165,7 +165,7 @@ def test_what_came_of_an_earlier_step_is_no_part_of_a_later_one(
             kept,
             None,
         )
-    assert same(here.rank._salvaged[3], late[3], Part.WEIGHTS)
+    assert same(here.rank._holdings.salvaged[3], late[3], Part.WEIGHTS)
     assert not same(early[3], late[3], Part.WEIGHTS)
 
 

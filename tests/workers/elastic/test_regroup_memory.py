@@ -15,10 +15,10 @@ from jobs import job, small_config
 from rank_group import with_standbys
 from torch import Tensor
 
-from workers import rank as rank_module
 from workers.checkpoint.folder import checkpoints
 from workers.config import ElasticConfig, WorkerConfig
 from workers.control.rank_program import place_programs
+from workers.elastic import assembly, holdings
 from workers.elastic.host_copies import HostCopy
 from workers.elastic.layer_source import Built, LayerSource
 from workers.launch.ranks import Job
@@ -119,7 +119,7 @@ class Ranks:
         return tuple(sources)
 
     def states(self) -> dict[int, LayerState]:
-        return {layer: state for rank in self.ranks for layer, (_, state) in rank._layers.items()}
+        return {layer: state for rank in self.ranks for layer, (_, state) in rank._holdings.layers.items()}
 
 
 @pytest.fixture
@@ -178,10 +178,13 @@ def test_a_layer_that_changes_ranks_is_on_each_device_once(
         return host_copy(state)
 
     monkeypatch.setattr(HostCopy, "refresh", counted)
-    monkeypatch.setattr(rank_module, "host_copy", copies)
+    for module in (assembly, holdings):
+        monkeypatch.setattr(module, "host_copy", copies)
     here.follow(here.assign(two, step=step, sources=sources))
     assert alive.most == dict.fromkeys(LAYERS, 1)
-    after = {layer: digest(state) for rank in here.ranks[:2] for layer, (_, state) in rank._layers.items()}
+    after = {
+        layer: digest(state) for rank in here.ranks[:2] for layer, (_, state) in rank._holdings.layers.items()
+    }
     assert after == before
     # Rank 2 has live layers 6 and 7 and copies of 3, 4 and 5: of all that it offers, 3, 6 and 7 are fetched.
     assert (copied, brought) == ([], [3] if copies_in == "host" else [])

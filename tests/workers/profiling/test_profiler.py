@@ -115,12 +115,12 @@ def test_freeze_plans_weigh_the_matrices_that_ranks_freeze(tmp_path: Path, name:
     rank = Rank(config, 0, ignore)
     rank.setup()
     rank.follow(assignment(job(config), 0))
-    for layer, (_, state) in sorted(rank._layers.items()):
+    for layer, (_, state) in sorted(rank._holdings.layers.items()):
         held = LayerParameters.of(state)
         matrices = {n for n in held.names if state.weights[n].dim() >= 2}
         assert {n for n, weight in weights[layer] if weight} <= matrices == {n for n, _ in weights[layer]}
         assert bool(sum(held.weighed(weights[layer]).weights)) == bool(matrices)
-    assert len(weights) == len(rank._layers)
+    assert len(weights) == len(rank._holdings.layers)
     rank.close()
 
 

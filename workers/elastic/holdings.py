@@ -1,0 +1,211 @@
+"""What a rank holds of the step at which it stands, and offers to other ranks.
+
+Between two generations the last copy of a layer may be among it: nothing goes before all ranks have what they need.
+Knows no plan and no channel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from planner.shards import Piece
+from workers.elastic.host_copies import HostCopy
+from workers.elastic.layer_source import Built, Haul, Held
+from workers.elastic.snapshots import Snapshots
+from workers.elastic.standby import Standbys
+from workers.last_commit import LastCommit
+from workers.process.host_memory import collect_objects
+from workers.protocol import Assignment, Part, Source
+from workers.state.layer_state import LayerState, host_copy, whole_of
+from workers.state_stream.stream import StateServer
+
+Fetch = Callable[[Sequence[Source], int], dict[Piece, LayerState]]
+"""Fetches states of a step from other ranks."""
+
+
+def held_as(built: Built) -> Held:
+    """Layers, or the shards of them that their states are."""
+    return {Piece(layer, one[1].shard): one for layer, one in built.items()}
+
+
+class Holdings:
+    """The layers of one rank: those that it owns, its copies of others', and what is left of earlier places.
+
+    Args:
+        commit: the one whose state they are.
+    """
+
+    def __init__(self, commit: LastCommit) -> None:
+        self._commit = commit
+        self._server: StateServer | None = None
+        self.layers: Built = {}
+        """Those that it owns."""
+        self.standbys: Standbys | None = None
+        """The copies that it keeps by its plan."""
+        self._idle: Held = {}
+        """Layers, and shards of them, that it holds without owning them, until it trains again."""
+        self._on_host: dict[Piece, HostCopy] = {}
+        """Copies in host memory that know the step, until it trains again."""
+        self.salvaged: dict[int, LayerState] = {}
+        """Layer -> weights, for layers whose moments are lost, until it trains with them."""
+        self.snapshots = Snapshots(self._keep_offered, self._let_go)
+
+    @property
+    def port(self) -> int:
+        """The port at which it serves layers; 0 for none."""
+        return self._server.port if self._server is not None else 0
+
+    def serve_with(self, server: StateServer) -> None:
+        """Offer layers through `server`, and close that in the end."""
+        self._server = server
+
+    def close(self) -> None:
+        """Take no more snapshots, and serve nothing."""
+        self.snapshots.stop()
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def live(self) -> Held:
+        """All layers, and shards of them, whose state is complete here, but for copies in host memory."""
+        trained = self._trained
+        held = {**self._idle, **({} if trained is None else trained.held()), **held_as(self.layers)}
+        return {piece: one for piece, one in held.items() if piece.layer not in self.salvaged}
+
+    def on_host(self) -> dict[Piece, HostCopy]:
+        """All copies in host memory that know the step."""
+        trained = self._trained
+        held = {**self._on_host, **({} if trained is None else trained.held_on_host())}
+        return {piece: one for piece, one in held.items() if piece.layer not in self.salvaged}
+
+    @property
+    def _trained(self) -> Standbys | None:
+        """The standbys once they have trained: before, the copies are among what is idle."""
+        return self.standbys if self.standbys is not None and self.standbys.resting else None
+
+    def of_snapshot(self, step: int) -> Held:
+        """What is here of the snapshot of `step`."""
+        return {piece: (None, state) for piece, state in self.snapshots.states(step).items()}
+
+    def pieces(self) -> tuple[Piece, ...]:
+        """The layers, and shards of them, that other ranks can have from here."""
+        return tuple(sorted({*self.live(), *self.on_host()}))
+
+    def take_up(
+        self,
+        layers: Built,
+        standbys: Standbys,
+        idle: Held,
+        on_host: Mapping[Piece, HostCopy],
+        salvaged: Mapping[int, LayerState],
+    ) -> None:
+        """Hold what the rank follows an assignment with, in place of what it held.
+
+        Args:
+            idle: what else is here, bases of the standbys among it.
+            on_host: copies in host memory.
+            salvaged: weights of layers whose moments are lost.
+        """
+        self.layers, self.standbys = layers, standbys
+        own = held_as(layers)
+        self._idle = {piece: one for piece, one in idle.items() if piece not in own}
+        self._on_host, self.salvaged = {**on_host}, {**salvaged}
+
+    def switch(self, layers: Built, standbys: Standbys) -> None:
+        """Hold what the rank follows another plan with, in the same generation."""
+        self.layers, self.standbys = layers, standbys
+
+    def keep(self, haul: Haul, assignment: Assignment) -> None:
+        """Keep the layers that arrived although some did not: all ranks move to the assignment's step."""
+        if self._commit.step != assignment.step:
+            self._commit.move_to(assignment.step, assignment.loss_scale)
+        whole = {layer: one for layer, one in haul.whole.items() if layer not in assignment.salvaged}
+        weights = {**self.salvaged, **haul.weights}
+        self.salvaged = {layer: state for layer, state in weights.items() if layer not in whole}
+        self._idle |= held_as(whole) | {piece: (None, state) for piece, state in haul.pieces.items()}
+
+    def clear(self) -> None:
+        """All ranks move to another step: what is here is of no use, and takes the memory of what comes."""
+        self.layers, self._idle, self._on_host, self.salvaged = {}, {}, {}, {}
+        self.standbys = None
+        self.withdraw()
+        collect_objects()
+
+    def begin_training(self) -> None:
+        """Every rank has joined, so every rank has the layers that it needs: let go of what no owner or standby
+        holds, and offer nothing."""
+        self._idle, self._on_host, self.salvaged = {}, {}, {}
+        self.withdraw()
+
+    def end_training(self) -> None:
+        """Have copies apply what has come, and take no more of a snapshot."""
+        if self.standbys is not None:
+            self.standbys.rest()
+        self.snapshots.stop()
+
+    def offer(self) -> None:
+        """Offer all layers that are complete, as they are; copies in host memory are brought up to date for whoever
+        asks for them."""
+        if self._server is None:
+            return
+        if held := self.live():
+            self._server.offer(self._commit.step, [state for _, state in held.values()])
+        if on_host := self.on_host():
+            self._server.offer_to_make(
+                self._commit.step, {piece: one.newest for piece, one in on_host.items()}
+            )
+
+    def offer_salvaged(self) -> None:
+        """Offer the weights of layers whose moments are lost."""
+        if self._server is not None:
+            self._server.offer(self._commit.step, self.salvaged.values(), Part.WEIGHTS)
+
+    def offer_bases(self, pieces: Iterable[Piece]) -> None:
+        """Offer copies of those of `pieces` that it owns, as they are now."""
+        if self._server is not None:
+            own = held_as(self.layers)
+            mine = [host_copy(own[piece][1]) for piece in pieces if piece in own]
+            if mine:
+                self._server.offer(self._commit.step, mine)
+
+    def withdraw(self) -> None:
+        """Offer snapshots alone."""
+        if self._server is not None:
+            self._server.withdraw()
+
+    def copies(
+        self, step: int, layers: Sequence[int], sources: Sequence[Source], fetch: Fetch
+    ) -> list[LayerState]:
+        """Return host copies of whole layers of `step`, at which the rank stands or of which it has a snapshot.
+
+        Args:
+            sources: of all shards of those layers of which it holds shards only.
+
+        Raises:
+            StateStreamError: a source is gone.
+        """
+        held = self.of_snapshot(step)
+        if self._commit.step == step:
+            on_host = {piece: one for piece, one in self.on_host().items() if piece.layer in layers}
+            held |= self.live() | {piece: (None, one.newest()) for piece, one in on_host.items()}
+        made_of = {
+            layer: [one for one in sources if one.layer == layer]
+            for layer in layers
+            if Piece(layer) not in held
+        }
+        lacking = [one for parts in made_of.values() for one in parts if one.piece not in held]
+        held |= {piece: (None, state) for piece, state in fetch(lacking, step).items()}
+        copies = list[LayerState]()
+        for layer in layers:
+            pieces = [one.piece for one in made_of[layer]] if layer in made_of else [Piece(layer)]
+            states = [held[piece][1] for piece in pieces]
+            copies.append(host_copy(states[0] if len(states) == 1 else whole_of(states)))
+        return copies
+
+    def _keep_offered(self, step: int, states: Iterable[LayerState]) -> None:
+        if self._server is not None:
+            self._server.keep(step, states)
+
+    def _let_go(self, step: int) -> None:
+        if self._server is not None:
+            self._server.let_go(step)
