@@ -4,10 +4,12 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import torch
 from jobs import DEVICE
 from torch import nn
+from torch.nn import functional
 
 from workers.build import build_module
 from workers.config import WorkerConfig
@@ -74,13 +76,27 @@ class WideWeight(torch.autograd.Function):
 
 
 def multiply_widely(module: nn.Module, dtype: torch.dtype) -> None:
-    def forward(linear: nn.Linear, x: torch.Tensor) -> torch.Tensor:
-        x, weight = x.to(dtype), linear.weight.detach().to(dtype)
-        return WideWeight.apply(linear.weight, x.detach(), product(x, weight, linear.bias))
+    narrow = functional.linear
+
+    def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        x = x.to(dtype)
+        with mock.patch.object(functional, "linear", narrow):
+            output = product(x, weight.detach().to(dtype), bias)
+        return WideWeight.apply(weight, x.detach(), output)
+
+    def linear(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        return multiply(x, layer.weight, layer.bias)
+
+    def attention(stock: Callable[..., object], *arguments: object, **named: object) -> object:
+        # Its products are no modules: torch's function makes them.
+        with mock.patch.object(functional, "linear", multiply):
+            return stock(*arguments, **named)
 
     for child in module.modules():
         if type(child) is nn.Linear:
-            child.forward = partial(forward, child)
+            child.forward = partial(linear, child)
+        elif type(child) is nn.MultiheadAttention:
+            child.forward = partial(attention, child.forward)
 
 
 COMPUTES = {"bfloat16": torch.bfloat16, "bfloat16-autocast": torch.bfloat16, "float16": torch.float16}

@@ -61,7 +61,9 @@ def to_device(tensor: Tensor, device: torch.device, *, ours: bool = False) -> Te
 def give_pinned_memory_back() -> None:
     """Have torch give the pinned memory that it keeps for later copies back to the host."""
     if torch.cuda.is_initialized():
-        torch.accelerator.empty_host_cache()
+        # The public name came after torch 2.11.
+        empty = getattr(torch.accelerator, "empty_host_cache", None) or torch._C._host_emptyCache
+        empty()
 
 
 class SideStream:

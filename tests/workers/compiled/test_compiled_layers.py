@@ -13,7 +13,7 @@ import compiled_models
 import pytest
 import torch
 from compiled_models import Counts, Mixed, Raises
-from jobs import job, small_config
+from jobs import DEVICE, job, small_config
 from small_models import WIDTH, Vectors, cross_entropy
 from torch import Tensor
 from torch._dynamo.utils import counters
@@ -54,13 +54,13 @@ def one_thread() -> Iterator[None]:
 
 
 @cache
-def compiler_in(precision: str) -> Compiler:
+def compiler_in(precision: str, device: torch.device = CPU) -> Compiler:
     """The compiler of `compiled_models.model`."""
     return Compiler(
         compiled_models.model(),
-        lambda: Vectors().train(list(range(ROWS))).inputs,
+        lambda: tuple(t.to(device) for t in Vectors().train(list(range(ROWS))).inputs),
         precision=precision,
-        device=CPU,
+        device=device,
         threads=1,
     )
 
@@ -102,7 +102,7 @@ def passes(
     dtype = boundary_dtype(layer._precision) or torch.float32
     generator = torch.Generator().manual_seed(3)
     for microbatch in range(2):
-        x, grad = (torch.randn(ROWS, WIDTH, generator=generator).to(dtype) for _ in range(2))
+        x, grad = (torch.randn(ROWS, WIDTH, generator=generator).to(layer.device, dtype) for _ in range(2))
         (output,), done = layer.forward((x.requires_grad_(carries),), microbatch, keep=keep, frozen=frozen)
         left[f"output {microbatch}"] = output.detach()
         if not keep:
@@ -290,7 +290,7 @@ def test_a_checkpoint_is_of_one_way_to_compute() -> None:
 
 def with_one_compiler(monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
     """Have the ranks of this process share the compiler of these tests."""
-    monkeypatch.setattr(workers.rank, "compiler_of", lambda *_: compiler_in(precision))
+    monkeypatch.setattr(workers.rank, "compiler_of", lambda *_: compiler_in(precision, DEVICE))
 
 
 def config_in(folder: Path, **changes: Any) -> WorkerConfig:

@@ -324,9 +324,9 @@ def test_short_memory_shortens_the_logs_first(rank: Rank) -> None:
     for step in range(1, 10):
         train(here, commits, range(step, step + 1))
         most.append(sum(copy.log_bytes for copy in kept))
+    assert (here.given_up, here.failure) == ((), None)
     assert most[:3] == [next_bytes, 2 * next_bytes, 3 * next_bytes]
     assert max(most[3:]) <= 3 * next_bytes
-    assert (here.given_up, here.failure) == ((), None)
     assert [type(report) for report in watch.news(9)] == [StandbyReport]
     here.rest()
     for piece, copy in here.held_on_host().items():

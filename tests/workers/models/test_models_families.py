@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
+from jobs import DEVICE
 from torch import Tensor, nn
 
 from workers.config import ModelConfig
@@ -230,6 +234,55 @@ def test_rotary_scores_depend_on_the_distance_alone() -> None:
         diagonal = scores.diagonal(distance)
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-4, atol=1e-4)
     assert not torch.allclose(scores[0, 0], scores[0, 3])
+
+
+def turned_by_the_formula(rotary: Rotary, x: Tensor) -> Tensor:
+    """Su et al. 2021, eq. 34, as autograd goes back through it."""
+    length, half = x.shape[-2], x.shape[-1] // 2
+    cosine, sine = rotary.cosine[:length, :half], rotary.sine[:length]
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).type_as(x)
+
+
+def kernels_of(turn: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor) -> tuple[int, int]:
+    """How many operations forward and backward compute or copy."""
+    kernels = re.compile("aten::(mul|add|sub|neg|cat|copy)_?$")
+
+    def count(profiled: torch.profiler.profile) -> int:
+        return sum(bool(kernels.match(event.name)) for event in profiled.events() or ())
+
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu) as forward:
+        turned = turn(x)
+    with torch.profiler.profile(activities=cpu) as backward:
+        torch.autograd.grad(turned, x, grad)
+    return count(forward), count(backward)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rotary_has_the_bits_of_its_formula_in_fewer_kernels(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    rotary = Rotary(head_width=16, context=32).to(DEVICE)
+    x = torch.randn(2, 24, 3 * 16, device=DEVICE, dtype=dtype, requires_grad=True)
+    grad = torch.randn(2, 3, 24, 16, device=DEVICE).to(dtype)
+
+    def split(turn: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        return turn(x.view(2, 24, 3, 16).transpose(1, 2))
+
+    ways = partial(split, rotary), partial(split, partial(turned_by_the_formula, rotary))
+    found: list[tuple[Tensor, Tensor]] = []
+    for way in ways:
+        turned = way(x)
+        (back,) = torch.autograd.grad(turned, x, grad)
+        found.append((turned, back))
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.dtype == dtype
+        assert ours.stride() == theirs.stride()
+        assert torch.equal(ours.view(torch.int16), theirs.view(torch.int16))
+    with torch.no_grad():
+        assert torch.equal(ways[0](x), found[0][0])
+    if dtype == torch.float32:  # a CPU casts in operations of their own
+        assert [kernels_of(way, x, grad) for way in ways] == [(4, 4), (7, 9)]
 
 
 def test_grouped_queries_are_full_attention_with_repeated_keys_and_values() -> None:

@@ -7,7 +7,7 @@ import torch
 from jobs import DEVICE
 
 from workers.process import pinned_memory
-from workers.process.pinned_memory import parts_on_host, to_device, to_host
+from workers.process.pinned_memory import give_pinned_memory_back, parts_on_host, pinned, to_device, to_host
 from workers.state.layer_state import fresh
 
 ON_A_GPU = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs FRESHET_TEST_DEVICE=cuda")
@@ -48,3 +48,29 @@ def test_a_batch_may_be_written_over_as_soon_as_it_is_read() -> None:
     given.zero_()
     assert there.cpu().eq(1).all()
     assert to_host(there).is_pinned()
+
+
+def test_the_oldest_torch_gives_pinned_memory_back_under_another_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[int] = []
+    give_pinned_memory_back()  # nothing, where no GPU is used
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.delattr(torch.accelerator, "empty_host_cache", raising=False)
+    monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: given.append(1), raising=False)
+    give_pinned_memory_back()
+    assert given == [1]
+
+
+@ON_A_GPU
+def test_pinned_memory_that_nobody_uses_goes_back_to_the_host() -> None:
+    def allocated() -> int:
+        return torch.cuda.host_memory_stats()["allocated_bytes.current"]
+
+    give_pinned_memory_back()
+    before = allocated()
+    kept = pinned((2**20,), torch.uint8)
+    del kept
+    assert allocated() > before
+    give_pinned_memory_back()
+    assert allocated() == before
