@@ -139,8 +139,10 @@ class Rank:
         """Layers of `_step`, and shards of them, that it holds without owning them, until it trains again."""
         self._on_host: dict[Piece, HostCopy] = {}
         """Copies in host memory that know `_step`, until it trains again."""
-        self._salvaged: dict[int, LayerState] = {}
-        """Layer -> weights of `_step`, for layers whose moments are lost, until it trains with them."""
+        self._salvaged: dict[Piece, LayerState] = {}
+        """Weights of `_step`, of layers or shards whose moments are lost, until it trains with them."""
+        self._mixed: frozenset[Piece] = frozenset()
+        """What of `_layers` has other moments than those of `_step`, until it trains with them."""
         self._standbys: Standbys | None = None
         self._host_form: HostForm | None = None
         """How it keeps copies in host memory; None: it keeps them on its device."""
@@ -252,7 +254,7 @@ class Rank:
         owned = plan.layers_of_place(assignment.place)
         copied = plan.copies_at(assignment.place)
         host = self._host_form
-        salvaged: dict[int, LayerState] = {}
+        salvaged: dict[Piece, LayerState] = {}
         ahead = self._copied_ahead(assignment)
         held: Held = {}
         on_host: dict[Piece, HostCopy] = {}
@@ -293,8 +295,13 @@ class Rank:
             held |= {piece: (None, state) for piece, state in haul.pieces.items()} | _held(haul.whole)
             before = self._salvaged if self._step == assignment.step else {}
             weights = {**before, **haul.weights}
-            salvaged = {layer: weights[layer] for layer in assignment.salvaged if layer in weights}
+            salvaged = {piece: weights[piece] for piece in assignment.salvaged if piece in weights}
         self._layers = {layer: known[layer] for layer in owned}
+        self._mixed = frozenset(
+            piece
+            for piece in plan.pieces_of_place(assignment.place)
+            if not assignment.salvaged.isdisjoint(assignment.offered_for(piece))
+        )
         self._check_shares(plan, self._layers)
         self._standbys = Standbys(
             copied,
@@ -366,7 +373,7 @@ class Rank:
         if ahead is None:
             return {}
         # Copies of an earlier generation may be of commits that were taken back since. And where only weights are left
-        # of a layer, all ranks begin with the same moments.
+        # of a layer or shard, all ranks begin with the same moments.
         if ahead.generation != self._over or assignment.salvaged or not assignment.sources:
             ahead.close()
             return {}
@@ -383,14 +390,16 @@ class Rank:
             self._vector = self._left = None
             self._loss_scale = assignment.loss_scale
         self._step = assignment.step
-        whole = {layer: one for layer, one in haul.whole.items() if layer not in assignment.salvaged}
+        complete: Held = {piece: (None, state) for piece, state in haul.pieces.items()}
+        complete |= _held(haul.whole)
         weights = {**self._salvaged, **haul.weights}
-        self._salvaged = {layer: state for layer, state in weights.items() if layer not in whole}
-        self._idle |= _held(whole) | {piece: (None, state) for piece, state in haul.pieces.items()}
+        self._salvaged = {piece: state for piece, state in weights.items() if piece not in complete}
+        self._idle |= complete
 
     def _let_go_of_layers(self) -> None:
         """All ranks move to another step: what it holds of its own is of no use, and takes the memory of what comes."""
         self._layers, self._idle, self._on_host, self._salvaged = {}, {}, {}, {}
+        self._mixed = frozenset()
         self._standbys = self._training = None
         self._withdraw()
         collect_objects()
@@ -400,8 +409,7 @@ class Rank:
         copies: dict[Piece, HostCopy] = {}
         if self._training is not None and self._standbys is not None:
             copies = self._standbys.held_on_host()
-        held = {**self._on_host, **copies}
-        return {piece: one for piece, one in held.items() if piece.layer not in self._salvaged}
+        return {**self._on_host, **copies}
 
     def _held(self) -> Held:
         """All layers of `_step`, and shards of them, whose state is complete here, but for copies in host memory."""
@@ -409,8 +417,8 @@ class Rank:
         copies: Held = {}
         if self._training is not None and self._standbys is not None:
             copies = self._standbys.held()
-        held = {**self._idle, **copies, **_held(self._layers)}
-        return {piece: one for piece, one in held.items() if piece.layer not in self._salvaged}
+        own = {piece: one for piece, one in _held(self._layers).items() if piece not in self._mixed}
+        return {**self._idle, **copies, **own}
 
     def _kept(self, step: int) -> Held:
         """What is here of the snapshot of `step`."""
@@ -464,7 +472,7 @@ class Rank:
         assert self._source is not None
         assignment = self._assignment
         # Every rank has joined, so every rank has the layers that it needs.
-        self._idle, self._on_host, self._salvaged = {}, {}, {}
+        self._idle, self._on_host, self._salvaged, self._mixed = {}, {}, {}, frozenset()
         self._withdraw()
         self._followers.begin(self._generation.number)
         setup = GenerationSetup(
