@@ -47,6 +47,19 @@ def made_of(layer: int, held: Collection[Piece]) -> tuple[Piece, ...]:
     return ()
 
 
+def made_with_weights(layer: int, held: Collection[Piece], weights: Collection[Piece]) -> tuple[Piece, ...]:
+    """Which of `held` the layer is made of, and where nothing complete is left which of `weights`: all shards of one
+    cut, the one with the fewest shards of which only the weights are there, in proportion. Empty: there is none."""
+    there = {*held, *weights}
+    cuts = sorted({piece.shard.of for piece in there if piece.layer == layer})
+    made = [made_of(layer, [piece for piece in there if piece.shard.of == of]) for of in cuts]
+
+    def lacking(pieces: Collection[Piece]) -> float:
+        return sum(piece not in held for piece in pieces) / len(pieces)
+
+    return min(filter(None, made), key=lacking, default=())
+
+
 def cut(
     sizes: Sequence[int], layer: int, of: int, whole_at: int | None = None
 ) -> tuple[tuple[int, int], ...]:

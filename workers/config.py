@@ -287,8 +287,8 @@ class ElasticConfig(Section):
     """Sources of notices: Ray's drains, SIGTERM to a rank, the metadata services of clouds (one rank of each
     node watches them)."""
     salvage: Literal["none", "weights"] = "none"
-    """What happens when a rank leaves before the moments of its layers were fetched, only their weights.
-    `none`: all layers go back to the newest checkpoint. `weights`: these layers continue with that
+    """What happens when a rank leaves before the moments of its layers, or shards of them, were fetched, only their
+    weights. `none`: all layers go back to the newest checkpoint. `weights`: these layers, or shards, continue with that
     checkpoint's moments; no step is lost, but the bits differ. All weights are then sent before any moments.
     Not for models whose layers share parameters."""
     allow_faults: bool = False

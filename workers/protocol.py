@@ -442,9 +442,9 @@ class Position:
     holds: tuple[Piece, ...] = ()
     """Layers, or shards of them, whose state of `step` is complete here, as owner or standby. If undecided, it can roll
     all of them forward."""
-    weights: tuple[int, ...] = ()
-    """Layers of which only the weights of `step` are here: their source was lost before the moments had
-    arrived."""
+    weights: tuple[Piece, ...] = ()
+    """Layers, or shards of them, of which only the weights of `step` are here: their source was lost before the moments
+    had arrived."""
     freeze_plans: tuple[FreezePlan, ...] = ()
     """The adopted freeze plans, with their starts."""
     loss_scale: LossScale | None = None
@@ -507,7 +507,8 @@ class Assignment:
     """Of the layers that it owns by `plan`, and of those of which only weights are left. Where a layer's states are in
     shards, of all of them."""
     moments: CheckpointRef | None = None
-    """The checkpoint with the moments of layers whose sources have only the weights; None: initial values."""
+    """The checkpoint with the moments of layers, or shards, whose sources have only the weights; None: initial
+    values."""
     freeze: tuple[FreezePlan, ...] = ()
     """Freeze plans with known starts; later ones are adopted only after the last of them."""
     loss_scale: LossScale | None = None
@@ -516,9 +517,14 @@ class Assignment:
     """It took no part in the generation before: a snapshot that it has may be of a step that was undone since."""
 
     @property
-    def salvaged(self) -> frozenset[int]:
-        """Layers whose moments are lost."""
-        return frozenset(source.layer for source in self.sources if source.part is Part.WEIGHTS)
+    def salvaged(self) -> frozenset[Piece]:
+        """Layers, or shards of them, whose moments are lost."""
+        return frozenset(source.piece for source in self.sources if source.part is Part.WEIGHTS)
+
+    def offered_for(self, piece: Piece) -> tuple[Piece, ...]:
+        """What the sources have of which a rank makes `piece`: itself, or all of its layer, which was cut otherwise."""
+        offered = dict.fromkeys(source.piece for source in self.sources if source.layer == piece.layer)
+        return (piece,) if piece in offered else tuple(offered)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -240,7 +240,9 @@ class Rank:
             host=self._host_form,
             known=has.on_host,
         )
-        holdings.take_up(has.layers, standbys, {**has.spare, **has.bases}, has.on_host, has.salvaged)
+        holdings.take_up(
+            has.layers, standbys, {**has.spare, **has.bases}, has.on_host, has.salvaged, has.mixed
+        )
         if assignment.start is not None or not step or step != commit.step:
             commit.move_to(step, loss_scale)
         self._freeze_plans = plans

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.plan import Plan
-from planner.shards import WHOLE, Piece, made_of
+from planner.shards import WHOLE, Piece, made_of, made_with_weights
 from planner.wording import counted, named, named_or_counted
 from workers.config import ElasticConfig
 from workers.protocol import CheckpointRef, Part, Position, Settlement, SnapshotHeld, Source
@@ -95,7 +95,7 @@ class RecoveryPlan:
     checkpoints: tuple[CheckpointRef, ...] = ()
     """To start from, newest first; if one is damaged, the next is tried."""
     moments: tuple[CheckpointRef, ...] = ()
-    """The same, for the optimizer moments of layers of which only the weights are left."""
+    """The same, for the optimizer moments of layers, or shards, of which only the weights are left."""
     held: Mapping[int, tuple[Piece, ...]] = field(default_factory=dict)
     """Rank -> layers, or shards of them, whose state of `step` it has."""
     keep_plan: bool = False
@@ -207,15 +207,16 @@ def decide(now: Situation) -> RecoveryPlan | Pause | Abort:
     joined = tuple(rank for rank in lineup if rank not in now.members)
     gone = tuple(rank for rank in now.members if rank not in lineup)
     has = _live(now, step) if at_hand else kept
+    sources = () if has is None else _sources(now, has)
     return RecoveryPlan(
         cause="loss" if lost else now.asked or ("memory" if now.short else "retry"),
-        reason=_reason(now, lineup, step, reached, held=has is not None, salvaged=salvaged),
+        reason=_reason(now, lineup, step, reached, sources),
         lineup=lineup,
         step=step,
         settling=frozenset(_current(now, meeting)),
         settlement=settlement,
         handover=_handover(now, meeting),
-        sources=() if has is None else _sources(now, has),
+        sources=sources,
         checkpoints=() if has is not None else now.checkpoints,
         moments=now.checkpoints if salvaged else (),
         held={} if has is None else has.pieces,
@@ -236,8 +237,8 @@ class _Holdings:
     step: int
     pieces: Mapping[int, tuple[Piece, ...]]
     """Rank -> layers, or shards of them."""
-    weights: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """Rank -> layers of which it has only the weights."""
+    weights: Mapping[int, tuple[Piece, ...]] = field(default_factory=dict)
+    """Rank -> layers, or shards of them, of which it has only the weights."""
     loss_scale: LossScale | None = None
 
 
@@ -408,7 +409,7 @@ def _held(now: Situation, *, weights: bool = False) -> int | None:
     """Return the newest step of which the living ranks hold every layer.
 
     Args:
-        weights: a layer's weights alone suffice.
+        weights: the weights alone of a layer, or of some of its shards, suffice.
     """
     for step in sorted(_attainable(now), reverse=True):
         if not _missing(now, step, weights=weights):
@@ -419,13 +420,10 @@ def _held(now: Situation, *, weights: bool = False) -> int | None:
 def _missing(now: Situation, step: int, *, weights: bool = False) -> tuple[int, ...]:
     """Return the layers of which no living rank holds the state of `step`."""
     current = [now.positions[rank] for rank in _current(now, step)]
-    held = _by_layer(piece for position in current for piece in position.holds)
-    salvaged = {layer for position in current for layer in position.weights} if weights else set[int]()
-    return tuple(
-        layer
-        for layer in range(_layers(now.plan))
-        if layer not in salvaged and not made_of(layer, held.get(layer, set()))
+    there = _by_layer(
+        piece for position in current for piece in (*position.holds, *(position.weights if weights else ()))
     )
+    return tuple(layer for layer in range(_layers(now.plan)) if not made_of(layer, there.get(layer, set())))
 
 
 def _by_layer(pieces: Iterable[Piece]) -> dict[int, set[Piece]]:
@@ -437,7 +435,7 @@ def _by_layer(pieces: Iterable[Piece]) -> dict[int, set[Piece]]:
 
 def _sources(now: Situation, has: _Holdings) -> tuple[Source, ...]:
     """Return the source of each layer, or of each shard of it: its owner, else a standby, the one that sends the fewest
-    so far. If no rank has all of a layer, a rank that has its weights."""
+    so far. If no rank has all of one, a rank that has its weights."""
     given = dict.fromkeys(has.pieces, 0)
     owned = {
         rank: set(now.plan.pieces_of_place(place)) for place, rank in enumerate(now.members) if rank in given
@@ -453,12 +451,14 @@ def _sources(now: Situation, has: _Holdings) -> tuple[Source, ...]:
         source = Source(layer=piece.layer, shard=piece.shard, rank=giver, host=host, port=port, part=part)
         sources.append(source)
 
+    left = _by_layer(piece for pieces in has.weights.values() for piece in pieces)
     for layer in range(_layers(now.plan)):
-        if not (pieces := made_of(layer, everywhere.get(layer, set()))):
-            having = [rank for rank in given if layer in has.weights.get(rank, ())]
-            give(Piece(layer), having, Part.WEIGHTS)
-        for piece in pieces:
-            give(piece, [rank for rank in given if piece in held[rank]], Part.ALL)
+        complete = everywhere.get(layer, set())
+        for piece in made_with_weights(layer, complete, left.get(layer, set())):
+            if piece in complete:
+                give(piece, [rank for rank in given if piece in held[rank]], Part.ALL)
+            else:
+                give(piece, [rank for rank in given if piece in has.weights.get(rank, ())], Part.WEIGHTS)
     return tuple(sources)
 
 
@@ -482,26 +482,33 @@ def reason_of(members: Sequence[int], lineup: Sequence[int], alive: Collection[i
 
 
 def _reason(
-    now: Situation, lineup: tuple[int, ...], step: int, reached: int, *, held: bool, salvaged: bool
+    now: Situation, lineup: tuple[int, ...], step: int, reached: int, sources: Sequence[Source]
 ) -> str:
-    """The decision in words."""
+    """The decision in words.
+
+    Args:
+        sources: none: the model is loaded or initialized again.
+    """
     if now.asked == "resume":
         return f"resumed from the checkpoint of step {step} on {counted(len(lineup), 'rank')}"
     said = []
     if now.trouble:
         said.append(now.trouble)
     said.append(reason_of(now.members, lineup, now.positions.keys()))
-    if (not held or step < reached) and now.trained:
+    lost = [source for source in sources if source.part is Part.WEIGHTS]
+    if (not sources or step < reached) and now.trained:
         missing = named("layer", _missing(now, max(_attainable(now))))
-        what = "snapshot" if held else "checkpoint"
+        what = "snapshot" if sources else "checkpoint"
         where = f"the {what} of step {step}" if step else "the beginning"
         lacking = f"no remaining rank holds {missing}: " if missing else ""
         said.append(f"{lacking}back to {where}, which costs {counted(reached - step, 'committed step')}")
-    elif salvaged and (lost := _missing(now, step)):
+    if lost:
         newest = now.checkpoints[0].step if now.checkpoints else 0
         moments = f"with the moments of the checkpoint of step {newest}" if newest else "with fresh moments"
+        shards = "" if all(source.shard == WHOLE for source in lost) else "shards of "
+        layers = named("layer", sorted({source.layer for source in lost}))
         said.append(
-            f"only the weights are left of {named('layer', lost)}: training continues {moments}, and ends with"
+            f"only the weights are left of {shards}{layers}: training continues {moments}, and ends with"
             ' other bits than without the failure (elastic.salvage = "weights")'
         )
     return "; ".join(said)

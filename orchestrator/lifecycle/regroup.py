@@ -295,7 +295,7 @@ def unplannable(order: Order, state: Planning, stimulus: Unplannable) -> Step:
     if (
         recovery_plan.settlement is not None
         and recovery_plan.sources
-        and not recovery_plan.moments
+        and all(source.part is Part.ALL for source in recovery_plan.sources)
         and recovery_plan.step > newest
     ):
         rescued = rescue(

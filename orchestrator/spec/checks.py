@@ -167,7 +167,7 @@ def base_schedule(pipeline: PipelineConfig) -> Schedule:
 
 def _check_shard(spec: Spec) -> None:
     """Raises:
-    JobError: there is nothing to share states out among, or another key needs whole states on each replica.
+    JobError: there is nothing to share states out among.
     """
     shard = spec.pipeline.shard
     if shard == "none":
@@ -176,11 +176,6 @@ def _check_shard(spec: Spec) -> None:
         raise JobError(
             f'pipeline.shard = "{shard}" shares states out among replicas, and pipeline.replicas = 1: use more replicas'
             " (their number is part of the trajectory), or leave shard out"
-        )
-    if spec.elastic.salvage != "none":
-        raise JobError(
-            f'pipeline.shard = "{shard}" does not go with elastic.salvage = "{spec.elastic.salvage}" yet, which needs'
-            " all states of a layer on each replica: leave elastic.salvage out, or shard"
         )
 
 

@@ -103,9 +103,9 @@ class PipelineConfig(Section):
     (ZeRO's second stage): those of each microbatch go to the parts' owners while the step runs, `microbatches` times
     the traffic, so it is for jobs that are short of memory. It adds gradients up microbatch by microbatch over all
     replicas, not replica by replica, and so is part of the trajectory; ranks, partition and losses change no bits. It
-    is not for layers with buffers that training changes (BatchNorm). Neither goes with `elastic.salvage`. Copies of
-    shards, which `elastic.redundancy = "peer"` keeps, take memory too: on the device they pay from 4 replicas on, in 16
-    bits from 3; in host memory, or with `"checkpoint"`, always."""
+    is not for layers with buffers that training changes (BatchNorm). Copies of shards, which `elastic.redundancy =
+    "peer"` keeps, take memory too: on the device they pay from 4 replicas on, in 16 bits from 3; in host memory, or
+    with `"checkpoint"`, always."""
     partition: PartitionProgram | tuple[Positive, ...] = "parameter"
     """`parameter`, `memory` and `time` balance the stages by that; `bottleneck` minimizes the time of the busiest rank
     or link, communication included, or of the busiest single stage or link where ranks hold several stages and the

@@ -182,12 +182,26 @@ def train(job: Job) -> Job:
     return job.take(StoreUp("h", 7), *(Joined(rank) for rank in ranks))
 
 
-def position(rank: int, step: int, holds: Iterable[int | Piece], **changes: object) -> Position:
-    """The position that `rank` reports: its step, and the layers, or shards of them, whose state it holds."""
+def pieces_of(layers: Iterable[int | Piece]) -> tuple[Piece, ...]:
+    """Layers, or shards of them; a number is a whole layer."""
+    return tuple(Piece(each) if isinstance(each, int) else each for each in layers)
+
+
+def position(
+    rank: int,
+    step: int,
+    holds: Iterable[int | Piece],
+    *,
+    weights: Iterable[int | Piece] = (),
+    **changes: object,
+) -> Position:
+    """The position that `rank` reports: its step, the layers, or shards of them, whose state it holds, and those of
+    which it has only weights."""
     fields = {
         "rank": rank,
         "step": step,
-        "holds": tuple(Piece(each) if isinstance(each, int) else each for each in holds),
+        "holds": pieces_of(holds),
+        "weights": pieces_of(weights),
         "host": f"10.0.0.{rank}",
         "port": 50 + rank,
         **changes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from lifecycle_jobs import (
@@ -83,6 +84,7 @@ from orchestrator.lifecycle.stimuli import (
 from planner.arrivals import copied_ahead
 from planner.plan import Plan
 from planner.schedule.registry import build
+from planner.shards import Piece, made_of
 from workers.config import ElasticConfig
 from workers.control.records_digest import vector_sha256
 from workers.protocol import (
@@ -107,21 +109,30 @@ class Process:
     """A rank, reduced to what matters for recovery."""
 
     step: int = 0
-    layers: dict[int, int] = field(default_factory=dict)
-    """For each layer, the step of its state."""
-    weights: set[int] = field(default_factory=set)
-    """Layers of which it has only the weights of `step`, without moments."""
+    pieces: dict[Piece, int] = field(default_factory=dict)
+    """For each layer, or shard of it, the step of its state."""
+    weights: set[Piece] = field(default_factory=set)
+    """Layers, or shards, of which it has only the weights of `step`, without moments."""
     undecided: int | None = None
     vector: tuple[bytes, ...] | None = None
     generation: int | None = None
 
 
 class World:
-    """Obeys a lifecycle's commands and answers in any order; now and then an event happens."""
+    """Obeys a lifecycle's commands and answers in any order; now and then an event happens.
 
-    def __init__(self, seed: int, elastic: ElasticConfig) -> None:
+    Args:
+        shared: two pipelines share out the states of their layers, where there are ranks for two.
+    """
+
+    def __init__(self, seed: int, elastic: ElasticConfig, *, shared: bool = False) -> None:
         self.random = random.Random(seed)
-        self.order = order_of(4, layers=LAYERS, generation=1, timeout_s=1.0, elastic=elastic)
+        self.shared = shared
+        plan = self.plan(4)
+        schedule = build("1f1b", plan.pipeline_ranks, 2, 1)
+        self.order = order_of(
+            4, layers=LAYERS, plan=plan, schedule=schedule, generation=1, timeout_s=1.0, elastic=elastic
+        )
         self.state: State = Pending()
         self.history: list[Stimulus] = []
         self.answers: list[Stimulus] = [Start()]
@@ -138,6 +149,17 @@ class World:
         self.on_disk: dict[str, int] = {}
         self.plans: list[tuple[int, int]] = []
         self.generations: list[int] = []
+        self.salvages = 0
+        """How often a rank began with weights whose moments were lost."""
+
+    def plan(self, ranks: int, **changes: object) -> Plan:
+        """A plan for so many ranks."""
+        if not self.shared:
+            return plan_of(ranks, LAYERS, **changes)
+        pipelines = 2 if ranks % 2 == 0 else 1
+        return plan_of(
+            ranks // pipelines, LAYERS, replicas=2, pipelines=pipelines, shard="optimizer", **changes
+        )
 
     # Commands of the lifecycle
 
@@ -171,7 +193,7 @@ class World:
                     self.answers.append(Settled(rank, number))
             case Save(rescue, _, generation):
                 handover = rescue.handover
-                needed = rescue.settling | rescue.layers.keys()
+                needed = rescue.settling | rescue.layers.keys() | {source.rank for source in rescue.sources}
                 there = needed <= self.ranks.keys() and (handover is None or handover.holder in self.ranks)
                 written = sorted(layer for layers in rescue.layers.values() for layer in layers)
                 assert written == list(range(LAYERS)), "every layer is written once"
@@ -183,17 +205,27 @@ class World:
                 if settling:
                     self.tell_up_to(rescue.step, self.generations[-1])
                 if there:
-                    for rank, layers in rescue.layers.items():
-                        assert all(self.ranks[rank].layers[layer] == rescue.step for layer in layers)
+                    cut = {source.layer for source in rescue.sources}
+                    giving = [(source.piece, source.rank) for source in rescue.sources]
+                    giving += [
+                        (Piece(layer), rank)
+                        for rank, layers in rescue.layers.items()
+                        for layer in layers
+                        if layer not in cut
+                    ]
+                    assert all(self.ranks[rank].pieces[piece] == rescue.step for piece, rank in giving)
+                    for layer in range(LAYERS):
+                        assert made_of(layer, [piece for piece, _ in giving])
                 path, error = f"/{rescue.step}.gen-{generation}", None if there else "a rank is gone"
                 if there:
                     self.on_disk[path] = rescue.step
                 self.answers.append(Reported(replace(checkpoint_report(rescue.step, path), error=error)))
             case MakePlan(recovery_plan, _, _, epoch, version, number):
-                ranks = len(recovery_plan.lineup)
-                plan = plan_of(ranks, LAYERS, epoch=epoch, version=version)
-                self.answers.append(Planned(plan, build("1f1b", ranks, 2, 1), number))
+                plan = self.plan(len(recovery_plan.lineup), epoch=epoch, version=version)
+                self.answers.append(Planned(plan, build("1f1b", plan.pipeline_ranks, 2, 1), number))
             case Follow(assignments, number):
+                if self.random.random() < 0.2:
+                    self.kill_a_source(assignments.values())
                 for rank in self.standing(assignments):
                     if self.follow(rank, command):
                         self.answers.append(Loaded(rank, None, number))
@@ -256,7 +288,7 @@ class World:
 
     def position(self, rank: int) -> Position:
         one = self.ranks[rank]
-        holds = tuple(sorted(layer for layer, step in one.layers.items() if step == one.step))
+        holds = tuple(sorted(piece for piece, step in one.pieces.items() if step == one.step))
         weights = tuple(sorted(one.weights - {*holds}))
         digest = None if one.vector is None else vector_sha256(one.vector)
         return position(rank, one.step, holds, weights=weights, undecided=one.undecided, vector_sha256=digest)
@@ -269,8 +301,8 @@ class World:
             vector = self.ranks[handover.holder].vector
             assert vector is not None
             assert vector_sha256(vector) == handover.vector_sha256
-            one.layers = {
-                layer: settlement.step if step == one.step else step for layer, step in one.layers.items()
+            one.pieces = {
+                piece: settlement.step if step == one.step else step for piece, step in one.pieces.items()
             }
             one.step, one.vector = settlement.step, vector
         assert one.step == settlement.step
@@ -280,55 +312,64 @@ class World:
         """Whether the rank could load its layers."""
         assignment, one = command.assignments[rank], self.ranks[rank]
         plan = assignment.plan
-        owned = plan.layers_of_rank(assignment.place)
-        sources = {source.layer: source.rank for source in assignment.sources}
+        owned = plan.pieces_of_place(assignment.place)
+        sources = {source.piece: source.rank for source in assignment.sources}
+        needed = {each for piece in owned for each in assignment.offered_for(piece)}
         if assignment.start is not None:
             assert self.on_disk[assignment.start.path] == assignment.step
         elif sources:
-            needed = {*owned, *assignment.salvaged}
-            assert sorted(sources) == sorted(needed), "every layer that it needs has exactly one source"
-            assert len(assignment.sources) == len(needed)
-            for layer in owned:
-                giver = self.ranks.get(sources[layer])
+            assert {*sources} == needed | assignment.salvaged
+            assert len(assignment.sources) == len(sources), "every piece that it needs has exactly one source"
+            for piece in owned:
+                offered = assignment.offered_for(piece)
+                assert offered in ((piece,), made_of(piece.layer, offered))
+            for piece in needed:
+                giver = self.ranks.get(sources[piece])
                 if giver is None:
                     continue
                 assert giver.step == assignment.step
-                if layer in assignment.salvaged:
-                    assert layer in giver.weights
+                if piece in assignment.salvaged:
+                    assert piece in giver.weights
                 else:
-                    assert giver.layers[layer] == assignment.step
-            if not {sources[layer] for layer in owned} <= self.ranks.keys():
+                    assert giver.pieces[piece] == assignment.step
+            if not {sources[piece] for piece in needed} <= self.ranks.keys():
                 self.keep(one, assignment)
                 return False
         else:
             assert assignment.step == 0
         if not sources or one.step != assignment.step:
-            one.layers, one.weights = {}, set()
+            one.pieces, one.weights = {}, set()
         one.step, one.undecided = assignment.step, None
-        one.weights = (one.weights | {*owned}) & assignment.salvaged
-        one.layers |= dict.fromkeys({*owned} - assignment.salvaged, assignment.step)
+        one.weights = (one.weights | needed) & assignment.salvaged
+        mixed = {
+            piece for piece in owned if not assignment.salvaged.isdisjoint(assignment.offered_for(piece))
+        }
+        self.salvages += bool(mixed)
+        complete = ({*owned} - mixed) | (needed - assignment.salvaged)
+        one.pieces |= dict.fromkeys(complete, assignment.step)
         self.assigned[rank] = command
         return True
 
     def keep(self, one: Process, assignment: Assignment) -> None:
-        """Any of the layers that the rank was fetching may have arrived, completely or in part."""
+        """Any of the layers that the rank was fetching may have arrived; where weights go first, moments only after all
+        weights."""
         if one.step != assignment.step:
-            one.layers, one.weights, one.vector = {}, set(), None
+            one.pieces, one.weights, one.vector = {}, set(), None
         one.step = assignment.step
+        salvages = self.order.elastic.salvage == "weights"
+        all_weights = salvages and self.random.random() < 0.7
         for source in assignment.sources:
-            draw = self.random.random()
-            if draw < 0.5 and self.order.elastic.salvage == "weights":
-                one.weights.add(source.layer)
-            elif draw > 0.7 and source.part is Part.ALL:
-                one.layers[source.layer] = assignment.step
+            if salvages and (all_weights or self.random.random() < 0.5):
+                one.weights.add(source.piece)
+            if (all_weights or not salvages) and source.part is Part.ALL and self.random.random() < 0.3:
+                one.pieces[source.piece] = assignment.step
 
     def plan_ahead(self, command: PlanAhead) -> PlannedAhead:
         if self.random.random() < 0.1:
             return PlannedAhead(command.number, why="no plan")
-        ranks = len(command.lineup)
-        plan = plan_of(ranks, LAYERS)
+        plan = self.plan(len(command.lineup))
         copying = copied_ahead(command.now, command.members, plan, command.lineup)
-        schedule = build("1f1b", ranks, 2, 1)
+        schedule = build("1f1b", plan.pipeline_ranks, 2, 1)
         if self.random.random() < 0.1:
             return PlannedAhead(command.number, plan, schedule, why="no room for copies")
         return PlannedAhead(command.number, plan, schedule, copying)
@@ -342,7 +383,7 @@ class World:
             copies = plan.standbys_of(place)
             if copies and self.random.random() < 0.9:
                 one = self.ranks[rank]
-                one.layers |= dict.fromkeys(copies, one.step)
+                one.pieces |= dict.fromkeys(plan.copies_at(place), one.step)
                 self.answers.append(Reported(standby_report(place, copies)))
 
     def copy_aside(self, command: CopyAside) -> None:
@@ -377,8 +418,10 @@ class World:
             if rank in self.ranks:
                 one = self.ranks[rank]
                 assert one.step == step
-                near = {*plan.layers_of_rank(place), *plan.layers_of_rank((place + 1) % len(ranks))}
-                one.layers, one.weights, one.vector = dict.fromkeys(near, step), set(), None
+                near = [*plan.pieces_of_place(place)]
+                if self.order.elastic.redundancy != "checkpoint":
+                    near += plan.pieces_of_place((place + 1) % len(ranks))
+                one.pieces, one.weights, one.vector = dict.fromkeys(near, step), set(), None
 
     def tell_up_to(self, step: int, generation: int) -> None:
         """The remaining ranks report settled steps, some of them twice, but none that was undone."""
@@ -418,7 +461,7 @@ class World:
                 one.undecided = step
             else:
                 one.step, one.vector = step, (b"%d" % step,)
-                one.layers = dict.fromkeys(one.layers, step)
+                one.pieces = dict.fromkeys(one.pieces, step)
         if reached is not None:
             return
         self.told = step
@@ -441,6 +484,12 @@ class World:
         self.answers = [
             answer for answer in self.answers if self.random.random() < 0.9 or not _from(answer, rank)
         ]
+
+    def kill_a_source(self, assignments: Iterable[Assignment]) -> None:
+        """A rank dies while it sends its layers."""
+        ranks = self.standing(sorted({source.rank for each in assignments for source in each.sources}))
+        if ranks:
+            self.kill(self.random.choice(ranks))
 
     def happen(self) -> None:
         """One of the possible events."""

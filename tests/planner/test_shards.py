@@ -7,7 +7,7 @@ from itertools import combinations_with_replacement
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.shards import Piece, Shard, cut, kept_whole, made_of
+from planner.shards import Piece, Shard, cut, kept_whole, made_of, made_with_weights
 
 SIZES = st.lists(st.integers(0, 40), max_size=7)
 
@@ -51,3 +51,13 @@ def test_a_layer_is_made_of_one_piece_or_of_all_shards_of_one_cut() -> None:
     assert made_of(4, {*thirds, *halves}) == tuple(halves)
     assert made_of(4, {*thirds, *halves, Piece(4)}) == (Piece(4),)
     assert made_of(4, {*thirds[:2], halves[0], *others}) == ()
+
+
+def test_where_only_weights_are_left_as_many_shards_as_can_be_are_complete() -> None:
+    thirds = [Piece(4, Shard(number, 3)) for number in range(3)]
+    halves = [Piece(4, Shard(number, 2)) for number in range(2)]
+    assert made_with_weights(4, {halves[0]}, {Piece(4), halves[1]}) == tuple(halves)
+    assert made_with_weights(4, {halves[0], *thirds[:2]}, {*halves, thirds[2]}) == tuple(thirds)
+    assert made_with_weights(4, {*thirds, halves[0]}, {Piece(4), halves[1]}) == tuple(thirds)
+    assert made_with_weights(4, {halves[0], thirds[0]}, {Piece(4), Piece(5)}) == (Piece(4),)
+    assert made_with_weights(4, {halves[0], Piece(5)}, {*thirds[:2], Piece(5)}) == ()

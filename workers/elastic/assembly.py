@@ -32,8 +32,10 @@ class Assembled:
     """What else is here: other ranks may need it."""
     on_host: Mapping[Piece, HostCopy] = field(default_factory=dict)
     """Copies in host memory, which go on."""
-    salvaged: Mapping[int, LayerState] = field(default_factory=dict)
-    """Weights of the layers whose moments are lost."""
+    salvaged: Mapping[Piece, LayerState] = field(default_factory=dict)
+    """Weights of the layers, or shards of them, whose moments are lost."""
+    mixed: frozenset[Piece] = frozenset()
+    """What of `layers` has other moments than those of the step."""
 
 
 def assemble(
@@ -94,7 +96,12 @@ def _gathered(
         bases=bases,
         spare=held | {piece: (None, state) for piece, state in haul.pieces.items()},
         on_host=on_host,
-        salvaged={layer: weights[layer] for layer in assignment.salvaged if layer in weights},
+        salvaged={piece: weights[piece] for piece in assignment.salvaged if piece in weights},
+        mixed=frozenset(
+            piece
+            for piece in assignment.plan.pieces_of_place(assignment.place)
+            if not assignment.salvaged.isdisjoint(assignment.offered_for(piece))
+        ),
     )
 
 

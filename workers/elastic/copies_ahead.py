@@ -104,7 +104,7 @@ class CopiesAhead:
             over: the generation that has ended.
         """
         # Copies of an earlier generation may be of commits that were taken back since. And where only weights are left
-        # of a layer, all ranks begin with the same moments.
+        # of a layer or shard, all ranks begin with the same moments.
         if self._order.generation != over or assignment.salvaged or not assignment.sources:
             self.close()
             return {}

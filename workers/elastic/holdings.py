@@ -46,8 +46,10 @@ class Holdings:
         """Layers, and shards of them, that it holds without owning them, until it trains again."""
         self._on_host: dict[Piece, HostCopy] = {}
         """Copies in host memory that know the step, until it trains again."""
-        self.salvaged: dict[int, LayerState] = {}
-        """Layer -> weights, for layers whose moments are lost, until it trains with them."""
+        self.salvaged: dict[Piece, LayerState] = {}
+        """Weights of layers, or shards of them, whose moments are lost, until it trains with them."""
+        self._mixed: frozenset[Piece] = frozenset()
+        """What of `layers` has other moments than those of the step, until it trains with them."""
         self.snapshots = Snapshots(self._keep_offered, self._let_go)
 
     @property
@@ -69,14 +71,13 @@ class Holdings:
     def live(self) -> Held:
         """All layers, and shards of them, whose state is complete here, but for copies in host memory."""
         trained = self._trained
-        held = {**self._idle, **({} if trained is None else trained.held()), **held_as(self.layers)}
-        return {piece: one for piece, one in held.items() if piece.layer not in self.salvaged}
+        own = {piece: one for piece, one in held_as(self.layers).items() if piece not in self._mixed}
+        return {**self._idle, **({} if trained is None else trained.held()), **own}
 
     def on_host(self) -> dict[Piece, HostCopy]:
         """All copies in host memory that know the step."""
         trained = self._trained
-        held = {**self._on_host, **({} if trained is None else trained.held_on_host())}
-        return {piece: one for piece, one in held.items() if piece.layer not in self.salvaged}
+        return {**self._on_host, **({} if trained is None else trained.held_on_host())}
 
     @property
     def _trained(self) -> Standbys | None:
@@ -97,19 +98,21 @@ class Holdings:
         standbys: Standbys,
         idle: Held,
         on_host: Mapping[Piece, HostCopy],
-        salvaged: Mapping[int, LayerState],
+        salvaged: Mapping[Piece, LayerState],
+        mixed: frozenset[Piece],
     ) -> None:
         """Hold what the rank follows an assignment with, in place of what it held.
 
         Args:
             idle: what else is here, bases of the standbys among it.
             on_host: copies in host memory.
-            salvaged: weights of layers whose moments are lost.
+            salvaged: weights of what lacks its moments.
+            mixed: what of `layers` has other moments than those of the step.
         """
         self.layers, self.standbys = layers, standbys
         own = held_as(layers)
         self._idle = {piece: one for piece, one in idle.items() if piece not in own}
-        self._on_host, self.salvaged = {**on_host}, {**salvaged}
+        self._on_host, self.salvaged, self._mixed = {**on_host}, {**salvaged}, mixed
 
     def switch(self, layers: Built, standbys: Standbys) -> None:
         """Hold what the rank follows another plan with, in the same generation."""
@@ -119,14 +122,16 @@ class Holdings:
         """Keep the layers that arrived although some did not: all ranks move to the assignment's step."""
         if self._commit.step != assignment.step:
             self._commit.move_to(assignment.step, assignment.loss_scale)
-        whole = {layer: one for layer, one in haul.whole.items() if layer not in assignment.salvaged}
+        complete: Held = {piece: (None, state) for piece, state in haul.pieces.items()}
+        complete |= held_as(haul.whole)
         weights = {**self.salvaged, **haul.weights}
-        self.salvaged = {layer: state for layer, state in weights.items() if layer not in whole}
-        self._idle |= held_as(whole) | {piece: (None, state) for piece, state in haul.pieces.items()}
+        self.salvaged = {piece: state for piece, state in weights.items() if piece not in complete}
+        self._idle |= complete
 
     def clear(self) -> None:
         """All ranks move to another step: what is here is of no use, and takes the memory of what comes."""
         self.layers, self._idle, self._on_host, self.salvaged = {}, {}, {}, {}
+        self._mixed = frozenset()
         self.standbys = None
         self.withdraw()
         collect_objects()
@@ -134,7 +139,7 @@ class Holdings:
     def begin_training(self) -> None:
         """Every rank has joined, so every rank has the layers that it needs: let go of what no owner or standby
         holds, and offer nothing."""
-        self._idle, self._on_host, self.salvaged = {}, {}, {}
+        self._idle, self._on_host, self.salvaged, self._mixed = {}, {}, {}, frozenset()
         self.withdraw()
 
     def end_training(self) -> None:
@@ -156,7 +161,7 @@ class Holdings:
             )
 
     def offer_salvaged(self) -> None:
-        """Offer the weights of layers whose moments are lost."""
+        """Offer the weights of what lacks its moments."""
         if self._server is not None:
             self._server.offer(self._commit.step, self.salvaged.values(), Part.WEIGHTS)
 

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import torch
 
@@ -44,8 +43,6 @@ Built = dict[int, tuple[Layer, LayerState]]
 Held = dict[Piece, tuple[Layer | None, LayerState]]
 """Layer, or shard of it -> its state, and if that is live the layer that computes with it."""
 
-Fetched = TypeVar("Fetched", int, Piece)
-
 
 def base_of(built: tuple[Layer, LayerState], *, on_host: bool = False) -> Base:
     """What a copy begins with. That of a shard, or one in host memory, needs no module: it is built again if the copy
@@ -73,9 +70,10 @@ class Haul:
     whole: Built = field(default_factory=dict)
     """Complete layers, or complete shards of the number that this rank keeps."""
     pieces: dict[Piece, LayerState] = field(default_factory=dict)
-    """Shards as they arrived, of which layers are put together."""
-    weights: dict[int, LayerState] = field(default_factory=dict)
-    """Layer -> its weights, where they arrived before the moments; includes layers that are whole by now."""
+    """Complete shards as they arrived, of which layers are put together."""
+    weights: dict[Piece, LayerState] = field(default_factory=dict)
+    """The weights of layers, or shards, where they arrived before the moments; includes those that are complete by
+    now."""
 
 
 class LayerSource:
@@ -210,6 +208,7 @@ class LayerSource:
         self, layers: Sequence[int], assignment: Assignment, haul: Haul, held: Held | None = None
     ) -> None:
         """Fetch layers, or this rank's shards of them, from other ranks at the assignment's step, `AT_ONCE` at a time.
+        Those that others have in other pieces are put together.
 
         Where the job salvages weights, fetch the weights of all layers before any moments.
 
@@ -221,97 +220,63 @@ class LayerSource:
             StateStreamError: a source is gone, or `stop` was called.
             DamagedCheckpointError: a file of the checkpoint that provides moments is damaged.
         """
-        offered: dict[int, dict[Piece, Source]] = {}
-        for one in assignment.sources:
-            offered.setdefault(one.layer, {})[one.piece] = one
-        held = held or {}
-        own = {piece.layer for piece in held}
-        if own & {*layers} or any(
-            shard != WHOLE for shard in (self._shard, *(piece.shard for piece in (*held, *_pieces(offered))))
-        ):
-            self._fetch_pieces(layers, assignment.step, offered, haul, held)
-            return
-        sources = {layer: one for layer, found in offered.items() for one in found.values()}
-        step, stopped = assignment.step, self._stopped
-        nowhere = [layer for layer in layers if layer not in sources]
-        assert not nowhere, f"no source of layers {nowhere} at step {step}"
-        if not layers:
-            return
-        whole = [layer for layer in layers if layer not in assignment.salvaged]
-
-        def begin(layers: Iterable[int], part: Part) -> dict[Future[LayerState], int]:
-            return {
-                fetching.submit(self._fetch, sources[layer], step, stopped, part): layer for layer in layers
-            }
-
-        def take(layer: int, state: LayerState) -> None:
-            load_(built[layer][1], state)
-            haul.whole[layer] = built[layer]
-
-        with ThreadPoolExecutor(min(len(layers), AT_ONCE), thread_name_prefix="fetch") as fetching:
-            try:
-                if self._config.elastic.salvage == "none":
-                    coming = begin(layers, Part.ALL)
-                    built = self.build(layers, step)
-                    self._take_all(coming, take)
-                    return
-                coming = begin(layers, Part.WEIGHTS)
-                built = self.build(layers, step)
-                # When one source fails, still fetch from the others: theirs may be the only copies left.
-                self._take_all(coming, haul.weights.__setitem__, stop_at_once=False)
-                lost = [layer for layer in layers if layer in assignment.salvaged]
-                for layer, moments in self._saved(lost, assignment.moments, step).items():
-                    take(layer, united(haul.weights[layer], moments))
-                coming = begin(whole, Part.MOMENTS)
-                self._take_all(coming, lambda layer, state: take(layer, united(haul.weights[layer], state)))
-            finally:
-                stopped.set()
-
-    def _fetch_pieces(
-        self,
-        layers: Sequence[int],
-        step: int,
-        offered: Mapping[int, Mapping[Piece, Source]],
-        haul: Haul,
-        held: Held,
-    ) -> None:
-        """Put layers, or shards of them, together from what is held here, if without a module, and what others have."""
-        needed: dict[int, list[Piece]] = {}
+        step, stopped, held = assignment.step, self._stopped, held or {}
+        sources = {one.piece: one for one in assignment.sources}
+        needed: dict[int, tuple[Piece, ...]] = {}
         for layer in layers:
             own = Piece(layer, self._shard)
-            needed[layer] = (
-                [own] if own in held or own in offered.get(layer, {}) else [*offered.get(layer, {})]
-            )
+            needed[layer] = (own,) if own in held else assignment.offered_for(own)
         nowhere = [layer for layer, pieces in needed.items() if not pieces]
         assert not nowhere, f"no source of layers {nowhere} at step {step}"
-        sources = {piece: offered[piece.layer][piece] for piece in _pieces(needed) if piece not in held}
-        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="fetch") as fetching:
-            coming = {
-                fetching.submit(self._fetch, source, step, self._stopped): piece
-                for piece, source in sources.items()
-            }
-            try:
-                built = self.build(layers, step)
-                # When one source fails, still fetch from the others: theirs may be the only copies left.
-                self._take_all(coming, haul.pieces.__setitem__, stop_at_once=False)
-            finally:
-                self._stopped.set()
-        for layer, pieces in needed.items():
-            found = [held[piece][1] if piece in held else haul.pieces[piece] for piece in pieces]
-            load_(built[layer][1], found[0] if len(found) == 1 else whole_of(found))
+        lacking = [piece for pieces in needed.values() for piece in pieces if piece not in held]
+        if not layers:
+            return
+        built: Built = {}
+        loaded: set[int] = set()
+
+        def load(layer: int, state: LayerState) -> None:
+            load_(built[layer][1], state)
             haul.whole[layer] = built[layer]
+            loaded.add(layer)
+
+        def begin(pieces: Iterable[Piece], part: Part) -> dict[Future[LayerState], Piece]:
+            return {
+                fetching.submit(self._fetch, sources[piece], step, stopped, part): piece for piece in pieces
+            }
+
+        def take(piece: Piece, state: LayerState) -> None:
+            if piece.shard == self._shard:
+                load(piece.layer, state)
+            else:
+                haul.pieces[piece] = state
+
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="fetch") as fetching:
+            try:
+                salvages = self._config.elastic.salvage != "none"
+                coming = begin(lacking, Part.WEIGHTS if salvages else Part.ALL)
+                built |= self.build(layers, step)
+                self._take_all(coming, haul.weights.__setitem__ if salvages else take)
+                if salvages:
+                    coming = begin(
+                        [each for each in lacking if each not in assignment.salvaged], Part.MOMENTS
+                    )
+                    self._take_all(coming, lambda piece, rest: take(piece, united(haul.weights[piece], rest)))
+            finally:
+                stopped.set()
+        mixed = self._with_saved_moments(
+            [each for each in lacking if each in assignment.salvaged], haul.weights, assignment
+        )
+        found = {piece: one[1] for piece, one in held.items()} | haul.pieces | mixed
+        for layer, pieces in needed.items():
+            if layer not in loaded:
+                states = [found[piece] for piece in pieces]
+                load(layer, states[0] if len(states) == 1 else whole_of(states))
 
     def _take_all(
-        self,
-        coming: dict[Future[LayerState], Fetched],
-        take: Callable[[Fetched, LayerState], None],
-        *,
-        stop_at_once: bool = True,
+        self, coming: dict[Future[LayerState], Piece], take: Callable[[Piece, LayerState], None]
     ) -> None:
-        """Take each state as it arrives, also after one of them failed. What has been taken leaves host memory.
-
-        Args:
-            stop_at_once: stop the other fetches when one fails.
+        """Take each state as it arrives, also after one of them failed: what other sources have may be the only copies
+        left. What has been taken leaves host memory.
 
         Raises:
             StateStreamError: the first fetch that failed.
@@ -321,21 +286,29 @@ class LayerSource:
             try:
                 take(coming.pop(state), state.result())
             except StateStreamError as error:
-                if stop_at_once:
-                    self._stopped.set()
                 lost = lost or error
         if lost is not None:
             raise lost
 
-    def _saved(
-        self, layers: Sequence[int], moments: CheckpointRef | None, step: int
-    ) -> dict[int, LayerState]:
-        """Return moments for layers whose weights come from elsewhere: a checkpoint's, or initial ones."""
-        if moments is None or not layers:
-            built = self.build(layers, step)
-            return {layer: part_of(state, Part.MOMENTS) for layer, (_, state) in built.items()}
-        manifest = read_manifest(moments)
-        return {layer: part_of(read_layer(moments, manifest, layer), Part.MOMENTS) for layer in layers}
+    def _with_saved_moments(
+        self, pieces: Sequence[Piece], weights: Mapping[Piece, LayerState], assignment: Assignment
+    ) -> dict[Piece, LayerState]:
+        """Layers, or shards, with these weights and the moments that the assignment's checkpoint has for them; without
+        one, initial moments.
+
+        Raises:
+            DamagedCheckpointError: a file of the checkpoint is damaged.
+        """
+        ref = assignment.moments
+        manifest = None if ref is None or not pieces else read_manifest(ref)
+        mixed: dict[Piece, LayerState] = {}
+        for piece in pieces:
+            built = self.build([piece.layer], assignment.step, piece.shard, on_host=True)
+            state = built[piece.layer][1]
+            if ref is not None and manifest is not None:
+                load_(state, read_layer(ref, manifest, piece.layer))
+            mixed[piece] = united(weights[piece], part_of(state, Part.MOMENTS))
+        return mixed
 
     def fetch_base(
         self, step: int, piece: Piece, owner: Greeting, stopped: threading.Event, *, on_host: bool = False
@@ -397,7 +370,3 @@ class LayerSource:
             shard=source.shard,
             stopped=stopped,
         )
-
-
-def _pieces(of_layers: Mapping[int, Iterable[Piece]]) -> list[Piece]:
-    return [piece for pieces in of_layers.values() for piece in pieces]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
 from fault_rows import assert_consistent
 from process_hosts import ElasticJob, Ran, assert_gone
 from ray_jobs import resolved
@@ -17,6 +19,8 @@ from orchestrator.events import types as events
 from orchestrator.lifecycle.states import Finished
 from orchestrator.lifecycle.stimuli import Asked, Going
 from orchestrator.prepare.resolve import Resolved
+from planner.shards import Piece, Shard
+from workers.build import build_layers
 from workers.checkpoint.folder import (
     checkpoint_folder,
     checkpoints,
@@ -26,9 +30,12 @@ from workers.checkpoint.folder import (
     write_manifest,
 )
 from workers.checkpoint.manifest import Manifest
+from workers.data.registry import open_dataset
 from workers.launch.ranks import Job, run_threads
+from workers.models.registry import build_definition
 from workers.protocol import CheckpointRef, CheckpointReport, Request, StepReport
-from workers.state.layer_state import united
+from workers.state.layer_state import LayerState
+from workers.state.optim import make_optimizer
 
 SLOW = {
     "device": "emulated",
@@ -36,12 +43,29 @@ SLOW = {
 }
 
 
-def job(folder: Path, cluster: dict[str, Any], every_steps: int = 0, **elastic: Any) -> Resolved:
+def job(
+    folder: Path,
+    cluster: dict[str, Any],
+    every_steps: int = 0,
+    shard: str = "none",
+    precision: str = "float32",
+    **elastic: Any,
+) -> Resolved:
     """A job of two ranks without copies of each other's layers: a drain fetches them. A test stops it when it has
-    seen enough."""
+    seen enough.
+
+    Args:
+        shard: what the ranks share out, in two pipelines of one stage; `none`: they are two stages of one pipeline.
+    """
     sections: dict[str, dict[str, Any]] = {
-        "job": {"steps": 10_000, "sample_tokens": 0},
-        "pipeline": {"ranks": 2, "microbatches": 2, "microbatch_size": 1},
+        "job": {"steps": 10_000, "sample_tokens": 0, "precision": precision},
+        "pipeline": {
+            "ranks": 2,
+            "microbatches": 2,
+            "microbatch_size": 1,
+            "replicas": 1 if shard == "none" else 2,
+            "shard": shard,
+        },
         "checkpoint": {"every_steps": every_steps, "keep": 10_000},
         "elastic": {"grow": False, "redundancy": "checkpoint", "migration": "stop", **elastic},
         "cluster": cluster,
@@ -61,7 +85,7 @@ class Drained:
     """Number of committed steps."""
 
 
-def drained(done: Resolved, rig: Callable[[int], None]) -> Drained:
+def drained(done: Resolved, rig: Callable[[int], None], room: int | None = None) -> Drained:
     """Run a job where rank 1 gets notice once there is a checkpoint and dies while it sends its layers."""
     done_with: set[str] = set()
 
@@ -81,7 +105,7 @@ def drained(done: Resolved, rig: Callable[[int], None]) -> Drained:
             case _:
                 pass
 
-    ran = ElasticJob(done, act, rig=rig).run()
+    ran = ElasticJob(done, act, rig=rig, room=room).run()
     assert isinstance(ran.state, Finished), ran.state
     (failed,) = ran.of(events.RankFailed)
     assert failed.rank == 1
@@ -92,14 +116,42 @@ def drained(done: Resolved, rig: Callable[[int], None]) -> Drained:
     return Drained(ran, ran.of(CheckpointReport)[0].step, regrouped, ran.state.step)
 
 
-def quiet(folder: Path, end: int) -> tuple[Resolved, str]:
+def quiet(folder: Path, end: int, **changes: Any) -> tuple[Resolved, str]:
     """An undisturbed run of the job to step `end`, with a checkpoint of each step; and its last state."""
-    done = job(folder, {}, every_steps=1)
+    done = job(folder, {}, every_steps=1, **changes)
     return done, run_threads(Job(done.config, done.plan, done.schedule, stop_at=end)).state_sha256
 
 
-def went_on_with(quiet: Resolved, drained: Drained, layers: set[int], folder: Path) -> str:
-    """The last state if a run goes on where the others did, with `layers`' moments from the checkpoint."""
+def parameters_of(done: Resolved, layer: int, shard: Shard) -> set[str]:
+    """The trained parameters of a layer's shard."""
+    config = done.config
+    definition = build_definition(
+        config.model, open_dataset(config.data, config.model, config.output).vocabulary
+    )
+    built = build_layers(
+        definition,
+        [layer],
+        seed=config.seed,
+        precision=config.precision,
+        device=torch.device("cpu"),
+        optimizer=make_optimizer(config.optimizer, config.steps),
+        shard=shard,
+    )
+    return {*built[layer][1].updates}
+
+
+def with_moments(state: LayerState, old: LayerState, names: set[str]) -> LayerState:
+    """`state` with the moments that `old` has for these parameters."""
+    return replace(
+        state,
+        slots={name: (old if name in names else state).slots[name] for name in state.slots},
+        updates={name: (old if name in names else state).updates[name] for name in state.updates},
+    )
+
+
+def went_on_with(quiet: Resolved, drained: Drained, pieces: Iterable[Piece], folder: Path) -> str:
+    """The last state if a run goes on where the others did, with the moments of `pieces` from the checkpoint."""
+    lost = {piece.layer: piece.shard for piece in pieces}
     refs, step, saved = (
         {r.step: r for r in checkpoints(quiet.config.output)},
         drained.regrouped.step,
@@ -110,8 +162,9 @@ def went_on_with(quiet: Resolved, drained: Drained, layers: set[int], folder: Pa
     files = {}
     for layer in range(len(manifest.layers)):
         state = read_layer(refs[step], manifest, layer)
-        if layer in layers:
-            state = united(state, read_layer(refs[saved], read_manifest(refs[saved]), layer))
+        if layer in lost:
+            old = read_layer(refs[saved], read_manifest(refs[saved]), layer)
+            state = with_moments(state, old, parameters_of(quiet, layer, lost[layer]))
         files |= {record.name: record for record in write_layer(mixed.path, state)}
     fields = {name: getattr(manifest, name) for name in manifest.__dataclass_fields__}
     write_manifest(mixed.path, Manifest(**{**fields, "files": files}))
@@ -125,15 +178,41 @@ def test_weights_that_were_saved_go_on_with_the_moments_of_the_checkpoint(tmp_pa
     assert drain.ran.steps == list(range(1, drain.end + 1))
     assert drain.regrouped.steps_lost == 0
     assert drain.regrouped.step > drain.saved
-    owned = set(done.plan.layers_of_rank(1))
+    owned = done.plan.layers_of_rank(1)
     assert drain.regrouped.reason.endswith(
-        f"only the weights are left of layers {', '.join(map(str, sorted(owned)))}: training continues with the"
+        f"only the weights are left of layers {', '.join(map(str, owned))}: training continues with the"
         f" moments of the checkpoint of step {drain.saved}, and ends with other bits than without the failure"
         ' (elastic.salvage = "weights")'
     )
     calm, calm_sha256 = quiet(tmp_path / "quiet", drain.end)
-    assert drain.ran.state_sha256 == went_on_with(calm, drain, owned, tmp_path / "mixed")
-    assert went_on_with(calm, drain, set(), tmp_path / "same") == calm_sha256
+    assert drain.ran.state_sha256 == went_on_with(calm, drain, map(Piece, owned), tmp_path / "mixed")
+    assert went_on_with(calm, drain, (), tmp_path / "same") == calm_sha256
+    assert drain.ran.state_sha256 != calm_sha256
+
+
+@pytest.mark.parametrize(
+    ("shard", "precision", "spares"),
+    [("optimizer", "float32", 0), ("optimizer", "bfloat16", 1), ("gradients", "bfloat16", 0)],
+)
+def test_shards_of_which_only_weights_came_go_on_with_the_moments_of_the_checkpoint(
+    tmp_path: Path, shard: str, precision: str, spares: int
+) -> None:
+    """The other rank goes on alone, with whole layers, or a spare takes the lost one's place and shards."""
+    shared: dict[str, Any] = {"shard": shard, "precision": precision}
+    done = job(tmp_path / "drained", SLOW, salvage="weights", spares=spares, **shared)
+    drain = drained(done, dies_before_its_moments, room=2 + spares)
+    assert drain.ran.steps == list(range(1, drain.end + 1))
+    assert drain.regrouped.steps_lost == 0
+    assert drain.regrouped.step > drain.saved
+    lost = done.plan.pieces_of_place(1)
+    assert {piece.shard for piece in lost} == {Shard(1, 2)}
+    assert (
+        f"only the weights are left of shards of layers {', '.join(str(piece.layer) for piece in lost)}: training"
+        f" continues with the moments of the checkpoint of step {drain.saved}" in drain.regrouped.reason
+    )
+    assert drain.ran.of(events.Issued)[-1].plan.shards == 1 + spares
+    calm, calm_sha256 = quiet(tmp_path / "quiet", drain.end, **shared)
+    assert drain.ran.state_sha256 == went_on_with(calm, drain, lost, tmp_path / "mixed")
     assert drain.ran.state_sha256 != calm_sha256
 
 

@@ -215,7 +215,7 @@ def test_damaged_moments_are_replaced_by_older_ones_and_then_by_fresh_ones() -> 
         follow = next(effect for effect in reversed(job.effects) if isinstance(effect, Follow))
         assert {a.moments and a.moments.step for a in follow.assignments.values()} == {older}
         assert {(a.step, a.start) for a in follow.assignments.values()} == {(5, None)}
-        assert {a.salvaged for a in follow.assignments.values()} == {frozenset({1})}
+        assert {a.salvaged for a in follow.assignments.values()} == {frozenset({Piece(1)})}
     recovered(job, plan_of(2, version=2), (0, 2))
     regrouped = next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
     assert (regrouped.step, regrouped.steps_lost) == (5, 0)

@@ -142,6 +142,15 @@ def test_ranks_for_which_there_is_no_plan_write_what_they_hold() -> None:
     assert job.effects[-2] == Save(RESCUE, THREE.plan, job.has.progress.generation + 1)
 
 
+def test_weights_without_moments_are_not_written_as_if_they_were_layers() -> None:
+    job = train(Job(replace(THREE, elastic=ElasticConfig(wait_s=60, salvage="weights"))))
+    job.take(*(Reported(step_report(step, generation=3)) for step in range(1, 5)), DEAD)
+    job.take(Positioned(position(0, 4, (0,), weights=(1,)), 1), Positioned(position(2, 4, (2,)), 1))
+    job.take(Settled(0, 1), Settled(2, 1), Unplannable("no plan for 2 ranks: memory", 1))
+    assert isinstance(job.state, Waiting)
+    assert not any(isinstance(effect, Save) for effect in job.effects)
+
+
 @pytest.mark.parametrize("dead", [True, False])
 def test_a_rank_that_never_comes_up_holds_no_pause_up(dead: bool) -> None:
     """Two ranks were recruited and one comes up, which is enough."""

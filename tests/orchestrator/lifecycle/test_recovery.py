@@ -21,7 +21,7 @@ LAYERS = 6
 
 
 def at(rank: int, step: int, *holds: int | Piece, **changes: object) -> Position:
-    return position(rank, step, holds, host="h", port=rank, **changes)
+    return position(rank, step, holds, host="h", port=rank, **changes)  # pyright: ignore[reportArgumentType]
 
 
 def situation(*positions: Position, **changes: object) -> Situation:
@@ -486,6 +486,96 @@ def test_shards_of_one_step_that_make_up_the_layers_are_gone_on_from(
         assert source.piece in ranks[source.rank][0]
     for layer in range(2):
         assert len({source.shard.of for source in decision.sources if source.layer == layer}) == 1
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.frozensets(st.sampled_from(PIECES), max_size=6),
+            st.frozensets(st.sampled_from(PIECES), max_size=6),
+            st.integers(0, 2),
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_weights_of_shards_fill_in_where_nothing_complete_is_left(
+    ranks: list[tuple[frozenset[Piece], frozenset[Piece], int]],
+) -> None:
+    """Each rank stands at step 3, at step 4, or is undecided of step 4."""
+    steps = {0: {"step": 3}, 1: {"step": 4, "vector_sha256": "a"}, 2: {"step": 3, "undecided": 4}}
+    positions = [
+        replace(at(n, 0, *held, weights=weights), **steps[how])  # pyright: ignore[reportArgumentType]
+        for n, (held, weights, how) in enumerate(ranks)
+    ]
+    now = situation(
+        *positions,
+        plan=replace(plan_of(1, 2), replicas=3, shard="optimizer"),
+        members=(0, 1, 2, 3),
+        step=3,
+        wanted=4,
+        elastic=SALVAGE,
+    )
+    done = any(how == 1 for *_, how in ranks)
+    at_step = {
+        4: [n for n, (*_, how) in enumerate(ranks) if how == 1 or (how == 2 and done)],
+        3: [n for n, (*_, how) in enumerate(ranks) if how != 1],
+    }
+
+    def there(step: int, *, weights: bool) -> set[Piece]:
+        return {piece for n in at_step[step] for piece in (*ranks[n][0], *(ranks[n][1] if weights else ()))}
+
+    decision = decide(now)
+    assert isinstance(decision, RecoveryPlan)
+    lost = {source.piece for source in decision.sources if source.part is Part.WEIGHTS}
+    whole = next((step for step in (4, 3) if made_up(there(step, weights=False), 2)), None)
+    left = next((step for step in (4, 3) if made_up(there(step, weights=True), 2)), None)
+    assert ("only the weights are left" in decision.reason) == bool(lost)
+    if whole is not None or left is None:
+        assert (decision.step, decision.moments, lost) == (whole or 0, (), set())
+        return
+    assert decision.step == left
+    for source in decision.sources:
+        held, weights, _ = ranks[source.rank]
+        assert source.rank in at_step[left]
+        assert source.piece in (weights if source.part is Part.WEIGHTS else held)
+        assert source.part is Part.ALL or source.piece not in there(left, weights=False)
+    for layer in range(2):
+        made = [source.piece for source in decision.sources if source.layer == layer]
+        assert made == shards(layer, len(made))
+        others = [
+            sum(piece not in there(left, weights=False) for piece in shards(layer, of)) / of
+            for of in (1, 2, 3)
+            if there(left, weights=True).issuperset(shards(layer, of))
+        ]
+        assert len(lost.intersection(made)) / len(made) == min(others)
+
+
+def test_shards_of_which_only_weights_are_left_go_on_if_the_job_says_so() -> None:
+    """Rank 1 sent the weights of its shards, and the moments of one; then it died."""
+    first, second = ([Piece(layer, Shard(number, 2)) for layer in range(3)] for number in range(2))
+    plan = replace(plan_of(1, 3), replicas=2, shard="optimizer")
+    now = situation(
+        at(0, 4, *first, second[1], weights=[second[0], second[2]]),
+        plan=plan,
+        members=(0, 1),
+        wanted=2,
+        elastic=SALVAGE,
+        checkpoints=AT_2,
+    )
+    found = decide(now)
+    assert isinstance(found, RecoveryPlan)
+    assert (found.step, found.checkpoints, found.moments, found.goes_on) == (4, (), AT_2, True)
+    assert [source.piece for source in found.sources] == sorted([*first, *second])
+    lost = {source.piece for source in found.sources if source.part is Part.WEIGHTS}
+    assert lost == {second[0], second[2]}
+    assert (
+        "only the weights are left of shards of layers 0, 2: training continues with the moments of the checkpoint"
+        " of step 2" in found.reason
+    )
+    without = decide(replace(now, elastic=ElasticConfig()))
+    assert isinstance(without, RecoveryPlan)
+    assert (without.step, without.checkpoints, without.sources) == (2, AT_2, ())
 
 
 def test_a_shard_comes_from_its_owner_then_from_whoever_gives_least() -> None:

@@ -20,9 +20,17 @@ from workers.config import ElasticConfig
     redundancy=st.sampled_from(["peer", "checkpoint"]),
     salvage=st.sampled_from(["none", "weights"]),
     attempts=st.sampled_from([3, 1000]),
+    shared=st.booleans(),
 )
 def test_whatever_happens_the_job_goes_on_or_says_why_not(
-    seed: int, spares: int, min_ranks: int, grow: bool, redundancy: str, salvage: str, attempts: int
+    seed: int,
+    spares: int,
+    min_ranks: int,
+    grow: bool,
+    redundancy: str,
+    salvage: str,
+    attempts: int,
+    shared: bool,
 ) -> None:
     elastic = ElasticConfig(
         spares=spares,
@@ -32,7 +40,7 @@ def test_whatever_happens_the_job_goes_on_or_says_why_not(
         salvage=salvage,  # pyright: ignore[reportArgumentType]
         attempts=attempts,
     )
-    world = World(seed, elastic)
+    world = World(seed, elastic, shared=shared)
     world.run(60)
     assert isinstance(world.state, Training | Stopping | Waiting | Closing | Failed | Finished), world.state
     if isinstance(world.state, Training | Stopping):
@@ -51,3 +59,12 @@ def test_whatever_happens_the_job_goes_on_or_says_why_not(
         job = world.state.job
         assert not job.membership.starting
         assert len(job.membership.alive - job.membership.going) < min_ranks, "there are enough, and it waits"
+
+
+def test_some_of_these_clusters_go_on_with_weights_whose_moments_are_lost() -> None:
+    elastic = ElasticConfig(salvage="weights", redundancy="checkpoint", attempts=1000)
+    for shared in (False, True):
+        worlds = [World(seed, elastic, shared=shared) for seed in range(30)]
+        for world in worlds:
+            world.run(60)
+        assert any(world.salvages for world in worlds)

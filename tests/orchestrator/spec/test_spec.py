@@ -232,7 +232,6 @@ SHARED = {"ranks": 4, "replicas": 2, "shard": "optimizer"}
     ("sections", "expected"),
     [
         ({"pipeline": {"replicas": 1}}, "shares states out among replicas, and pipeline.replicas = 1"),
-        ({"elastic": {"salvage": "weights"}}, 'elastic.salvage = "weights" yet.*leave elastic.salvage out'),
         ({"pipeline": {"shard": "weights"}}, "Input should be 'none', 'optimizer' or 'gradients'"),
     ],
 )
@@ -251,9 +250,10 @@ def test_shared_states_go_with_some_settings_only(
 
 @pytest.mark.parametrize("migration", ["live", "deferred", "stop"])
 def test_shared_states_go_with_every_way_to_move_and_to_adapt(migration: str) -> None:
-    given = {"pipeline": SHARED, "elastic": {"migration": migration}, "adapt": {"policy": "measured"}}
-    settled = check(Spec.model_validate({"job": {"name": "a"}, **given})).spec
-    assert (settled.elastic.migration, settled.elastic.redundancy) == (migration, "peer")
+    elastic = {"migration": migration, "salvage": "weights"}
+    given = {"pipeline": SHARED, "elastic": elastic, "adapt": {"policy": "measured"}}
+    settled = check(Spec.model_validate({"job": {"name": "a"}, **given})).spec.elastic
+    assert (settled.migration, settled.salvage, settled.redundancy) == (migration, "weights", "peer")
 
 
 @pytest.mark.parametrize("key", ["ranks", "schedule", "microbatches"])

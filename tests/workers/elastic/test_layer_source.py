@@ -14,11 +14,12 @@ from jobs import job, small_config
 from long_operation import compute_long, drawing_meanwhile
 from torch import nn
 
-from planner.shards import Piece
-from workers.config import ElasticConfig
+from planner.shards import WHOLE, Piece, Shard
+from workers.checkpoint.folder import checkpoints, read_layer, read_manifest
+from workers.config import CheckpointConfig, ElasticConfig
 from workers.elastic import layer_source
 from workers.elastic.layer_source import Built
-from workers.launch.ranks import assignment
+from workers.launch.ranks import assignment, run_threads
 from workers.protocol import Assignment, CheckpointRef, Generation, JobError, Part, Settlement, Source
 from workers.rank import Rank
 from workers.reproducibility.keyed_in_turns import LARGE_ELEMENTS
@@ -51,10 +52,11 @@ class Here:
     rank: Rank
     first: Assignment
 
-    def states(self, seed: int) -> dict[int, LayerState]:
-        """The states of the model's layers, which differ for every `seed`."""
+    def states(self, seed: int, shard: Shard = WHOLE) -> dict[int, LayerState]:
+        """The states of the model's layers, or one shard of each, which differ for every `seed`."""
         assert self.rank._source is not None
-        states = {layer: host_copy(one[1]) for layer, one in self.rank._source.build(LAYERS, 0).items()}
+        built = self.rank._source.build(LAYERS, 0, shard)
+        states = {layer: host_copy(one[1]) for layer, one in built.items()}
         torch.manual_seed(seed)
         for state in states.values():
             for weight in state.weights.values():
@@ -115,16 +117,16 @@ def test_what_came_is_kept_and_goes_on_with_other_moments(
     position = here.rank.position()
     # The weights of layer 7 did not arrive, so the rank requested no moments, but it has all other layers'
     # weights.
-    assert (position.step, position.holds, position.weights) == (3, (), tuple(range(7)))
+    assert (position.step, position.holds, position.weights) == (3, (), tuple(map(Piece, range(7))))
 
     dying.offer(3, [states[7]], Part.WEIGHTS)
     with pytest.raises(StateStreamError):
         here.rank.follow(here.told(3, givers))
     position = here.rank.position()
     assert position.step == 3
-    assert {*position.weights} >= {4, 5, 6, 7}
-    assert {*position.weights} | {piece.layer for piece in position.holds} == {*LAYERS}
-    assert not {*position.weights} & {piece.layer for piece in position.holds}
+    assert {*position.weights} >= set(map(Piece, (4, 5, 6, 7)))
+    assert {*position.weights} | {*position.holds} == set(map(Piece, LAYERS))
+    assert not {*position.weights} & {*position.holds}
 
     here.rank.settle(Settlement(step=3, reported=3))
     dying.close()
@@ -145,7 +147,77 @@ def test_what_came_is_kept_and_goes_on_with_other_moments(
         assert same(state, beginning[layer][1] if layer in lost else states[layer], Part.MOMENTS)
     # Until the rank has trained with these layers only their weights count: all may yet get other moments.
     position = here.rank.position()
-    assert (position.holds, position.weights) == (tuple(map(Piece, range(4))), lost)
+    assert (position.holds, position.weights) == (tuple(map(Piece, range(4))), tuple(map(Piece, lost)))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_shards_without_moments_get_those_of_the_checkpoint_and_no_others_do(
+    tmp_path: Path, servers: tuple[StateServer, StateServer], precision: str, whole: bool
+) -> None:
+    """The rank puts whole layers together, or takes the place of the lost one."""
+    config = small_config(
+        tmp_path,
+        replicas=2,
+        precision=precision,
+        elastic=ElasticConfig(salvage="weights"),
+        checkpoint=CheckpointConfig(every_steps=2),
+    )
+    run_threads(job(config.model_copy(update={"steps": 2})))
+    (saved,) = checkpoints(config.output)
+    manifest = read_manifest(saved)
+    rank = Rank(config, 0, lambda report: None, secret=SECRET)
+    rank.setup()
+    work = job(config)
+    plan = replace(work.plan, shard="optimizer", pipelines=1 if whole else 2)
+    place = plan.world_size - 1
+    here = Here(rank, replace(assignment(job(config), 0), plan=plan, place=place))
+    first, second = (here.states(seed, Shard(seed - 7, 2)) for seed in (7, 8))
+    living, dying = servers
+    dying.offer(3, second.values(), Part.WEIGHTS)
+    pieces = [Piece(layer, Shard(number, 2)) for layer in LAYERS for number in range(2)]
+
+    def told(second_port: int, part: Part) -> Assignment:
+        sources = [
+            Source(
+                layer=piece.layer,
+                shard=piece.shard,
+                rank=1,
+                host=HOST,
+                port=second_port if piece.shard.number else living.port,
+                part=part if piece.shard.number else Part.ALL,
+            )
+            for piece in pieces
+            if whole or piece.shard.number
+        ]
+        return replace(here.first, step=3, sources=tuple(sources), moments=saved)
+
+    with pytest.raises(StateStreamError, match="not offered"):
+        rank.follow(told(dying.port, Part.ALL))
+    position = rank.position()
+    assert {*position.weights} == {piece for piece in pieces if piece.shard.number}
+    assert position.holds == ()
+    rank.settle(Settlement(step=3, reported=3))
+    dying.close()
+    living.offer(3, first.values())
+    assert rank._holdings._server is not None
+    assert rank.follow(told(rank._holdings._server.port, Part.WEIGHTS)) is None
+    assert {*here.layers} == {*LAYERS}
+    for layer, (_, state) in here.layers.items():
+        old, lost = read_layer(saved, manifest, layer), second[layer].updates.keys()
+        newest = {**first[layer].weights, **second[layer].weights}
+        assert all(weight.cpu().equal(newest[name]) for name, weight in state.weights.items())
+        for name, slots in state.slots.items():
+            expected = old if name in lost else first[layer]
+            assert state.updates[name] == expected.updates[name]
+            assert all(slot.cpu().equal(expected.slots[name][kind]) for kind, slot in slots.items())
+        assert state.updates.keys() == (first[layer].updates.keys() if whole else set()) | lost
+    assert any(state.updates for state in second.values())
+    # What has the checkpoint's moments counts as weights only, until the rank has trained with it.
+    after = rank.position()
+    assert after.weights == position.weights
+    assert {*after.holds} == {piece for piece in pieces if whole and not piece.shard.number}
+    rank.close()
 
 
 def test_what_came_of_an_earlier_step_is_no_part_of_a_later_one(
@@ -162,10 +234,10 @@ def test_what_came_of_an_earlier_step_is_no_part_of_a_later_one(
         assert (position.step, position.holds, position.weights, position.vector_sha256) == (
             step,
             (),
-            kept,
+            tuple(map(Piece, kept)),
             None,
         )
-    assert same(here.rank._holdings.salvaged[3], late[3], Part.WEIGHTS)
+    assert same(here.rank._holdings.salvaged[Piece(3)], late[3], Part.WEIGHTS)
     assert not same(early[3], late[3], Part.WEIGHTS)
 
 
