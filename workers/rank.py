@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -38,6 +38,7 @@ from workers.devices.registry import make_device
 from workers.elastic.copies_ahead import CopiesAhead
 from workers.elastic.host_copies import HostCopy, HostForm
 from workers.elastic.layer_source import Built, Haul, Held, LayerSource, base_of
+from workers.elastic.modules_ahead import ModulesAhead
 from workers.elastic.snapshots import Snapshots
 from workers.elastic.standby import Base, Standbys
 from workers.elastic.switch import take_up
@@ -164,6 +165,8 @@ class Rank:
         self._told: set[str] = set()
         """Layers of which it has said why they are not compiled."""
         self._source: LayerSource | None = None
+        self._coming: ModulesAhead[tuple[Layer, LayerState]] | None = None
+        """What it builds for the next generation while it trains."""
         self.faults = FaultPoints(
             report,
             rank=rank,
@@ -203,6 +206,7 @@ class Rank:
         self._source = LayerSource(
             config, self._definition, self._device, self._optimizer, self._secret, self.faults, self._compiler
         )
+        self._coming = ModulesAhead(self._source.build_ahead, self._tell_unbuilt)
         if config.elastic.copies_on_host(config.device):
             self._host_form = HostForm(
                 device=self._device.torch_device,
@@ -232,13 +236,14 @@ class Rank:
             StateStreamError: a source is gone, or `leave` was called. Layers that had arrived are kept: they
                 may be the last copies.
         """
-        source = self._source
+        source, coming = self._source, self._coming
         assert source is not None
+        assert coming is not None
         plans = Plans(assignment.freeze)
         freeze = Settings(self._config.freeze, plans)
         plan = assignment.plan
         shard = plan.shard_of_place(assignment.place)
-        source.begin(freeze, shard)
+        source.begin(freeze, shard, coming.taken())
         self._snapshots.forget_after(-1 if assignment.fresh else assignment.step)
         if self._training is not None:
             self.faults.reach(Phase.RECOVERING, self._step)
@@ -294,6 +299,7 @@ class Rank:
             before = self._salvaged if self._step == assignment.step else {}
             weights = {**before, **haul.weights}
             salvaged = {layer: weights[layer] for layer in assignment.salvaged if layer in weights}
+        source.end()
         self._layers = {layer: known[layer] for layer in owned}
         self._check_shares(plan, self._layers)
         self._standbys = Standbys(
@@ -339,22 +345,26 @@ class Rank:
     def copy_ahead(self, order: CopyAhead) -> None:
         """Copy layers of its coming place while others train, in threads. Takes the place of an earlier order; one for
         a generation that is over is ignored."""
-        assert self._source is not None
+        source, coming = self._source, self._coming
+        assert source is not None
+        assert coming is not None
         freeze = Settings(self._config.freeze, Plans(order.freeze))
         with self._leaving:
             if order.generation <= self._over:
                 return
-            self._source.begin(freeze)
+            source.begin(freeze)
+            coming.ready(order.building)
             before, self._ahead = (
                 self._ahead,
                 CopiesAhead(
                     order,
                     self._rank,
-                    source=self._source,
+                    source=source,
                     freeze=freeze,
                     optimizer=self._optimizer,
                     secret=self._secret,
                     report=self._report,
+                    built=lambda: coming.settled,
                 ),
             )
         if before is not None:
@@ -462,6 +472,7 @@ class Rank:
         assert self._assignment is not None
         assert self._standbys is not None
         assert self._source is not None
+        assert self._coming is not None
         assignment = self._assignment
         # Every rank has joined, so every rank has the layers that it needs.
         self._idle, self._on_host, self._salvaged = {}, {}, {}
@@ -490,6 +501,7 @@ class Rank:
             offer=self._offer_bases,
             bring=self._bring_base(),
             build=self._source.module,
+            coming=self._coming,
             withdraw=self._withdraw,
             snapshots=self._snapshots,
             resumed=assignment.start is not None,
@@ -589,6 +601,9 @@ class Rank:
                 self._told.add(name)
                 text = f"layer {name} is not compiled: {why}. It computes as without job.compile"
                 self._report(WarningReport(rank=self._rank, text=text))
+
+    def _tell_unbuilt(self, why: str) -> None:
+        self._report(WarningReport(rank=self._rank, text=f"{why}; it is built while the ranks wait"))
 
     def _offer_bases(self, pieces: Iterable[Piece]) -> None:
         """Offer copies of those of `pieces` that it owns, as they are now."""
@@ -780,7 +795,9 @@ class Rank:
         self._check_freeze_plan(plan)
         self._mailbox.prepare(plan)
 
-    def prepare_plan(self, plan: Plan, program: RankProgram, held: Arrivals = ()) -> None:
+    def prepare_plan(
+        self, plan: Plan, program: RankProgram, held: Arrivals = (), building: Collection[Piece] = ()
+    ) -> None:
         """Prepare another pipeline plan.
 
         This rank is ready to follow it once it has every layer, or shard, of its part, as owner or as an up-to-date
@@ -791,6 +808,8 @@ class Rank:
             program: this rank's part of the plan's schedule.
             held: layers, or shards, whose updates are held back under this plan, and their destinations;
                 see `workers.elastic.held_updates`.
+            building: what this rank will own in the next generation and has no module for: it builds that beside
+                training, and says with `StandbyReport` once it is there too.
 
         Raises:
             JobError: it is not newer than the plan in force, needs another generation, or cannot be followed with
@@ -800,6 +819,8 @@ class Rank:
             raise JobError(f"rank {self._rank} follows no plan yet, so that none can take its place")
         check_next(plan, program, self._assignment.plan, self._assignment.place)
         self._check_shares(plan, self._layers)
+        if self._coming is not None:
+            self._coming.ready(building)
         self._mailbox.prepare_plan(NextPlan(plan, program, tuple(held)))
 
     def _check_shares(self, plan: Plan, layers: Built) -> None:
@@ -857,6 +878,8 @@ class Rank:
         self._store = None
         self._snapshots.stop()
         self.faults.close()
+        if self._coming is not None:
+            self._coming.stop()
         if self._ahead is not None:
             self._ahead.close()
             self._ahead = None

@@ -160,7 +160,7 @@ class Training:
         to_go = {piece.layer for piece, _ in setup.held if piece in self._owned}
         self._held_updates = HeldUpdates({layer: setup.layers[layer] for layer in to_go}, setup.optimizer)
         self._followed = Followed(setup.followers, setup.layers, to_go)
-        self._watch = StandbyWatch(self._standbys, setup.rank, setup.place)
+        self._watch = StandbyWatch(self._standbys, setup.rank, setup.place, setup.coming)
         self.modules = ModulesAhead(setup.build, self._warn)
         """Of the shards that it takes over with the next plan."""
         self._total = plan.replicas * plan.microbatches

@@ -56,6 +56,7 @@ class CopiesAhead:
         rank: this rank's number.
         freeze: the settings that the owners follow.
         report: receives `CopiedAhead` once: when all copies are up to date, or when it is known that they will not be.
+        built: whether what the rank builds of them is there.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class CopiesAhead:
         optimizer: Optimizer,
         secret: bytes,
         report: Callable[[CopiedAhead], None],
+        built: Callable[[], bool] = lambda: True,
     ) -> None:
         self.generation = order.generation
         self._order = order
@@ -77,6 +79,7 @@ class CopiesAhead:
         self._optimizer = optimizer
         self._secret = secret
         self._report = report
+        self._built = built
         self._began_s = time.monotonic()
         self._told = False
         self._bytes = 0
@@ -204,7 +207,7 @@ class CopiesAhead:
             owner.current = owner.current or not change.behind
             complete = all(one.current for one in self._owners.values())
             self._changed.notify_all()
-        if complete:
+        if complete and self._built():
             self._tell(change.step, None)
         self._check_patience()
         return True
