@@ -88,6 +88,9 @@ from workers.transport.joining import Joining
 from workers.transport.open_channel import open_channel
 from workers.unfinished import Greeting, Unfinished
 
+MOST_REFUSED = 2
+"""How often others may find no room for a copy in host memory before this rank gives it up."""
+
 
 class Rank:
     """One rank of a job.
@@ -284,9 +287,9 @@ class Rank:
                     copy.load_into(known[layer][1])
             bases = _bases([piece for piece in copied if piece not in on_host], held, host)
             lacking = [layer for layer in owned if layer not in known]
-            held |= {
-                piece: (None, copy.newest()) for piece, copy in on_host.items() if piece.layer in lacking
-            }
+            for piece, copy in on_host.items() if lacking else ():
+                with suppress(MemoryError):
+                    held |= {piece: (None, self._newest(copy))} if piece.layer in lacking else {}
             try:
                 source.fetch_all(lacking, assignment, haul, held)
             except (DamagedCheckpointError, StateStreamError) as error:
@@ -406,12 +409,16 @@ class Rank:
         collect_objects()
 
     def _held_on_host(self) -> dict[Piece, HostCopy]:
-        """All copies in host memory that know `_step`."""
+        """All copies in host memory that know `_step`, but for those that found no room to be brought up to date."""
         copies: dict[Piece, HostCopy] = {}
         if self._training is not None and self._standbys is not None:
             copies = self._standbys.held_on_host()
         held = {**self._on_host, **copies}
-        return {piece: one for piece, one in held.items() if piece.layer not in self._salvaged}
+        return {
+            piece: one
+            for piece, one in held.items()
+            if piece.layer not in self._salvaged and one.refused < MOST_REFUSED
+        }
 
     def _held(self) -> Held:
         """All layers of `_step`, and shards of them, whose state is complete here, but for copies in host memory."""
@@ -682,7 +689,10 @@ class Rank:
         held, copies = self._kept(step), list[LayerState]()
         if self._step == step:
             on_host = {piece: one for piece, one in self._held_on_host().items() if piece.layer in layers}
-            held |= self._held() | {piece: (None, one.newest()) for piece, one in on_host.items()}
+            try:
+                held |= self._held() | {piece: (None, self._newest(one)) for piece, one in on_host.items()}
+            except MemoryError as error:
+                raise JobError(f"rank {self._rank} could not write to {folder}: {error}") from error
         if self._step != step and not held:
             raise JobError(f"rank {self._rank} stands at step {self._step}: it cannot save step {step}")
         assert self._source is not None
@@ -752,7 +762,24 @@ class Rank:
         if self._server is not None and held:
             self._server.offer(self._step, [state for _, state in held.values()])
         if self._server is not None and on_host:
-            self._server.offer_to_make(self._step, {piece: one.newest for piece, one in on_host.items()})
+            self._server.offer_to_make(
+                self._step, {piece: partial(self._newest, one) for piece, one in on_host.items()}
+            )
+
+    def _newest(self, copy: HostCopy) -> LayerState:
+        """What a copy in host memory says of `_step`.
+
+        Raises:
+            MemoryError: there is no room to bring it up to date. This rank no longer counts on a copy that has found
+                none repeatedly.
+        """
+        try:
+            return copy.newest()
+        except MemoryError as error:
+            end = "tried once more" if copy.refused < MOST_REFUSED else "given up"
+            text = f"the copy of layer {copy.piece} in host memory cannot be brought up to date: {error}; it is {end}"
+            self._report(WarningReport(rank=self._rank, text=text))
+            raise
 
     def profile(self, budget_s: float = BUDGET_S) -> Measured:
         """Measure layers, links and commit, instead of following a plan. All members of the generation call

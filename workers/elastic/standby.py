@@ -311,6 +311,7 @@ class Standbys:
             stream=host.stream,
             freeze=self._freeze,
             optimizer=self._optimizer,
+            check_room=host.check_room,
         )
 
     def _lower(self, piece: Piece, host: HostForm) -> None:

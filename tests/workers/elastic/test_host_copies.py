@@ -33,7 +33,7 @@ from workers.launch.processes import Died
 from workers.launch.ranks import run_threads
 from workers.process.host_memory import LEAST_FREE_BYTES
 from workers.process.pinned_memory import SideStream
-from workers.protocol import StandbyReport, StepReport, SwitchReport, WarningReport
+from workers.protocol import JobError, StandbyReport, StepReport, SwitchReport, WarningReport
 from workers.rank import Rank
 from workers.state.layer_state import LayerState, bytes_of
 
@@ -81,7 +81,7 @@ def assert_same(one: LayerState, other: LayerState) -> None:
     assert one.updates == other.updates
 
 
-def host_copy_of(rank: Rank, layer: int) -> HostCopy:
+def host_copy_of(rank: Rank, layer: int, check_room: Callable[[int, str], None] | None = None) -> HostCopy:
     return HostCopy(
         on_host(rank, layer)[1],
         0,
@@ -89,6 +89,7 @@ def host_copy_of(rank: Rank, layer: int) -> HostCopy:
         stream=SideStream(DEVICE),
         freeze=settings(rank),
         optimizer=rank._optimizer,
+        check_room=check_room or (lambda needed_bytes, what: None),
     )
 
 
@@ -114,6 +115,7 @@ def deepcopy_of(copy: HostCopy) -> HostCopy:
         stream=copy._stream,
         freeze=copy.freeze,
         optimizer=copy._optimizer,
+        check_room=copy._check_room,
     )
     for each in copy._log:
         twin.add(each)
@@ -175,6 +177,28 @@ def test_a_refresh_that_fails_leaves_base_and_log(rank: Rank) -> None:
     assert_same(live, owner_after(rank, 3, [good]))
 
 
+def test_the_newest_state_is_made_only_where_the_host_has_room(rank: Rank) -> None:
+    host = Host(rank, free_bytes=LEAST_FREE_BYTES)
+    copy, good = host_copy_of(rank, 3, host.form.check_room), commit(rank, 3, 1)
+    # Without commits it is there.
+    assert copy.newest() is copy._base
+    copy.add(good)
+    base_bytes = bytes_of(copy._base)
+    with pytest.raises(MemoryError) as refused:
+        copy.newest()
+    assert str(refused.value).startswith(
+        f"another base of layer 3 takes {base_bytes:,} bytes, and the host has"
+    )
+    assert (copy.commits, copy.refused) == (1, 1)
+    _, live = base(rank, 3)
+    copy.load_into(live)
+    assert_same(live, owner_after(rank, 3, [good]))
+    host.free_bytes = LEAST_FREE_BYTES + base_bytes
+    made = copy.newest()
+    assert (copy.commits, copy.refused) == (0, 1)
+    assert all(weight.equal(live.weights[name].detach().cpu()) for name, weight in made.weights.items())
+
+
 class Host:
     """Host memory of which tests say how much is left."""
 
@@ -185,6 +209,23 @@ class Host:
         self.form = HostForm(
             device=DEVICE, every=EVERY, build=source.build_copy, free_bytes=lambda: self.free_bytes
         )
+
+
+def test_a_rank_gives_up_a_copy_that_has_found_no_room_twice_and_says_so(rank: Rank, tmp_path: Path) -> None:
+    host, told = Host(rank, free_bytes=LEAST_FREE_BYTES), list[Any]()
+    copy = host_copy_of(rank, 3, host.form.check_room)
+    copy.add(commit(rank, 3, 1))
+    rank._report, rank._step = told.append, 1
+    rank._layers, rank._on_host = {}, {Piece(3): copy}
+    for end in ("tried once more", "given up"):
+        assert rank.position().holds == (Piece(3),)
+        with pytest.raises(JobError, match=r"rank 0 could not write to .*: another base of layer 3 takes"):
+            rank.save(str(tmp_path), 1, [3])
+        assert told[-1].text.startswith(
+            "the copy of layer 3 in host memory cannot be brought up to date: another"
+        )
+        assert told[-1].text.endswith(f"it is {end}")
+    assert rank.position().holds == ()
 
 
 def copies(rank: Rank, host: Host, layers: list[int]) -> Standbys:
