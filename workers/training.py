@@ -549,8 +549,8 @@ class Training:
         """The prepared plan, for the commit record, if this rank could follow it from the next step on."""
         plan, standbys, place = self._setup.mailbox.next_plan(), self._standbys, self._setup.place
         self._ready = None
+        standbys.raise_to_device(() if plan is None else plan.plan.pieces_of_place(place))
         if plan is not None:
-            standbys.raise_to_device(plan.plan.pieces_of_place(place))
             coming = {*standbys.pieces} - standbys.up_to_date - {*standbys.given_up}
             built = self.modules.ready(plan.modules(place, self._owned))
             self._ready = plan if built and plan.ready(place, self._owned, standbys.live, coming) else None

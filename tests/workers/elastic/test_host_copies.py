@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -304,6 +305,44 @@ def test_a_copy_that_is_to_own_its_layer_comes_to_the_device_while_training_goes
     layer, state = here.held()[Piece(3)]
     assert layer is not None
     assert_same(state, owner_after(rank, 3, commits[3]))
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_copy_that_is_not_to_own_its_layer_after_all_leaves_the_device(rank: Rank, there: bool) -> None:
+    """It is on the device already, or about to come there."""
+    host, go_on = Host(rank), threading.Event()
+    build = host.form.build
+
+    def held_up(piece: Piece, step: int) -> Base:
+        assert go_on.wait(10)
+        return build(piece, step)
+
+    host.form = replace(host.form, build=held_up)
+    commits = commits_of(rank, [1, 3])
+    here = copies(rank, host, [1, 3])
+    train(here, commits, range(1, 3))
+    here.raise_to_device([Piece(3)])
+    if there:
+        go_on.set()
+        while here.live != {Piece(3)}:
+            time.sleep(0.001)
+        train(here, commits, range(3, 4))
+    here.raise_to_device([])
+    here.raise_to_device([])
+    go_on.set()
+    for thread in threading.enumerate():
+        if thread.name == "standby-raising":
+            thread.join(10)
+    train(here, commits, range(4 if there else 3, 6))
+    assert (here.live, here.states(), here.failure) == (frozenset(), [], None)
+    # Once more: it is wanted again.
+    here.raise_to_device([Piece(3)])
+    while here.live != {Piece(3)}:
+        time.sleep(0.001)
+    train(here, commits, range(6, 8))
+    here.rest()
+    assert (here.held().keys(), here.held_on_host().keys()) == ({Piece(3)}, {Piece(1)})
+    assert_same(here.held()[Piece(3)][1], owner_after(rank, 3, commits[3][:7]))
 
 
 def test_a_layer_that_was_owned_goes_to_host_memory_while_training_goes_on(rank: Rank) -> None:
