@@ -130,6 +130,13 @@ class StandbyReport:
     """Whether it is of a snapshot. Each plan's first one is told of."""
     given_up: bool = False
     """Whether, instead, the rank keeps no copies of `layers` any longer: its host has no memory for them."""
+    shards: tuple[Piece, ...] = ()
+    """Which shards of `layers`; empty: all of them, whole."""
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """Of what it tells."""
+        return self.shards or tuple(map(Piece, self.layers))
 
 
 @dataclass(frozen=True, kw_only=True)

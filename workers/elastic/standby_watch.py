@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection
 from typing import Any
 
-from planner.shards import Piece
+from planner.shards import Piece, shards_among
 from workers.elastic.modules_ahead import ModulesAhead
 from workers.elastic.standby import Standbys
 from workers.protocol import Report, StandbyReport, WarningReport
@@ -82,6 +82,7 @@ class StandbyWatch:
             step=step,
             rank=self._place,
             layers=tuple(sorted({piece.layer for piece in pieces})),
+            shards=shards_among(pieces),
             bytes=0 if given_up else self._standbys.brought_bytes,
             seconds=0.0 if given_up else self._standbys.brought_s,
             given_up=given_up,
