@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from planner.plan import Plan
 from planner.profile import Link, Profile
 from planner.shares import most_parts
-from planner.simulation.links_of_places import link_between
+from planner.simulation.places import device_of, link_between
 from planner.simulation.shard_parts import gradient_bytes, part_of, sent_bytes, weight_bytes
 from planner.simulation.snapshot_cost import COPIED_BYTES_PER_S
 
@@ -37,7 +37,7 @@ def standby_update_s(profile: Profile, plan: Plan) -> tuple[float, ...]:
     every = profile.cluster.refresh_every
     for piece, places in plan.copied:
         for place in places:
-            device = profile.cluster.devices[plan.place(place).rank]
+            device = device_of(profile, plan, place)
             layer = profile.model.layers[piece.layer]
             seconds[place] += device.slowdown * part_of(layer, piece) * layer.update_s
             if every and device.kind == "cpu":
