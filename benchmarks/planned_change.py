@@ -1,9 +1,10 @@
 """How long a planned change of ranks keeps a job from training: a rank that leaves with notice, and one that comes.
 
-    python -m benchmarks.planned_change [--state-mb S] [--rounds N] [--pass-ms M] [--mode live|stop ...]
+    python -m benchmarks.planned_change [--state-mb S] [--rounds N] [--pass-ms M] [--mode live|stop ...] [--shard S]
 
-Four emulated ranks train. In each round one of them gets a notice, and leaves; then a new rank comes. `live` copies
-layers to their next ranks while training goes on; `stop` fetches them between two generations. The pause of a change
+Four emulated ranks train, in one pipeline, or with `--shard` in two that share out states. In each round one of them
+gets a notice, and leaves; then a new rank comes. `live` copies layers to their next ranks while training goes on;
+`stop` fetches them between two generations. The pause of a change
 is the time between the commits on both sides of a regroup, less the longer of the two generations' median steps.
 A job without changes gives the expected bits.
 """
@@ -88,7 +89,13 @@ def job(folder: Path, name: str, mode: Any, given: argparse.Namespace) -> Resolv
         job=JobConfig(name=name, output=str(folder / name), steps=given.steps, sample_tokens=0),
         model=ModelConfig(family="gpt", layers=BLOCKS, width=width, heads=HEADS, context=16),
         data=DataConfig(source="text", path=str(text)),
-        pipeline=PipelineConfig(ranks=RANKS, microbatches=4, microbatch_size=1),
+        pipeline=PipelineConfig(
+            ranks=RANKS,
+            microbatches=4,
+            microbatch_size=1,
+            replicas=1 if given.shard == "none" else 2,
+            shard=given.shard,
+        ),
         cluster=ClusterConfig(
             device="emulated",
             emulated=EmulatedConfig(forward_s=pass_s, input_grad_s=pass_s, weight_grad_s=pass_s),
@@ -142,6 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--pass-ms", type=float, default=PASS_MS, help="of a layer and microbatch")
     parser.add_argument("--steps", type=int, default=150, help="of each job; enough for all the changes")
     parser.add_argument("--mode", action="append", choices=("live", "stop"))
+    parser.add_argument("--shard", default="none", choices=("none", "optimizer", "gradients"))
     given = parser.parse_args(arguments)
     print(
         f"{RANKS} emulated ranks, {given.state_mb:g} MB of state; {platform.machine()}, {os.cpu_count()} cores,"

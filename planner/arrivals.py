@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from planner.plan import Plan
-from planner.shards import Piece
+from planner.shards import WHOLE, Piece
 
 Arrivals = tuple[tuple[Piece, int], ...]
 """(layer or shard, the place to which it comes)."""
@@ -46,6 +46,28 @@ def needed(now: Plan, then: Plan, place: int) -> tuple[Piece, ...]:
         return tuple(sorted({*then.pieces_of_place(place), *then.copies_at(place)}))
     layers = then.layers_of_place(place)
     return tuple(piece for piece in now.pieces if piece.layer in layers)
+
+
+def built_ahead(
+    now: Plan, members: Sequence[int], then: Plan, lineup: Sequence[int]
+) -> dict[int, tuple[Piece, ...]]:
+    """Per rank, the shards that it owns under `then` and for which it has no module under `now`: a copy of a shard is
+    its state alone. Where the two cut layers otherwise, that is all that it will own. Copies of whole layers, and all
+    that ranks without a place under `now` copy of the same cut, come with modules.
+
+    Args:
+        members, lineup: as for `copied_ahead`.
+    """
+    place_of = {rank: place for place, rank in enumerate(members[: now.world_size])}
+    found: dict[int, tuple[Piece, ...]] = {}
+    for new_place, rank in enumerate(lineup[: then.world_size]):
+        owned = then.pieces_of_place(new_place)
+        if now.shards == then.shards:
+            before = {*now.pieces_of_place(place_of[rank])} if rank in place_of else {*owned}
+            owned = tuple(piece for piece in owned if piece.shard != WHOLE and piece not in before)
+        if owned:
+            found[rank] = owned
+    return found
 
 
 def copied_ahead(now: Plan, members: Sequence[int], then: Plan, lineup: Sequence[int]) -> Plan:

@@ -60,6 +60,11 @@ def made_with_weights(layer: int, held: Collection[Piece], weights: Collection[P
     return min(filter(None, made), key=lacking, default=())
 
 
+def shards_among(pieces: Collection[Piece]) -> tuple[Piece, ...]:
+    """`pieces`, ascending, if any of them is a shard; whole layers are named by their numbers alone."""
+    return tuple(sorted(pieces)) if any(piece.shard != WHOLE for piece in pieces) else ()
+
+
 def cut(
     sizes: Sequence[int], layer: int, of: int, whole_at: int | None = None
 ) -> tuple[tuple[int, int], ...]:

@@ -10,7 +10,7 @@ def counted(number: int, singular: str, plural: str | None = None) -> str:
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
-def named(kind: str, numbers: Iterable[int]) -> str:
+def named(kind: str, numbers: Iterable[object]) -> str:
     """E.g. `ranks 1, 2`."""
     listed = [str(number) for number in numbers]
     return f"{kind} {listed[0]}" if len(listed) == 1 else f"{kind}s {', '.join(listed)}"

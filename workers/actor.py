@@ -20,6 +20,7 @@ from planner.arrivals import Arrivals
 from planner.freezing import FreezePlan
 from planner.observed import StepTimes
 from planner.plan import Plan
+from planner.shards import Piece
 from workers.checkpoint.manifest import FileRecord
 from workers.checkpoint.storage import open_folder
 from workers.config import WorkerConfig
@@ -249,10 +250,12 @@ class RankActor:
             self._rank.prepare(plan)
 
     @ray.method(concurrency_group=CONTROL)
-    def prepare_plan(self, plan: Plan, program: RankProgram, held: Arrivals = ()) -> None:
+    def prepare_plan(
+        self, plan: Plan, program: RankProgram, held: Arrivals = (), building: Sequence[Piece] = ()
+    ) -> None:
         """Prepare another pipeline plan; see `Rank.prepare_plan`."""
         with travelling_errors():
-            self._rank.prepare_plan(plan, program, held)
+            self._rank.prepare_plan(plan, program, held, building)
 
     @ray.method(concurrency_group=CONTROL)
     def copy_ahead(self, order: CopyAhead) -> None:

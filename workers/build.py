@@ -76,13 +76,15 @@ def build_layers(
     optimizer: Optimizer,
     beside_training: bool = False,
     shard: Shard = WHOLE,
+    workspace: Workspace | None = None,
 ) -> dict[int, tuple[Layer, LayerState]]:
     """The given layers on `device`, with fresh optimizer state; `beside_training` as in `build_module`.
 
     Args:
         shard: of their states, the part that this rank keeps.
+        workspace: that they share with others; None: one of their own.
     """
-    workspace = Workspace()
+    workspace = workspace or Workspace()
     whole_at = kept_whole(definition.tied_layers, shard.of)
     built: dict[int, tuple[Layer, LayerState]] = {}
     for index in layers:

@@ -22,6 +22,7 @@ from workers.control.mailbox import Mailbox
 from workers.control.rank_program import RankProgram
 from workers.data.dataset import OpenData
 from workers.devices.device import Device
+from workers.elastic.modules_ahead import ModulesAhead
 from workers.elastic.snapshots import Snapshots
 from workers.elastic.standby import Base, Standbys
 from workers.fault_injection.points import FaultPoints
@@ -70,6 +71,8 @@ class GenerationSetup:
     set."""
     build: Callable[[Piece], Layer]
     """Builds the layer of a shard beside training; its weights are of no step."""
+    coming: ModulesAhead[tuple[Layer, LayerState]]
+    """What it builds for the next generation."""
     withdraw: Callable[[], None]
     """Stops offering the layers as they were at the start of the generation."""
     snapshots: Snapshots

@@ -116,7 +116,7 @@ class StepReport:
 @dataclass(frozen=True, kw_only=True)
 class StandbyReport:
     """The standbys that one rank keeps are up to date, or a snapshot is complete: from `step` on, the layers that they
-    copy can be lost."""
+    copy can be lost. A rank that also builds layers for the next generation reports once these are there too."""
 
     step: int
     rank: int
@@ -130,6 +130,13 @@ class StandbyReport:
     """Whether it is of a snapshot. Each plan's first one is told of."""
     given_up: bool = False
     """Whether, instead, the rank keeps no copies of `layers` any longer: its host has no memory for them."""
+    shards: tuple[Piece, ...] = ()
+    """Which shards of `layers`; empty: all of them, whole."""
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """Of what it tells."""
+        return self.shards or tuple(map(Piece, self.layers))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -539,6 +546,8 @@ class CopyAhead:
     """The one that trains now: the copies are of no use after another one has formed."""
     sources: tuple[Source, ...]
     """Of each layer, its owner."""
+    building: tuple[Piece, ...] = ()
+    """What the rank builds of them: layers, or shards, of another cut than theirs."""
     freeze: tuple[FreezePlan, ...] = ()
     """Freeze plans with known starts."""
     patience_s: float

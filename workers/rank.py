@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -35,12 +35,14 @@ from workers.elastic.copies_ahead import CopiesAhead
 from workers.elastic.holdings import Holdings
 from workers.elastic.host_copies import HostForm
 from workers.elastic.layer_source import LayerSource
+from workers.elastic.modules_ahead import ModulesAhead
 from workers.elastic.standby import Base, Standbys
 from workers.elastic.switch import take_up
 from workers.fault_injection.points import FaultPoints, Phase
 from workers.freezing.plans import Plans, Settings, check_plan
 from workers.generation import GenerationSetup
 from workers.last_commit import LastCommit
+from workers.layer import Layer
 from workers.memory.shortage import shortage_in
 from workers.models.definition import ModelDefinition
 from workers.models.registry import build_definition
@@ -68,6 +70,7 @@ from workers.protocol import (
 )
 from workers.reproducibility import determinism
 from workers.sampling.sampler import Sampler, sampler_of
+from workers.state.layer_state import LayerState
 from workers.state.loss_scale import LossScale
 from workers.state.optim import Optimizer, make_optimizer
 from workers.state.precision import scales_loss
@@ -118,7 +121,7 @@ class Rank:
         self._activity = Activity()
         self._membership = Membership(rank)
         self._commit = LastCommit()
-        self._holdings = Holdings(self._commit)
+        self._holdings = Holdings(self._commit, self._warn)
         self._host_form: HostForm | None = None
         """How it keeps copies in host memory; None: it keeps them on its device."""
         self._followers = Followers()
@@ -136,6 +139,8 @@ class Rank:
         self._told: set[str] = set()
         """Layers of which it has said why they are not compiled."""
         self._source: LayerSource | None = None
+        self._coming: ModulesAhead[tuple[Layer, LayerState]] | None = None
+        """What it builds for the next generation while it trains."""
         self.faults = FaultPoints(
             report,
             rank=rank,
@@ -175,6 +180,7 @@ class Rank:
         self._source = LayerSource(
             config, self._definition, self._device, self._optimizer, self._secret, self.faults, self._compiler
         )
+        self._coming = ModulesAhead(self._source.build_ahead, self._tell_unbuilt)
         if config.elastic.copies_on_host(config.device):
             self._host_form = HostForm(
                 device=self._device.torch_device,
@@ -207,11 +213,12 @@ class Rank:
             StateStreamError: a source is gone, or `leave` was called. Layers that had arrived are kept: they
                 may be the last copies.
         """
-        source, commit, holdings = self._source, self._commit, self._holdings
+        source, coming, commit, holdings = self._source, self._coming, self._commit, self._holdings
         assert source is not None
+        assert coming is not None
         plan, step, plans = assignment.plan, assignment.step, Plans(assignment.freeze)
         freeze = Settings(self._config.freeze, plans)
-        source.begin(freeze, plan.shard_of_place(assignment.place))
+        source.begin(freeze, plan.shard_of_place(assignment.place), coming.taken())
         holdings.snapshots.forget_after(-1 if assignment.fresh else step)
         if self._training is not None:
             self.faults.reach(Phase.RECOVERING, commit.step)
@@ -230,6 +237,7 @@ class Rank:
             loss_scale = self._loss_scale_at(assignment)
         except DamagedCheckpointError as error:
             return error.damage
+        source.end()
         check_buffers(plan, (state for _, state in has.layers.values()))
         standbys = Standbys(
             plan.copies_at(assignment.place),
@@ -265,22 +273,26 @@ class Rank:
     def copy_ahead(self, order: CopyAhead) -> None:
         """Copy layers of its coming place while others train, in threads. Takes the place of an earlier order; one for
         a generation that is over is ignored."""
-        assert self._source is not None
+        source, coming = self._source, self._coming
+        assert source is not None
+        assert coming is not None
         freeze = Settings(self._config.freeze, Plans(order.freeze))
         with self._membership.lasting(order.generation) as lasts:
             if not lasts:
                 return
-            self._source.begin(freeze)
+            source.begin(freeze)
+            coming.ready(order.building)
             before, self._ahead = (
                 self._ahead,
                 CopiesAhead(
                     order,
                     self._rank,
-                    source=self._source,
+                    source=source,
                     freeze=freeze,
                     optimizer=self._optimizer,
                     secret=self._secret,
                     report=self._report,
+                    built=lambda: coming.settled,
                 ),
             )
         if before is not None:
@@ -332,6 +344,7 @@ class Rank:
         assert assignment is not None
         assert holdings.standbys is not None
         assert source is not None
+        assert self._coming is not None
         return GenerationSetup(
             config=self._config,
             rank=self._rank,
@@ -355,6 +368,7 @@ class Rank:
             offer=holdings.offer_bases,
             bring=self._bring_base(),
             build=source.module,
+            coming=self._coming,
             withdraw=holdings.withdraw,
             snapshots=holdings.snapshots,
             resumed=assignment.start is not None,
@@ -434,7 +448,13 @@ class Rank:
             if name in names - self._told:
                 self._told.add(name)
                 text = f"layer {name} is not compiled: {why}. It computes as without job.compile"
-                self._report(WarningReport(rank=self._rank, text=text))
+                self._warn(text)
+
+    def _tell_unbuilt(self, why: str) -> None:
+        self._warn(f"{why}; it is built while the ranks wait")
+
+    def _warn(self, text: str) -> None:
+        self._report(WarningReport(rank=self._rank, text=text))
 
     def _surroundings(self) -> Sample | None:
         return None if self._sampler is None else self._sampler.newest
@@ -514,7 +534,10 @@ class Rank:
             raise JobError(
                 f"rank {self._rank} stands at step {self._commit.step}: it cannot save step {step}"
             )
-        copies = self._holdings.copies(step, layers, sources, self._source.fetch)
+        try:
+            copies = self._holdings.copies(step, layers, sources, self._source.fetch)
+        except MemoryError as error:
+            raise JobError(f"rank {self._rank} could not write to {folder}: {error}") from error
         result = write_layers(folder, step, copies, self.faults)
         if result.error is not None:
             raise JobError(f"rank {self._rank} could not write to {folder}: {result.error}")
@@ -586,7 +609,9 @@ class Rank:
         self._check_freeze_plan(plan)
         self._mailbox.prepare(plan)
 
-    def prepare_plan(self, plan: Plan, program: RankProgram, held: Arrivals = ()) -> None:
+    def prepare_plan(
+        self, plan: Plan, program: RankProgram, held: Arrivals = (), building: Collection[Piece] = ()
+    ) -> None:
         """Prepare another pipeline plan.
 
         This rank is ready to follow it once it has every layer, or shard, of its part, as owner or as an up-to-date
@@ -597,6 +622,8 @@ class Rank:
             program: this rank's part of the plan's schedule.
             held: layers, or shards, whose updates are held back under this plan, and their destinations;
                 see `workers.elastic.held_updates`.
+            building: what this rank will own in the next generation and has no module for: it builds that beside
+                training, and says with `StandbyReport` once it is there too.
 
         Raises:
             JobError: it is not newer than the plan in force, needs another generation, or cannot be followed with
@@ -606,6 +633,8 @@ class Rank:
             raise JobError(f"rank {self._rank} follows no plan yet, so that none can take its place")
         check_next(plan, program, self._assignment.plan, self._assignment.place)
         check_buffers(plan, (state for _, state in self._holdings.layers.values()))
+        if self._coming is not None:
+            self._coming.ready(building)
         self._mailbox.prepare_plan(NextPlan(plan, program, tuple(held)))
 
     def _check_freeze_plan(self, plan: FreezePlan) -> None:
@@ -640,6 +669,8 @@ class Rank:
         self._membership.close()
         self._holdings.close()
         self.faults.close()
+        if self._coming is not None:
+            self._coming.stop()
         if self._ahead is not None:
             self._ahead.close()
             self._ahead = None

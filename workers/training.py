@@ -160,7 +160,7 @@ class Training:
         to_go = {piece.layer for piece, _ in setup.held if piece in self._owned}
         self._held_updates = HeldUpdates({layer: setup.layers[layer] for layer in to_go}, setup.optimizer)
         self._followed = Followed(setup.followers, setup.layers, to_go)
-        self._watch = StandbyWatch(self._standbys, setup.rank, setup.place)
+        self._watch = StandbyWatch(self._standbys, setup.rank, setup.place, setup.coming)
         self.modules = ModulesAhead(setup.build, self._warn)
         """Of the shards that it takes over with the next plan."""
         self._total = plan.replicas * plan.microbatches
@@ -549,8 +549,8 @@ class Training:
         """The prepared plan, for the commit record, if this rank could follow it from the next step on."""
         plan, standbys, place = self._setup.mailbox.next_plan(), self._standbys, self._setup.place
         self._ready = None
+        standbys.raise_to_device(() if plan is None else plan.plan.pieces_of_place(place))
         if plan is not None:
-            standbys.raise_to_device(plan.plan.pieces_of_place(place))
             coming = {*standbys.pieces} - standbys.up_to_date - {*standbys.given_up}
             built = self.modules.ready(plan.modules(place, self._owned))
             self._ready = plan if built and plan.ready(place, self._owned, standbys.live, coming) else None

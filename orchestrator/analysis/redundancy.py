@@ -15,8 +15,6 @@ def places_without_redundancy(view: JobView) -> tuple[int, ...] | None:
         return ()
     here = view.ranks.copied
     copied = {
-        piece
-        for piece, places in plan.kept or plan.copied
-        if any(piece.layer in here.get(at, ()) for at in places)
+        piece for piece, places in plan.kept or plan.copied if any(piece in here.get(at, ()) for at in places)
     }
     return tuple(place for place in range(plan.world_size) if {*plan.pieces_of_place(place)} - copied)

@@ -21,6 +21,7 @@ from orchestrator.events.types import (
 )
 from orchestrator.history.totals import part_seconds
 from planner.failure_domains import domain_name
+from planner.shards import Piece
 from workers.protocol import CheckpointRef, CheckpointReport, DamagedCheckpoint, StandbyReport, SwitchReport
 
 KEPT_CHECKPOINTS = 8
@@ -87,8 +88,8 @@ class RanksView:
     """The newest generation."""
     generation: int | None = None
     """Number of the newest generation; None if none has formed."""
-    copied: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Place -> layers of which it keeps an up-to-date copy, or a snapshot, for other places."""
+    copied: dict[int, tuple[Piece, ...]] = field(default_factory=dict)
+    """Place -> layers, or shards, of which it keeps an up-to-date copy, or a snapshot, for other places."""
     began: int = 0
     """The step at which it began to train."""
     since: int | None = None
@@ -171,10 +172,10 @@ class RanksView:
             case Noticed(ranks=ranks):
                 self.going |= {*ranks}
                 self.notices = (*self.notices[1 - KEPT_NOTICES :], Notice(time_s=time_s, event=event))
-            case StandbyReport(rank=place, layers=layers, given_up=True):
-                self.copied[place] = tuple(sorted({*self.copied.get(place, ())} - {*layers}))
-            case StandbyReport(rank=place, layers=layers):
-                self.copied[place] = tuple(sorted({*self.copied.get(place, ()), *layers}))
+            case StandbyReport(rank=place, pieces=pieces, given_up=True):
+                self.copied[place] = tuple(sorted({*self.copied.get(place, ())} - {*pieces}))
+            case StandbyReport(rank=place, pieces=pieces):
+                self.copied[place] = tuple(sorted({*self.copied.get(place, ()), *pieces}))
             case SwitchReport(rank=place):
                 # It reports the copies of its new plan again, once they are up to date.
                 self.copied.pop(place, None)

@@ -6,7 +6,7 @@ Each docstring says which stimulus answers the command.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from orchestrator.events.types import Event, Regrouped
 from orchestrator.lifecycle.recovery import Handover, RecoveryPlan, Rescue
@@ -172,6 +172,8 @@ class Switch:
     held: Arrivals
     """Layers, or shards, whose updates are held under this plan, and where they move to."""
     ranks: tuple[int, ...]
+    building: Mapping[int, tuple[Piece, ...]] = field(default_factory=dict)
+    """Rank -> layers, or shards, that it builds beside training, for the generation after this one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +182,8 @@ class CopyAside:
 
     pieces: Mapping[int, Mapping[Piece, int]]
     """Rank -> layer, or shard of it -> its owner."""
+    building: Mapping[int, tuple[Piece, ...]]
+    """Rank -> layers, or shards, that it builds of them, because its generation cuts layers otherwise."""
     freeze: tuple[FreezePlan, ...]
     """With known starts."""
     epoch: int

@@ -8,6 +8,7 @@ once and fetch what they lack.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from orchestrator.events import types as events
@@ -103,29 +104,37 @@ def planned(order: Order, job: Job, answer: PlannedAhead) -> Changing:
         text = f"layers are fetched while the job waits, and not copied ahead: {answer.why}"
         job, commands = _regroup(job, change.cause)
         return job, (Log(events.Warned(text=text)), *commands)
-    job, asking = _copy(order, job, answer.copying)
+    warned: tuple[Command, ...] = ()
+    if answer.why:
+        text = f"layers are built while the job waits, and not beside training: {answer.why}"
+        warned = (Log(events.Warned(text=text)),)
+    job, asking = _copy(order, job, answer.copying, answer.building)
     job, regrouping = _once_complete(job)
-    return job, (*asking, *regrouping)
+    return job, (*warned, *asking, *regrouping)
 
 
-def _copy(order: Order, job: Job, copying: Plan) -> Changing:
-    """Have members, and ranks without a place, bring what they lack of the next plan."""
+def _copy(order: Order, job: Job, copying: Plan, building: Mapping[int, tuple[Piece, ...]]) -> Changing:
+    """Have members, and ranks without a place, bring what they lack of the next plan, and build what they have no
+    modules for."""
     change, there = job.intents.change, job.membership
     assert change is not None
     assert change.plan is not None
     commands: tuple[Command, ...] = ()
-    if waiting := frozenset(place for _, place in new_copies(job.progress.plan, copying)):
+    waiting = frozenset(place for _, place in new_copies(job.progress.plan, copying))
+    waiting |= {place for place, rank in enumerate(there.members[: copying.world_size]) if rank in building}
+    if waiting:
         version = job.progress.version + 1
         why = "copies for the next generation: " + change.plan.reason
         copying = replace(copying, epoch=order.epoch, version=version, reason=why)
         job = replace(job, progress=replace(job.progress, version=version))
         change = replace(change, copying=copying, waiting=waiting)
-        switch = Switch(copying, job.progress.schedule, (), there.members)
+        switch = Switch(copying, job.progress.schedule, (), there.members, building)
         commands = (Log(events.Issued(plan=copying)), switch)
     if pieces := _lacking(job, change):
         change = replace(change, coming=frozenset(pieces))
         aside = CopyAside(
             pieces=pieces,
+            building={rank: building[rank] for rank in pieces if rank in building},
             freeze=job.progress.freeze,
             epoch=order.epoch,
             change=change.number,

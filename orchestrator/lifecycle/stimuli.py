@@ -6,12 +6,14 @@ so that late answers can be recognized.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from orchestrator.events.types import Event, FreezeChanged, FreezeSolved, Scaled
 from orchestrator.lifecycle.migration import Move
 from planner.ir import Schedule
 from planner.plan import Plan
+from planner.shards import Piece
 from workers.protocol import DamagedCheckpoint, MemoryShortage, Outcome, Parted, Position, Report, Request
 
 
@@ -246,8 +248,10 @@ class PlannedAhead:
     schedule: Schedule | None = None
     copying: Plan | None = None
     """The plan in force, with copies of what each rank will own; None: they do not fit."""
+    building: Mapping[int, tuple[Piece, ...]] = field(default_factory=dict)
+    """Rank -> layers, or shards, that it builds beside training; see `planner.arrivals.built_ahead`."""
     why: str = ""
-    """Why there is no plan, or no copies."""
+    """Why there is no plan, or no copies, or nothing to build although ranks lack layers."""
 
 
 @dataclass(frozen=True)

@@ -99,6 +99,15 @@ def disturbable(spec: Spec, ranks: int | None, cores: int, say: Say) -> Spec:
             "a job of one rank has nowhere to move its layers: set --ranks to 2 or more"
             + (f" (this machine has {counted(cores, 'core')})" if real else "")
         )
+    if spec.cluster.address != "local":
+        say(
+            f"on this machine alone, where the neighbour comes: cluster.address = {spec.cluster.address!r} does not"
+            " count"
+        )
+    if real and not spec.cluster.pin_cores:
+        say(
+            "each rank is bound to one core, as with cluster.pin_cores = true: the neighbour takes one of them"
+        )
     cluster = {"address": "local"}
     if real:
         cluster |= {"device": "cpu", "pin_cores": True}

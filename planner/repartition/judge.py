@@ -16,11 +16,13 @@ from planner.ir import Kind
 from planner.profile import Link
 from planner.repartition.problem import Candidates, Floats, Integers, Order, Problem
 from planner.shards import Piece, Shard
+from planner.simulation.gradient_communication import fold_s, folding_s
 from planner.simulation.many import Levels, ManyMessages, levels_of, neighbour_of, rank_ends_s
 from planner.simulation.shard_parts import part_of, weight_bytes
 
 _FIELDS = ("sender_s", "sender_s_per_byte", "bytes_per_s", "latency_s", "receiver_s", "receiver_s_per_byte")
 """Of a `Link`."""
+_NOTHING = Link(latency_s=0.0, bytes_per_s=float("inf"))
 _SENDER, _LINK, _LATENCY, _RECEIVER = range(4)
 """The parts of a message's time."""
 
@@ -53,7 +55,7 @@ class Judge:
         sender_s, link_s, latency_s, receiver_s = np.stack(messages, axis=1)
         ends_s = rank_ends_s(
             levels,
-            self._seconds(candidates.cuts, slow, stage_s),
+            self._seconds(candidates, slow, stage_s),
             ManyMessages(sender_s=sender_s, link_s=link_s, latency_s=latency_s, receiver_s=receiver_s),
         )
         return (ends_s.T + self._exchange_s(candidates)).max(axis=1) + self._outside_s(candidates, slow)
@@ -74,7 +76,7 @@ class Judge:
         held[:, :-1] += back[:, 1:, _RECEIVER]
         without_weights = times["forward"] + times["input_grad"] + times["recompute"] + held
         without_weights *= problem.window.microbatches
-        whole = without_weights + times["weight_grad_all"]
+        whole = without_weights + times["weight_grad_all"] + self._all_folds_s(candidates, slow)
         last_send = np.maximum(back[:, :, _SENDER], there[:, :, _SENDER])
         exchange_s = self._exchange_s(candidates)
         bounds = np.zeros(len(candidates))
@@ -111,6 +113,7 @@ class Judge:
         candidates = Candidates.one_order(cut[None, :], order)
         times = self._stage_s(candidates.cuts, self._slow(candidates))
         busy_s = times["forward"] + times["input_grad"] + times["weight_grad"] + times["recompute"]
+        busy_s += self._all_folds_s(candidates, self._slow(candidates)) / self._problem.window.microbatches
         return np.argsort(-busy_s[0], kind="stable")
 
     @cached_property
@@ -175,8 +178,9 @@ class Judge:
         """float[N, S] per kind of time."""
         return {name: (sums[cuts[:, 1:]] - sums[cuts[:, :-1]]) * slow for name, sums in self._sums.items()}
 
-    def _seconds(self, cuts: Integers, slow: Floats, times: dict[str, Floats]) -> Floats:
+    def _seconds(self, candidates: Candidates, slow: Floats, times: dict[str, Floats]) -> Floats:
         """float[G, N] by group of actions; float[A, N] by action if weight gradients are frozen."""
+        cuts = candidates.cuts
         of_kind = {
             Kind.FORWARD: times["forward"],
             Kind.INPUT_GRAD: times["input_grad"],
@@ -184,6 +188,9 @@ class Judge:
             Kind.BACKWARD: times["input_grad"] + times["weight_grad"],
             Kind.RECOMPUTE: times["recompute"],
         }
+        folds = self._folds_s(candidates, slow) if self._folding else {}
+        if self._problem.ratios is None:
+            of_kind |= {kind: of_kind[kind] + longer_s[0] for kind, longer_s in folds.items()}
         by_group = np.stack([of_kind[kind][:, stage] for kind, stage in self._levels.groups])
         if self._problem.ratios is None:
             return by_group
@@ -198,16 +205,72 @@ class Judge:
         forms = np.array([kind in (Kind.BACKWARD, Kind.WEIGHT_GRAD) for kind in kinds])[levels.group_of]
         rows = np.flatnonzero(forms)
         by_action[rows] -= saved[levels.index_of[rows], :, stages[rows]]
+        for kind, longer_s in folds.items():
+            rows = np.flatnonzero(np.array([each is kind for each in kinds])[levels.group_of])
+            by_action[rows] += longer_s[levels.index_of[rows], :, stages[rows]]
         return by_action
+
+    @property
+    def _folding(self) -> bool:
+        """Whether siblings share out the sums of gradients, so that these travel during the window."""
+        return self._problem.now.shard == "gradients" and self._problem.now.pipeline_count > 1
+
+    def _all_folds_s(self, candidates: Candidates, slow: Floats) -> Floats:
+        """float[N, S]: how much longer the actions of a step take that form gradients, because these travel."""
+        if not self._folding:
+            return np.zeros((1, 1))
+        problem = self._problem
+        folds = self._folds_s(candidates, slow)[Kind.WEIGHT_GRAD if problem.splits else Kind.BACKWARD]
+        return folds.sum(axis=0) * (problem.window.microbatches / len(folds))
+
+    def _folds_s(self, candidates: Candidates, slow: Floats) -> dict[Kind, Floats]:
+        """By kind of action, float[M, N, S]: how much longer it takes because its gradients travel; as `folded_s`. M is
+        1 where nothing is frozen: all microbatches take as long."""
+        layers = self._problem.profile.model.layers
+        left = np.ones((1, len(layers))) if self._problem.ratios is None else self._unfrozen
+        weight_s = left * np.array([layer.weight_grad_s for layer in layers])
+        whole_s = weight_s + np.array([layer.input_grad_s for layer in layers])
+        formed = {Kind.BACKWARD: whole_s, Kind.WEIGHT_GRAD: weight_s}
+        numbers, held_s, travel_s = self._fold_table
+        count = np.arange(len(numbers))
+        first = np.searchsorted(numbers, candidates.cuts[:, :-1])[..., None]
+        stop = np.searchsorted(numbers, candidates.cuts[:, 1:])[..., None]
+        inside = (count >= first) & (count < stop)
+        meanwhile = np.where(count == first, stop, count) - 1
+        places = candidates.orders[:, list(self._problem.stage_ranks)]
+        held_s, travel_s = held_s[places], travel_s[places]
+
+        def longer_s(times_s: Floats) -> Floats:
+            meanwhile_s = times_s[numbers][meanwhile] * slow[..., None]
+            return np.where(inside, folding_s(held_s, travel_s, meanwhile_s), 0.0).sum(axis=2)
+
+        return {
+            kind: np.stack([longer_s(of_microbatch) for of_microbatch in times_s])
+            for kind, times_s in formed.items()
+        }
+
+    @cached_property
+    def _fold_table(self) -> tuple[Integers, Floats, Floats]:
+        """The numbers of the layers that have gradients, K of them; and by place of a pipeline and such a layer,
+        float[R, K], what `fold_s` says."""
+        problem, layers = self._problem, self._problem.profile.model.layers
+        pipelines, links = problem.now.pipeline_count, problem.profile.cluster.links
+        trained = [number for number, layer in enumerate(layers) if layer.gradient_bytes]
+        sizes = np.array([layers[number].gradient_bytes / pipelines for number in trained])
+        of_places = [
+            fold_s(links[place][place + problem.ranks] or _NOTHING, sizes, pipelines - 1)
+            for place in range(problem.ranks)
+        ]
+        held_s, travel_s = (np.stack(of_one) for of_one in zip(*of_places, strict=True))
+        return np.array(trained, dtype=np.int64), held_s, travel_s
 
     @cached_property
     def _link_table(self) -> Floats:
         """float[6, P, P], by the fields of a link; 0 on the diagonal, with a bandwidth that no message notices."""
         ranks, links = self._problem.ranks, self._problem.profile.cluster.links
-        nothing = Link(latency_s=0.0, bytes_per_s=float("inf"))
         return np.array(
             [
-                [[getattr(links[a][b] or nothing, name) for b in range(ranks)] for a in range(ranks)]
+                [[getattr(links[a][b] or _NOTHING, name) for b in range(ranks)] for a in range(ranks)]
                 for name in _FIELDS
             ]
         )
@@ -274,6 +337,8 @@ class Judge:
         }
         for stage, rank in enumerate(problem.stage_ranks):
             for copies, size in zip((sent_copies, 1), sizes, strict=True):
+                if not copies:
+                    continue
                 part = copies * (size[cuts[:, stage + 1]] - size[cuts[:, stage]]) / pipelines
                 count = copies * (trained[cuts[:, stage + 1]] - trained[cuts[:, stage]])
                 seconds[:, rank] += (

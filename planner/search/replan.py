@@ -5,7 +5,7 @@ A job builds its `Replanner` at startup; it holds everything that replanning nee
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.ir import Schedule
@@ -20,11 +20,12 @@ from planner.search.recomputing import every_recompute, least_recompute
 from planner.search.search import END_TO_END, QUICK, Choice, choose_among
 from planner.search.standbys import protected
 from planner.search.unmeasured import unmeasured_plan
+from planner.shards import Piece
 from planner.shares import check_shares
 from planner.simulation.costs import memory_limits
 from planner.simulation.predict import Prediction, predict
 from planner.simulation.resized_cluster import Sites, limited, links_are_uniform, resized
-from planner.simulation.shard_parts import built_ahead_bytes
+from planner.simulation.shard_parts import built_ahead_bytes, built_bytes
 from planner.simulation.slow_links import SlowLink, with_slow_links
 from planner.wording import counted, named, seconds
 
@@ -150,19 +151,25 @@ class Replanner:
         return _with_prediction(plan, prediction), schedule
 
     def check_memory(
-        self, plan: Plan, domains: Sequence[str], now: Plan | None = None, then: Plan | None = None
+        self,
+        plan: Plan,
+        domains: Sequence[str],
+        now: Plan | None = None,
+        then: Plan | None = None,
+        ahead: Sequence[Collection[Piece]] = (),
     ) -> None:
         """Check that `plan` fits the memory with its standbys.
 
         Args:
             now: the plan in force, if `plan` comes on the way from it: a place may take as much as it takes now.
             then: the plan that comes next, if places build what they lack of it beside training.
+            ahead: per place, what it builds beside training for another generation.
 
         Raises:
             PlanError: it does not; says by how much.
         """
         if self.profile is not None:
-            self._fitting(self.profile, plan, self._schedule_of(plan), Sites.of(domains), now, then)
+            self._fitting(self.profile, plan, self._schedule_of(plan), Sites.of(domains), now, then, ahead)
 
     def _fitting(
         self,
@@ -172,6 +179,7 @@ class Replanner:
         sites: Sites,
         now: Plan | None = None,
         then: Plan | None = None,
+        ahead: Sequence[Collection[Piece]] = (),
     ) -> Prediction:
         """The prediction of a plan.
 
@@ -180,7 +188,10 @@ class Replanner:
         """
         on = self._profile_on(profile, sites.first(plan.world_size))
         prediction = predict(on, plan, schedule)
-        building = built_ahead_bytes(on, plan, then or plan)
+        building = [*built_ahead_bytes(on, plan, then or plan)]
+        for number, pieces in enumerate(ahead):
+            rank = plan.place(number).rank
+            building[rank] = max(building[rank], built_bytes(on, pieces))
         peaks = [peak + more for peak, more in zip(prediction.memory.peak_bytes, building, strict=True)]
         limits = memory_limits(on.cluster, plan.pipeline_ranks, plan.pipeline_count)
         over = [max(0, peak - limit) for peak, limit in zip(peaks, limits, strict=True)]

@@ -69,12 +69,11 @@ def action_costs(
         Kind.WEIGHT_GRAD: [[layer.weight_grad_s for layer in stage] for stage in stages],
     }
     for kind, times_s in formed_s.items() if plan.shard == "gradients" else ():
-        slowed_s = [[time_s * slow for time_s in of] for of, slow in zip(times_s, slowdown, strict=True)]
-        longer_s = folded_s(profile, plan, slowed_s)
+        longer_s = _folded_s(profile, plan, slowdown, times_s)
         per_kind[kind] = tuple(a + b for a, b in zip(per_kind[kind], longer_s, strict=True))
     return Costs(
         seconds=per_kind,
-        actions={} if ratios is None else _frozen(plan, stages, slowdown, schedule, ratios),
+        actions={} if ratios is None else _frozen(profile, plan, stages, slowdown, schedule, ratios),
         messages=_messages(profile, plan),
     )
 
@@ -172,30 +171,43 @@ def check_fit(profile: Profile, plan: Plan, stages: int, ratios: Ratios | None, 
         )
 
 
+def _folded_s(
+    profile: Profile, plan: Plan, slowdown: Sequence[float], times_s: Sequence[Sequence[float]]
+) -> tuple[float, ...]:
+    """As `folded_s`, from the times on a device of slowdown 1."""
+    slowed_s = [[time_s * slow for time_s in of] for of, slow in zip(times_s, slowdown, strict=True)]
+    return folded_s(profile, plan, slowed_s)
+
+
 def _frozen(
+    profile: Profile,
     plan: Plan,
     stages: Sequence[Sequence[LayerProfile]],
     slowdown: Sequence[float],
     schedule: Schedule,
     ratios: Ratios,
 ) -> dict[Action, float]:
-    """Seconds of every action that forms weight gradients."""
-    input_s = [sum(layer.input_grad_s for layer in stage) for stage in stages]
-    weight_s = [
-        [
-            sum(layer.weight_grad_s * (1.0 - ratios[first + i][index]) for i, layer in enumerate(stage))
-            for index in range(schedule.microbatches)
-        ]
-        for (first, _), stage in zip(plan.layers, stages, strict=True)
-    ]
+    """Seconds of every action that forms weight gradients. Those of frozen parameters travel like others."""
+    kinds = {action.kind for program in schedule.programs for action in program}
+    of_kind: dict[Kind, list[list[float]]] = {}
+    for kind in kinds & {Kind.WEIGHT_GRAD, Kind.BACKWARD}:
+        for index in range(schedule.microbatches):
+            times_s = [
+                [
+                    layer.weight_grad_s * (1.0 - ratios[first + i][index])
+                    + (layer.input_grad_s if kind is Kind.BACKWARD else 0.0)
+                    for i, layer in enumerate(stage)
+                ]
+                for (first, _), stage in zip(plan.layers, stages, strict=True)
+            ]
+            longer_s = _folded_s(profile, plan, slowdown, times_s)
+            whole_s = zip(times_s, slowdown, longer_s, strict=True)
+            of_kind.setdefault(kind, []).append([sum(of) * slow + more for of, slow, more in whole_s])
     seconds: dict[Action, float] = {}
     for program in schedule.programs:
         for action in program:
-            if action.kind is Kind.WEIGHT_GRAD:
-                seconds[action] = weight_s[action.stage][action.index] * slowdown[action.stage]
-            elif action.kind is Kind.BACKWARD:
-                whole_s = input_s[action.stage] + weight_s[action.stage][action.index]
-                seconds[action] = whole_s * slowdown[action.stage]
+            if action.kind in of_kind:
+                seconds[action] = of_kind[action.kind][action.index][action.stage]
     return seconds
 
 

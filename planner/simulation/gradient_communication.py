@@ -10,12 +10,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from planner.plan import Plan
-from planner.profile import Profile
+from planner.profile import Link, Profile
 from planner.shares import most_parts
-from planner.simulation.links_of_places import link_between
+from planner.simulation.places import device_of, link_between
 from planner.simulation.shard_parts import gradient_bytes, part_of, sent_bytes, weight_bytes
 from planner.simulation.snapshot_cost import COPIED_BYTES_PER_S
+
+Floats = NDArray[np.float64]
 
 
 def shipped_bytes(profile: Profile, plan: Plan) -> int:
@@ -32,7 +37,7 @@ def standby_update_s(profile: Profile, plan: Plan) -> tuple[float, ...]:
     every = profile.cluster.refresh_every
     for piece, places in plan.copied:
         for place in places:
-            device = profile.cluster.devices[plan.place(place).rank]
+            device = device_of(profile, plan, place)
             layer = profile.model.layers[piece.layer]
             seconds[place] += device.slowdown * part_of(layer, piece) * layer.update_s
             if every and device.kind == "cpu":
@@ -99,13 +104,25 @@ def folded_s(profile: Profile, plan: Plan, formed_s: Sequence[Sequence[float]]) 
         if link is None or not trained:
             seconds.append(0.0)
             continue
-        size, count = sum(part for part, _ in trained), len(trained)
-        longer_s = others * (link.sender_busy_s(size, count) + link.receiver_busy_s(size, count))
+        sizes = np.array([part for part, _ in trained])
+        held_s, travel_s = fold_s(link, sizes, others)
         # The last layer is formed first; while the first one's travel, the last of the next microbatch is formed.
-        for number, (part, _) in enumerate(trained):
-            longer_s += max(0.0, link.transfer_s(others * part) - trained[number - 1][1])
-        seconds.append(longer_s)
+        meanwhile_s = np.array([trained[number - 1][1] for number in range(len(trained))])
+        seconds.append(float(folding_s(held_s, travel_s, meanwhile_s).sum()))
     return tuple(seconds)
+
+
+def fold_s(link: Link, part_bytes: Floats, others: int) -> tuple[Floats, Floats]:
+    """Per layer, (seconds that a microbatch's gradients hold a rank which sends each of `others` siblings that one's
+    part, of so many bytes, and takes in its own from each; seconds that the parts travel)."""
+    held_s = others * (link.sender_busy_s(part_bytes) + link.receiver_busy_s(part_bytes))
+    return held_s, link.transfer_s(others * part_bytes)
+
+
+def folding_s(held_s: Floats, travel_s: Floats, meanwhile_s: Floats) -> Floats:
+    """By how much the layers' gradients delay their action, where the rank forms others for `meanwhile_s` before it
+    waits for them."""
+    return held_s + np.maximum(0.0, travel_s - meanwhile_s)
 
 
 def shipped_s(

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 
 from planner.plan import Plan
@@ -36,14 +37,19 @@ def master_bytes(profile: Profile, layer: LayerProfile) -> int:
 
 def kept_bytes(profile: Profile, plan: Plan, place: int) -> tuple[int, int, int]:
     """(weights, optimizer state, statistics and samples) that the rank at `place` keeps of its own layers."""
-    weights = optimizer = statistics = 0.0
-    for piece in plan.pieces_of_place(place):
-        layer = profile.model.layers[piece.layer]
-        part = part_of(layer, piece)
-        weights += layer.parameter_bytes - (1 - part) * master_bytes(profile, layer)
-        optimizer += part * layer.optimizer_bytes
-        statistics += part * (layer.statistics_bytes + layer.sample_bytes)
-    return round(weights), round(optimizer), round(statistics)
+    kept = [_kept(profile, piece) for piece in plan.pieces_of_place(place)]
+    weights, optimizer, statistics = zip(*kept, strict=True)
+    return round(sum(weights)), round(sum(optimizer)), round(sum(statistics))
+
+
+def _kept(profile: Profile, piece: Piece) -> tuple[float, float, float]:
+    layer = profile.model.layers[piece.layer]
+    part = part_of(layer, piece)
+    return (
+        layer.parameter_bytes - (1 - part) * master_bytes(profile, layer),
+        part * layer.optimizer_bytes,
+        part * (layer.statistics_bytes + layer.sample_bytes),
+    )
 
 
 def sent_bytes(layer: LayerProfile, piece: Piece) -> float:
@@ -75,6 +81,11 @@ def built_ahead_bytes(profile: Profile, now: Plan, then: Plan) -> tuple[int, ...
         sum(built(rank, index) for index in {*then.layers_of_rank(rank)} - {*now.layers_of_rank(rank)})
         for rank in range(now.pipeline_ranks)
     )
+
+
+def built_bytes(profile: Profile, pieces: Iterable[Piece]) -> int:
+    """What the layers of `pieces` and their states take of a device, before they have gradients."""
+    return round(sum(sum(_kept(profile, piece)) for piece in pieces))
 
 
 def copied_bytes(layer: LayerProfile, piece: Piece) -> int:

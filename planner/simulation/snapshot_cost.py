@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from planner.plan import Plan, undone_steps
 from planner.profile import Profile
-from planner.simulation.links_of_places import link_between
+from planner.simulation.places import device_of, link_between
 from planner.simulation.shard_parts import sent_bytes
 
 COPIED_BYTES_PER_S = 5e9
@@ -66,7 +66,7 @@ def cost_of_snapshots(profile: Profile, plan: Plan, step_s: float) -> SnapshotCo
     copying_s = [size / COPIED_BYTES_PER_S for size in copying_s]
     travelling_s = max((*fetching_s, *leaving_s))
     working_s = [
-        copied_s + STREAM_S_PER_BYTE * (out + back) if _computes_on_host(profile, plan, place) else 0.0
+        copied_s + STREAM_S_PER_BYTE * (out + back) if device_of(profile, plan, place).kind == "cpu" else 0.0
         for place, copied_s, out, back in zip(places, copying_s, sent, received, strict=True)
     ]
     waiting_s = max(0.0, max(copying_s) - step_s)
@@ -100,7 +100,3 @@ def snapshot_bytes_of_places(profile: Profile, plan: Plan) -> tuple[int, ...]:
         )
         for place in range(plan.world_size)
     )
-
-
-def _computes_on_host(profile: Profile, plan: Plan, place: int) -> bool:
-    return profile.cluster.devices[plan.place(place).rank].kind == "cpu"

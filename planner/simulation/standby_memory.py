@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from planner.host_copies import PART
 from planner.plan import Plan
 from planner.profile import Profile
 from planner.shards import Piece
+from planner.simulation.places import device_of
 from planner.simulation.shard_parts import copied_bytes, gradient_bytes, part_of, sent_bytes
 
 GRADIENT_BYTES = 4
 """Of a parameter, in every precision."""
-PART = 2**24
-"""Parameters that are brought to a GPU together (`workers/elastic/updates.py`)."""
 
 
 def standby_bytes(profile: Profile, plan: Plan) -> tuple[int, ...]:
@@ -22,7 +22,7 @@ def standby_bytes(profile: Profile, plan: Plan) -> tuple[int, ...]:
     if profile.cluster.refresh_every:
         taken = [
             max((_refreshed_bytes(profile, piece) for piece in kept), default=0)
-            if _is_gpu(profile, plan, place)
+            if device_of(profile, plan, place).kind == "cuda"
             else _host_bytes(profile, plan, place, kept)
             for place, kept in enumerate(_kept(plan))
         ]
@@ -70,7 +70,7 @@ def _kept(plan: Plan) -> list[list[Piece]]:
 def _host_bytes(profile: Profile, plan: Plan, place: int, kept: Sequence[Piece]) -> int:
     layers = profile.model.layers
     sizes = [gradient_bytes(layers[piece.layer], piece) for piece in kept]
-    if _is_gpu(profile, plan, place):
+    if device_of(profile, plan, place).kind == "cuda":
         sizes = [_pinned(size) for size in sizes]
     bases = [round(sent_bytes(layers[piece.layer], piece)) for piece in kept]
     return sum(bases) + max(bases, default=0) + log_bytes(sizes, profile.cluster.refresh_every)
@@ -89,7 +89,3 @@ def _refreshed_bytes(profile: Profile, piece: Piece) -> int:
 def _pinned(size: int) -> int:
     """Torch takes pinned memory in powers of two."""
     return 1 << (size - 1).bit_length() if size else 0
-
-
-def _is_gpu(profile: Profile, plan: Plan, place: int) -> bool:
-    return profile.cluster.devices[plan.place(place).rank].kind == "cuda"

@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,10 @@ from planner.shards import Piece
 from workers.devices.device import CpuDevice
 from workers.elastic.copies_ahead import CopiesAhead
 from workers.elastic.followed import Followed
-from workers.elastic.layer_source import LayerSource
+from workers.elastic.layer_source import Built, LayerSource
 from workers.engine import Engine
 from workers.layer import Layer
-from workers.protocol import Settlement
+from workers.protocol import Assignment, DamagedCheckpoint, Settlement
 from workers.rank import Rank
 from workers.state.layer_state import LayerState
 from workers.state_stream.following import Parcels
@@ -78,6 +78,25 @@ def builds_slowly(rank: int) -> None:
         return module(self, piece)
 
     LayerSource.module = slow
+
+
+def builds_nothing_while_ranks_wait(rank: int) -> None:
+    """A rank that builds a layer between two generations fails."""
+    follow, built, waiting = Rank.follow, LayerSource._built, threading.local()
+
+    def following(self: Rank, assignment: Assignment) -> DamagedCheckpoint | None:
+        waiting.here = assignment.step > 0
+        try:
+            return follow(self, assignment)
+        finally:
+            waiting.here = False
+
+    def building(self: LayerSource, layers: Iterable[int], *rest: Any, **named: Any) -> Built:
+        layers = [*layers]
+        assert not (layers and getattr(waiting, "here", False)), f"layers {layers} are built while ranks wait"
+        return built(self, layers, *rest, **named)
+
+    Rank.follow, LayerSource._built = following, building
 
 
 def never_settles(rank: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import small_profile
 
-from planner.arrivals import arrivals, copied_ahead, needed, new_copies
+from planner.arrivals import arrivals, built_ahead, copied_ahead, needed, new_copies
 from planner.plan import Plan
 from planner.shards import Piece, Shard
 
@@ -65,3 +65,19 @@ def test_ranks_copy_ahead_the_shards_that_they_lack() -> None:
         shard(3, 1): (2,),
     }
     assert copied_ahead(now, members, now, (0, 1, 2, 4)) == now
+
+
+def test_ranks_build_the_shards_that_they_have_no_modules_for() -> None:
+    now, members = shared(2, 2), (0, 1, 2, 3)
+    assert built_ahead(now, members, shared(1, 3), members) == {1: (shard(1, 0),), 3: (shard(1, 1),)}
+    # Copies of whole layers have modules, and so has what a rank from outside copies of the same cut.
+    assert built_ahead(now, members, now, (0, 1, 2, 4)) == {}
+    whole = small_profile.plan(2, 2)
+    assert built_ahead(whole, (0, 1), small_profile.plan(1, 3), (0, 1)) == {}
+    # With another cut a rank builds also the layers that it keeps, and so does one from outside.
+    alone = small_profile.plan(1, 1, 2, replicas=2, pipelines=1)
+    assert built_ahead(now, members, alone, (0, 4, 2)) == {
+        0: (Piece(0),),
+        4: (Piece(1),),
+        2: (Piece(2), Piece(3)),
+    }

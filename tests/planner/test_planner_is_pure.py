@@ -36,6 +36,7 @@ def test_the_import_contract_names_every_planner_module_that_is_no_leaf():
             "__pycache__",
             "ir",
             "final_gradients",
+            "host_copies",
             "plan",
             "differences",
             "shares",

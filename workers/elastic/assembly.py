@@ -83,7 +83,10 @@ def _gathered(
             copy.load_into(layers[layer][1])
     bases = _bases([piece for piece in copied if piece not in on_host], held, host)
     lacking = [layer for layer in owned if layer not in layers]
-    held |= {piece: (None, copy.newest()) for piece, copy in on_host.items() if piece.layer in lacking}
+    for piece, copy in on_host.items():
+        if piece.layer in lacking:
+            with suppress(MemoryError):
+                held[piece] = (None, holdings.newest(copy))
     haul = _haul_of(ahead)
     try:
         source.fetch_all(lacking, assignment, haul, held)

@@ -57,6 +57,7 @@ class CopiesAhead:
         freeze: the settings that the owners follow.
         report: receives `CopiedAhead` once: when all copies are up to date, or when it is known that they will not be.
             Receives a warning if they are not to be had in the end.
+        built: whether what the rank builds of them is there.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class CopiesAhead:
         optimizer: Optimizer,
         secret: bytes,
         report: Callable[[CopiedAhead | WarningReport], None],
+        built: Callable[[], bool] = lambda: True,
     ) -> None:
         self._order = order
         self._rank = rank
@@ -77,6 +79,7 @@ class CopiesAhead:
         self._optimizer = optimizer
         self._secret = secret
         self._report = report
+        self._built = built
         self._began_s = time.monotonic()
         self._told = False
         self._bytes = 0
@@ -221,7 +224,7 @@ class CopiesAhead:
             owner.current = owner.current or not change.behind
             complete = all(one.current for one in self._owners.values())
             self._changed.notify_all()
-        if complete:
+        if complete and self._built():
             self._tell(change.step, None)
         self._check_patience()
         return True

@@ -7,6 +7,7 @@ Knows no plan and no channel.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from planner.shards import Piece
 from workers.elastic.host_copies import HostCopy
@@ -18,6 +19,9 @@ from workers.process.host_memory import collect_objects
 from workers.protocol import Assignment, Part, Source
 from workers.state.layer_state import LayerState, host_copy, whole_of
 from workers.state_stream.stream import StateServer
+
+MOST_REFUSED = 2
+"""How often others may find no room for a copy in host memory before this rank gives it up."""
 
 Fetch = Callable[[Sequence[Source], int], dict[Piece, LayerState]]
 """Fetches states of a step from other ranks."""
@@ -33,10 +37,12 @@ class Holdings:
 
     Args:
         commit: the one whose state they are.
+        warn: receives a sentence on a copy that cannot be brought up to date.
     """
 
-    def __init__(self, commit: LastCommit) -> None:
+    def __init__(self, commit: LastCommit, warn: Callable[[str], None]) -> None:
         self._commit = commit
+        self._warn = warn
         self._server: StateServer | None = None
         self.layers: Built = {}
         """Those that it owns."""
@@ -75,9 +81,26 @@ class Holdings:
         return {**self._idle, **({} if trained is None else trained.held()), **own}
 
     def on_host(self) -> dict[Piece, HostCopy]:
-        """All copies in host memory that know the step."""
+        """All copies in host memory that know the step, but for those that found no room to be brought up to date."""
         trained = self._trained
-        return {**self._on_host, **({} if trained is None else trained.held_on_host())}
+        held = {**self._on_host, **({} if trained is None else trained.held_on_host())}
+        return {piece: one for piece, one in held.items() if one.refused < MOST_REFUSED}
+
+    def newest(self, copy: HostCopy) -> LayerState:
+        """What a copy in host memory says of the step.
+
+        Raises:
+            MemoryError: there is no room to bring it up to date. This rank no longer counts on a copy that has found
+                none repeatedly.
+        """
+        try:
+            return copy.newest()
+        except MemoryError as error:
+            end = "tried once more" if copy.refused < MOST_REFUSED else "given up"
+            self._warn(
+                f"the copy of layer {copy.piece} in host memory cannot be brought up to date: {error}; it is {end}"
+            )
+            raise
 
     @property
     def _trained(self) -> Standbys | None:
@@ -157,7 +180,7 @@ class Holdings:
             self._server.offer(self._commit.step, [state for _, state in held.values()])
         if on_host := self.on_host():
             self._server.offer_to_make(
-                self._commit.step, {piece: one.newest for piece, one in on_host.items()}
+                self._commit.step, {piece: partial(self.newest, one) for piece, one in on_host.items()}
             )
 
     def offer_salvaged(self) -> None:
@@ -187,12 +210,13 @@ class Holdings:
             sources: of all shards of those layers of which it holds shards only.
 
         Raises:
+            MemoryError: there is no room to bring a copy in host memory up to date.
             StateStreamError: a source is gone.
         """
         held = self.of_snapshot(step)
         if self._commit.step == step:
             on_host = {piece: one for piece, one in self.on_host().items() if piece.layer in layers}
-            held |= self.live() | {piece: (None, one.newest()) for piece, one in on_host.items()}
+            held |= self.live() | {piece: (None, self.newest(one)) for piece, one in on_host.items()}
         made_of = {
             layer: [one for one in sources if one.layer == layer]
             for layer in layers

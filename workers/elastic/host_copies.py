@@ -35,6 +35,8 @@ class HostCopy:
         device: where updates are replayed.
         stream: of that device, for new bases.
         freeze: the settings that the owner follows.
+        check_room: raises `MemoryError` if the host has no room for so many bytes; with subject and verb of what is
+            said.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class HostCopy:
         stream: SideStream,
         freeze: Settings,
         optimizer: Optimizer,
+        check_room: Callable[[int, str], None],
     ) -> None:
         self._base = base
         self._step = step
@@ -53,10 +56,13 @@ class HostCopy:
         self._device = device
         self._stream = stream
         self._optimizer = optimizer
+        self._check_room = check_room
         self._change = threading.Lock()
         self.freeze = freeze
         """From the base's step on."""
         self.base_bytes = bytes_of(base)
+        self.refused = 0
+        """How often `newest` found no room."""
 
     @property
     def piece(self) -> Piece:
@@ -141,12 +147,31 @@ class HostCopy:
         return state if self._device.type == "cpu" else host_copy(state)
 
     def newest(self) -> LayerState:
-        """The state at the newest step, in host memory; it stays as it is."""
+        """The state at the newest step, in host memory; it stays as it is.
+
+        Raises:
+            MemoryError: the host has no room for another base, or the device none for the updates.
+        """
         with self._change:
             there = not self._log
         if not there:
-            self.refresh()
+            try:
+                self._make_room()
+                self.refresh()
+            except Exception as error:
+                if shortage_in(error) is None:
+                    raise
+                self.refused += 1
+                raise MemoryError(str(error)) from error
         return self._base
+
+    def _make_room(self) -> None:
+        what = f"another base of layer {self.piece} takes"
+        try:
+            self._check_room(self.base_bytes, what)
+        except MemoryError:
+            _give_memory_back()
+            self._check_room(self.base_bytes, what)
 
     def _begin(self, state: LayerState) -> None:
         """Give `state` the statistics that the base has, with other values."""
@@ -176,11 +201,13 @@ class HostForm:
     def __post_init__(self) -> None:
         self.stream = SideStream(self.device)
 
-    def check_room(self, needed_bytes: int) -> None:
-        """Raises:
-        MemoryError: the host has no room for a layer of that size.
+    def check_room(self, needed_bytes: int, what: str = "the next layer takes") -> None:
+        """Check that the host has room for a layer of that size; `what` as for `host_memory.check_room`.
+
+        Raises:
+            MemoryError: it has not.
         """
-        check_room(needed_bytes, self.free_bytes(), self.sharing)
+        check_room(needed_bytes, self.free_bytes(), self.sharing, what)
 
     def keep_short(
         self, step: int, copies: Mapping[Piece, HostCopy], stopped: Callable[[], bool]

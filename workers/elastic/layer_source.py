@@ -14,6 +14,7 @@ from workers.build import build_layers
 from workers.checkpoint.folder import read_layer, read_manifest
 from workers.compiled.compiler import Compiler
 from workers.config import WorkerConfig
+from workers.deferred.queue import Workspace
 from workers.devices.device import Device
 from workers.elastic.standby import Base
 from workers.fault_injection.points import FaultPoints, Phase
@@ -105,6 +106,9 @@ class LayerSource:
         self._freeze = Settings(config.freeze, Plans())
         self._shard = WHOLE
         self._stopped = threading.Event()
+        self._ahead: Built = {}
+        """Layers of this rank's shards that were built beforehand; their values are of no step."""
+        self._ahead_workspace = Workspace()
 
     def initial(self, layers: Iterable[int], shard: Shard | None = None, *, on_host: bool = False) -> Built:
         """Return layers as they are before the first step: from `model.weights`, or random.
@@ -130,13 +134,17 @@ class LayerSource:
         beside_training: bool = False,
         on_host: bool = False,
     ) -> Built:
-        """Build layers whose values come from elsewhere.
+        """Build layers whose values come from elsewhere, or take those that were built ahead.
 
         Args:
             step: the last step committed in those values.
             beside_training: this rank trains meanwhile.
         """
-        built = self._built(layers, shard, beside_training=beside_training, on_host=on_host)
+        wanted, there = [*layers], dict[int, tuple[Layer, LayerState]]()
+        if shard in (None, self._shard) and not (beside_training or on_host):
+            there = {layer: self._ahead.pop(layer) for layer in wanted if layer in self._ahead}
+        lacking = [layer for layer in wanted if layer not in there]
+        built = there | self._built(lacking, shard, beside_training=beside_training, on_host=on_host)
         return self._with_statistics(built, step)
 
     def _built(
@@ -146,6 +154,7 @@ class LayerSource:
         *,
         beside_training: bool = False,
         on_host: bool = False,
+        workspace: Workspace | None = None,
     ) -> Built:
         built = build_layers(
             self._definition,
@@ -156,6 +165,7 @@ class LayerSource:
             optimizer=self._optimizer,
             beside_training=beside_training,
             shard=shard or self._shard,
+            workspace=workspace,
         )
         if self._compiler is not None and not on_host:
             self._compiler.compile([layer for layer, _ in built.values()])
@@ -170,6 +180,12 @@ class LayerSource:
     def module(self, piece: Piece) -> Layer:
         """The layer that computes where a rank keeps `piece`, built beside training; its weights are of no step."""
         return self._built([piece.layer], piece.shard, beside_training=True)[piece.layer][0]
+
+    def build_ahead(self, piece: Piece) -> tuple[Layer, LayerState]:
+        """Build the layer of `piece` beside training, for `begin`; its values are of no step."""
+        workspace = self._ahead_workspace
+        built = self._built([piece.layer], piece.shard, beside_training=True, workspace=workspace)
+        return built[piece.layer]
 
     def load(
         self,
@@ -191,14 +207,26 @@ class LayerSource:
             load_(state, read_layer(start, manifest, layer))
         return built
 
-    def begin(self, freeze: Settings, shard: Shard = WHOLE) -> None:
+    def begin(
+        self,
+        freeze: Settings,
+        shard: Shard = WHOLE,
+        ahead: Mapping[Piece, tuple[Layer, LayerState]] | None = None,
+    ) -> None:
         """Build layers for the `freeze` settings from here on, and let `fetch_all` fetch until `stop`.
 
         Args:
             shard: as for `build_layers`.
+            ahead: what `build_ahead` made. `build` takes the layers that are of that shard, until `end`.
         """
         self._freeze, self._shard = freeze, shard
+        self._ahead = {piece.layer: one for piece, one in (ahead or {}).items() if piece.shard == shard}
+        self._ahead_workspace = Workspace()
         self._stopped = threading.Event()
+
+    def end(self) -> None:
+        """Let go of what was built ahead and is not needed."""
+        self._ahead = {}
 
     def stop(self) -> None:
         """Have `fetch_all` raise, from any thread."""

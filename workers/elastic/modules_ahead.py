@@ -1,4 +1,5 @@
-"""The modules of layers whose shards a rank will take over: built beside training, before the plan is followed.
+"""The modules of layers whose shards a rank will take over, with the next plan or in the next generation: built beside
+training, so that nobody waits for them.
 
 A copy of a shard is its state alone. Knows no plan and no state.
 """
@@ -7,25 +8,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection
+from typing import Generic, TypeVar
 
 from planner.shards import Piece
-from workers.layer import Layer
+
+Made = TypeVar("Made")
 
 
-class ModulesAhead:
+class ModulesAhead(Generic[Made]):
     """Modules of one rank.
 
     Args:
-        build: returns a piece's layer; its weights are overwritten.
-        failed: receives a sentence if a module cannot be built: the rank then never follows the plan.
+        build: returns a piece's layer, alone or with its state; its values are overwritten.
+        failed: receives a sentence if a module cannot be built.
     """
 
-    def __init__(self, build: Callable[[Piece], Layer], failed: Callable[[str], None]) -> None:
+    def __init__(self, build: Callable[[Piece], Made], failed: Callable[[str], None]) -> None:
         self._build = build
         self._failed = failed
         self._turn = threading.Lock()
         self._wanted: frozenset[Piece] = frozenset()
-        self._built: dict[Piece, Layer] = {}
+        self._built: dict[Piece, Made] = {}
         self._thread: threading.Thread | None = None
         self._broken: frozenset[Piece] = frozenset()
         """What was wanted when a build failed: it is not tried again."""
@@ -42,10 +45,21 @@ class ModulesAhead:
                 self._thread.start()
         return False
 
-    def taken(self) -> dict[Piece, Layer]:
+    @property
+    def wanted(self) -> bool:
+        """Whether it is to build anything, or has built it."""
+        return bool(self._wanted)
+
+    @property
+    def settled(self) -> bool:
+        """Whether all modules are there, or some cannot be built."""
+        with self._turn:
+            return self._wanted <= self._built.keys() or self._wanted == self._broken
+
+    def taken(self) -> dict[Piece, Made]:
         """The modules that were ready; they are the caller's from here on."""
         with self._turn:
-            built, self._built = self._built, {}
+            built, self._built, self._wanted = self._built, {}, frozenset()
         return built
 
     def stop(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from planner.plan import undone_steps
+from planner.shards import shards_among
 from planner.wording import counted
 from workers.elastic.snapshots import Snapshots
 from workers.protocol import Report, StandbyReport, WarningReport
@@ -60,13 +61,14 @@ class SnapshotTurns:
             reports.append(WarningReport(rank=self._rank, text=text))
         if complete and complete == self._begun:
             self._told_given_up = False
-            if not self._told_complete and (layers := snapshots.fetched_layers):
+            if not self._told_complete and (fetched := snapshots.fetched):
                 self._told_complete = True
                 reports.append(
                     StandbyReport(
                         step=step,
                         rank=self._place,
-                        layers=layers,
+                        layers=tuple(dict.fromkeys(piece.layer for piece in fetched)),
+                        shards=shards_among(fetched),
                         bytes=snapshots.fetched_bytes,
                         seconds=snapshots.fetched_s,
                         snapshot=True,

@@ -79,8 +79,8 @@ class Snapshots:
         """Step of the newest one that this rank could not complete; 0: there is none."""
         self.failure: str | None = None
         """Why it could not."""
-        self.fetched_layers: tuple[int, ...] = ()
-        """The layers of others in the newest one."""
+        self.fetched: tuple[Piece, ...] = ()
+        """The layers, or shards, of others in the newest one."""
         self.fetched_bytes = 0
         """Size of the states fetched for it."""
         self.fetched_s = 0.0
@@ -106,7 +106,7 @@ class Snapshots:
         self.stop()
         with self._change:
             self.failure, self.fetched_bytes, self.fetched_s = None, 0, 0.0
-            self.fetched_layers = tuple(sorted({piece.layer for piece in wanted}))
+            self.fetched = tuple(sorted(wanted))
             self.complete = self.complete if self.complete < step else 0
             self.given_up = self.given_up if self.given_up < step else 0
             snapshot = self._by_step.setdefault(step, _Snapshot())

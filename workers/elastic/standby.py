@@ -57,6 +57,8 @@ class _Copy:
     """There is no base, and none will arrive: its updates are dropped."""
     rising: bool = False
     """It is wanted on the device: there it stays, or it is on its way."""
+    sinking: bool = False
+    """It is live, and on its way to host memory unless it is wanted on the device."""
     stays: bool = False
     """It could not be brought there."""
 
@@ -132,7 +134,7 @@ class Standbys:
                 continue
             self._begin(piece, base, step)
             if host is not None and self._copies[piece].base is not None:
-                self._tasks.put(partial(self._do, partial(self._lower, piece, host)))
+                self._sink(piece, host)
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
@@ -201,13 +203,17 @@ class Standbys:
 
     def raise_to_device(self, pieces: Iterable[Piece]) -> None:
         """Bring those of `pieces` that are copied in host memory to the device, where they stay: this rank is about to
-        own them."""
+        own them. Those that are there, or come there, without being wanted any more go back."""
         if self.host is None or self._resting:
             return
         wanted, rising = {*pieces}, list[Piece]()
         with self._moving:
             for piece, copy in self._copies.items():
-                if piece in wanted and copy.here and not (copy.rising or copy.stays):
+                if piece not in wanted:
+                    copy.rising = False
+                    if copy.base is not None and not copy.sinking:
+                        self._sink(piece, self.host)
+                elif copy.here and not (copy.rising or copy.stays):
                     copy.rising = True
                     if copy.on_host is not None:
                         rising.append(piece)
@@ -316,11 +322,17 @@ class Standbys:
             stream=host.stream,
             freeze=self._freeze,
             optimizer=self._optimizer,
+            check_room=host.check_room,
         )
+
+    def _sink(self, piece: Piece, host: HostForm) -> None:
+        self._copies[piece].sinking = True
+        self._tasks.put(partial(self._do, partial(self._lower, piece, host)))
 
     def _lower(self, piece: Piece, host: HostForm) -> None:
         """Bring a live copy to host memory, unless it is wanted on the device."""
         copy = self._copies[piece]
+        copy.sinking = False
         if copy.base is None or copy.updates is None or copy.rising:
             return
         _, state = copy.base
@@ -356,7 +368,7 @@ class Standbys:
     def _raise(self, piece: Piece, built: Base) -> None:
         """Let the copy of `piece` go on in what was built for it on the device."""
         copy = self._copies[piece]
-        if copy.on_host is None:  # given up meanwhile
+        if copy.on_host is None or not copy.rising:  # given up meanwhile, or not wanted any more
             return
         try:
             copy.on_host.load_into(built[1])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from typing import Any
 
-from planner.shards import Piece
+from planner.shards import Piece, shards_among
+from workers.elastic.modules_ahead import ModulesAhead
 from workers.elastic.standby import Standbys
 from workers.protocol import Report, StandbyReport, WarningReport
 
@@ -21,12 +23,16 @@ class StandbyWatch:
     Args:
         rank: its number.
         place: its place in the generation.
+        coming: what it builds for the next generation: it reports copies that are up to date once that is there, too.
     """
 
-    def __init__(self, standbys: Standbys, rank: int, place: int) -> None:
+    def __init__(
+        self, standbys: Standbys, rank: int, place: int, coming: ModulesAhead[Any] | None = None
+    ) -> None:
         self._standbys = standbys
         self._rank = rank
         self._place = place
+        self._coming = coming
         self._patience_bytes = MOST_BEHIND_BYTES
         self._told_failure: str | None = None
         self._told_given_up: frozenset[Piece] = frozenset()
@@ -63,7 +69,9 @@ class StandbyWatch:
         if self._told and given_up - self._told_given_up:
             news.append(self._report(step, given_up - self._told_given_up, given_up=True))
         kept = {*standbys.pieces} - given_up
-        if kept and not self._told and kept <= standbys.up_to_date:
+        builds = self._coming is not None and self._coming.wanted
+        built = self._coming is None or self._coming.settled
+        if (kept or builds) and not self._told and kept <= standbys.up_to_date and built:
             self._told = True
             news.append(self._report(step, kept))
         self._told_given_up = given_up
@@ -74,6 +82,7 @@ class StandbyWatch:
             step=step,
             rank=self._place,
             layers=tuple(sorted({piece.layer for piece in pieces})),
+            shards=shards_among(pieces),
             bytes=0 if given_up else self._standbys.brought_bytes,
             seconds=0.0 if given_up else self._standbys.brought_s,
             given_up=given_up,

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from planner.host_copies import PART
 from workers.elastic.redundancy import Packing
 from workers.freezing.checks import Checks
 from workers.freezing.freezer import begin_statistics
@@ -87,10 +88,6 @@ class Updates:
                 begin_statistics(following, state)
             self._follow(update.step + 1)
         self.step = update.step
-
-
-PART = 2**24
-"""Elements of a flat buffer that are brought to a GPU together."""
 
 
 def looks_at_whole_layers(freeze: Settings, first: int, last: int) -> bool:

@@ -98,13 +98,15 @@ def _of_ranks(event: Event) -> str:
             return f"the ratios of freeze plan {plan.epoch}.{plan.version} take effect with step {plan.start}"
         case CopiedAhead():
             return copied_text(event)
-        case StandbyReport(rank=place, layers=layers, step=step, snapshot=True):
-            return f"the first snapshot in place {place} is complete at step {step}: {named('layer', layers)}"
-        case StandbyReport(rank=place, layers=layers, step=step, given_up=True):
+        case StandbyReport(rank=place, pieces=pieces, step=step, snapshot=True):
+            return f"the first snapshot in place {place} is complete at step {step}: {named('layer', pieces)}"
+        case StandbyReport(rank=place, pieces=pieces, step=step, given_up=True):
             given_up = f"the copies in place {place} are given up at step {step}, for want of host memory"
-            return f"{given_up}: {named('layer', layers)}"
-        case StandbyReport(rank=place, layers=layers, step=step):
-            return f"the copies in place {place} are up to date at step {step}: {named('layer', layers)}"
+            return f"{given_up}: {named('layer', pieces)}"
+        case StandbyReport(rank=place, pieces=(), step=step):
+            return f"place {place} has built at step {step} what it owns in the next generation"
+        case StandbyReport(rank=place, pieces=pieces, step=step):
+            return f"the copies in place {place} are up to date at step {step}: {named('layer', pieces)}"
         case SwitchReport(rank=place, epoch=epoch, version=version, step=step, stall_s=stall_s):
             still = seconds(stall_s)
             return (

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from statistics import median
 
 from orchestrator.controller.planning.current_replanner import CurrentReplanner
 from orchestrator.events.types import Event, Regrouped
 from orchestrator.lifecycle.commands import MakePlan, PlanAhead, Weigh
 from orchestrator.lifecycle.stimuli import Planned, PlannedAhead, Unplannable, Weighed
-from planner.arrivals import copied_ahead
+from planner.arrivals import built_ahead, copied_ahead
 from planner.failure_domains import zone_of
 from planner.ir import Schedule
 from planner.plan import Plan, PlanError
@@ -125,10 +126,17 @@ class PrecomputedPlans:
             )
             copying = copied_ahead(command.now, command.members, plan, lineup)
             homes = [of[rank] for rank in command.members]
-            await asyncio.to_thread(self._planning.of(command.members).check_memory, copying, homes)
+            check = partial(self._planning.of(command.members).check_memory, copying, homes)
+            await asyncio.to_thread(check)
         except PlanError as error:
             return PlannedAhead(command.number, plan, schedule, why=str(error))
-        return PlannedAhead(command.number, plan, schedule, copying)
+        building = built_ahead(command.now, command.members, plan, lineup)
+        try:
+            places = [building.get(rank, ()) for rank in command.members[: copying.world_size]]
+            await asyncio.to_thread(check, ahead=places)
+        except PlanError as error:
+            return PlannedAhead(command.number, plan, schedule, copying, why=str(error))
+        return PlannedAhead(command.number, plan, schedule, copying, building)
 
     async def weigh(self, command: Weigh) -> Weighed:
         """Decide whether more ranks are worth a regroup."""

@@ -16,7 +16,6 @@ from orchestrator.lifecycle.commands import CopyAside, Switch
 from orchestrator.lifecycle.stimuli import Noted, Reported, Stimulus
 from planner.freezing import FreezePlan
 from planner.schedule.expand import pipeline_schedules
-from planner.shards import Piece
 from workers.control.rank_error import RankError
 from workers.control.rank_program import place_programs
 from workers.protocol import CopiedAhead, CopyAhead, Source
@@ -44,7 +43,14 @@ class NextPlans:
         """Have every rank prepare another plan."""
         programs = place_programs(command.plan, pipeline_schedules(command.plan, command.schedule))
         calls = {
-            rank: self._hosts.call(rank, "prepare_plan", command.plan, programs[place], command.held)
+            rank: self._hosts.call(
+                rank,
+                "prepare_plan",
+                command.plan,
+                programs[place],
+                command.held,
+                command.building.get(rank, ()),
+            )
             for place, rank in enumerate(command.ranks)
         }
         for rank, error in (await _refusals(calls)).items():
@@ -52,7 +58,7 @@ class NextPlans:
 
     async def copy_aside(self, command: CopyAside) -> None:
         """Have ranks without a place copy layers; report of those that cannot begin."""
-        orders = {rank: self._copy_order(command, owners) for rank, owners in command.pieces.items()}
+        orders = {rank: self._copy_order(command, rank) for rank in command.pieces}
         calls = {rank: self._hosts.call(rank, "copy_ahead", order) for rank, order in orders.items()}
         for rank, error in (await _refusals(calls)).items():
             failed = CopiedAhead(
@@ -67,8 +73,8 @@ class NextPlans:
             )
             self._post(Reported(failed))
 
-    def _copy_order(self, command: CopyAside, owners: Mapping[Piece, int]) -> CopyAhead:
-        living = self._living.homes
+    def _copy_order(self, command: CopyAside, rank: int) -> CopyAhead:
+        living, owners = self._living.homes, command.pieces[rank]
         homes = {owner: living[owner] for owner in owners.values() if owner in living}
         return CopyAhead(
             epoch=command.epoch,
@@ -85,6 +91,7 @@ class NextPlans:
                 for piece, owner in owners.items()
                 if owner in homes
             ),
+            building=command.building.get(rank, ()),
             freeze=command.freeze,
             patience_s=command.patience_s,
         )

@@ -15,6 +15,7 @@ from orchestrator.events.rehearsed import CopiesSaved, Disturbed, NodeLife, Rehe
 from planner.adapt.past import Past
 from planner.freezing import Control, FreezePlan, Phases
 from planner.plan import Plan
+from planner.shards import Piece, Shard
 from planner.simulation.slow_links import SlowLink
 from workers import protocol
 
@@ -188,7 +189,14 @@ EVERY_KIND: tuple[events.Event, ...] = (
         counts=((3, (5, 0)), (4, ())),
     ),
     protocol.FrozenCounts(step=7, rank=1, passes=12, counts=((3, "weight", 5),)),
-    protocol.StandbyReport(step=7, rank=1, layers=(2, 3), bytes=1024, seconds=0.5),
+    protocol.StandbyReport(
+        step=7,
+        rank=1,
+        layers=(2, 3),
+        bytes=1024,
+        seconds=0.5,
+        shards=(Piece(2, Shard(1, 2)), Piece(3, Shard(0, 2))),
+    ),
     protocol.CopiedAhead(
         rank=4, epoch=1, change=2, step=7, layers=(2, 3), bytes=1024, seconds=0.5, error="its owner is gone"
     ),

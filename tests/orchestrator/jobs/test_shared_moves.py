@@ -12,7 +12,7 @@ from adapting_job import AdaptingJob
 from fault_rows import assert_consistent
 from made_profile import made_profile
 from process_hosts import ElasticJob, Ran, assert_gone
-from rigs import builds_slowly
+from rigs import builds_nothing_while_ranks_wait, builds_slowly
 from test_elastic_jobs import at_step, both, job
 from test_moves import moving
 
@@ -128,7 +128,7 @@ def test_a_rank_that_leaves_with_notice_is_followed_shard_by_shard(
     tmp_path: Path, quiet: str, spares: int, place: int
 ) -> None:
     """Three ranks go on in one pipeline, with whole layers put together from both shards; or a spare takes the place,
-    and the shards."""
+    and the shards. While ranks wait nothing is fetched, and no layer is built."""
     gone: list[events.Event] = []
 
     def leave(running: ElasticJob, event: events.Event) -> None:
@@ -138,7 +138,7 @@ def test_a_rank_that_leaves_with_notice_is_followed_shard_by_shard(
             running.post(Going(frozenset({place}), "file", 60.0, f"node{place}", "h"))
 
     done = made(tmp_path, elastic={"spares": spares, "redundancy": "checkpoint"})
-    ran = ElasticJob(done, leave, room=4 + spares).run()
+    ran = ElasticJob(done, leave, room=4 + spares, rig=builds_nothing_while_ranks_wait).run()
     check(ran, quiet)
     (regrouped,) = ran.of(events.Regrouped)
     assert (regrouped.cause, regrouped.lost, regrouped.fetched) == ("drain", (place,), 0)

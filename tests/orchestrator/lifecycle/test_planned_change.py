@@ -35,6 +35,7 @@ from planner.arrivals import copied_ahead
 from planner.plan import Plan
 from planner.schedule.registry import build
 from planner.search.layer_move import with_layers
+from planner.shards import Piece, Shard
 from workers.config import ElasticConfig
 from workers.protocol import Parted, Request, StandbyReport
 
@@ -216,3 +217,28 @@ def test_fewer_ranks_on_request_take_copies_first_and_a_newer_request_cancels_it
     job.take(Scale(events.Scaled(ranks=3, spares=0, places=3, id="t")))
     job.take(*followed(job), CopiesOverdue(change=1))
     assert REGROUP not in job.effects
+
+
+def test_ranks_regroup_once_each_has_built_what_it_will_own() -> None:
+    """Copies are there already, but no modules for them."""
+    job = train(Job(ORDER)).take(NOTICE)
+    building = {0: (Piece(2, Shard(0, 2)),), 2: (Piece(3, Shard(0, 2)),)}
+    job.take(planned(job, copying=job.has.progress.plan, building=building))
+    switch = next(effect for effect in reversed(job.effects) if isinstance(effect, Switch))
+    assert switch.building == building
+    assert switch.plan.same_work_as(ORDER.plan)
+    job.take(*(Reported(switch_report(place, switch.plan)) for place in range(3)))
+    job.take(Reported(standby_report(0, ())))
+    assert REGROUP not in job.effects
+    job.take(Reported(standby_report(2, ())))
+    assert job.effects[-1] == REGROUP
+
+
+def test_where_memory_is_short_ranks_build_while_they_wait() -> None:
+    job = train(Job(ORDER)).take(NOTICE)
+    job.take(planned(job, why="place 0 would need 9 bytes"))
+    text = "layers are built while the job waits, and not beside training: place 0 would need 9 bytes"
+    assert events.Warned(text=text) in job.logged
+    assert copying(job).standbys == ((), (), (0,), (2,), (), ())
+    job.take(*followed(job))
+    assert job.effects[-1] == REGROUP

@@ -110,25 +110,41 @@ def test_a_job_is_disturbed_in_its_visits_adapts_and_keeps_its_bits(tmp_path: Pa
 
 def test_real_ranks_have_a_core_each_unless_somebody_asks_for_more(tmp_path: Path) -> None:
     said: list[str] = []
-    spec = disturbable(tiny(tmp_path, "a", job={"steps": 60, "validate_every": 5}), None, 2, said.append)
+    here = {"address": "local"}
+    spec = tiny(tmp_path, "a", job={"steps": 60, "validate_every": 5}, cluster=here)
+    spec = disturbable(spec, None, 2, said.append)
     assert (spec.pipeline.ranks, spec.cluster.pin_cores, spec.cluster.address) == (2, True, "local")
     assert (spec.job.validate_every, spec.job.sample_tokens) == (0, 0)
-    (text,) = said
+    text, bound = said
     assert text.startswith("2 ranks instead of 4: each has one of this machine's 2 cores")
-    asked = disturbable(tiny(tmp_path, "a"), 4, 2, said.append)
-    assert (asked.pipeline.ranks, len(said)) == (4, 1)
+    assert bound.startswith("each rank is bound to one core, as with cluster.pin_cores = true")
+    said.clear()
+    pinned = here | {"pin_cores": True}
+    asked = disturbable(tiny(tmp_path, "a", cluster=pinned), 4, 2, said.append)
+    assert (asked.pipeline.ranks, said) == (4, [])
     # A cut that is given needs its ranks.
-    cut = disturbable(
-        tiny(tmp_path, "a", pipeline={"ranks": 4, "partition": (1, 2, 2, 1)}), None, 2, said.append
-    )
-    assert (cut.pipeline.ranks, len(said)) == (4, 1)
+    given = tiny(tmp_path, "a", pipeline={"ranks": 4, "partition": (1, 2, 2, 1)}, cluster=pinned)
+    cut = disturbable(given, None, 2, said.append)
+    assert (cut.pipeline.ranks, said) == (4, [])
     modelled = disturbable(emulated(tmp_path), None, 1, said.append)
     assert (modelled.pipeline.ranks, modelled.cluster.pin_cores) == (2, False)
+    assert not any("core" in text for text in said)
     assert modelled.elastic.allow_faults
     plan = interference(spec, "light", "disk", None, None)
     comes = disturber(spec, plan, lambda rank, fault: None, said.append)
     assert comes.disturbed().by.startswith("a light neighbour (disk) on core ")
     comes.close()
+
+
+def test_a_job_of_another_cluster_is_disturbed_on_this_machine_and_that_is_said(tmp_path: Path) -> None:
+    said: list[str] = []
+    cluster = {"address": "10.0.0.1:6379", "pin_cores": True}
+    spec = disturbable(tiny(tmp_path, "a", cluster=cluster), 2, 2, said.append)
+    assert spec.cluster.address == "local"
+    words = (
+        "on this machine alone, where the neighbour comes: cluster.address = '10.0.0.1:6379' does not count"
+    )
+    assert said == [words]
 
 
 def test_what_cannot_be_disturbed_is_refused(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from synthetic_run import RANKS
 
 from orchestrator.analysis.job_summary import job_summary
+from orchestrator.analysis.redundancy import places_without_redundancy
 from orchestrator.events import types as events
 from orchestrator.events.types import Record
 from orchestrator.history.job_view import JobView, fold
@@ -23,7 +24,8 @@ from orchestrator.telemetry.exposition import exposition
 from orchestrator.telemetry.metrics import CAUSES, METRICS, MODES
 from orchestrator.telemetry.samples import samples
 from planner.freezing import Control, FreezePlan
-from workers.protocol import FreezeStarted
+from planner.shards import Piece, Shard
+from workers.protocol import FreezeStarted, StandbyReport
 
 ROOT = Path(__file__).parents[3]
 
@@ -117,6 +119,27 @@ def test_a_rank_is_without_redundancy_until_its_copies_are_up_to_date() -> None:
     assert values(view)[alone] == RANKS
     view.spec = {**view.spec, "elastic": {"redundancy": "checkpoint"}}
     assert alone not in values(view), "the job wants none"
+
+
+def test_of_the_copies_that_a_place_keeps_each_shard_counts() -> None:
+    view = fold(eventful().records)
+    first, second = (tuple(Piece(layer, Shard(number, 2)) for number in range(2)) for layer in range(2))
+    view.followed = replace(
+        COPIED,
+        layers=((0, 1), (1, 2)),
+        stage_ranks=(0, 1),
+        replicas=2,
+        pipelines=2,
+        shard="optimizer",
+        standbys=((1,), (1,), (0,), (0,)),
+    )
+    view.ranks.copied.clear()
+    report = StandbyReport(step=LAST, rank=1, layers=(0,), bytes=1, seconds=0.1, shards=first)
+    take(view, report, replace(report, rank=0, layers=(1,), shards=second[:1]))
+    assert places_without_redundancy(view) == (3,)
+    take(view, replace(report, shards=first[1:], given_up=True))
+    assert places_without_redundancy(view) == (2, 3)
+    assert view.ranks.copied == {1: first[:1], 0: second[:1]}
 
 
 def test_the_freeze_ratio_is_zero_once_freezing_is_off() -> None:

@@ -16,6 +16,7 @@ from planner.profile import Link
 from planner.schedule.expand import schedule_of
 from planner.search.recut import predicted
 from planner.search.replan import Replanner
+from planner.shards import Piece
 from planner.simulation.predict import predict
 
 SLOW = Link(latency_s=0.0, bytes_per_s=10.0)
@@ -215,6 +216,13 @@ def test_a_place_needs_room_for_the_module_of_a_shard_beside_its_copy() -> None:
     short.check_memory(copying, places, now)
     with pytest.raises(PlanError, match=r"place 0 would need .*, which is 1 byte more than its device has"):
         short.check_memory(copying, places, now, then)
+    # For another generation, its layers with their states.
+    whole = Piece(2), Piece(3)
+    enough = peak + sum(roomy.profile.model.layers[layer].state_bytes for layer, _ in whole)
+    made(2, 2, memory_bytes=enough).check_memory(copying, places, now, ahead=[(), (), whole])
+    short = made(2, 2, memory_bytes=enough - 1)
+    with pytest.raises(PlanError, match=r"place 0 would need .*, which is 1 byte more than its device has"):
+        short.check_memory(copying, places, now, ahead=[(), (), whole])
 
 
 def test_a_new_standby_costs_what_a_new_owner_costs() -> None:

@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 from small_profile import DEVICE, layer, plan, profile
 
+from planner.host_copies import PART
 from planner.profile import Profile
 from planner.schedule.registry import build
 from planner.shards import Shard
 from planner.simulation.gradient_communication import standby_update_s
 from planner.simulation.predict import predict
 from planner.simulation.snapshot_cost import COPIED_BYTES_PER_S
-from planner.simulation.standby_memory import PART, log_bytes, standby_bytes, standby_host_bytes
+from planner.simulation.standby_memory import log_bytes, standby_bytes, standby_host_bytes
 
 STATE, GRADIENTS = 40 + 80, 24
 SIZES = {"gradient_bytes": GRADIENTS, "boundary_bytes": 0, "boundary_grad_bytes": 0}

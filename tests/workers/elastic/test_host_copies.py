@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -33,7 +34,7 @@ from workers.launch.processes import Died
 from workers.launch.ranks import run_threads
 from workers.process.host_memory import LEAST_FREE_BYTES
 from workers.process.pinned_memory import SideStream
-from workers.protocol import StandbyReport, StepReport, SwitchReport, WarningReport
+from workers.protocol import JobError, StandbyReport, StepReport, SwitchReport, WarningReport
 from workers.rank import Rank
 from workers.state.layer_state import LayerState, bytes_of
 
@@ -81,7 +82,7 @@ def assert_same(one: LayerState, other: LayerState) -> None:
     assert one.updates == other.updates
 
 
-def host_copy_of(rank: Rank, layer: int) -> HostCopy:
+def host_copy_of(rank: Rank, layer: int, check_room: Callable[[int, str], None] | None = None) -> HostCopy:
     return HostCopy(
         on_host(rank, layer)[1],
         0,
@@ -89,6 +90,7 @@ def host_copy_of(rank: Rank, layer: int) -> HostCopy:
         stream=SideStream(DEVICE),
         freeze=settings(rank),
         optimizer=rank._optimizer,
+        check_room=check_room or (lambda needed_bytes, what: None),
     )
 
 
@@ -114,6 +116,7 @@ def deepcopy_of(copy: HostCopy) -> HostCopy:
         stream=copy._stream,
         freeze=copy.freeze,
         optimizer=copy._optimizer,
+        check_room=copy._check_room,
     )
     for each in copy._log:
         twin.add(each)
@@ -175,6 +178,28 @@ def test_a_refresh_that_fails_leaves_base_and_log(rank: Rank) -> None:
     assert_same(live, owner_after(rank, 3, [good]))
 
 
+def test_the_newest_state_is_made_only_where_the_host_has_room(rank: Rank) -> None:
+    host = Host(rank, free_bytes=LEAST_FREE_BYTES)
+    copy, good = host_copy_of(rank, 3, host.form.check_room), commit(rank, 3, 1)
+    # Without commits it is there.
+    assert copy.newest() is copy._base
+    copy.add(good)
+    base_bytes = bytes_of(copy._base)
+    with pytest.raises(MemoryError) as refused:
+        copy.newest()
+    assert str(refused.value).startswith(
+        f"another base of layer 3 takes {base_bytes:,} bytes, and the host has"
+    )
+    assert (copy.commits, copy.refused) == (1, 1)
+    _, live = base(rank, 3)
+    copy.load_into(live)
+    assert_same(live, owner_after(rank, 3, [good]))
+    host.free_bytes = LEAST_FREE_BYTES + base_bytes
+    made = copy.newest()
+    assert (copy.commits, copy.refused) == (0, 1)
+    assert all(weight.equal(live.weights[name].detach().cpu()) for name, weight in made.weights.items())
+
+
 class Host:
     """Host memory of which tests say how much is left."""
 
@@ -185,6 +210,23 @@ class Host:
         self.form = HostForm(
             device=DEVICE, every=EVERY, build=source.build_copy, free_bytes=lambda: self.free_bytes
         )
+
+
+def test_a_rank_gives_up_a_copy_that_has_found_no_room_twice_and_says_so(rank: Rank, tmp_path: Path) -> None:
+    host, told = Host(rank, free_bytes=LEAST_FREE_BYTES), list[Any]()
+    copy = host_copy_of(rank, 3, host.form.check_room)
+    copy.add(commit(rank, 3, 1))
+    rank._report, rank._step = told.append, 1
+    rank._layers, rank._on_host = {}, {Piece(3): copy}
+    for end in ("tried once more", "given up"):
+        assert rank.position().holds == (Piece(3),)
+        with pytest.raises(JobError, match=r"rank 0 could not write to .*: another base of layer 3 takes"):
+            rank.save(str(tmp_path), 1, [3])
+        assert told[-1].text.startswith(
+            "the copy of layer 3 in host memory cannot be brought up to date: another"
+        )
+        assert told[-1].text.endswith(f"it is {end}")
+    assert rank.position().holds == ()
 
 
 def copies(rank: Rank, host: Host, layers: list[int]) -> Standbys:
@@ -263,6 +305,44 @@ def test_a_copy_that_is_to_own_its_layer_comes_to_the_device_while_training_goes
     layer, state = here.held()[Piece(3)]
     assert layer is not None
     assert_same(state, owner_after(rank, 3, commits[3]))
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_copy_that_is_not_to_own_its_layer_after_all_leaves_the_device(rank: Rank, there: bool) -> None:
+    """It is on the device already, or about to come there."""
+    host, go_on = Host(rank), threading.Event()
+    build = host.form.build
+
+    def held_up(piece: Piece, step: int) -> Base:
+        assert go_on.wait(10)
+        return build(piece, step)
+
+    host.form = replace(host.form, build=held_up)
+    commits = commits_of(rank, [1, 3])
+    here = copies(rank, host, [1, 3])
+    train(here, commits, range(1, 3))
+    here.raise_to_device([Piece(3)])
+    if there:
+        go_on.set()
+        while here.live != {Piece(3)}:
+            time.sleep(0.001)
+        train(here, commits, range(3, 4))
+    here.raise_to_device([])
+    here.raise_to_device([])
+    go_on.set()
+    for thread in threading.enumerate():
+        if thread.name == "standby-raising":
+            thread.join(10)
+    train(here, commits, range(4 if there else 3, 6))
+    assert (here.live, here.states(), here.failure) == (frozenset(), [], None)
+    # Once more: it is wanted again.
+    here.raise_to_device([Piece(3)])
+    while here.live != {Piece(3)}:
+        time.sleep(0.001)
+    train(here, commits, range(6, 8))
+    here.rest()
+    assert (here.held().keys(), here.held_on_host().keys()) == ({Piece(3)}, {Piece(1)})
+    assert_same(here.held()[Piece(3)][1], owner_after(rank, 3, commits[3][:7]))
 
 
 def test_a_layer_that_was_owned_goes_to_host_memory_while_training_goes_on(rank: Rank) -> None:

@@ -14,7 +14,7 @@ from test_shard_copies import copied
 from test_shard_recovery import one_pipeline
 from test_shared_states import shared
 
-from planner.arrivals import needed
+from planner.arrivals import built_ahead, needed
 from workers.launch.ranks import Job
 from workers.protocol import CopiedAhead, CopyAhead, Request, Source, StepReport, WarningReport
 
@@ -61,7 +61,12 @@ def test_a_newcomer_has_its_shards_at_hand_with_the_same_bits(
         def meanwhile() -> None:
             group.wait_for(lambda reports: any(isinstance(one, StepReport) for one in reports))
             order = CopyAhead(
-                epoch=1, change=1, generation=group.generation, sources=tuple(sources), patience_s=60.0
+                epoch=1,
+                change=1,
+                generation=group.generation,
+                sources=tuple(sources),
+                building=built_ahead(four.plan, range(4), after.plan, members).get(NEWCOMER, ()),
+                patience_s=60.0,
             )
             group.tell(NEWCOMER, "copy_ahead", order)
             group.wait_for(lambda _: bool(group.of(CopiedAhead)))

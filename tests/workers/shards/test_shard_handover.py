@@ -7,19 +7,23 @@ import threading
 import weakref
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from jobs import small_config
 from test_layer_shards import ADAMW, CPU, Odd, assert_same, updated
 
 from planner.plan import Plan
-from planner.shards import Piece, Shard
+from planner.shards import WHOLE, Piece, Shard
 from workers.build import build_layers
 from workers.config import FreezeConfig
-from workers.elastic.layer_source import base_of
+from workers.devices.device import CpuDevice
+from workers.elastic.layer_source import LayerSource, base_of
 from workers.elastic.modules_ahead import ModulesAhead
 from workers.elastic.standby import Base, Standbys
 from workers.elastic.switch import Switched, take_up
+from workers.fault_injection.points import FaultPoints
 from workers.freezing.plans import Plans, Settings
 from workers.layer import Layer
 from workers.models.definition import LayerBuilder, ModelDefinition
@@ -149,19 +153,43 @@ def test_modules_are_built_beside_training_and_only_while_they_are_wanted() -> N
     ahead = ModulesAhead(build, told.append)
     other = Piece(0, PIECE.shard)
     assert ahead.ready(())
+    assert not ahead.wanted
+    assert ahead.settled
     assert not ahead.ready({PIECE, other})
     assert began.wait(10)
     # While one is built, another plan takes the place of the first.
     assert not ahead.ready({PIECE})
+    assert not ahead.settled
     go_on.set()
     while not ahead.ready({PIECE}):
         pass
     assert asked == [other, PIECE]
+    assert ahead.settled
     assert [*ahead.taken()] == [PIECE]
+    assert not ahead.wanted
     assert ahead.taken() == {}
     lost = {Piece(2, PIECE.shard)}
     while not told:
         assert not ahead.ready(lost)
     assert told == ["layer 2 (shard 0 of 2) cannot be taken over: no room"]
     assert not ahead.ready(lost)
+    assert ahead.settled, "nobody waits for it any longer"
     assert len(asked) == 3, "it is not tried again"
+
+
+def test_layers_that_were_built_ahead_are_taken_once_by_a_rank_of_their_shard(tmp_path: Path) -> None:
+    faults = FaultPoints(lambda report: None)
+    source = LayerSource(small_config(tmp_path), DEFINITION, CpuDevice(), ADAMW, b"", faults)
+    other = Piece(0, Shard(1, 2))
+    made = {piece: source.build_ahead(piece) for piece in (PIECE, other)}
+    source.begin(FREEZE, PIECE.shard, made)
+    assert source.build([1], 3, beside_training=True)[1] is not made[PIECE]
+    assert source.build([1], 3, WHOLE)[1] is not made[PIECE]
+    built = source.build([0, 1], 3)
+    assert built[1] is made[PIECE]
+    assert built[0] is not made[other]
+    assert {state.shard for _, state in built.values()} == {PIECE.shard}
+    assert source.build([1], 3)[1] is not made[PIECE]
+    source.begin(FREEZE, PIECE.shard, made)
+    source.end()
+    assert source.build([1], 3)[1] is not made[PIECE]

@@ -15,6 +15,7 @@ from orchestrator.events import types as events
 from orchestrator.events.types import KINDS, Record
 from orchestrator.history.job_view import fold
 from orchestrator.history.proposal import Proposal
+from planner.shards import Piece, Shard
 from workers.protocol import CopiedAhead, JobError, MemoryLow, MemoryShortage, StandbyReport
 
 PROPOSAL = Proposal(
@@ -45,6 +46,21 @@ def test_every_event_is_one_line() -> None:
         (
             StandbyReport(step=9, rank=2, layers=(4, 5), bytes=0, seconds=0.0, given_up=True),
             "the copies in place 2 are given up at step 9, for want of host memory: layers 4, 5",
+        ),
+        (
+            StandbyReport(
+                step=9,
+                rank=2,
+                layers=(4,),
+                bytes=0,
+                seconds=0.0,
+                shards=(Piece(4, Shard(0, 2)), Piece(4, Shard(1, 2))),
+            ),
+            "the copies in place 2 are up to date at step 9: layers 4 (shard 0 of 2), 4 (shard 1 of 2)",
+        ),
+        (
+            StandbyReport(step=9, rank=2, layers=(), bytes=0, seconds=0.0),
+            "place 2 has built at step 9 what it owns in the next generation",
         ),
         (
             events.OutOfMemory(

@@ -1,9 +1,14 @@
-"""The link between two places of a plan, as far as a profile knows it."""
+"""The devices of a plan's places and the links between them, as far as a profile knows them."""
 
 from __future__ import annotations
 
 from planner.plan import Plan
-from planner.profile import Link, Profile
+from planner.profile import DeviceProfile, Link, Profile
+
+
+def device_of(profile: Profile, plan: Plan, place: int) -> DeviceProfile:
+    """The device of a place: that of the first pipeline."""
+    return profile.cluster.devices[plan.place(place).rank]
 
 
 def link_between(profile: Profile, plan: Plan, source: int, target: int) -> Link | None:
