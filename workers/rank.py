@@ -74,6 +74,7 @@ from workers.protocol import (
 )
 from workers.reproducibility import determinism
 from workers.sampling.sampler import Sampler, sampler_of
+from workers.shards.of_siblings import weights_of_siblings
 from workers.state.layer_state import LayerState, apart, bytes_of, host_copy, in_host_memory, whole_of
 from workers.state.loss_scale import LossScale
 from workers.state.optim import Optimizer, make_optimizer
@@ -293,7 +294,7 @@ class Rank:
                 raise
             known |= haul.whole
             held |= {piece: (None, state) for piece, state in haul.pieces.items()} | _held(haul.whole)
-            before = self._salvaged if self._step == assignment.step else {}
+            before = self._weights_only() if self._step == assignment.step else {}
             weights = {**before, **haul.weights}
             salvaged = {piece: weights[piece] for piece in assignment.salvaged if piece in weights}
         self._layers = {layer: known[layer] for layer in owned}
@@ -403,6 +404,15 @@ class Rank:
         self._standbys = self._training = None
         self._withdraw()
         collect_objects()
+
+    def _weights_only(self) -> dict[Piece, LayerState]:
+        """Layers and shards of `_step` whose moments are not here: what came without them, and siblings' weights that
+        it computes with."""
+        training = self._training
+        if self._config.elastic.salvage == "none" or training is None or not training.weights_together:
+            return self._salvaged
+        siblings = [one for built in self._layers.values() for one in weights_of_siblings(*built)]
+        return {Piece(one.layer, one.shard): one for one in siblings} | self._salvaged
 
     def _held_on_host(self) -> dict[Piece, HostCopy]:
         """All copies in host memory that know `_step`."""
@@ -629,7 +639,7 @@ class Rank:
             undecided=training.undecided if training is not None else None,
             began=self._began,
             holds=tuple(sorted({*self._held(), *self._held_on_host()})),
-            weights=tuple(sorted(self._salvaged)),
+            weights=tuple(sorted(self._weights_only())),
             freeze_plans=self._freeze_plans.known,
             loss_scale=self._loss_scale,
             snapshots=self._snapshots.held(),
@@ -658,7 +668,7 @@ class Rank:
         if self._step == settlement.step:
             self._offer(self._held(), self._held_on_host())
             if self._server is not None:
-                self._server.offer(self._step, self._salvaged.values(), Part.WEIGHTS)
+                self._server.offer(self._step, self._weights_only().values(), Part.WEIGHTS)
 
     def save(
         self, folder: str, step: int, layers: Sequence[int], sources: Sequence[Source] = ()
