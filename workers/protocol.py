@@ -450,8 +450,8 @@ class Position:
     """Layers, or shards of them, whose state of `step` is complete here, as owner or standby. If undecided, it can roll
     all of them forward."""
     weights: tuple[Piece, ...] = ()
-    """Layers, or shards of them, of which only the weights of `step` are here: their source was lost before the moments
-    had arrived."""
+    """Layers, or shards of them, of which only the weights of `step` are here, where the job salvages them: their
+    source was lost before the moments had arrived, or a sibling keeps them. If undecided, it can roll none forward."""
     freeze_plans: tuple[FreezePlan, ...] = ()
     """The adopted freeze plans, with their starts."""
     loss_scale: LossScale | None = None

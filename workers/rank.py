@@ -466,6 +466,8 @@ class Rank:
         if training.vector is not None:
             commit.vector = training.vector
         self._began = training.began
+        together = self._config.elastic.salvage != "none" and training.weights_together
+        self._holdings.siblings_weights_known = together
 
     def working(self) -> Working | None:
         """The action that it is computing; None: it waits for other ranks, or does something else."""
@@ -487,7 +489,7 @@ class Rank:
             undecided=training.undecided if training is not None else None,
             began=self._began,
             holds=self._holdings.pieces(),
-            weights=tuple(sorted(self._holdings.salvaged)),
+            weights=tuple(sorted(self._holdings.weights_only())),
             freeze_plans=self._freeze_plans.known,
             loss_scale=commit.loss_scale,
             snapshots=self._holdings.snapshots.held(),
@@ -515,7 +517,7 @@ class Rank:
             self._take_over(self._training)
         if self._commit.step == settlement.step:
             self._holdings.offer()
-            self._holdings.offer_salvaged()
+            self._holdings.offer_weights_only()
 
     def save(
         self, folder: str, step: int, layers: Sequence[int], sources: Sequence[Source] = ()

@@ -211,6 +211,11 @@ class Training:
         return None if self._undecided is None else self._undecided.step
 
     @property
+    def weights_together(self) -> bool:
+        """Whether all weights that it computes with are those of `step`, those of siblings' shards included."""
+        return not self.torn and self._minibatch.weights.together
+
+    @property
     def left(self) -> Unfinished:
         """What is done of the commit of `step`, for the next generation."""
         return Unfinished(

@@ -249,7 +249,7 @@ def _live(now: Situation, step: int) -> _Holdings:
     return _Holdings(
         step=step,
         pieces={rank: now.positions[rank].holds for rank in current},
-        weights={rank: now.positions[rank].weights for rank in current},
+        weights={rank: _weights(now.positions[rank], step) for rank in current},
         loss_scale=next((scale for scale in scales if scale is not None), None),
     )
 
@@ -421,9 +421,16 @@ def _missing(now: Situation, step: int, *, weights: bool = False) -> tuple[int, 
     """Return the layers of which no living rank holds the state of `step`."""
     current = [now.positions[rank] for rank in _current(now, step)]
     there = _by_layer(
-        piece for position in current for piece in (*position.holds, *(position.weights if weights else ()))
+        piece
+        for position in current
+        for piece in (*position.holds, *(_weights(position, step) if weights else ()))
     )
     return tuple(layer for layer in range(_layers(now.plan)) if not made_of(layer, there.get(layer, set())))
+
+
+def _weights(position: Position, step: int) -> tuple[Piece, ...]:
+    """What a rank that stands at `step`, or will, has only the weights of: an undecided rank rolls none forward."""
+    return position.weights if position.step == step else ()
 
 
 def _by_layer(pieces: Iterable[Piece]) -> dict[int, set[Piece]]:

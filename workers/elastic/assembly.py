@@ -93,7 +93,7 @@ def _gathered(
     except (DamagedCheckpointError, StateStreamError):
         holdings.keep(haul, assignment)
         raise
-    weights = {**holdings.salvaged, **haul.weights}
+    weights = {**holdings.weights_only(), **haul.weights}
     return Assembled(
         layers={layer: (layers | haul.whole)[layer] for layer in owned},
         bases=bases,

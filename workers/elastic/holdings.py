@@ -17,6 +17,7 @@ from workers.elastic.standby import Standbys
 from workers.last_commit import LastCommit
 from workers.process.host_memory import collect_objects
 from workers.protocol import Assignment, Part, Source
+from workers.shards.of_siblings import weights_of_siblings
 from workers.state.layer_state import LayerState, host_copy, whole_of
 from workers.state_stream.stream import StateServer
 
@@ -52,7 +53,9 @@ class Holdings:
         """Layers, and shards of them, that it holds without owning them, until it trains again."""
         self._on_host: dict[Piece, HostCopy] = {}
         """Copies in host memory that know the step, until it trains again."""
-        self.salvaged: dict[Piece, LayerState] = {}
+        self.siblings_weights_known = False
+        """Whether the weights of siblings' shards with which it computes are those of the step, and may be salvaged."""
+        self._salvaged: dict[Piece, LayerState] = {}
         """Weights of layers, or shards of them, whose moments are lost, until it trains with them."""
         self._mixed: frozenset[Piece] = frozenset()
         """What of `layers` has other moments than those of the step, until it trains with them."""
@@ -102,6 +105,14 @@ class Holdings:
             )
             raise
 
+    def weights_only(self) -> dict[Piece, LayerState]:
+        """Layers, and shards of them, whose moments are not here: what came without them, and siblings' weights that
+        the rank computes with."""
+        if not self.siblings_weights_known:
+            return self._salvaged
+        siblings = [one for built in self.layers.values() for one in weights_of_siblings(*built)]
+        return {Piece(one.layer, one.shard): one for one in siblings} | self._salvaged
+
     @property
     def _trained(self) -> Standbys | None:
         """The standbys once they have trained: before, the copies are among what is idle."""
@@ -135,7 +146,8 @@ class Holdings:
         self.layers, self.standbys = layers, standbys
         own = held_as(layers)
         self._idle = {piece: one for piece, one in idle.items() if piece not in own}
-        self._on_host, self.salvaged, self._mixed = {**on_host}, {**salvaged}, mixed
+        self._on_host, self._salvaged, self._mixed = {**on_host}, {**salvaged}, mixed
+        self.siblings_weights_known = False
 
     def switch(self, layers: Built, standbys: Standbys) -> None:
         """Hold what the rank follows another plan with, in the same generation."""
@@ -147,14 +159,14 @@ class Holdings:
             self._commit.move_to(assignment.step, assignment.loss_scale)
         complete: Held = {piece: (None, state) for piece, state in haul.pieces.items()}
         complete |= held_as(haul.whole)
-        weights = {**self.salvaged, **haul.weights}
-        self.salvaged = {piece: state for piece, state in weights.items() if piece not in complete}
+        weights = {**self._salvaged, **haul.weights}
+        self._salvaged = {piece: state for piece, state in weights.items() if piece not in complete}
         self._idle |= complete
 
     def clear(self) -> None:
         """All ranks move to another step: what is here is of no use, and takes the memory of what comes."""
-        self.layers, self._idle, self._on_host, self.salvaged = {}, {}, {}, {}
-        self._mixed = frozenset()
+        self.layers, self._idle, self._on_host, self._salvaged = {}, {}, {}, {}
+        self._mixed, self.siblings_weights_known = frozenset(), False
         self.standbys = None
         self.withdraw()
         collect_objects()
@@ -162,7 +174,8 @@ class Holdings:
     def begin_training(self) -> None:
         """Every rank has joined, so every rank has the layers that it needs: let go of what no owner or standby
         holds, and offer nothing."""
-        self._idle, self._on_host, self.salvaged, self._mixed = {}, {}, {}, frozenset()
+        self._idle, self._on_host, self._salvaged, self._mixed = {}, {}, {}, frozenset()
+        self.siblings_weights_known = False
         self.withdraw()
 
     def end_training(self) -> None:
@@ -183,10 +196,10 @@ class Holdings:
                 self._commit.step, {piece: partial(self.newest, one) for piece, one in on_host.items()}
             )
 
-    def offer_salvaged(self) -> None:
+    def offer_weights_only(self) -> None:
         """Offer the weights of what lacks its moments."""
         if self._server is not None:
-            self._server.offer(self._commit.step, self.salvaged.values(), Part.WEIGHTS)
+            self._server.offer(self._commit.step, self.weights_only().values(), Part.WEIGHTS)
 
     def offer_bases(self, pieces: Iterable[Piece]) -> None:
         """Offer copies of those of `pieces` that it owns, as they are now."""

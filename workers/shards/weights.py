@@ -72,6 +72,11 @@ class WeightExchange:
         self._tags = tags
         self._stale = bool(layers)
 
+    @property
+    def together(self) -> bool:
+        """Whether all weights are those of the newest commit."""
+        return not self._stale
+
     def changed(self) -> None:
         """Each sibling has updated its own shards."""
         self._stale = bool(self._layers)

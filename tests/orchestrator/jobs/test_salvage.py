@@ -12,7 +12,7 @@ import torch
 from fault_rows import assert_consistent
 from process_hosts import ElasticJob, Ran, assert_gone
 from ray_jobs import resolved
-from rigs import dies_before_its_last_layer, dies_before_its_moments
+from rigs import all_gather_or_none, dies_before_its_last_layer, dies_before_its_moments
 from tiny_jobs import tiny
 
 from orchestrator.events import types as events
@@ -31,9 +31,11 @@ from workers.checkpoint.folder import (
 )
 from workers.checkpoint.manifest import Manifest
 from workers.data.registry import open_dataset
+from workers.fault_injection.fault import Fault
+from workers.fault_injection.kinds import FaultKind, Phase
 from workers.launch.ranks import Job, run_threads
 from workers.models.registry import build_definition
-from workers.protocol import CheckpointRef, CheckpointReport, Request, StepReport
+from workers.protocol import CheckpointRef, CheckpointReport, FaultReport, Request, StepReport
 from workers.state.layer_state import LayerState
 from workers.state.optim import make_optimizer
 
@@ -75,7 +77,7 @@ def job(
 
 @dataclass(frozen=True)
 class Drained:
-    """A job that one rank left too soon."""
+    """A job that one rank left too soon, or in a step."""
 
     ran: Ran
     saved: int
@@ -85,8 +87,25 @@ class Drained:
     """Number of committed steps."""
 
 
+GOING = Going(frozenset({1}), "file", 30.0, "n", "h")
+
+
 def drained(done: Resolved, rig: Callable[[int], None], room: int | None = None) -> Drained:
     """Run a job where rank 1 gets notice once there is a checkpoint and dies while it sends its layers."""
+    return lost(done, lambda running: running.post(GOING), rig=rig, room=room)
+
+
+def killed(done: Resolved, phase: Phase, room: int | None = None) -> Drained:
+    """Run a job where rank 1 is killed in a phase of a step, once there is a checkpoint."""
+    kill = Fault(kind=FaultKind.KILL, phase=phase)
+    found = lost(done, lambda running: running.call(1, "arm", kill), rig=all_gather_or_none, room=room)
+    (fired,) = found.ran.of(FaultReport)
+    assert (fired.rank, fired.fault, fired.phase) == (1, "kill", phase)
+    return found
+
+
+def lost(done: Resolved, lose: Callable[[ElasticJob], None], **hosts: Any) -> Drained:
+    """Run a job that loses rank 1 once there is a checkpoint."""
     done_with: set[str] = set()
 
     def once(what: str) -> bool:
@@ -99,13 +118,13 @@ def drained(done: Resolved, rig: Callable[[int], None], room: int | None = None)
             case StepReport(step=3) if once("save"):
                 running.post(Asked(Request.CHECKPOINT))
             case CheckpointReport() if once("drain"):
-                running.post(Going(frozenset({1}), "file", 30.0, "n", "h"))
+                lose(running)
             case StepReport(generation=2) if once("stop"):
                 running.post(Asked(Request.STOP))
             case _:
                 pass
 
-    ran = ElasticJob(done, act, rig=rig, room=room).run()
+    ran = ElasticJob(done, act, **hosts).run()
     assert isinstance(ran.state, Finished), ran.state
     (failed,) = ran.of(events.RankFailed)
     assert failed.rank == 1
@@ -151,7 +170,7 @@ def with_moments(state: LayerState, old: LayerState, names: set[str]) -> LayerSt
 
 def went_on_with(quiet: Resolved, drained: Drained, pieces: Iterable[Piece], folder: Path) -> str:
     """The last state if a run goes on where the others did, with the moments of `pieces` from the checkpoint."""
-    lost = {piece.layer: piece.shard for piece in pieces}
+    shards = {piece.layer: piece.shard for piece in pieces}
     refs, step, saved = (
         {r.step: r for r in checkpoints(quiet.config.output)},
         drained.regrouped.step,
@@ -162,9 +181,9 @@ def went_on_with(quiet: Resolved, drained: Drained, pieces: Iterable[Piece], fol
     files = {}
     for layer in range(len(manifest.layers)):
         state = read_layer(refs[step], manifest, layer)
-        if layer in lost:
+        if layer in shards:
             old = read_layer(refs[saved], read_manifest(refs[saved]), layer)
-            state = with_moments(state, old, parameters_of(quiet, layer, lost[layer]))
+            state = with_moments(state, old, parameters_of(quiet, layer, shards[layer]))
         files |= {record.name: record for record in write_layer(mixed.path, state)}
     fields = {name: getattr(manifest, name) for name in manifest.__dataclass_fields__}
     write_manifest(mixed.path, Manifest(**{**fields, "files": files}))
@@ -200,20 +219,51 @@ def test_shards_of_which_only_weights_came_go_on_with_the_moments_of_the_checkpo
     """The other rank goes on alone, with whole layers, or a spare takes the lost one's place and shards."""
     shared: dict[str, Any] = {"shard": shard, "precision": precision}
     done = job(tmp_path / "drained", SLOW, salvage="weights", spares=spares, **shared)
-    drain = drained(done, dies_before_its_moments, room=2 + spares)
-    assert drain.ran.steps == list(range(1, drain.end + 1))
-    assert drain.regrouped.steps_lost == 0
-    assert drain.regrouped.step > drain.saved
-    lost = done.plan.pieces_of_place(1)
-    assert {piece.shard for piece in lost} == {Shard(1, 2)}
+    went = drained(done, dies_before_its_moments, room=2 + spares)
+    assert went.regrouped.rerun == 0, "no step was in flight"
+    check_salvaged(done, went, tmp_path, **shared)
+    assert went.ran.of(events.Issued)[-1].plan.shards == 1 + spares
+
+
+def test_what_siblings_computed_with_is_left_of_a_killed_rank(tmp_path: Path) -> None:
+    """A spare takes its place."""
+    shared: dict[str, Any] = {"shard": "optimizer"}
+    done = job(tmp_path / "killed", SLOW, salvage="weights", spares=1, allow_faults=True, **shared)
+    went = killed(done, Phase.BEFORE_COMMIT, room=3)
+    assert (went.regrouped.cause, went.regrouped.rerun) == ("loss", 1)
+    check_salvaged(done, went, tmp_path, **shared)
+
+
+@pytest.mark.parametrize(
+    ("precision", "phase"), [("bfloat16", Phase.BEFORE_COMMIT), ("float32", Phase.AFTER_COMMIT)]
+)
+def test_what_siblings_computed_with_counts_only_if_it_is_the_newest_in_32_bits(
+    tmp_path: Path, precision: str, phase: Phase
+) -> None:
+    """After an update, each sibling has the newest weights of its own shards alone."""
+    shared: dict[str, Any] = {"shard": "optimizer", "precision": precision}
+    done = job(tmp_path / "killed", SLOW, salvage="weights", allow_faults=True, **shared)
+    went = killed(done, phase)
+    assert went.regrouped.steps_lost > 0
+    assert f"back to the checkpoint of step {went.saved}" in went.regrouped.reason
+    assert went.ran.state_sha256 == quiet(tmp_path / "quiet", went.end, **shared)[1]
+
+
+def check_salvaged(done: Resolved, went: Drained, folder: Path, **shared: Any) -> None:
+    """Check that no step is lost, that all shards of rank 1 and no others have the moments of the checkpoint, and that
+    all weights are those of the newest step."""
+    assert went.ran.steps == list(range(1, went.end + 1))
+    assert went.regrouped.steps_lost == 0
+    assert went.regrouped.step > went.saved
+    pieces = done.plan.pieces_of_place(1)
+    assert {piece.shard for piece in pieces} == {Shard(1, 2)}
     assert (
-        f"only the weights are left of shards of layers {', '.join(str(piece.layer) for piece in lost)}: training"
-        f" continues with the moments of the checkpoint of step {drain.saved}" in drain.regrouped.reason
+        f"only the weights are left of shards of layers {', '.join(str(piece.layer) for piece in pieces)}: training"
+        f" continues with the moments of the checkpoint of step {went.saved}" in went.regrouped.reason
     )
-    assert drain.ran.of(events.Issued)[-1].plan.shards == 1 + spares
-    calm, calm_sha256 = quiet(tmp_path / "quiet", drain.end, **shared)
-    assert drain.ran.state_sha256 == went_on_with(calm, drain, lost, tmp_path / "mixed")
-    assert drain.ran.state_sha256 != calm_sha256
+    calm, calm_sha256 = quiet(folder / "quiet", went.end, **shared)
+    assert went.ran.state_sha256 == went_on_with(calm, went, pieces, folder / "mixed")
+    assert went.ran.state_sha256 != calm_sha256
 
 
 def test_by_default_all_go_back_to_the_checkpoint_and_keep_their_bits(tmp_path: Path) -> None:

@@ -523,7 +523,10 @@ def test_weights_of_shards_fill_in_where_nothing_complete_is_left(
     }
 
     def there(step: int, *, weights: bool) -> set[Piece]:
-        return {piece for n in at_step[step] for piece in (*ranks[n][0], *(ranks[n][1] if weights else ()))}
+        """An undecided rank has no weights of step 4."""
+        found = {piece for n in at_step[step] for piece in ranks[n][0]}
+        having = [n for n in at_step[step] if weights and steps[ranks[n][2]]["step"] == step]
+        return found.union(*(ranks[n][1] for n in having))
 
     decision = decide(now)
     assert isinstance(decision, RecoveryPlan)
@@ -536,8 +539,9 @@ def test_weights_of_shards_fill_in_where_nothing_complete_is_left(
         return
     assert decision.step == left
     for source in decision.sources:
-        held, weights, _ = ranks[source.rank]
+        held, weights, how = ranks[source.rank]
         assert source.rank in at_step[left]
+        assert source.part is Part.ALL or steps[how]["step"] == left
         assert source.piece in (weights if source.part is Part.WEIGHTS else held)
         assert source.part is Part.ALL or source.piece not in there(left, weights=False)
     for layer in range(2):

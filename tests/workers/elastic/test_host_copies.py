@@ -216,8 +216,8 @@ def test_a_rank_gives_up_a_copy_that_has_found_no_room_twice_and_says_so(rank: R
     host, told = Host(rank, free_bytes=LEAST_FREE_BYTES), list[Any]()
     copy = host_copy_of(rank, 3, host.form.check_room)
     copy.add(commit(rank, 3, 1))
-    rank._report, rank._step = told.append, 1
-    rank._layers, rank._on_host = {}, {Piece(3): copy}
+    rank._report, rank._commit.step = told.append, 1
+    rank._holdings.layers, rank._holdings._on_host = {}, {Piece(3): copy}
     for end in ("tried once more", "given up"):
         assert rank.position().holds == (Piece(3),)
         with pytest.raises(JobError, match=r"rank 0 could not write to .*: another base of layer 3 takes"):

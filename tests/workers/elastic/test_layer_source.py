@@ -18,7 +18,7 @@ from planner.shards import WHOLE, Piece, Shard
 from workers.checkpoint.folder import checkpoints, read_layer, read_manifest
 from workers.config import CheckpointConfig, ElasticConfig
 from workers.elastic import layer_source
-from workers.elastic.layer_source import Built
+from workers.elastic.layer_source import Built, Haul
 from workers.launch.ranks import assignment, run_threads
 from workers.protocol import Assignment, CheckpointRef, Generation, JobError, Part, Settlement, Source
 from workers.rank import Rank
@@ -150,6 +150,24 @@ def test_what_came_is_kept_and_goes_on_with_other_moments(
     assert (position.holds, position.weights) == (tuple(map(Piece, range(4))), tuple(map(Piece, lost)))
 
 
+def test_weights_fill_in_beside_layers_that_are_here_without_a_module(
+    here: Here, servers: tuple[StateServer, StateServer]
+) -> None:
+    """As copies in host memory are."""
+    states, source = here.states(1), here.rank._source
+    assert source is not None
+    servers[0].offer(3, [states[layer] for layer in LAYERS if layer not in (2, 5)])
+    servers[1].offer(3, [states[5]], Part.WEIGHTS)
+    given = {layer: servers[layer == 5] for layer in LAYERS}
+    haul = Haul()
+    source.fetch_all([*LAYERS], here.told(3, given, (5,)), haul, {Piece(2): (None, states[2])})
+    beginning = source.build([5], 0)[5][1]
+    for layer, (_, state) in haul.whole.items():
+        assert same(state, states[layer], Part.WEIGHTS)
+        assert same(state, beginning if layer == 5 else states[layer], Part.MOMENTS)
+    assert {*haul.whole} == {*LAYERS}
+
+
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("whole", [True, False])
 def test_shards_without_moments_get_those_of_the_checkpoint_and_no_others_do(
@@ -237,7 +255,7 @@ def test_what_came_of_an_earlier_step_is_no_part_of_a_later_one(
             tuple(map(Piece, kept)),
             None,
         )
-    assert same(here.rank._holdings.salvaged[Piece(3)], late[3], Part.WEIGHTS)
+    assert same(here.rank._holdings._salvaged[Piece(3)], late[3], Part.WEIGHTS)
     assert not same(early[3], late[3], Part.WEIGHTS)
 
 

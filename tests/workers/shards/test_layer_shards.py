@@ -16,8 +16,9 @@ from workers.config import FreezeConfig, OptimizerConfig
 from workers.freezing.freezer import begin_statistics
 from workers.layer import Layer
 from workers.models.definition import LayerBuilder, ModelDefinition
-from workers.protocol import JobError
-from workers.state.layer_state import LayerState, digest, host_copy, load_, whole_of
+from workers.protocol import JobError, Part
+from workers.shards.of_siblings import weights_of_siblings
+from workers.state.layer_state import LayerState, digest, host_copy, load_, part_of, united, whole_of
 from workers.state.optim import Optimizer, make_optimizer
 
 CPU = torch.device("cpu")
@@ -189,3 +190,32 @@ def test_gradients_of_other_shards_are_left_alone() -> None:
     assert [buffer.numel() for buffer in gradients.buffers] == [40]
     grads: list[Tensor | None] = [p.grad for p in layer.module.parameters() if p.requires_grad]
     assert all(grad is not None and bool((grad == 1).all()) for grad in grads)
+
+
+@pytest.mark.parametrize("sizes", [(64, 30, 1, 64, 7), (5,)])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16-autocast"])
+def test_what_a_rank_computes_with_has_the_weights_of_its_siblings_shards(
+    sizes: tuple[int, ...], precision: str
+) -> None:
+    """One that takes a lost shard's place can load it, with moments from elsewhere; a shard may be empty."""
+    ranks = [built(sizes, Shard(number, 3), precision=precision) for number in range(3)]
+    theirs = [updated(*rank, ADAMW, 2) for rank in ranks]
+    layer, state = ranks[1]
+    assert layer.shared is not None
+    for number in (0, 2):
+        cut = layer.shared.cuts[number]
+        layer.shared.take(number, [theirs[number].flats[buffer].weights for buffer, _ in cut.parts])
+    found = weights_of_siblings(layer, state)
+    assert [each.shard for each in found] == [Shard(0, 3), Shard(2, 3)]
+    for each in found:
+        there = theirs[each.shard.number]
+        assert digest(each) == digest(there)
+        assert each.weights.keys() == there.weights.keys()
+        fresh = built(sizes, each.shard, precision=precision)[1]
+        load_(fresh, united(each, part_of(there, Part.MOMENTS)))
+        assert_same(fresh, there)
+
+
+def test_16_bits_are_not_the_weights_that_a_sibling_keeps() -> None:
+    assert weights_of_siblings(*built((64, 64), Shard(0, 2), precision="bfloat16")) == []
+    assert weights_of_siblings(*built((64, 64), Shard(0, 1))) == []
