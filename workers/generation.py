@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from planner.arrivals import Arrivals
 from planner.features import Sample
 from planner.observed import StepTimes
@@ -29,11 +31,12 @@ from workers.fault_injection.points import FaultPoints
 from workers.freezing.freezer import Extent, Freezer
 from workers.freezing.mask import LayerParameters
 from workers.freezing.plans import Plans
+from workers.gradients.curvature import CurvatureProbe, Place
 from workers.gradients.exchange import TiedUse
 from workers.gradients.parts import Apart
 from workers.layer import Layer, Loss
 from workers.models.definition import ModelDefinition
-from workers.protocol import Report
+from workers.protocol import CurvatureReport, Report
 from workers.stage import Stage
 from workers.state.layer_state import LayerState
 from workers.state.optim import Optimizer
@@ -139,6 +142,23 @@ def make_freezer(setup: GenerationSetup, step: int) -> Freezer:
         for index, (layer, _) in sorted(setup.layers.items())
     }
     return Freezer(config.freeze, extent, states, parameters, setup.freeze_plans, step)
+
+
+def make_curvature_probe(
+    setup: GenerationSetup, counted: Mapping[Place, Tensor], report: Callable[[CurvatureReport], None]
+) -> CurvatureProbe | None:
+    """What samples how fast the gradient changes, if the job wants that and no sibling does it for this rank.
+
+    Args:
+        counted: the rank's parameters, each tied one once.
+    """
+    every, plan = setup.config.curvature_every, setup.plan
+    if not every or (setup.pipeline != 0 and plan.shards == 1):
+        return None
+    states = {layer: state for layer, (_, state) in setup.layers.items()}
+    sampled = {place: p for place, p in counted.items() if place[1] in states[place[0]].updates}
+    weights = {(layer, name): states[layer].weights[name] for layer, name in sampled}
+    return CurvatureProbe(every, setup.place, plan.replicas * plan.microbatches, sampled, weights, report)
 
 
 def make_stages(setup: GenerationSetup, freezer: Freezer, parts: Apart | None = None) -> dict[int, Stage]:

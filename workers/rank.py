@@ -400,7 +400,7 @@ class Rank:
             setup.place,
             self._holdings.layers,
             setup.standbys,
-            before.modules.taken(),
+            before.upkeep.modules.taken(),
             freeze=Settings(self._config.freeze, self._freeze_plans),
             optimizer=self._optimizer,
             step=self._commit.step,

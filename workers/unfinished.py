@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from planner.shards import Piece, Shard
-from workers.protocol import Request
+from workers.protocol import JobError, Request
 from workers.state.loss_scale import LossScale
 
 
@@ -57,6 +57,23 @@ class Greeting:
             left = Unfinished(**fields)
         pieces = tuple(Piece(layer, Shard(*shard)) for layer, shard in lacks)
         return Greeting(host=host, port=port, left=left, lacks=pieces, loss_scale=LossScale.from_json(scale))
+
+
+def agreed_loss_scale(greetings: Sequence[Greeting], step: int) -> LossScale:
+    """The loss scale after `step`, from a rank that knows it: from the newest commit, or from the checkpoint.
+
+    Raises:
+        JobError: none knows it.
+    """
+    known = {greeting.loss_scale for greeting in greetings if greeting.loss_scale is not None}
+    if not known:
+        raise JobError(
+            f"no rank that is left knows the loss scale after step {step}: resume from the newest checkpoint,"
+            " which holds it"
+        )
+    assert len(known) == 1, f"ranks differ in the loss scale after step {step}: {known}"
+    (scale,) = known
+    return scale
 
 
 def agree(greetings: Sequence[Greeting], step: int) -> Unfinished | None:

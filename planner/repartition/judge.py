@@ -13,18 +13,12 @@ from itertools import accumulate
 import numpy as np
 
 from planner.ir import Kind
-from planner.profile import Link
+from planner.repartition.link_times import LINK, NO_LINK, RECEIVER, SENDER, LinkTimes
 from planner.repartition.problem import Candidates, Floats, Integers, Order, Problem
 from planner.shards import Piece, Shard
 from planner.simulation.gradient_communication import fold_s, folding_s
 from planner.simulation.many import Levels, ManyMessages, levels_of, neighbour_of, rank_ends_s
-from planner.simulation.shard_parts import part_of, weight_bytes
-
-_FIELDS = ("sender_s", "sender_s_per_byte", "bytes_per_s", "latency_s", "receiver_s", "receiver_s_per_byte")
-"""Of a `Link`."""
-_NOTHING = Link(latency_s=0.0, bytes_per_s=float("inf"))
-_SENDER, _LINK, _LATENCY, _RECEIVER = range(4)
-"""The parts of a message's time."""
+from planner.simulation.shard_parts import part_of
 
 
 class Judge:
@@ -32,6 +26,7 @@ class Judge:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
+        self._links = LinkTimes(problem)
         self.simulated = 0
         """Candidates simulated so far."""
         self.bounded = 0
@@ -43,7 +38,7 @@ class Judge:
         self.simulated += len(candidates)
         slow = self._slow(candidates)
         stage_s = self._stage_s(candidates.cuts, slow)
-        there, back = self._messages(candidates)
+        there, back = self._links.messages(candidates)
         parts = {Kind.FORWARD: there, Kind.BACKWARD: back, Kind.INPUT_GRAD: back}
         silent = np.zeros((4, len(candidates)))
         messages = [
@@ -58,7 +53,7 @@ class Judge:
             self._seconds(candidates, slow, stage_s),
             ManyMessages(sender_s=sender_s, link_s=link_s, latency_s=latency_s, receiver_s=receiver_s),
         )
-        return (ends_s.T + self._exchange_s(candidates)).max(axis=1) + self._outside_s(candidates, slow)
+        return (ends_s.T + self._links.exchange_s(candidates)).max(axis=1) + self._outside_s(candidates, slow)
 
     def bound_s(self, candidates: Candidates) -> Floats:
         """float[N]: no step of a candidate is shorter than its bound."""
@@ -68,17 +63,17 @@ class Judge:
             return np.zeros(len(candidates))
         slow = self._slow(candidates)
         times = self._stage_s(candidates.cuts, slow)
-        there, back = self._messages(candidates)
+        there, back = self._links.messages(candidates)
         head, tail = self._way_there_s(times, there), self._way_back_s(times, back)
         # A rank is held by the messages that it sends and receives.
-        held = there[:, :, _SENDER] + back[:, :, _SENDER]
-        held[:, 1:] += there[:, :-1, _RECEIVER]
-        held[:, :-1] += back[:, 1:, _RECEIVER]
+        held = there[:, :, SENDER] + back[:, :, SENDER]
+        held[:, 1:] += there[:, :-1, RECEIVER]
+        held[:, :-1] += back[:, 1:, RECEIVER]
         without_weights = times["forward"] + times["input_grad"] + times["recompute"] + held
         without_weights *= problem.window.microbatches
         whole = without_weights + times["weight_grad_all"] + self._all_folds_s(candidates, slow)
-        last_send = np.maximum(back[:, :, _SENDER], there[:, :, _SENDER])
-        exchange_s = self._exchange_s(candidates)
+        last_send = np.maximum(back[:, :, SENDER], there[:, :, SENDER])
+        exchange_s = self._links.exchange_s(candidates)
         bounds = np.zeros(len(candidates))
         for rank in range(problem.ranks):
             own = list(problem.stages_of_rank[rank])
@@ -94,7 +89,7 @@ class Judge:
         """float[N, S]: until the first forward's input arrives; taking it in holds the rank already."""
         to_next = times["forward"][:, :-1] + there[:, :-1].sum(axis=2)
         way = np.zeros_like(there[:, :, 0])
-        way[:, 1:] = np.cumsum(to_next, axis=1) - there[:, :-1, _RECEIVER]
+        way[:, 1:] = np.cumsum(to_next, axis=1) - there[:, :-1, RECEIVER]
         return way
 
     def _way_back_s(self, times: dict[str, Floats], back: Floats) -> Floats:
@@ -102,8 +97,8 @@ class Judge:
         backward_s = times["input_grad"]
         if not self._problem.splits and self._problem.ratios is None:
             backward_s = backward_s + times["weight_grad"]
-        on = back[:, 1:, _LINK:].sum(axis=2) + backward_s[:, :-1]
-        on[:, 1:] += back[:, 1:-1, _SENDER]
+        on = back[:, 1:, LINK:].sum(axis=2) + backward_s[:, :-1]
+        on[:, 1:] += back[:, 1:-1, SENDER]
         way = np.zeros_like(back[:, :, 0])
         way[:, 1:] = np.cumsum(on, axis=1)
         return way
@@ -126,7 +121,7 @@ class Judge:
         All pipelines of a step end together, so the slowest sibling counts."""
         orders = candidates.orders
         if self._problem.slowdowns.constant:
-            orders = _once(orders)
+            orders = candidates.distinct_orders
         slow = self._problem.slowdowns.of(candidates.cuts[: len(orders)], orders).max(axis=1)
         return slow[:, list(self._problem.stage_ranks)]
 
@@ -258,51 +253,11 @@ class Judge:
         trained = [number for number, layer in enumerate(layers) if layer.gradient_bytes]
         sizes = np.array([layers[number].gradient_bytes / pipelines for number in trained])
         of_places = [
-            fold_s(links[place][place + problem.ranks] or _NOTHING, sizes, pipelines - 1)
+            fold_s(links[place][place + problem.ranks] or NO_LINK, sizes, pipelines - 1)
             for place in range(problem.ranks)
         ]
         held_s, travel_s = (np.stack(of_one) for of_one in zip(*of_places, strict=True))
         return np.array(trained, dtype=np.int64), held_s, travel_s
-
-    @cached_property
-    def _link_table(self) -> Floats:
-        """float[6, P, P], by the fields of a link; 0 on the diagonal, with a bandwidth that no message notices."""
-        ranks, links = self._problem.ranks, self._problem.profile.cluster.links
-        return np.array(
-            [
-                [[getattr(links[a][b] or _NOTHING, name) for b in range(ranks)] for a in range(ranks)]
-                for name in _FIELDS
-            ]
-        )
-
-    def _messages(self, candidates: Candidates) -> tuple[Floats, Floats]:
-        """float[N, S, 4] of the messages to the next stage and to the previous one: sender, link, latency, receiver;
-        0 within a rank."""
-        problem = self._problem
-        layers = problem.profile.model.layers
-        places = _once(candidates.orders)[:, list(problem.stage_ranks)]
-        before = candidates.cuts[:, 1:-1] - 1
-        sizes = (
-            np.array([layer.boundary_bytes for layer in layers], dtype=np.float64)[before],
-            np.array([layer.boundary_grad_bytes for layer in layers], dtype=np.float64)[before],
-        )
-        there = np.zeros((len(candidates), problem.stages, 4))
-        back = np.zeros((len(candidates), problem.stages, 4))
-        if problem.stages > 1:
-            there[:, :-1] = self._parts(places[:, :-1], places[:, 1:], sizes[0])
-            back[:, 1:] = self._parts(places[:, 1:], places[:, :-1], sizes[1])
-        return there, back
-
-    def _parts(self, source: Integers, target: Integers, size: Floats) -> Floats:
-        sender_s, sender_per_byte, bytes_per_s, latency_s, receiver_s, receiver_per_byte = self._link_table[
-            :, source, target
-        ]
-        parts = np.empty((*size.shape, 4))
-        parts[..., _SENDER] = sender_s + size * sender_per_byte
-        parts[..., _LINK] = size / bytes_per_s
-        parts[..., _LATENCY] = latency_s
-        parts[..., _RECEIVER] = receiver_s + size * receiver_per_byte
-        return parts
 
     def _outside_s(self, candidates: Candidates, slow: Floats) -> Floats:
         """float[N]: the longest update, and the commit; as `outside_s`."""
@@ -315,45 +270,3 @@ class Judge:
                 of_rank[:, rank] += stage_s[:, stage]
             np.maximum(longest_s, of_rank.max(axis=1), out=longest_s)
         return longest_s + problem.profile.cluster.commit_s
-
-    def _exchange_s(self, candidates: Candidates) -> Floats:
-        """float[N, R]: the gradient exchange between pipelines, by rank of the schedule; as `exchanged_s`."""
-        problem, plan = self._problem, self._problem.now
-        pipelines = plan.pipeline_count
-        if pipelines == 1:
-            return np.zeros(candidates.orders.shape)
-        layers, links = problem.profile.model.layers, problem.profile.cluster.links
-        sent = [layer.gradient_bytes for layer in layers]
-        back = sent if plan.shards == 1 else [weight_bytes(problem.profile, layer) for layer in layers]
-        sizes = [np.array([0, *accumulate(of)], dtype=np.float64) for of in (sent, back)]
-        trained = np.array([0, *accumulate(layer.gradient_bytes > 0 for layer in layers)], dtype=np.float64)
-        cuts, others = candidates.cuts, pipelines - 1
-        # Shared sums travel during the window.
-        sent_copies = 0 if plan.shard == "gradients" else plan.windows
-        seconds = np.zeros(candidates.orders.shape)
-        siblings = [links[rank][rank + problem.ranks] for rank in range(problem.ranks)]
-        fields = {
-            name: np.array([getattr(link, name) for link in siblings])[candidates.orders] for name in _FIELDS
-        }
-        for stage, rank in enumerate(problem.stage_ranks):
-            for copies, size in zip((sent_copies, 1), sizes, strict=True):
-                if not copies:
-                    continue
-                part = copies * (size[cuts[:, stage + 1]] - size[cuts[:, stage]]) / pipelines
-                count = copies * (trained[cuts[:, stage + 1]] - trained[cuts[:, stage]])
-                seconds[:, rank] += (
-                    others
-                    * (
-                        count * (fields["sender_s"] + fields["receiver_s"])[:, rank]
-                        + part * (fields["sender_s_per_byte"] + fields["receiver_s_per_byte"])[:, rank]
-                    )
-                    + part / fields["bytes_per_s"][:, rank]
-                )
-                if stage == problem.stages_of_rank[rank][0]:
-                    seconds[:, rank] += fields["latency_s"][:, rank]
-        return seconds
-
-
-def _once(orders: Integers) -> Integers:
-    """int[1, R] if all rows are the same, else `orders`."""
-    return orders[:1] if len(orders) and (orders == orders[0]).all() else orders

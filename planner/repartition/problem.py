@@ -41,6 +41,12 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.cuts)
 
+    @property
+    def distinct_orders(self) -> Integers:
+        """int[1, R] if all have the same order, else `orders`."""
+        orders = self.orders
+        return orders[:1] if len(orders) and (orders == orders[0]).all() else orders
+
     def take(self, rows: Integers | NDArray[np.bool_]) -> Candidates:
         return Candidates(self.cuts[rows], self.orders[rows])
 

@@ -188,3 +188,16 @@ def test_a_layer_that_changes_ranks_is_on_each_device_once(
     assert after == before
     # Rank 2 has live layers 6 and 7 and copies of 3, 4 and 5: of all that it offers, 3, 6 and 7 are fetched.
     assert (copied, brought) == ([], [3] if copies_in == "host" else [])
+
+
+@pytest.mark.parametrize("copies_in", ["host", "device"])
+def test_copies_are_to_be_had_before_the_ranks_have_trained_with_them(
+    tmp_path: Path, closing: ExitStack, copies_in: Any
+) -> None:
+    config = small_config(tmp_path, steps=9, elastic=ElasticConfig(copies_in=copies_in))
+    three = job(config, ranks=3, schedule="1f1b")
+    plan = with_standbys(three)
+    here = ranks_of(config, 3, closing)
+    here.follow(here.assign(Job(config, plan, three.schedule)))
+    for place, rank in enumerate(here.ranks):
+        assert {*rank.position().holds} == {*plan.pieces_of_place(place), *plan.copies_at(place)}
