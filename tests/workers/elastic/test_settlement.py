@@ -118,3 +118,17 @@ def test_a_validation_and_a_checkpoint_that_a_loss_cut_off_are_done_again(tmp_pa
         assert {r.step: r.loss for r in told} == validations
         assert len(told) == len(validations)
     assert [ref.step for ref in checkpoints(again.output)] == [4, 2]
+
+
+def test_a_checkpoint_that_nobody_knows_to_be_whole_is_made_up_for_at_once(tmp_path: Path) -> None:
+    config = drilled(small_config(tmp_path, steps=6, checkpoint=CheckpointConfig(every_steps=3, keep=9)))
+    three = job(config, ranks=3, schedule="1f1b")
+    with RankGroup(config, 3) as group:
+        group.arm(1, Fault(kind=FaultKind.KILL, step=4, phase=Phase.AFTER_COMMIT))
+        group.train(three, range(3), plan=with_standbys(three))
+        step, _, sources = group.settle()
+        assert step == 4
+        assert group.fired == [(1, "kill", 4, "after-commit")]
+        two = job(config, ranks=2, schedule="1f1b")
+        group.train(two, (0, 2), step=step, sources=sources)
+    assert {4, 6} <= {ref.step for ref in checkpoints(config.output)}, "not the one of step 3 alone"
