@@ -21,6 +21,7 @@ from workers.control.activity import Activity
 from workers.control.mailbox import Mailbox
 from workers.control.rank_program import RankProgram
 from workers.data.dataset import OpenData
+from workers.data.read_ahead import ReadAhead
 from workers.devices.device import Device
 from workers.elastic.snapshots import Snapshots
 from workers.elastic.standby import Base, Standbys
@@ -54,6 +55,8 @@ class GenerationSetup:
     """Its own, of its pipeline."""
     definition: ModelDefinition
     data: OpenData
+    reading: ReadAhead
+    """Reads its microbatches."""
     layers: Mapping[int, tuple[Layer, LayerState]]
     """The layers that it owns by `plan`."""
     optimizer: Optimizer

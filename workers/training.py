@@ -238,6 +238,7 @@ class Training:
             outcome = self._run()
             return outcome
         finally:
+            self._setup.reading.stop()
             self._setup.snapshots.wait_copied()
             if not self.torn:
                 self._held_updates.end()
