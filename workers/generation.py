@@ -23,6 +23,7 @@ from workers.control.activity import Activity
 from workers.control.mailbox import Mailbox
 from workers.control.rank_program import RankProgram
 from workers.data.dataset import OpenData
+from workers.data.read_ahead import ReadAhead
 from workers.devices.device import Device
 from workers.elastic.modules_ahead import ModulesAhead
 from workers.elastic.snapshots import Snapshots
@@ -58,6 +59,8 @@ class GenerationSetup:
     """Its own, of its pipeline."""
     definition: ModelDefinition
     data: OpenData
+    reading: ReadAhead
+    """Reads its microbatches."""
     layers: Mapping[int, tuple[Layer, LayerState]]
     """The layers that it owns by `plan`."""
     optimizer: Optimizer

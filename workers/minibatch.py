@@ -15,12 +15,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from planner.ir import FREEZABLE
+from planner.ir import FREEZABLE, Kind
 from planner.plan import Plan
 from planner.rounds import busy_pipelines, executed_by
 from planner.shards import kept_whole
 from planner.shares import parts, parts_of
 from workers.data.dataset import Batch
+from workers.data.read_ahead import Found, Wanted
 from workers.data.sampling import train_indices
 from workers.engine import Engine, Leaving, Window, first_free_tag
 from workers.freezing.freezer import Freezer
@@ -98,6 +99,13 @@ class Minibatch:
             setup.activity,
             admit,
         )
+        last = setup.program.stages - 1
+        self._reads = [
+            (action.index, action.stage == 0, action.stage == last)
+            for action in setup.program.actions
+            if action.kind is Kind.FORWARD and action.stage in (0, last)
+        ]
+        """A window's reads in the order of its actions: microbatch, whether inputs and whether targets are needed."""
         self.samples: dict[int, list[int]] = {}
         """Global microbatch -> the samples read for it in the newest step."""
         repeated = {(use.layer, use.name) for group in groups for use in group[1:]}
@@ -134,6 +142,7 @@ class Minibatch:
             ChannelError: a rank is gone.
         """
         self.samples = {}
+        self._setup.reading.begin(self._wanted(step), self._read)
         buffers: Buffers
         self.weights.bring()
         if self._ties is not None or loss_scale != 1.0:
@@ -259,19 +268,40 @@ class Minibatch:
         return received
 
     def _batches(self, step: int, numbers: Sequence[int]) -> Callable[[int], Batch]:
-        config, dataset, plan = self._setup.config, self._setup.data.dataset, self._setup.plan
-        total = plan.replicas * plan.microbatches
-
         def batch(microbatch: int) -> Batch:
             index = numbers[microbatch]
-            indices = train_indices(
-                config.seed, step, index, total, config.microbatch_size, dataset.train_samples
-            )
-            read = dataset.train(indices)
-            self.samples[index] = indices
-            return read
+            found = self._setup.reading.take(step, index)
+            self.samples[index] = found.samples
+            return found.batch
 
         return batch
+
+    def _wanted(self, step: int) -> list[Wanted]:
+        """What the step after `step` committed ones reads; and the first read of the step that follows, unless held-out
+        samples are read before it."""
+        config = self._setup.config
+        every = config.validate_every
+        ends = step + 1 == config.steps or (every and (step + 1) % every == 0)
+        return [*self._reads_of(step), *(() if ends else self._reads_of(step + 1)[:1])]
+
+    def _reads_of(self, step: int) -> list[Wanted]:
+        return [
+            Wanted(step, numbers[index], inputs, targets)
+            for numbers in self._setup.windows
+            for index, inputs, targets in self._reads
+        ]
+
+    def _read(self, wanted: Wanted) -> Found:
+        config, dataset, plan = self._setup.config, self._setup.data.dataset, self._setup.plan
+        samples = train_indices(
+            config.seed,
+            wanted.step,
+            wanted.microbatch,
+            plan.replicas * plan.microbatches,
+            config.microbatch_size,
+            dataset.train_samples,
+        )
+        return Found(samples, dataset.train(samples))
 
 
 def _met_here(

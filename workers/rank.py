@@ -27,6 +27,7 @@ from workers.control.next_plan import NextPlan, check_buffers, check_next
 from workers.control.rank_program import RankProgram
 from workers.control.records_digest import vector_sha256
 from workers.data.dataset import OpenData
+from workers.data.read_ahead import ReadAhead
 from workers.data.registry import open_dataset
 from workers.devices.device import Device
 from workers.devices.registry import make_device
@@ -165,6 +166,7 @@ class Rank:
         self._data: OpenData = open_dataset(config.data, config.model, config.output)
         self._definition: ModelDefinition = build_definition(config.model, self._data.vocabulary)
         self._device: Device = make_device(config, len(self._definition.layers))
+        self._reading = ReadAhead(self._device.torch_device, config.threads)
         if self._observe is not None and self._sampler is None:
             self._sampler = sampler_of(self._device.torch_device)
         self._optimizer: Optimizer = make_optimizer(config.optimizer, config.steps)
@@ -353,6 +355,7 @@ class Rank:
             program=assignment.program,
             definition=self._definition,
             data=self._data,
+            reading=self._reading,
             layers=holdings.layers,
             optimizer=self._optimizer,
             device=self._device,

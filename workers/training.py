@@ -196,6 +196,7 @@ class Training:
             outcome = self._run()
             return outcome
         finally:
+            self._setup.reading.stop()
             self._setup.snapshots.wait_copied()
             self.upkeep.end(torn=self.torn)
             if not isinstance(outcome, NextPlan):

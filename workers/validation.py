@@ -23,6 +23,7 @@ def validate(setup: GenerationSetup, engine: Engine, channel: Channel) -> float 
     windows = validation_windows(samples, total * config.microbatch_size, config.data.validation_batches)
     if not windows:
         return None
+    setup.reading.wait()
     losses = array("d")
     for numbers, window in itertools.product(setup.windows, range(windows)):
 

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -88,6 +89,46 @@ class SideStream:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(self._stream):
                 yield
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Tensors on their way to a device."""
+
+    tensors: tuple[Tensor, ...]
+    there: torch.cuda.Event | None = None
+    """When they are there; None: they are."""
+
+    def take(self) -> tuple[Tensor, ...]:
+        """The tensors, for what the GPU is given on its current stream from now on."""
+        if self.there is not None:
+            for tensor in self.tensors:
+                stream = torch.cuda.current_stream(tensor.device)
+                stream.wait_event(self.there)
+                # They were allocated on another stream, which must not have their memory again too early.
+                tensor.record_stream(stream)
+        return self.tensors
+
+
+class Staging:
+    """Brings tensors of the host to a device before they are needed, from one thread: to a GPU on a stream of its own,
+    which waits for nothing that is computed."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: torch.cuda.Stream | None = None
+
+    def begin(self, tensors: Iterable[Tensor]) -> Staged:
+        """Tensors of the caller, who may write over them as soon as this returns if the device is a GPU."""
+        if self._device.type != "cuda":
+            return Staged(tuple(to_device(tensor, self._device) for tensor in tensors))
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._device)
+        with torch.cuda.stream(self._stream):
+            staged = tuple(to_device(tensor, self._device) for tensor in tensors)
+            there = torch.cuda.Event()
+            there.record(self._stream)
+        return Staged(staged, there)
 
 
 def beside_computing(devices: Iterable[torch.device]) -> AbstractContextManager[object]:

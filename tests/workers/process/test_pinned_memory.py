@@ -7,7 +7,14 @@ import torch
 from jobs import DEVICE
 
 from workers.process import pinned_memory
-from workers.process.pinned_memory import give_pinned_memory_back, parts_on_host, pinned, to_device, to_host
+from workers.process.pinned_memory import (
+    Staging,
+    give_pinned_memory_back,
+    parts_on_host,
+    pinned,
+    to_device,
+    to_host,
+)
 from workers.state.layer_state import fresh
 
 ON_A_GPU = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs FRESHET_TEST_DEVICE=cuda")
@@ -74,3 +81,30 @@ def test_pinned_memory_that_nobody_uses_goes_back_to_the_host() -> None:
     assert allocated() > before
     give_pinned_memory_back()
     assert allocated() == before
+
+
+@pytest.mark.parametrize("device", [CPU, pytest.param(DEVICE, marks=ON_A_GPU)], ids=str)
+def test_what_was_brought_ahead_has_its_values(device: torch.device) -> None:
+    staging = Staging(device)
+    for round_number in range(3):
+        given = [torch.full((2**18,), float(round_number)), torch.arange(5)]
+        taken = staging.begin(given).take()
+        assert [t.device.type for t in taken] == [device.type] * 2
+        assert taken[0].sum().item() == round_number * 2**18
+        assert taken[1].tolist() == [0, 1, 2, 3, 4]
+
+
+@ON_A_GPU
+def test_what_is_brought_ahead_waits_for_nothing_that_is_computed() -> None:
+    given = torch.ones(2**20)
+    staging = Staging(DEVICE)
+    staging.begin([given]).take()
+    torch.cuda._sleep(10**9)
+    computed = torch.cuda.Event()
+    computed.record()
+    staged = staging.begin([given])
+    assert staged.there is not None
+    staged.there.synchronize()
+    assert not computed.query()
+    given.zero_()
+    assert staged.take()[0].eq(1).all()

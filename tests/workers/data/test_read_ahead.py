@@ -1,0 +1,288 @@
+"""Reads ahead: the same calls in order, errors in their place, time hidden where there is some, no thread left."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from jobs import job, small_config
+from small_models import Vectors
+
+from workers.config import DataConfig
+from workers.data import read_ahead
+from workers.data.dataset import Batch
+from workers.data.read_ahead import AHEAD, SLOW_READS, SLOW_S, Found, ReadAhead, Wanted
+from workers.launch.ranks import Run, run_threads
+
+CPU = torch.device("cpu")
+AHEAD_OF_IT = "read-ahead"
+
+
+def running() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == AHEAD_OF_IT]
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    yield
+    deadline = time.monotonic() + 5
+    while running() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert not running()
+
+
+def reads(step: int, microbatches: int = 8) -> list[Wanted]:
+    return [Wanted(step, microbatch, inputs=True, targets=True) for microbatch in range(microbatches)]
+
+
+class Source:
+    """Notes which thread reads what, and refuses two reads at once."""
+
+    def __init__(self, takes: Callable[[Wanted], None] = lambda _: time.sleep(2 * SLOW_S)) -> None:
+        self.read: list[tuple[int, int]] = []
+        self.by: list[str] = []
+        self._takes = takes
+        self._turn = threading.Lock()
+
+    def __call__(self, wanted: Wanted) -> Found:
+        assert self._turn.acquire(blocking=False), "two reads at once"
+        try:
+            self.read.append((wanted.step, wanted.microbatch))
+            self.by.append(threading.current_thread().name)
+            self._takes(wanted)
+            at = 100 * wanted.step + wanted.microbatch
+            return Found([at], Batch((torch.tensor([at]),), (torch.tensor([-at]),)))
+        finally:
+            self._turn.release()
+
+    @property
+    def ahead(self) -> int:
+        return self.by.count(AHEAD_OF_IT)
+
+
+def take_all(reading: ReadAhead, wanted: list[Wanted]) -> None:
+    for one in wanted:
+        found = reading.take(one.step, one.microbatch)
+        at = 100 * one.step + one.microbatch
+        assert found.samples == [at]
+        assert found.batch.inputs[0].tolist() == [at]
+        assert found.batch.targets[0].tolist() == [-at]
+
+
+def test_slow_reads_are_made_ahead_in_their_order_over_steps() -> None:
+    source, reading = Source(), ReadAhead(CPU, 1)
+    steps = [reads(0), reads(1), reads(2)]
+    for step, following in pairwise([*steps, []]):
+        reading.begin([*step, *following[:1]], source)
+        take_all(reading, step)
+    assert source.read == [(one.step, one.microbatch) for step in steps for one in step]
+    assert source.ahead == len(source.read) - SLOW_READS
+    assert len(running()) == 1
+    reading.stop()
+
+
+def test_no_more_is_read_than_a_few_and_what_is_not_needed_is_let_go() -> None:
+    source, reading = Source(), ReadAhead(CPU, 1)
+    reading.begin(reads(0), source)
+    take_all(reading, reads(0)[:SLOW_READS])
+    deadline = time.monotonic() + 5
+    while len(source.read) < SLOW_READS + AHEAD and time.monotonic() < deadline:
+        time.sleep(0.001)
+    time.sleep(10 * SLOW_S)
+    assert len(source.read) == SLOW_READS + AHEAD
+    # The step is rolled back: it reads its own again, from the first, and so does one of another plan.
+    reading.begin(reads(0), source)
+    take_all(reading, reads(0)[:4])
+    other = Source()
+    reading.begin(reads(0), other)
+    take_all(reading, reads(0))
+    assert source.read[SLOW_READS + AHEAD :][:4] == [(0, microbatch) for microbatch in range(4)]
+    assert other.read == [(0, microbatch) for microbatch in range(8)]
+    assert other.ahead == 8
+    # What one plan has read for the next step is not the next plan's.
+    third = Source()
+    reading.begin([*reads(1), *reads(2)[:1]], other)
+    take_all(reading, reads(1))
+    reading.begin(reads(2), third)
+    take_all(reading, reads(2))
+    assert third.read == [(2, microbatch) for microbatch in range(8)]
+    reading.stop()
+
+
+def test_half_of_a_batch_is_brought_where_half_is_needed() -> None:
+    reading = ReadAhead(CPU, 1)
+    wanted = [Wanted(0, number, inputs=number % 2 == 0, targets=number % 2 == 1) for number in range(6)]
+    reading.begin(wanted, Source())
+    found = [reading.take(0, number).batch for number in range(6)][SLOW_READS:]
+    assert [(len(batch.inputs), len(batch.targets)) for batch in found] == [(0, 1), (1, 0), (0, 1)]
+    reading.stop()
+
+
+def test_the_time_of_a_slow_source_is_hidden_behind_computing() -> None:
+    read_s = 0.02
+    source, reading = Source(lambda _: time.sleep(read_s)), ReadAhead(CPU, 1)
+    reading.begin(reads(0, 12), source)
+    waited_s = []
+    for microbatch in range(12):
+        began_s = time.perf_counter()
+        reading.take(0, microbatch)
+        waited_s.append(time.perf_counter() - began_s)
+        time.sleep(1.5 * read_s)
+    assert min(waited_s[:SLOW_READS]) >= read_s
+    assert sorted(waited_s[SLOW_READS + 1 :])[4] < read_s / 4  # the median: other work may delay one
+    reading.stop()
+
+
+def busy(_: Wanted) -> None:
+    until = time.thread_time() + 3 * SLOW_S
+    while time.thread_time() < until:
+        pass
+
+
+def draws(_: Wanted) -> None:
+    time.sleep(2 * SLOW_S)
+    torch.rand(1)
+
+
+@pytest.mark.parametrize("takes", [lambda _: None, busy, draws])
+def test_others_are_read_where_they_are_needed(takes: Callable[[Wanted], None]) -> None:
+    """Quick ones; those whose thread would compete with computing; those that draw between the draws of layers."""
+    source, reading = Source(takes), ReadAhead(CPU, 1)
+    for step in range(2):
+        reading.begin([*reads(step), *reads(step + 1)[:1]], source)
+        take_all(reading, reads(step))
+    assert set(source.by) == {threading.current_thread().name}
+    assert source.read == [(step, microbatch) for step in range(2) for microbatch in range(8)]
+    if takes is busy:  # a GPU's host has a core for it
+        gpus = ReadAhead(torch.device("cuda"), 1)
+        gpus._staging = reading._staging
+        gpus.begin(reads(0), source)
+        take_all(gpus, reads(0))
+        assert source.ahead == 8 - SLOW_READS
+        gpus.stop()
+
+
+@pytest.mark.parametrize("kind", [KeyError, SystemExit])
+def test_an_error_is_raised_where_its_microbatch_is_needed(kind: type[BaseException]) -> None:
+    def fails(wanted: Wanted) -> None:
+        time.sleep(2 * SLOW_S)
+        if wanted.microbatch == 5:
+            raise kind("no such file")
+
+    source, reading = Source(fails), ReadAhead(CPU, 1)
+    reading.begin(reads(0), source)
+    take_all(reading, reads(0)[:5])
+    deadline = time.monotonic() + 5
+    while len(source.read) < 6 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    with pytest.raises(kind, match="no such file"):
+        reading.take(0, 5)
+    assert source.read == [(0, microbatch) for microbatch in range(6)]
+    reading.stop()
+
+
+def test_a_source_that_only_its_own_thread_may_read_is_read_there() -> None:
+    own = threading.current_thread()
+
+    def refuses(_: Wanted) -> None:
+        time.sleep(2 * SLOW_S)
+        if threading.current_thread() is not own:
+            raise RuntimeError("made in another thread")
+
+    source, reading = Source(refuses), ReadAhead(CPU, 1)
+    for step in range(2):
+        reading.begin(reads(step), source)
+        take_all(reading, reads(step))
+    assert source.ahead == 1
+    assert not reading.ahead
+
+
+def test_stopping_waits_for_no_read_and_the_next_read_does() -> None:
+    source, reading = Source(lambda _: time.sleep(0.02)), ReadAhead(CPU, 1)
+    for _ in range(4):
+        reading.begin(reads(0), source)
+        take_all(reading, reads(0)[:4])
+        began_s = time.perf_counter()
+        reading.stop()  # in the middle of a read; `Source` refuses another beside it
+        assert time.perf_counter() - began_s < 0.01
+    assert source.ahead > 4
+    reading.wait()
+    assert not running()
+
+
+class Slow(Vectors):
+    """Of which tests see who read what. A read takes as long as a disk."""
+
+    opened: list[Slow] = []  # noqa: RUF012 (by all ranks of a test)
+    fails_at: int | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, list[int]]] = []
+        self.threads: set[str] = set()
+        self._turn = threading.Lock()
+        Slow.opened.append(self)
+
+    def train(self, indices: list[int]) -> Batch:
+        return self._noted("train", indices)
+
+    def validation(self, indices: list[int]) -> Batch:
+        return self._noted("validation", indices)
+
+    def _noted(self, kind: str, indices: list[int]) -> Batch:
+        assert self._turn.acquire(blocking=False), "two reads at once"
+        self.calls.append((kind, indices))
+        self.threads.add(threading.current_thread().name)
+        time.sleep(2 * SLOW_S)
+        self._turn.release()
+        if len(self.calls) == Slow.fails_at:
+            raise OSError(f"read {len(self.calls)} failed")
+        return super().validation(indices) if kind == "validation" else Vectors.train(self, indices)
+
+
+def trained(folder: Path, schedule: str, replicas: int, validate_every: int = 2) -> tuple[Run, list[Slow]]:
+    config = small_config(
+        folder,
+        "dropout",
+        replicas=replicas,
+        validate_every=validate_every,
+        data=DataConfig(source="test_read_ahead:Slow"),
+    )
+    Slow.opened.clear()
+    return run_threads(job(config, ranks=2, schedule=schedule)), [*Slow.opened]
+
+
+@pytest.mark.parametrize(("schedule", "replicas"), [("zbv", 1), ("1f1b", 2)])
+def test_training_makes_the_same_calls_and_has_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schedule: str, replicas: int
+) -> None:
+    """In zbv one rank has the first and the last stage, and reads each microbatch twice."""
+    found, sources = trained(tmp_path / "ahead", schedule, replicas)
+    assert any(AHEAD_OF_IT in source.threads for source in sources)
+    monkeypatch.setattr(read_ahead, "SLOW_READS", 10**9)
+    expected, at_once = trained(tmp_path / "at once", schedule, replicas)
+    assert not any(AHEAD_OF_IT in source.threads for source in at_once)
+    assert found.state_sha256 == expected.state_sha256
+
+    def calls(sources: list[Slow]) -> list[list[tuple[str, list[int]]]]:
+        return sorted(source.calls for source in sources)
+
+    assert calls(sources) == calls(at_once)
+    assert {kind for source in sources for kind, _ in source.calls} == {"train", "validation"}
+
+
+def test_an_error_ends_the_job_in_the_same_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Slow, "fails_at", 11)
+    said = []
+    for slow_reads in (SLOW_READS, 10**9):
+        monkeypatch.setattr(read_ahead, "SLOW_READS", slow_reads)
+        with pytest.raises(Exception, match="read 11 failed") as raised:
+            trained(tmp_path / str(slow_reads), "gpipe", 1, 0)
+        said.append(re.sub(r"\d+\.\d+ s", "", str(raised.value)))
+    assert said[0] == said[1]

@@ -1,0 +1,243 @@
+"""Reads a rank's microbatches before it needs them, where reading is slow, and brings them to its device.
+
+One thread reads, in the order of the actions, at most `AHEAD` microbatches ahead. Where reading is quick none of this
+happens: a batch of text takes 8 to 160 us, of which a thread would save nothing. Knows no schedule and no source.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from resource import RUSAGE_THREAD, getrusage
+
+import torch
+from torch import Tensor
+
+from workers.data.dataset import Batch
+from workers.process.pinned_memory import Staged, Staging
+from workers.reproducibility import rng
+
+AHEAD = 2
+"""Microbatches that wait to be taken."""
+SLOW_S = 1e-3
+SLOW_READS = 3
+"""So many slow reads in a row have the next ones made ahead."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One read."""
+
+    step: int
+    microbatch: int
+    """The global one."""
+    inputs: bool
+    """Whether the rank's device needs them."""
+    targets: bool
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was read."""
+
+    samples: list[int]
+    batch: Batch
+
+
+Read = Callable[[Wanted], Found]
+
+
+@dataclass(frozen=True)
+class _Ahead:
+    """What was read ahead, on its way to the device; or why it was not."""
+
+    found: Found | None = None
+    staged: Staged | None = None
+    error: BaseException | None = None
+
+
+class _Clock:
+    """How long this thread loses.
+
+    Args:
+        waits_alone: to waiting for something; not to its own instructions, nor to other work on its core.
+    """
+
+    def __init__(self, *, waits_alone: bool) -> None:
+        self._waits_alone = waits_alone
+        self._began = self._now()
+
+    def lost_s(self) -> float:
+        (began_s, computed_s, waits), (now_s, now_computed_s, now_waits) = self._began, self._now()
+        if not self._waits_alone:
+            return now_s - began_s
+        return now_s - began_s - (now_computed_s - computed_s) if now_waits > waits else 0.0
+
+    @staticmethod
+    def _now() -> tuple[float, float, int]:
+        return time.perf_counter(), time.thread_time(), getrusage(RUSAGE_THREAD).ru_nvcsw
+
+
+class ReadAhead:
+    """The reads of one rank, by its training thread or ahead of it: never two at once, and each in its turn.
+
+    A read is slow if the training thread waits for it long: on a CPU, where a thread takes its processor time from
+    computing, for something else than its own instructions. A source that draws from torch's generator is read where
+    its microbatch is needed, between the keyed draws of layers; so is one that fails in another thread than the one
+    that opened it.
+
+    Args:
+        device: of the rank.
+        threads: torch threads of its training thread.
+    """
+
+    def __init__(self, device: torch.device, threads: int) -> None:
+        self._device = device
+        self._threads = threads
+        self._staging = Staging(device)
+        self._changed = threading.Condition()
+        self._read: Read | None = None
+        self._coming: deque[Wanted] = deque()
+        """Not taken yet, in order."""
+        self._there: deque[_Ahead] = deque()
+        """What was read of the first of them."""
+        self._thread: threading.Thread | None = None
+        self._leaving: threading.Thread | None = None
+        """Was stopped, perhaps in the middle of a read."""
+        self._slow = 0
+        """Slow reads in a row."""
+        self.ahead = False
+        """Whether reads are made ahead."""
+        self._proven = False
+        """Whether the source was read in another thread."""
+        self._refused = False
+
+    def begin(self, coming: Sequence[Wanted], read: Read) -> None:
+        """What will be taken next, in order. The last of them may be never taken.
+
+        Args:
+            read: reads one; called by one thread at a time.
+        """
+        with self._changed:
+            left = [*self._coming]
+            if self._thread is not None and read == self._read and [*coming[: len(left)]] == left:
+                self._coming.extend(coming[len(left) :])
+                self._changed.notify_all()
+                return
+        self.stop()
+        self._read, self._coming = read, deque(coming)
+        if self.ahead and coming:
+            self._start()
+
+    def take(self, step: int, microbatch: int) -> Found:
+        """The next of what was to come: tensors of the host, or already on their way to the device.
+
+        Raises:
+            Exception: whatever the source raised as it was read.
+        """
+        wanted = self._coming[0]
+        assert (wanted.step, wanted.microbatch) == (step, microbatch), f"{wanted} was to be read next"
+        if self._thread is None:
+            return self._read_here()
+        with self._changed:
+            while not self._there:
+                self._changed.wait()
+            ahead = self._there[0]
+            if ahead.error is None:
+                self._there.popleft()
+                self._coming.popleft()
+                self._changed.notify_all()
+        if ahead.error is not None:
+            if self._proven:
+                raise ahead.error
+            # Perhaps it may be read by the thread alone that opened it; if not, this raises what it always raised.
+            left, self.ahead, self._refused = self._coming, False, True
+            self.stop()
+            self._coming = left
+            return self._read_here()
+        self._proven = True
+        assert ahead.found is not None
+        assert ahead.staged is not None
+        tensors = ahead.staged.take()
+        inputs = len(ahead.found.batch.inputs)
+        return replace(ahead.found, batch=Batch(tensors[:inputs], tensors[inputs:]))
+
+    def stop(self) -> None:
+        """Forget what is to come, and read nothing ahead until `begin`. The thread ends with the read under way, which
+        the next one waits for."""
+        with self._changed:
+            thread, self._thread = self._thread, None
+            self._coming, self._there = deque(), deque()
+            self._changed.notify_all()
+        if thread is not None:
+            self._leaving = thread
+
+    def wait(self) -> None:
+        """Wait for a read that was under way as reads were stopped: the caller is about to read by itself."""
+        if self._leaving is not None:
+            self._leaving.join()
+            self._leaving = None
+
+    def _read_here(self) -> Found:
+        self.wait()
+        read, wanted = self._read, self._coming[0]
+        assert read is not None
+        if self._refused:
+            self._coming.popleft()
+            return read(wanted)
+        with rng.turn:  # what draws meanwhile is the source
+            drawn = torch.default_generator.get_state()
+            clock = _Clock(waits_alone=self._device.type != "cuda")
+            found = read(wanted)
+            slow = clock.lost_s() >= SLOW_S and torch.equal(drawn, torch.default_generator.get_state())
+        self._coming.popleft()
+        self._slow = self._slow + 1 if slow else 0
+        if self._slow >= SLOW_READS:
+            self.ahead = True
+            self._start()
+        return found
+
+    def _start(self) -> None:
+        before, self._leaving = self._leaving, None
+        self._thread = threading.Thread(target=self._run, args=(before,), name="read-ahead", daemon=True)
+        self._thread.start()
+
+    def _run(self, before: threading.Thread | None) -> None:
+        if before is not None:
+            before.join()
+        torch.set_num_threads(self._threads)  # of this thread
+        this = threading.current_thread()
+        while True:
+            with self._changed:
+                while self._thread is this and not self._may_read:
+                    self._changed.wait()
+                if self._thread is not this:
+                    return
+                wanted, read = self._coming[len(self._there)], self._read
+            assert read is not None
+            ahead = self._read_ahead(wanted, read)
+            with self._changed:
+                if self._thread is not this:
+                    return
+                self._there.append(ahead)
+                self._changed.notify_all()
+
+    @property
+    def _may_read(self) -> bool:
+        there = len(self._there)
+        failed = there and self._there[-1].error is not None
+        return not failed and there < min(AHEAD, len(self._coming))
+
+    def _read_ahead(self, wanted: Wanted, read: Read) -> _Ahead:
+        try:
+            found = read(wanted)
+            batch = Batch(
+                found.batch.inputs if wanted.inputs else (), found.batch.targets if wanted.targets else ()
+            )
+            tensors: tuple[Tensor, ...] = (*batch.inputs, *batch.targets)
+            return _Ahead(replace(found, batch=batch), self._staging.begin(tensors))
+        except BaseException as error:  # a source may call sys.exit
+            return _Ahead(error=error)
