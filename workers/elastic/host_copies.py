@@ -62,7 +62,7 @@ class HostCopy:
         """From the base's step on."""
         self.base_bytes = bytes_of(base)
         self.refused = 0
-        """How often `newest` found no room."""
+        """How often in a row `newest` found no room."""
 
     @property
     def piece(self) -> Piece:
@@ -163,6 +163,7 @@ class HostCopy:
                     raise
                 self.refused += 1
                 raise MemoryError(str(error)) from error
+            self.refused = 0
         return self._base
 
     def _make_room(self) -> None:
