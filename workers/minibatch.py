@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,7 +21,8 @@ from planner.plan import Plan
 from planner.rounds import busy_pipelines, executed_by
 from planner.shards import kept_whole
 from planner.shares import parts, parts_of
-from workers.data.dataset import Batch
+from workers.config import WorkerConfig
+from workers.data.dataset import Batch, Dataset
 from workers.data.read_ahead import Found, Wanted
 from workers.data.sampling import train_indices
 from workers.engine import Engine, Leaving, Window, first_free_tag
@@ -106,6 +108,8 @@ class Minibatch:
             if action.kind is Kind.FORWARD and action.stage in (0, last)
         ]
         """A window's reads in the order of its actions: microbatch, whether inputs and whether targets are needed."""
+        # Of no layer: a thread may hold it longer than the rank holds these.
+        self._read = partial(_read, setup.config, setup.data.dataset, plan.replicas * plan.microbatches)
         self.samples: dict[int, list[int]] = {}
         """Global microbatch -> the samples read for it in the newest step."""
         repeated = {(use.layer, use.name) for group in groups for use in group[1:]}
@@ -291,17 +295,12 @@ class Minibatch:
             for index, inputs, targets in self._reads
         ]
 
-    def _read(self, wanted: Wanted) -> Found:
-        config, dataset, plan = self._setup.config, self._setup.data.dataset, self._setup.plan
-        samples = train_indices(
-            config.seed,
-            wanted.step,
-            wanted.microbatch,
-            plan.replicas * plan.microbatches,
-            config.microbatch_size,
-            dataset.train_samples,
-        )
-        return Found(samples, dataset.train(samples))
+
+def _read(config: WorkerConfig, dataset: Dataset, total: int, wanted: Wanted) -> Found:
+    samples = train_indices(
+        config.seed, wanted.step, wanted.microbatch, total, config.microbatch_size, dataset.train_samples
+    )
+    return Found(samples, dataset.train(samples))
 
 
 def _met_here(

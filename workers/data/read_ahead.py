@@ -154,9 +154,10 @@ class ReadAhead:
             if self._proven:
                 raise ahead.error
             # Perhaps it may be read by the thread alone that opened it; if not, this raises what it always raised.
-            left, self.ahead, self._refused = self._coming, False, True
+            self.ahead, self._refused = False, True
+            left, read = self._coming, self._read
             self.stop()
-            self._coming = left
+            self._coming, self._read = left, read
             return self._read_here()
         self._proven = True
         assert ahead.found is not None
@@ -170,7 +171,7 @@ class ReadAhead:
         the next one waits for."""
         with self._changed:
             thread, self._thread = self._thread, None
-            self._coming, self._there = deque(), deque()
+            self._coming, self._there, self._read = deque(), deque(), None
             self._changed.notify_all()
         if thread is not None:
             self._leaving = thread
