@@ -14,6 +14,8 @@ WIDTH, HIDDEN = 32, 64
 BATCH = 4
 READ_S = 0.02
 """What `SlowVectors` takes for a microbatch."""
+SLEPT_S = 0.03
+"""What a forward pass of each layer of the model `slow` takes at least."""
 
 
 class Vectors:
@@ -59,6 +61,18 @@ class Down(nn.Module):
         return self.linear(x)
 
 
+class SlowUp(Up):
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(SLEPT_S)
+        return super().forward(x)
+
+
+class SlowDown(Down):
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(SLEPT_S)
+        return super().forward(x)
+
+
 class Raw(nn.Module):
     """A bare matrix beside one inside a module."""
 
@@ -76,6 +90,8 @@ def mean_square(y: Tensor, target: Tensor) -> Tensor:
 
 
 def model(kind: str = "mlp") -> ModelDefinition:
+    if kind == "slow":
+        return ModelDefinition((LayerBuilder("up", SlowUp), LayerBuilder("down", SlowDown)), mean_square)
     middle = {
         "mlp": [],
         "raw": [LayerBuilder("raw", Raw)],

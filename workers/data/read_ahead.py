@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from resource import RUSAGE_THREAD, getrusage
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -48,6 +49,7 @@ class Found:
 
 
 Read = Callable[[Wanted], Found]
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -59,26 +61,38 @@ class _Ahead:
     error: BaseException | None = None
 
 
-class _Clock:
-    """How long this thread loses.
+@dataclass(frozen=True)
+class ReadTime:
+    """How long one read took."""
 
-    Args:
-        waits_alone: to waiting for something; not to its own instructions, nor to other work on its core.
+    seconds: float
+    computed_s: float
+    """Of it, processor time of the thread that read."""
+    slow: bool
+    """Whether it would better have been made ahead."""
+
+
+def timed(read: Callable[[], Made], device: torch.device) -> tuple[Made, ReadTime]:
+    """What `read` returns, and how long it took.
+
+    It is slow if the thread lost `SLOW_S` and more: on a CPU to waiting for something else than its own instructions
+    and other work on its core; and never if it drew from torch's generator.
     """
+    with rng.turn:  # what draws meanwhile is the source
+        drawn = torch.default_generator.get_state()
+        began_s, computed_s, waits = _now()
+        made = read()
+        seconds, computed_s, waited = (
+            a - b for a, b in zip(_now(), (began_s, computed_s, waits), strict=True)
+        )
+        undrawn = torch.equal(drawn, torch.default_generator.get_state())
+    lost_s = seconds if device.type == "cuda" else seconds - computed_s if waited else 0.0
+    return made, ReadTime(seconds, computed_s, lost_s >= SLOW_S and undrawn)
 
-    def __init__(self, *, waits_alone: bool) -> None:
-        self._waits_alone = waits_alone
-        self._began = self._now()
 
-    def lost_s(self) -> float:
-        (began_s, computed_s, waits), (now_s, now_computed_s, now_waits) = self._began, self._now()
-        if not self._waits_alone:
-            return now_s - began_s
-        return now_s - began_s - (now_computed_s - computed_s) if now_waits > waits else 0.0
-
-    @staticmethod
-    def _now() -> tuple[float, float, int]:
-        return time.perf_counter(), time.thread_time(), getrusage(RUSAGE_THREAD).ru_nvcsw
+def _now() -> tuple[float, float, int]:
+    """Clock, processor time of this thread, and how often it has waited."""
+    return time.perf_counter(), time.thread_time(), getrusage(RUSAGE_THREAD).ru_nvcsw
 
 
 class ReadAhead:
@@ -189,13 +203,9 @@ class ReadAhead:
         if self._refused:
             self._coming.popleft()
             return read(wanted)
-        with rng.turn:  # what draws meanwhile is the source
-            drawn = torch.default_generator.get_state()
-            clock = _Clock(waits_alone=self._device.type != "cuda")
-            found = read(wanted)
-            slow = clock.lost_s() >= SLOW_S and torch.equal(drawn, torch.default_generator.get_state())
+        found, took = timed(lambda: read(wanted), self._device)
         self._coming.popleft()
-        self._slow = self._slow + 1 if slow else 0
+        self._slow = self._slow + 1 if took.slow else 0
         if self._slow >= SLOW_READS:
             self.ahead = True
             self._start()

@@ -40,7 +40,8 @@ class LayerTimes:
 
     Args:
         begin: a microbatch before its first layer.
-        read: reads a microbatch as the ranks with the model's first and its last layer do, before these.
+        read: reads a microbatch as the ranks with the model's first and its last layer do, before these; None: they
+            read ahead.
         grads: of the last layer's outputs, where no loss follows.
     """
 
@@ -50,7 +51,7 @@ class LayerTimes:
         watch: Stopwatch,
         optimizer: Optimizer,
         begin: Callable[[int], Flight],
-        read: Callable[[int], object],
+        read: Callable[[int], object] | None,
         grads: Tensors,
     ) -> None:
         self._chain = chain
@@ -115,7 +116,7 @@ class LayerTimes:
 
     def _forward(self, number: int, flight: Flight) -> None:
         self._watch.begin()
-        if self._chain.reads(number):
+        if self._read is not None and self._chain.reads(number):
             self._read(flight.microbatch)
         self._chain.forward(number, flight)
         self._end(Kind.FORWARD, number, flight)

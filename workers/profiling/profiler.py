@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ from workers.profiling.layer_times import LayerTimes
 from workers.profiling.link_probe import probe_commit, probe_links
 from workers.profiling.machine import describe_device
 from workers.profiling.measured import Measured
+from workers.profiling.reading import Reading, reading
 from workers.profiling.stopwatch import Stopwatch
 from workers.state.layer_state import LayerState
 from workers.state.optim import Optimizer
@@ -119,6 +120,7 @@ def _measure_layers(
     count = len(subject.definition.layers)
     batch = subject.read(0)
     inputs = batch.inputs
+    reads = reading(subject.read, subject.device.torch_device)
     profiles: list[LayerProfile] = []
     totals_s: list[float] = []
     while len(profiles) < count:
@@ -128,7 +130,7 @@ def _measure_layers(
             return Flight(microbatch, inputs, batch.targets)
 
         share_s = budget_s * len(chain.layers) / count
-        part, repeats_s = _measure_part(subject, chain, begin, share_s, limit_bytes)
+        part, repeats_s = _measure_part(subject, chain, begin, reads, share_s, limit_bytes)
         profiles += part
         totals_s = [a + b for a, b in zip(totals_s, repeats_s, strict=False)] if totals_s else repeats_s
         inputs = _outputs(chain, begin(0))
@@ -165,7 +167,12 @@ def _next_part(subject: Subject, first: int, limit_bytes: int) -> Chain:
 
 
 def _measure_part(
-    subject: Subject, chain: Chain, begin: Callable[[int], Flight], budget_s: float, limit_bytes: int
+    subject: Subject,
+    chain: Chain,
+    begin: Callable[[int], Flight],
+    reads: Reading,
+    budget_s: float,
+    limit_bytes: int,
 ) -> tuple[list[LayerProfile], list[float]]:
     """The profiles of one part's layers, and the computing time of each repeat."""
     grads = tuple(torch.randn_like(t) / t.numel() for t in _outputs(chain, begin(0)) if t.requires_grad)
@@ -177,7 +184,8 @@ def _measure_part(
     kept = sum(one.activation_bytes for one in counted) or 1
     most = 1 if subject.config.device == "emulated" else MICROBATCHES
     microbatches = max(1, min(most, limit_bytes // kept))
-    times = LayerTimes(chain, Stopwatch(subject.device), subject.optimizer, begin, subject.read, grads)
+    read = None if reads.ahead else subject.read
+    times = LayerTimes(chain, Stopwatch(subject.device), subject.optimizer, begin, read, grads)
 
     def repeat() -> float:
         """Make a repeat once all ranks are there; returns the longest rank's time, the same on every rank."""
@@ -197,6 +205,12 @@ def _measure_part(
         layer_profile(chain, times, number, counted[number], tied.get(chain.layers[number].index))
         for number in numbers
     ]
+    if reads.ahead:
+        left_s = reads.left_s(sum(one.forward_s + one.backward_s for one in profiles))
+        profiles = [
+            replace(one, forward_s=one.forward_s + left_s) if chain.reads(number) else one
+            for number, one in enumerate(profiles)
+        ]
     return profiles, times.repeats_s
 
 
