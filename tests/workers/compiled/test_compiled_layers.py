@@ -126,7 +126,7 @@ def _equal(one: Tensor | None, other: Tensor | None) -> bool:
     return one is not None and other is not None and torch.equal(one, other)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", pytest.param("bfloat16", marks=pytest.mark.soak)])
 def test_a_compiled_layer_computes_the_same_however_it_is_used(precision: str) -> None:
     layer, plain = compiled(precision=precision), built(precision=precision)[1]
     assert layer.compiled is not None

@@ -162,10 +162,10 @@ def test_casts_are_predicted_too(tmp_path: Path, precision: str) -> None:
     [
         ("optimizer", "float32", 0, "apf"),
         ("optimizer", "float32", 1, "none"),
-        ("optimizer", "bfloat16", 0, "none"),
+        pytest.param("optimizer", "bfloat16", 0, "none", marks=pytest.mark.soak),
         ("optimizer", "bfloat16", 1, "autofreeze"),
         ("gradients", "float32", 0, "none"),
-        ("gradients", "bfloat16", 0, "none"),
+        pytest.param("gradients", "bfloat16", 0, "none", marks=pytest.mark.soak),
     ],
 )
 def test_shards_and_their_copies_are_predicted(
