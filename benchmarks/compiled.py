@@ -1,8 +1,8 @@
 """Compiled layers beside those that are not: the step of two CPU ranks, one block's passes, and what the time goes to.
 
-    python -m benchmarks.compiled [--precisions LIST] [--rounds N] [--steps N] [--layers N]
+    python -m benchmarks.compiled [--precisions LIST] [--schedule FAMILY] [--rounds N] [--steps N] [--layers N]
 
-LLaMA of width 256, context 128, 8 microbatches of 4, 1F1B on two ranks of one thread each. A round runs the job both
+LLaMA of width 256, context 128, 8 microbatches of 4, on two ranks of one thread each. A round runs the job both
 ways, one after the other; its figures are the medians of its steps after the first two, and the ratio is the median
 over rounds. Then F, I and W of one block in one process, both ways in turn, and the share of matrix products and
 attention in their time by torch's profiler: what a compiler of what is between them cannot change. `--rounds 0`: the
@@ -50,6 +50,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--precisions", default="float32,bfloat16")
+    parser.add_argument("--schedule", default="1f1b")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=14)
     parser.add_argument("--layers", type=int, default=8)
@@ -76,12 +77,17 @@ def steps(precision: str, options: argparse.Namespace) -> None:
         for compiled in (False, True) if number % 2 == 0 else (True, False):
             with tempfile.TemporaryDirectory() as folder:
                 job = make_job(
-                    "1f1b", options.steps, Path(folder), model=model, precision=precision, compile=compiled
+                    options.schedule,
+                    options.steps,
+                    Path(folder),
+                    model=model,
+                    precision=precision,
+                    compile=compiled,
                 )
                 step_s[compiled] = median(taken(job).values())
         ratios.append(step_s[False] / step_s[True])
         print(f"  {1e3 * step_s[False]:.0f} ms, compiled {1e3 * step_s[True]:.0f} ms", flush=True)
-    said = f"{precision}: a step over a compiled one: {median(ratios):.3f}"
+    said = f"{precision}, {options.schedule}: a step over a compiled one: {median(ratios):.3f}"
     print(at_least(f"{said} ({min(ratios):.3f} to {max(ratios):.3f})", median(ratios), ASKED), flush=True)
 
 

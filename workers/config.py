@@ -289,9 +289,10 @@ class ElasticConfig(Section):
     salvage: Literal["none", "weights"] = "none"
     """What happens when a rank leaves before the moments of its layers, or shards of them, were fetched, only their
     weights. `none`: all layers go back to the newest checkpoint. `weights`: these layers, or shards, continue with that
-    checkpoint's moments; no step is lost, but the bits differ. All weights are then sent before any moments. Where
-    replicas share states out and compute in 32 bits, it also helps if a rank dies while a step is computed: siblings
-    have its weights. Not for models whose layers share parameters."""
+    checkpoint's moments: the steps since it are kept, but the bits differ. All weights are then sent before any
+    moments. Where replicas share states out and compute in 32 bits, it also helps if a rank dies while a step is
+    computed, once weights have been gathered: siblings have its weights. Not for models whose layers share
+    parameters."""
     allow_faults: bool = False
     """Allow `freshet fault` to inject faults into the job."""
 

@@ -451,7 +451,8 @@ class Position:
     all of them forward."""
     weights: tuple[Piece, ...] = ()
     """Layers, or shards of them, of which only the weights of `step` are here, where the job salvages them: their
-    source was lost before the moments had arrived, or a sibling keeps them. If undecided, it can roll none forward."""
+    source was lost before the moments had arrived, or they are a sibling's, with which this rank computes. If
+    undecided, it can roll none forward."""
     freeze_plans: tuple[FreezePlan, ...] = ()
     """The adopted freeze plans, with their starts."""
     loss_scale: LossScale | None = None

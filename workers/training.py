@@ -165,8 +165,9 @@ class Training:
 
     @property
     def weights_together(self) -> bool:
-        """Whether all weights that it computes with are those of `step`, those of siblings' shards included."""
-        return not self.torn and self._minibatch.weights.together
+        """Whether all weights that it computes with are those of `step`, those of siblings' shards included: not where
+        an owner holds updates back."""
+        return not self.torn and not self._setup.held and self._minibatch.weights.together
 
     @property
     def left(self) -> Unfinished:

@@ -210,7 +210,7 @@ def decide(now: Situation) -> RecoveryPlan | Pause | Abort:
     sources = () if has is None else _sources(now, has)
     return RecoveryPlan(
         cause="loss" if lost else now.asked or ("memory" if now.short else "retry"),
-        reason=_reason(now, lineup, step, reached, sources),
+        reason=_reason(now, lineup, step, reached, sources, snapshot=has is not None and has is kept),
         lineup=lineup,
         step=step,
         settling=frozenset(_current(now, meeting)),
@@ -489,12 +489,18 @@ def reason_of(members: Sequence[int], lineup: Sequence[int], alive: Collection[i
 
 
 def _reason(
-    now: Situation, lineup: tuple[int, ...], step: int, reached: int, sources: Sequence[Source]
+    now: Situation,
+    lineup: tuple[int, ...],
+    step: int,
+    reached: int,
+    sources: Sequence[Source],
+    snapshot: bool,
 ) -> str:
     """The decision in words.
 
     Args:
         sources: none: the model is loaded or initialized again.
+        snapshot: they are of a snapshot.
     """
     if now.asked == "resume":
         return f"resumed from the checkpoint of step {step} on {counted(len(lineup), 'rank')}"
@@ -505,8 +511,12 @@ def _reason(
     lost = [source for source in sources if source.part is Part.WEIGHTS]
     if (not sources or step < reached) and now.trained:
         missing = named("layer", _missing(now, max(_attainable(now))))
-        what = "snapshot" if sources else "checkpoint"
-        where = f"the {what} of step {step}" if step else "the beginning"
+        if sources and not snapshot:
+            where = f"step {step}, the newest of which all {'weights are' if lost else 'is'} left"
+        else:
+            where = (
+                f"the {'snapshot' if snapshot else 'checkpoint'} of step {step}" if step else "the beginning"
+            )
         lacking = f"no remaining rank holds {missing}: " if missing else ""
         said.append(f"{lacking}back to {where}, which costs {counted(reached - step, 'committed step')}")
     if lost:

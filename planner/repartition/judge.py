@@ -13,7 +13,7 @@ from itertools import accumulate
 import numpy as np
 
 from planner.ir import Kind
-from planner.repartition.link_times import LINK, NO_LINK, RECEIVER, SENDER, LinkTimes
+from planner.repartition.link_times import LINK, RECEIVER, SENDER, LinkTimes
 from planner.repartition.problem import Candidates, Floats, Integers, Order, Problem
 from planner.shards import Piece, Shard
 from planner.simulation.gradient_communication import fold_s, folding_s
@@ -249,12 +249,14 @@ class Judge:
         """The numbers of the layers that have gradients, K of them; and by place of a pipeline and such a layer,
         float[R, K], what `fold_s` says."""
         problem, layers = self._problem, self._problem.profile.model.layers
-        pipelines, links = problem.now.pipeline_count, problem.profile.cluster.links
+        pipelines, cluster = problem.now.pipeline_count, problem.profile.cluster
+        links, devices = cluster.links, cluster.devices
         trained = [number for number, layer in enumerate(layers) if layer.gradient_bytes]
         sizes = np.array([layers[number].gradient_bytes / pipelines for number in trained])
         of_places = [
-            fold_s(links[place][place + problem.ranks] or NO_LINK, sizes, pipelines - 1)
+            fold_s(link, devices[place].kind, sizes, pipelines - 1)
             for place in range(problem.ranks)
+            if (link := links[place][place + problem.ranks]) is not None
         ]
         held_s, travel_s = (np.stack(of_one) for of_one in zip(*of_places, strict=True))
         return np.array(trained, dtype=np.int64), held_s, travel_s

@@ -22,6 +22,10 @@ from planner.simulation.snapshot_cost import COPIED_BYTES_PER_S
 
 Floats = NDArray[np.float64]
 
+SOCKET_S_PER_BYTE = 3.5e-10
+"""What a byte that leaves through a socket, or arrives, takes of the cores of ranks that compute on the host, beside
+what it holds the thread that computes (`docs/measurements.md`, "Shared optimizer states")."""
+
 
 def shipped_bytes(profile: Profile, plan: Plan) -> int:
     """Bytes that all owners send to their standbys in one step."""
@@ -105,17 +109,24 @@ def folded_s(profile: Profile, plan: Plan, formed_s: Sequence[Sequence[float]]) 
             seconds.append(0.0)
             continue
         sizes = np.array([part for part, _ in trained])
-        held_s, travel_s = fold_s(link, sizes, others)
+        kind = device_of(profile, plan, plan.siblings(rank)[0]).kind
+        held_s, travel_s = fold_s(link, kind, sizes, others)
         # The last layer is formed first; while the first one's travel, the last of the next microbatch is formed.
         meanwhile_s = np.array([trained[number - 1][1] for number in range(len(trained))])
         seconds.append(float(folding_s(held_s, travel_s, meanwhile_s).sum()))
     return tuple(seconds)
 
 
-def fold_s(link: Link, part_bytes: Floats, others: int) -> tuple[Floats, Floats]:
+def fold_s(link: Link, kind: str, part_bytes: Floats, others: int) -> tuple[Floats, Floats]:
     """Per layer, (seconds that a microbatch's gradients hold a rank which sends each of `others` siblings that one's
-    part, of so many bytes, and takes in its own from each; seconds that the parts travel)."""
+    part, of so many bytes, and takes in its own from each; seconds that the parts travel).
+
+    Args:
+        kind: of the rank's device.
+    """
     held_s = others * (link.sender_busy_s(part_bytes) + link.receiver_busy_s(part_bytes))
+    if kind == "cpu":
+        held_s = held_s + 2 * others * part_bytes * SOCKET_S_PER_BYTE
     return held_s, link.transfer_s(others * part_bytes)
 
 

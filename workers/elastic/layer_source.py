@@ -328,13 +328,18 @@ class LayerSource:
             DamagedCheckpointError: a file of the checkpoint is damaged.
         """
         ref = assignment.moments
-        manifest = None if ref is None or not pieces else read_manifest(ref)
+        saved: dict[int, LayerState] = {}
+        if ref is not None and pieces:
+            manifest = read_manifest(ref)
+            saved = {layer: read_layer(ref, manifest, layer) for layer in {piece.layer for piece in pieces}}
         mixed: dict[Piece, LayerState] = {}
         for piece in pieces:
-            built = self.build([piece.layer], assignment.step, piece.shard, on_host=True)
-            state = built[piece.layer][1]
-            if ref is not None and manifest is not None:
-                load_(state, read_layer(ref, manifest, piece.layer))
+            state = saved.get(piece.layer)
+            if state is None or piece.shard != WHOLE:
+                _, part = self.build([piece.layer], assignment.step, piece.shard, on_host=True)[piece.layer]
+                if state is not None:
+                    load_(part, state)
+                state = part
             mixed[piece] = united(weights[piece], part_of(state, Part.MOMENTS))
         return mixed
 

@@ -9,7 +9,7 @@ from small_profile import layer, plan, profile
 from test_gradient_communication import LINK, SIZES
 
 from planner.schedule.registry import build
-from planner.simulation.gradient_communication import exchanged_s, folded_s
+from planner.simulation.gradient_communication import SOCKET_S_PER_BYTE, exchanged_s, folded_s
 from planner.simulation.gradient_memory import GradientMemory, gradient_memory
 from planner.simulation.predict import predict
 
@@ -30,6 +30,12 @@ def test_gradients_travel_while_they_are_formed_and_weights_come_back_after_the_
     # Of four siblings, a layer's go to three: 12 bytes in 1.5 s, and 0.5 s until they are there.
     held_s = 3 * ((2 * 0.25 + 8 * 0.0625) + (2 * 0.125 + 8 * 0.03125))
     assert folded_s(TWO, shared(4, 2, replicas=4), [[1.75, 10.0]]) == (held_s + 0.25,)
+    # Where ranks compute on the host, what leaves and what arrives takes their cores' time beside that.
+    devices = tuple(replace(device, kind="cpu") for device in TWO.cluster.devices)
+    on_host = replace(TWO, cluster=replace(TWO.cluster, devices=devices))
+    carried_s = 3 * 2 * 8 * SOCKET_S_PER_BYTE
+    found = folded_s(on_host, shared(4, 2, replicas=4), [[1.75, 10.0]])
+    assert found == pytest.approx((held_s + 0.25 + carried_s,), rel=1e-12)
     one_way_s = (2 * 0.25 + 16 * 0.0625) + 16 / 8 + 0.5 + (2 * 0.125 + 16 * 0.03125)
     assert exchanged_s(TWO, shared(2, 2)) == (one_way_s,)
     assert exchanged_s(TWO, shared(2, 2, shard="optimizer")) == (2 * one_way_s,)
