@@ -85,6 +85,7 @@ class BetweenSteps:
         if not setup.definition.language or setup.data.tokenizer is None:
             return
         self.minibatch.weights.bring()
+        setup.reading.wait()
         prompt, text = sample_text(
             self.minibatch.engine,
             self.channel,

@@ -167,10 +167,13 @@ def take_report(order: Order, job: Job, report: Report) -> Changing:
     copying = change.copying
     match report:
         case SwitchReport(rank=place) if copying and (report.epoch, report.version) == copying.key:
-            change = replace(change, reached=change.reached | {place})
+            change = replace(change, reached={**change.reached, place: report.step})
             if len(change.reached) == len(job.membership.members):
                 job = replace(job, progress=replace(job.progress, plan=copying))
-        case StandbyReport(rank=place, snapshot=False) if place in change.reached:
+        # One of the switch's own step is of the copies before it.
+        case StandbyReport(rank=place, snapshot=False) if report.step > change.reached.get(
+            place, report.step
+        ):
             change = replace(change, waiting=change.waiting - {place})
         case CopiedAhead(rank=rank) if (report.epoch, report.change) == (order.epoch, change.number):
             if report.error is not None:

@@ -187,8 +187,8 @@ class PlannedChange:
     schedule: Schedule | None = None
     copying: Plan | None = None
     """The plan with the copies, as it was issued."""
-    reached: frozenset[int] = frozenset()
-    """Places of the ranks that follow it."""
+    reached: Mapping[int, int] = field(default_factory=dict)
+    """Place of a rank that follows it -> the step after which it does."""
     waiting: frozenset[int] = frozenset()
     """Places whose copies are not up to date yet."""
     coming: frozenset[int] = frozenset()

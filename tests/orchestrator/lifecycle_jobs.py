@@ -114,9 +114,9 @@ def switch_report(place: int, plan: Plan, **changes: object) -> SwitchReport:
     return SwitchReport(**fields)  # pyright: ignore[reportArgumentType]
 
 
-def standby_report(place: int, layers: tuple[int, ...]) -> StandbyReport:
-    """The copies at `place` are up to date."""
-    return StandbyReport(step=1, rank=place, layers=layers, bytes=0, seconds=0.0)
+def standby_report(place: int, layers: tuple[int, ...], step: int = 2) -> StandbyReport:
+    """The copies at `place` are up to date, after a switch as of `switch_report` or before it."""
+    return StandbyReport(step=step, rank=place, layers=layers, bytes=0, seconds=0.0)
 
 
 def checkpoint_report(step: int, path: str | None = None) -> CheckpointReport:

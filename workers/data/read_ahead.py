@@ -12,10 +12,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from resource import RUSAGE_THREAD, getrusage
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from workers.data.dataset import Batch
 from workers.process.pinned_memory import Staged, Staging
@@ -59,6 +60,23 @@ class _Ahead:
     found: Found | None = None
     staged: Staged | None = None
     error: BaseException | None = None
+    drew: bool = False
+    """Whether the source was about to draw from torch's generator, from which layers draw meanwhile."""
+
+
+class _NoDraws(TorchDispatchMode):
+    """Refuses draws of this thread from torch's own generators: a source that draws is read in its turn."""
+
+    refused = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None:
+            self.refused = True
+            raise RuntimeError(f"{func} draws from torch's generator while layers do")
+        return func(*args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -99,9 +117,9 @@ class ReadAhead:
     """The reads of one rank, by its training thread or ahead of it: never two at once, and each in its turn.
 
     A read is slow if the training thread waits for it long: on a CPU, where a thread takes its processor time from
-    computing, for something else than its own instructions. A source that draws from torch's generator is read where
-    its microbatch is needed, between the keyed draws of layers; so is one that fails in another thread than the one
-    that opened it.
+    computing, for something else than its own instructions. A source that draws from torch's generator, be it in some
+    reads alone, is read where its microbatch is needed, between the keyed draws of layers; so is one that fails in
+    another thread than the one that opened it. The read that shows this is made again.
 
     Args:
         device: of the rank.
@@ -165,9 +183,10 @@ class ReadAhead:
                 self._coming.popleft()
                 self._changed.notify_all()
         if ahead.error is not None:
-            if self._proven:
+            if self._proven and not ahead.drew:
                 raise ahead.error
-            # Perhaps it may be read by the thread alone that opened it; if not, this raises what it always raised.
+            # It draws, or perhaps it may be read by the thread alone that opened it; if not, this raises what it
+            # always raised.
             self.ahead, self._refused = False, True
             left, read = self._coming, self._read
             self.stop()
@@ -243,12 +262,14 @@ class ReadAhead:
         return not failed and there < min(AHEAD, len(self._coming))
 
     def _read_ahead(self, wanted: Wanted, read: Read) -> _Ahead:
+        draws = _NoDraws()
         try:
-            found = read(wanted)
+            with draws:
+                found = read(wanted)
             batch = Batch(
                 found.batch.inputs if wanted.inputs else (), found.batch.targets if wanted.targets else ()
             )
             tensors: tuple[Tensor, ...] = (*batch.inputs, *batch.targets)
             return _Ahead(replace(found, batch=batch), self._staging.begin(tensors))
         except BaseException as error:  # a source may call sys.exit
-            return _Ahead(error=error)
+            return _Ahead(error=error, drew=draws.refused)

@@ -25,6 +25,9 @@ from workers.process.pinned_memory import SideStream, give_pinned_memory_back
 from workers.state.layer_state import LayerState, apart_on, bytes_of, host_copy, load_
 from workers.state.optim import Optimizer
 
+_making = threading.Lock()
+"""Held while a new base is made for others: each takes memory that the next one must not count on."""
+
 
 class HostCopy:
     """The copy of one layer or shard.
@@ -129,6 +132,7 @@ class HostCopy:
             self._base, self._step = base, log[-1].step
             for _ in log:
                 self._log.popleft()
+            self.refused = 0
         return True
 
     def _updated(self, log: Sequence[Update], stopped: Callable[[], bool]) -> LayerState | None:
@@ -156,14 +160,16 @@ class HostCopy:
             there = not self._log
         if not there:
             try:
-                self._make_room()
-                self.refresh()
+                # What one takes, the next one must see.
+                with _making:
+                    self._make_room()
+                    self.refresh()
             except Exception as error:
                 if shortage_in(error) is None:
                     raise
                 self.refused += 1
                 raise MemoryError(str(error)) from error
-            self.refused = 0
+        self.refused = 0
         return self._base
 
     def _make_room(self) -> None:

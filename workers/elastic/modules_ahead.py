@@ -73,6 +73,8 @@ class ModulesAhead(Generic[Made]):
                 layer = self._build(piece)
             except Exception as error:
                 with self._turn:
+                    if piece not in self._wanted:
+                        continue
                     self._broken, self._thread = self._wanted, None
                 self._failed(f"layer {piece} cannot be taken over: {error}")
                 return

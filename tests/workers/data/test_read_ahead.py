@@ -187,6 +187,30 @@ def test_an_error_is_raised_where_its_microbatch_is_needed(kind: type[BaseExcept
     reading.stop()
 
 
+@pytest.mark.parametrize("generator", [None, torch.Generator()], ids=["layers'", "its own"])
+def test_a_source_that_draws_later_draws_between_the_layers_again(generator: torch.Generator | None) -> None:
+    drawn: list[tuple[str, float]] = []
+
+    def takes(wanted: Wanted) -> None:
+        time.sleep(2 * SLOW_S)
+        if wanted.microbatch >= 5:
+            number = float(torch.rand((), generator=generator))
+            drawn.append((threading.current_thread().name, number))
+
+    source, reading = Source(takes), ReadAhead(CPU, 1)
+    reading.begin(reads(0), source)
+    torch.manual_seed(3)
+    take_all(reading, reads(0))
+    here = threading.current_thread().name
+    assert source.ahead == (3 if generator is None else 5)
+    assert [by for by, _ in drawn] == [here if generator is None else AHEAD_OF_IT] * 3
+    if generator is None:
+        torch.manual_seed(3)
+        assert [number for _, number in drawn] == [float(torch.rand(())) for _ in range(3)]
+    assert reading.ahead == (generator is not None)
+    reading.stop()
+
+
 def test_a_source_that_only_its_own_thread_may_read_is_read_there() -> None:
     own = threading.current_thread()
 
