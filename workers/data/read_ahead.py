@@ -73,7 +73,7 @@ class _NoDraws(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None:
+        if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and kwargs.get("generator") is None:
             self.refused = True
             raise RuntimeError(f"{func} draws from torch's generator while layers do")
         return func(*args, **kwargs)
