@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from resource import RUSAGE_THREAD, getrusage
 from typing import Any, TypeVar
@@ -64,18 +65,27 @@ class _Ahead:
     """Whether the source was about to draw from torch's generator, from which layers draw meanwhile."""
 
 
-class _NoDraws(TorchDispatchMode):
-    """Refuses draws of this thread from torch's own generators: a source that draws is read in its turn."""
+class _Draws(TorchDispatchMode):
+    """Notes draws of this thread from torch's own generators, or refuses them: a source that draws is read in its
+    turn.
 
-    refused = False
+    Args:
+        refuse: whether to.
+    """
+
+    def __init__(self, *, refuse: bool) -> None:
+        super().__init__()
+        self.any = False
+        self._refuse = refuse
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and kwargs.get("generator") is None:
-            self.refused = True
-            raise RuntimeError(f"{func} draws from torch's generator while layers do")
+            self.any = True
+            if self._refuse:
+                raise RuntimeError(f"{func} draws from torch's generator while layers do")
         return func(*args, **kwargs)
 
 
@@ -90,13 +100,17 @@ class ReadTime:
     """Whether it would better have been made ahead."""
 
 
-def timed(read: Callable[[], Made], device: torch.device) -> tuple[Made, ReadTime]:
+def timed(read: Callable[[], Made], device: torch.device, *, watch: bool = True) -> tuple[Made, ReadTime]:
     """What `read` returns, and how long it took.
 
     It is slow if the thread lost `SLOW_S` and more: on a CPU to waiting for something else than its own instructions
     and other work on its core; and never if it drew from torch's generator.
+
+    Args:
+        watch: whether to notice also what it draws and takes back, which costs time.
     """
-    with rng.turn:  # what draws meanwhile is the source
+    draws = _Draws(refuse=False)
+    with rng.turn, draws if watch else nullcontext():  # what draws meanwhile is the source
         drawn = torch.default_generator.get_state()
         began_s, computed_s, waits = _now()
         made = read()
@@ -105,7 +119,7 @@ def timed(read: Callable[[], Made], device: torch.device) -> tuple[Made, ReadTim
         )
         undrawn = torch.equal(drawn, torch.default_generator.get_state())
     lost_s = seconds if device.type == "cuda" else seconds - computed_s if waited else 0.0
-    return made, ReadTime(seconds, computed_s, lost_s >= SLOW_S and undrawn)
+    return made, ReadTime(seconds, computed_s, lost_s >= SLOW_S and undrawn and not draws.any)
 
 
 def _now() -> tuple[float, float, int]:
@@ -222,7 +236,7 @@ class ReadAhead:
         if self._refused:
             self._coming.popleft()
             return read(wanted)
-        found, took = timed(lambda: read(wanted), self._device)
+        found, took = timed(lambda: read(wanted), self._device, watch=self._slow > 0)
         self._coming.popleft()
         self._slow = self._slow + 1 if took.slow else 0
         if self._slow >= SLOW_READS:
@@ -262,14 +276,16 @@ class ReadAhead:
         return not failed and there < min(AHEAD, len(self._coming))
 
     def _read_ahead(self, wanted: Wanted, read: Read) -> _Ahead:
-        draws = _NoDraws()
+        draws = _Draws(refuse=True)
         try:
             with draws:
                 found = read(wanted)
+            if draws.any:  # it made do without
+                raise RuntimeError("the source draws from torch's generator while layers do")
             batch = Batch(
                 found.batch.inputs if wanted.inputs else (), found.batch.targets if wanted.targets else ()
             )
             tensors: tuple[Tensor, ...] = (*batch.inputs, *batch.targets)
             return _Ahead(replace(found, batch=batch), self._staging.begin(tensors))
         except BaseException as error:  # a source may call sys.exit
-            return _Ahead(error=error, drew=draws.refused)
+            return _Ahead(error=error, drew=draws.any)

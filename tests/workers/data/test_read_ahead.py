@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -208,6 +209,29 @@ def test_a_source_that_draws_later_draws_between_the_layers_again(generator: tor
         torch.manual_seed(3)
         assert [number for _, number in drawn] == [float(torch.rand(())) for _ in range(3)]
     assert reading.ahead == (generator is not None)
+    reading.stop()
+
+
+def takes_back(wanted: Wanted) -> None:
+    time.sleep(2 * SLOW_S)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(wanted.microbatch)
+        torch.rand(())
+
+
+def makes_do_without(wanted: Wanted) -> None:
+    time.sleep(2 * SLOW_S)
+    with suppress(RuntimeError):
+        if wanted.microbatch >= 5:
+            torch.rand(())
+
+
+@pytest.mark.parametrize(("takes", "ahead"), [(takes_back, 0), (makes_do_without, 3)])
+def test_draws_that_leave_no_trace_are_noticed(takes: Callable[[Wanted], None], ahead: int) -> None:
+    source, reading = Source(takes), ReadAhead(CPU, 1)
+    reading.begin(reads(0), source)
+    take_all(reading, reads(0))
+    assert (source.ahead, reading.ahead) == (ahead, False)
     reading.stop()
 
 
