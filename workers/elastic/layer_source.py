@@ -219,12 +219,8 @@ class LayerSource:
             shard: as for `build_layers`.
             ahead: what `build_ahead` made. `build` takes the layers that are of that shard, until `end`.
         """
-        # An attempt that failed has not used what was built for it.
-        kept = self._ahead if shard == self._shard else {}
         self._freeze, self._shard = freeze, shard
-        self._ahead = kept | {
-            piece.layer: one for piece, one in (ahead or {}).items() if piece.shard == shard
-        }
+        self._ahead = {piece.layer: one for piece, one in (ahead or {}).items() if piece.shard == shard}
         self._ahead_workspace = Workspace()
         self._stopped = threading.Event()
 
