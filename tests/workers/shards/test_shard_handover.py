@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Iterable
 from dataclasses import replace
@@ -175,6 +176,27 @@ def test_modules_are_built_beside_training_and_only_while_they_are_wanted() -> N
     assert not ahead.ready(lost)
     assert ahead.settled, "nobody waits for it any longer"
     assert len(asked) == 3, "it is not tried again"
+
+
+def test_a_module_that_is_wanted_no_more_and_cannot_be_built_keeps_no_other_from_it() -> None:
+    began, go_on, told = threading.Event(), threading.Event(), list[str]()
+
+    def build(piece: Piece) -> int:
+        if piece == PIECE:
+            return piece.layer
+        began.set()
+        assert go_on.wait(10)
+        raise MemoryError("no room")
+
+    ahead = ModulesAhead(build, told.append)
+    assert not ahead.ready({Piece(0, PIECE.shard)})
+    assert began.wait(10)
+    assert not ahead.ready({PIECE})  # asked once, as for the next generation
+    go_on.set()
+    deadline = time.monotonic() + 10
+    while not ahead.settled and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert (ahead.taken(), told) == ({PIECE: PIECE.layer}, [])
 
 
 def test_layers_that_were_built_ahead_are_taken_once_by_a_rank_of_their_shard(tmp_path: Path) -> None:
