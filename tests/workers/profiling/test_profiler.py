@@ -179,17 +179,24 @@ def test_the_times_of_a_model_include_the_reading_of_its_data_on_every_device(tm
 
 def test_a_rank_that_reads_takes_as_long_as_its_profile_expects(tmp_path: Path) -> None:
     """Its layers take long enough for the next microbatch to be read meanwhile."""
-    given = config(tmp_path, "slow", data=DataConfig(source="measured_model:SlowVectors"), steps=3)
+    given = config(
+        tmp_path, "slow", data=DataConfig(source="measured_model:SlowVectors"), steps=8, timeline_every=1
+    )
     asked = job(given, ranks=2, schedule="1f1b", layers=2)
     reports = run_threads(asked).reports
     profile = measured(given)
     first, *_ = profile.model.layers
     assert SLEPT_S <= first.forward_s < SLEPT_S + 0.5 * READ_S
-    for timeline in (one for one in reports if isinstance(one, TimelineReport) and one.step == 3):
-        times = stage_times(timeline.spans)
-        slowdown, why = slowdown_of(profile, asked.plan, timeline.rank, times, frozen=False)
+    for rank in range(2):
+        timelines = [one for one in reports if isinstance(one, TimelineReport) and one.rank == rank]
+        spans = [span for one in timelines if one.step >= 3 for span in one.spans]
+        # Ranks that are threads wait for each other's draws, which makes some forward passes longer and none shorter;
+        # with a read in its midst each would take 1.7 times as long.
+        forward = [one for one in spans if one.action.startswith(f"{rank}F")]
+        quickest = min(forward, key=lambda one: one.end_s - one.start_s)
+        slowdown, why = slowdown_of(profile, asked.plan, rank, stage_times([quickest]), frozen=False)
         assert slowdown is not None, why
-        assert 0.8 < slowdown < 1.5
+        assert 0.8 < slowdown < 1.4
 
 
 def test_ranks_measure_together_and_know_all_links(tmp_path: Path) -> None:
