@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from jobs import job, small_config
-from rank_group import RankGroup, drilled, quiet_sha256, state_sha256
+from rank_group import SECRET, RankGroup, drilled, quiet_sha256, state_sha256
 from test_gradient_shards import folded
 from test_migration import ENDLESS, cut, follow, tell
 from test_shard_copies import copied
@@ -20,10 +21,12 @@ from planner.arrivals import arrivals
 from planner.plan import Plan
 from planner.search.standbys import assign
 from planner.shards import Piece, Shard, made_of
+from workers.config import ElasticConfig
 from workers.control.rank_program import rank_programs
 from workers.fault_injection.fault import Fault, FaultKind, Phase
 from workers.launch.processes import Died
-from workers.protocol import StepReport, SwitchReport, WarningReport
+from workers.protocol import Part, Position, StepReport, SwitchReport, WarningReport
+from workers.state_stream.fetching import fetch
 
 PLACES = range(4)
 COUNTS, OTHERS = (4, 4), (2, 6)
@@ -131,6 +134,49 @@ def test_held_back_updates_of_shards_reach_the_new_owners(tmp_path: Path) -> Non
         assert state_sha256(ended) != quiet_sha256(job(config), ended)
         assert sorted(group.steps()) == list(range(1, ended[0].step + 1))
         assert not group.of(WarningReport)
+
+
+def salvageable(positions: dict[int, Position], step: int) -> dict[Piece, bool]:
+    """The shards of which siblings of their owners offer the weights, and whether these have their owners' bits."""
+    owners = {piece: position for position in positions.values() for piece in position.holds}
+    found: dict[Piece, bool] = {}
+    for sibling in positions.values():
+        for piece in sibling.weights:
+            theirs, owners_own = (
+                fetch(at.host, at.port, SECRET, piece.layer, step, wait_s=5, part=part, shard=piece.shard)
+                for at, part in ((sibling, Part.WEIGHTS), (owners[piece], Part.ALL))
+            )
+            found[piece] = all(torch.equal(t, owners_own.weights[name]) for name, t in theirs.weights.items())
+    return found
+
+
+def test_siblings_weights_are_salvaged_only_while_no_update_is_held_back(tmp_path: Path) -> None:
+    """What a sibling computes with is older than what the owner has once that applies what it has held back."""
+    elastic = ElasticConfig(allow_faults=True, salvage="weights")
+    config = small_config(tmp_path, steps=ENDLESS, replicas=2, elastic=elastic)
+    four = shared(job(config, ranks=2, schedule="1f1b"))
+    then = replace(four.plan, layers=cut(four.plan, (6, 2)))
+    copying, held = replace(path(four.plan, then)[0], version=2), arrivals(four.plan, then)
+    drop = Fault(kind=FaultKind.DROP_LINK, phase=Phase.BEFORE_COMMIT)
+    with RankGroup(config, 4) as group:
+        group.arm(3, drop.model_copy(update={"step": 3}))
+        group.train(four, PLACES)
+        step, positions, sources = group.settle()
+        assert salvageable(positions, step) == dict.fromkeys(four.plan.pieces, True)
+
+        def hold_back() -> None:
+            programs = rank_programs(four.schedule)
+            for number in PLACES:
+                group.tell(number, "prepare_plan", copying, programs[number % 2], held)
+            group.wait_for(lambda _: len(group.of(SwitchReport)) == 4)
+            since = group.of(SwitchReport)[0].step
+            group.wait_for(lambda _: max(group.steps()) > since + 2)
+            group.tell(3, "inject", drop)
+
+        group.train(four, PLACES, step=step, sources=sources, meanwhile=hold_back)
+        assert [fired[:2] for fired in group.fired] == [(3, "drop-link")] * 2
+        step, positions, _ = group.settle()
+        assert salvageable(positions, step) == {}
 
 
 @pytest.mark.parametrize(
