@@ -26,7 +26,7 @@ from workers.state.layer_state import LayerState, apart_on, bytes_of, host_copy,
 from workers.state.optim import Optimizer
 
 _making = threading.Lock()
-"""Held while a new base is made for others: each takes memory that the next one must not count on."""
+"""Held while a new base is made: each takes memory that the next one must not count on."""
 
 
 class HostCopy:
@@ -258,15 +258,17 @@ class HostForm:
 
     def _refresh(self, copy: HostCopy, stopped: Callable[[], bool]) -> str | None:
         """Refresh a copy if there is memory for it, on the host and on the device; else why not."""
-        if (why := self._lacks(copy.base_bytes)) is not None:
-            return why
-        try:
-            copy.refresh(stopped)
-        except Exception as error:
-            if shortage_in(error) is None:
-                raise
-            return f"updates cannot be applied: {error}"
-        return None
+        # Others may have asked for copies before training went on, and these may still be made.
+        with _making:
+            if (why := self._lacks(copy.base_bytes)) is not None:
+                return why
+            try:
+                copy.refresh(stopped)
+            except Exception as error:
+                if shortage_in(error) is None:
+                    raise
+                return f"updates cannot be applied: {error}"
+            return None
 
     def _lacks(self, needed_bytes: int, freed_bytes: int = 0, what: str = "another base takes") -> str | None:
         """Why the host has no room for so much more, once so much has been freed; None: it has."""

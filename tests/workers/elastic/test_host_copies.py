@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,36 @@ class Host:
         self.form = HostForm(
             device=DEVICE, every=EVERY, build=source.build_copy, free_bytes=lambda: self.free_bytes
         )
+
+
+@pytest.mark.parametrize("asked_for", [True, False])
+def test_copies_made_at_once_ask_for_room_one_by_one(rank: Rank, asked_for: bool) -> None:
+    """For others, and in its turn: there is room for one more base, and the second comes as the first has asked."""
+    host = Host(rank)
+
+    def asks(needed_bytes: int, what: str) -> None:
+        host.form.check_room(needed_bytes, what)
+        other.start()
+        other.join(0.2)
+
+    first, second = host_copy_of(rank, 3, asks), host_copy_of(rank, 3, host.form.check_room)
+    for copy in (first, second):
+        copy.add(commit(rank, 3, 1))
+
+    def make() -> None:
+        if not asked_for:
+            assert host.form.keep_short(EVERY, {Piece(3): second}, lambda: False) == {}
+            return
+        with suppress(MemoryError):
+            second.newest()
+
+    other = threading.Thread(target=make)
+    left_bytes = LEAST_FREE_BYTES + first.next_bytes
+    host.form.free_bytes = lambda: left_bytes + (first.base_bytes if first.commits and second.commits else 0)
+    first.newest()
+    other.join()
+    assert (first.commits, second.commits) == (0, 1)
+    assert second.refused == asked_for
 
 
 def test_a_rank_gives_up_a_copy_that_has_found_no_room_twice_and_says_so(rank: Rank, tmp_path: Path) -> None:
