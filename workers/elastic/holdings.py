@@ -22,7 +22,7 @@ from workers.state.layer_state import LayerState, host_copy, whole_of
 from workers.state_stream.stream import StateServer
 
 MOST_REFUSED = 2
-"""How often others may find no room for a copy in host memory before this rank gives it up."""
+"""In how many tries others may find no room for a copy in host memory before this rank gives it up."""
 
 Fetch = Callable[[Sequence[Source], int], dict[Piece, LayerState]]
 """Fetches states of a step from other ranks."""
@@ -123,8 +123,11 @@ class Holdings:
         return {piece: (None, state) for piece, state in self.snapshots.states(step).items()}
 
     def pieces(self) -> tuple[Piece, ...]:
-        """The layers, and shards of them, that other ranks can have from here."""
-        return tuple(sorted({*self.live(), *self.on_host()}))
+        """The layers, and shards of them, that other ranks can have from here. To fetch them now is another try."""
+        on_host = self.on_host()
+        for copy in on_host.values():
+            copy.begin_try()
+        return tuple(sorted({*self.live(), *on_host}))
 
     def take_up(
         self,

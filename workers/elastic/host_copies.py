@@ -65,7 +65,9 @@ class HostCopy:
         """From the base's step on."""
         self.base_bytes = bytes_of(base)
         self.refused = 0
-        """How often in a row `newest` found no room."""
+        """In how many tries in a row `newest` found no room, however many asked."""
+        self._refused_before = 0
+        """In those before this one."""
 
     @property
     def piece(self) -> Piece:
@@ -132,7 +134,7 @@ class HostCopy:
             self._base, self._step = base, log[-1].step
             for _ in log:
                 self._log.popleft()
-            self.refused = 0
+            self.refused = self._refused_before = 0
         return True
 
     def _updated(self, log: Sequence[Update], stopped: Callable[[], bool]) -> LayerState | None:
@@ -156,21 +158,22 @@ class HostCopy:
         Raises:
             MemoryError: the host has no room for another base, or the device none for the updates.
         """
-        with self._change:
-            there = not self._log
-        if not there:
-            try:
-                # What one takes, the next one must see.
-                with _making:
-                    self._make_room()
-                    self.refresh()
-            except Exception as error:
-                if shortage_in(error) is None:
-                    raise
-                self.refused += 1
-                raise MemoryError(str(error)) from error
-        self.refused = 0
+        if self._log:
+            with _making:
+                try:
+                    if self._log:  # nobody has made it meanwhile
+                        self._make_room()
+                        self.refresh()
+                except Exception as error:
+                    if shortage_in(error) is None:
+                        raise
+                    self.refused = self._refused_before + 1
+                    raise MemoryError(str(error)) from error
         return self._base
+
+    def begin_try(self) -> None:
+        """Whoever asks from now on asks in another try."""
+        self._refused_before = self.refused
 
     def _make_room(self) -> None:
         what = f"another base of layer {self.piece} takes"

@@ -243,6 +243,24 @@ def test_copies_made_at_once_ask_for_room_one_by_one(rank: Rank, asked_for: bool
     assert second.refused == asked_for
 
 
+def test_who_asks_for_a_copy_while_it_is_made_needs_no_other_room(rank: Rank) -> None:
+    host, got = Host(rank), list[LayerState]()
+
+    def asks(needed_bytes: int, what: str) -> None:
+        host.form.check_room(needed_bytes, what)
+        host.free_bytes = LEAST_FREE_BYTES
+        other.start()
+        other.join(0.2)
+
+    copy = host_copy_of(rank, 3, asks)
+    copy.add(commit(rank, 3, 1))
+    other = threading.Thread(target=lambda: got.append(copy.newest()))
+    made = copy.newest()
+    other.join()
+    assert [state is made for state in got] == [True]
+    assert (copy.commits, copy.refused) == (0, 0)
+
+
 def test_a_rank_gives_up_a_copy_that_has_found_no_room_twice_and_says_so(rank: Rank, tmp_path: Path) -> None:
     host, told = Host(rank, free_bytes=LEAST_FREE_BYTES), list[Any]()
     copy = host_copy_of(rank, 3, host.form.check_room)
@@ -256,7 +274,10 @@ def test_a_rank_gives_up_a_copy_that_has_found_no_room_twice_and_says_so(rank: R
         assert told[-1].text.startswith(
             "the copy of layer 3 in host memory cannot be brought up to date: another"
         )
-        assert told[-1].text.endswith(f"it is {end}")
+        # Another rank asks in the same try.
+        with pytest.raises(MemoryError):
+            rank._holdings.newest(copy)
+        assert [warned.text.endswith(f"it is {end}") for warned in told[-2:]] == [True, True]
     assert rank.position().holds == ()
 
 
