@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,11 +16,15 @@ import torch
 from jobs import job, small_config
 from small_models import Vectors
 
-from workers.config import DataConfig
+from workers.config import DataConfig, ModelConfig
 from workers.data import read_ahead
-from workers.data.dataset import Batch
+from workers.data.dataset import Batch, OpenData
 from workers.data.read_ahead import AHEAD, SLOW_READS, SLOW_S, Found, ReadAhead, Wanted
-from workers.launch.ranks import Run, run_threads
+from workers.data.tokenizer import ByteTokenizer
+from workers.launch.ranks import Run, assignment, run_threads
+from workers.protocol import Generation, Report, SampleReport, ValidationReport
+from workers.rank import Rank
+from workers.transport.local import Hub, LocalChannel
 
 CPU = torch.device("cpu")
 AHEAD_OF_IT = "read-ahead"
@@ -269,6 +274,7 @@ class Slow(Vectors):
 
     opened: list[Slow] = []  # noqa: RUF012 (by all ranks of a test)
     fails_at: int | None = None
+    read_s = 2 * SLOW_S
 
     def __init__(self) -> None:
         super().__init__()
@@ -287,7 +293,7 @@ class Slow(Vectors):
         assert self._turn.acquire(blocking=False), "two reads at once"
         self.calls.append((kind, indices))
         self.threads.add(threading.current_thread().name)
-        time.sleep(2 * SLOW_S)
+        time.sleep(self.read_s)
         self._turn.release()
         if len(self.calls) == Slow.fails_at:
             raise OSError(f"read {len(self.calls)} failed")
@@ -323,6 +329,63 @@ def test_training_makes_the_same_calls_and_has_the_same_bits(
 
     assert calls(sources) == calls(at_once)
     assert {kind for source in sources for kind, _ in source.calls} == {"train", "validation"}
+
+
+class Text(Slow):
+    """Language, so that a sample is taken after the last step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._x = self._y = torch.randint(0, 256, (72, 16), generator=torch.Generator().manual_seed(7))
+
+
+def text() -> OpenData:
+    return OpenData(dataset=Text(), tokenizer=ByteTokenizer(), vocabulary=256)
+
+
+@pytest.mark.parametrize("validated", [True, False], ids=["sample", "validation"])
+def test_what_reads_between_steps_waits_for_a_read_under_way(tmp_path: Path, validated: bool) -> None:
+    """A rank that read inputs in one generation may have none to read in the next, whose steps would wait."""
+    config = small_config(
+        tmp_path,
+        steps=1,
+        sample_tokens=1,
+        model=ModelConfig(family="gpt", layers=6, width=32, heads=2, context=16),
+        data=DataConfig(source="test_read_ahead:text"),
+    )
+    Slow.opened.clear()
+    reports: list[Report] = []
+    rank, work = Rank(config, 0, reports.append), job(config)
+    rank.setup()
+    (source,) = Slow.opened
+
+    def train(number: int) -> None:
+        assert rank.follow(replace(assignment(work, 0), step=number - 1)) is None
+        generation = Generation(
+            number=number, epoch=1, members=(0,), store_host="127.0.0.1", store_port=1, timeout_s=60.0
+        )
+        rank.join(generation, LocalChannel(Hub(1), 0))
+        rank.train()
+
+    train(1)
+    source.read_s = 0.2
+    reading = rank._reading
+    reading.ahead = True
+    reading.begin(reads(1), lambda _: Found([0], source.train([0])))
+    while not source._turn.locked():
+        time.sleep(0.001)
+    reading.stop()
+    source.read_s = 0.0
+    left = rank._commit.left
+    assert left is not None
+    rank._commit.left = replace(left, validated=validated)
+    reports.clear()
+    train(2)  # `Slow` refuses two reads at once
+    assert [type(report) for report in reports if isinstance(report, (ValidationReport, SampleReport))] == [
+        *([] if validated else [ValidationReport]),
+        SampleReport,
+    ]
+    rank.close()
 
 
 def test_an_error_ends_the_job_in_the_same_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
