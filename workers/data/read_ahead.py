@@ -28,6 +28,8 @@ AHEAD = 2
 SLOW_S = 1e-3
 SLOW_READS = 3
 """So many slow reads in a row have the next ones made ahead."""
+AGAIN = 256
+"""After so many reads ahead one is made in place: they go on being made ahead if it is slow."""
 
 
 @dataclass(frozen=True)
@@ -96,15 +98,15 @@ class ReadTime:
     seconds: float
     computed_s: float
     """Of it, processor time of the thread that read."""
-    slow: bool
-    """Whether it would better have been made ahead."""
+    slow: bool | None
+    """Whether it would better have been made ahead; None: perhaps it waited for other threads of this process."""
 
 
 def timed(read: Callable[[], Made], device: torch.device, *, watch: bool = True) -> tuple[Made, ReadTime]:
     """What `read` returns, and how long it took.
 
-    It is slow if the thread lost `SLOW_S` and more: on a CPU to waiting for something else than its own instructions
-    and other work on its core; and never if it drew from torch's generator.
+    It is slow if the thread lost `SLOW_S` and more; on a CPU, to waiting while the process did not compute. A thread
+    waits too while others have Python's interpreter. It is never slow if it drew from torch's generator.
 
     Args:
         watch: whether to notice also what it draws and takes back, which costs time.
@@ -112,28 +114,30 @@ def timed(read: Callable[[], Made], device: torch.device, *, watch: bool = True)
     draws = _Draws(refuse=False)
     with rng.turn, draws if watch else nullcontext():  # what draws meanwhile is the source
         drawn = torch.default_generator.get_state()
-        began_s, computed_s, waits = _now()
+        before = _now()
         made = read()
-        seconds, computed_s, waited = (
-            a - b for a, b in zip(_now(), (began_s, computed_s, waits), strict=True)
-        )
+        seconds, computed_s, all_computed_s, waits = (a - b for a, b in zip(_now(), before, strict=True))
         undrawn = torch.equal(drawn, torch.default_generator.get_state())
-    lost_s = seconds if device.type == "cuda" else seconds - computed_s if waited else 0.0
-    return made, ReadTime(seconds, computed_s, lost_s >= SLOW_S and undrawn and not draws.any)
+    lost_s = idle_s = seconds
+    if device.type != "cuda":
+        lost_s, idle_s = (seconds - computed_s if waits else 0.0), seconds - all_computed_s
+    slow = undrawn and not draws.any and lost_s >= SLOW_S
+    return made, ReadTime(seconds, computed_s, None if slow and idle_s < SLOW_S else slow)
 
 
-def _now() -> tuple[float, float, int]:
-    """Clock, processor time of this thread, and how often it has waited."""
-    return time.perf_counter(), time.thread_time(), getrusage(RUSAGE_THREAD).ru_nvcsw
+def _now() -> tuple[float, float, float, int]:
+    """Clock, processor time of this thread and of the process, and how often the thread has waited."""
+    return time.perf_counter(), time.thread_time(), time.process_time(), getrusage(RUSAGE_THREAD).ru_nvcsw
 
 
 class ReadAhead:
     """The reads of one rank, by its training thread or ahead of it: never two at once, and each in its turn.
 
     A read is slow if the training thread waits for it long: on a CPU, where a thread takes its processor time from
-    computing, for something else than its own instructions. A source that draws from torch's generator, be it in some
-    reads alone, is read where its microbatch is needed, between the keyed draws of layers; so is one that fails in
-    another thread than the one that opened it. The read that shows this is made again.
+    computing, for something else than instructions of this process. After `AGAIN` reads ahead, one in place shows
+    whether they still are. A source that draws from torch's generator, be it in some reads alone, is read where its
+    microbatch is needed, between the keyed draws of layers; so is one that fails in another thread than the one that
+    opened it. The read that shows this is made again.
 
     Args:
         device: of the rank.
@@ -157,6 +161,8 @@ class ReadAhead:
         """Slow reads in a row."""
         self.ahead = False
         """Whether reads are made ahead."""
+        self._taken = 0
+        """Of those made ahead since the last one in place."""
         self._proven = False
         """Whether the source was read in another thread."""
         self._refused = False
@@ -195,6 +201,7 @@ class ReadAhead:
             if ahead.error is None:
                 self._there.popleft()
                 self._coming.popleft()
+                self._taken += 1
                 self._changed.notify_all()
         if ahead.error is not None:
             if self._proven and not ahead.drew:
@@ -202,11 +209,12 @@ class ReadAhead:
             # It draws, or perhaps it may be read by the thread alone that opened it; if not, this raises what it
             # always raised.
             self.ahead, self._refused = False, True
-            left, read = self._coming, self._read
-            self.stop()
-            self._coming, self._read = left, read
+            self._end()
             return self._read_here()
         self._proven = True
+        if self._taken == AGAIN:  # and no more was read
+            self.ahead, self._slow = False, SLOW_READS - 1
+            self._end()
         assert ahead.found is not None
         assert ahead.staged is not None
         tensors = ahead.staged.take()
@@ -216,18 +224,23 @@ class ReadAhead:
     def stop(self) -> None:
         """Forget what is to come, and read nothing ahead until `begin`. The thread ends with the read under way, which
         the next one waits for."""
-        with self._changed:
-            thread, self._thread = self._thread, None
-            self._coming, self._there, self._read = deque(), deque(), None
-            self._changed.notify_all()
-        if thread is not None:
-            self._leaving = thread
+        self._end()
+        self._coming, self._read = deque(), None
 
     def wait(self) -> None:
         """Wait for a read that was under way as reads were stopped: the caller is about to read by itself."""
         if self._leaving is not None:
             self._leaving.join()
             self._leaving = None
+
+    def _end(self) -> None:
+        """Read no more ahead of what is to come, and forget what was."""
+        with self._changed:
+            thread, self._thread = self._thread, None
+            self._there = deque()
+            self._changed.notify_all()
+        if thread is not None:
+            self._leaving = thread
 
     def _read_here(self) -> Found:
         self.wait()
@@ -238,9 +251,10 @@ class ReadAhead:
             return read(wanted)
         found, took = timed(lambda: read(wanted), self._device, watch=self._slow > 0)
         self._coming.popleft()
-        self._slow = self._slow + 1 if took.slow else 0
+        if took.slow is not None:
+            self._slow = self._slow + 1 if took.slow else 0
         if self._slow >= SLOW_READS:
-            self.ahead = True
+            self.ahead, self._taken = True, 0
             self._start()
         return found
 
@@ -273,7 +287,7 @@ class ReadAhead:
     def _may_read(self) -> bool:
         there = len(self._there)
         failed = there and self._there[-1].error is not None
-        return not failed and there < min(AHEAD, len(self._coming))
+        return not failed and there < min(AHEAD, len(self._coming), AGAIN - self._taken)
 
     def _read_ahead(self, wanted: Wanted, read: Read) -> _Ahead:
         draws = _Draws(refuse=True)

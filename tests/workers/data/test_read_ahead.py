@@ -19,7 +19,7 @@ from small_models import Vectors
 from workers.config import DataConfig, ModelConfig
 from workers.data import read_ahead
 from workers.data.dataset import Batch, OpenData
-from workers.data.read_ahead import AHEAD, SLOW_READS, SLOW_S, Found, ReadAhead, Wanted
+from workers.data.read_ahead import AHEAD, SLOW_READS, SLOW_S, Found, ReadAhead, Wanted, timed
 from workers.data.tokenizer import ByteTokenizer
 from workers.launch.ranks import Run, assignment, run_threads
 from workers.protocol import Generation, Report, SampleReport, ValidationReport
@@ -174,6 +174,54 @@ def test_others_are_read_where_they_are_needed(takes: Callable[[Wanted], None]) 
         gpus.stop()
 
 
+@pytest.mark.parametrize("quick_from", [None, 5])
+def test_now_and_then_a_read_in_place_shows_whether_reads_are_still_slow(
+    monkeypatch: pytest.MonkeyPatch, quick_from: int | None
+) -> None:
+    monkeypatch.setattr(read_ahead, "AGAIN", 6)
+
+    def takes(wanted: Wanted) -> None:
+        if quick_from is None or wanted.microbatch + 8 * wanted.step < quick_from:
+            time.sleep(2 * SLOW_S)
+
+    source, reading = Source(takes), ReadAhead(CPU, 1)
+    for step in range(4):
+        reading.begin([*reads(step), *reads(step + 1)[:1]], source)
+        take_all(reading, reads(step))
+    reading.stop()
+    read = [(step, microbatch) for step in range(4) for microbatch in range(8)]
+    assert source.read[: len(read)] == read
+    ahead = ([False] * SLOW_READS + ([True] * 6 + [False]) * len(read))[: len(read)]
+    if quick_from is not None:
+        ahead[SLOW_READS + 6 :] = [False] * (len(read) - SLOW_READS - 6)
+    assert [by == AHEAD_OF_IT for by in source.by][: len(read)] == ahead
+
+
+def others_compute(wanted: Wanted) -> None:
+    computing = threading.Thread(target=busy, args=(wanted,))
+    computing.start()
+    computing.join()
+
+
+def test_waiting_for_threads_of_the_process_proves_nothing() -> None:
+    """They may have Python's interpreter. Work of other processes only adds to what is lost: the least of it counts."""
+    (wanted,) = reads(0, 1)
+    assert any(timed(lambda: others_compute(wanted), CPU)[1].slow is None for _ in range(100))
+    assert timed(lambda: others_compute(wanted), torch.device("cuda"))[1].slow
+    assert timed(lambda: time.sleep(2 * SLOW_S), CPU)[1].slow
+
+    def takes(wanted: Wanted) -> None:
+        time.sleep(2 * SLOW_S) if wanted.microbatch % 2 == 0 else others_compute(wanted)
+
+    for _ in range(10):
+        reading = ReadAhead(CPU, 1)
+        reading.begin(reads(0), Source(takes))
+        take_all(reading, reads(0)[: 2 * SLOW_READS - 1])
+        assert reading.ahead
+        reading.stop()
+        reading.wait()
+
+
 @pytest.mark.parametrize("kind", [KeyError, SystemExit])
 def test_an_error_is_raised_where_its_microbatch_is_needed(kind: type[BaseException]) -> None:
     def fails(wanted: Wanted) -> None:
@@ -317,6 +365,7 @@ def test_training_makes_the_same_calls_and_has_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schedule: str, replicas: int
 ) -> None:
     """In zbv one rank has the first and the last stage, and reads each microbatch twice."""
+    monkeypatch.setattr(read_ahead, "AGAIN", 3)
     found, sources = trained(tmp_path / "ahead", schedule, replicas)
     assert any(AHEAD_OF_IT in source.threads for source in sources)
     monkeypatch.setattr(read_ahead, "SLOW_READS", 10**9)
