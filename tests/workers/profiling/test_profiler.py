@@ -167,14 +167,25 @@ def test_an_emulated_device_tells_its_modelled_times(tmp_path: Path) -> None:
     assert sum(m.weight_grad_s for m in down.matrices) == pytest.approx(down.weight_grad_s)
 
 
+def quietest(given: WorkerConfig, most_s: float) -> list[float]:
+    """The forward times of the layers, measured until all are below `most_s`, at most ten times; the shortest set.
+
+    Other work on the machine makes times longer, and none shorter.
+    """
+    sets: list[list[float]] = []
+    while len(sets) < 10 and not (sets and max(sets[-1]) < most_s):
+        sets.append([layer.forward_s for layer in measured(given).model.layers])
+    return min(sets, key=max)
+
+
 def test_the_times_of_a_model_include_the_reading_of_its_data_on_every_device(tmp_path: Path) -> None:
     slow = DataConfig(source="measured_model:SlowVectors")
-    up, down, *_ = measured(config(tmp_path, data=slow)).model.layers
     # Training reads them ahead, and these layers take next to no time to read them behind.
-    assert 0.8 * READ_S <= min(up.forward_s, down.forward_s) < 1.5 * READ_S
+    forward_s = quietest(config(tmp_path, data=slow), 1.5 * READ_S)
+    assert 0.8 * READ_S <= min(forward_s) <= max(forward_s) < 1.5 * READ_S
     emulated = EmulatedConfig(forward_s=2 * READ_S, input_grad_s=0.0, weight_grad_s=0.0)
-    for layer in measured(config(tmp_path, data=slow, device="emulated", emulated=emulated)).model.layers:
-        assert 2 * READ_S <= layer.forward_s < 3 * READ_S
+    forward_s = quietest(config(tmp_path, data=slow, device="emulated", emulated=emulated), 3 * READ_S)
+    assert 2 * READ_S <= min(forward_s) <= max(forward_s) < 3 * READ_S
 
 
 def test_a_rank_that_reads_takes_as_long_as_its_profile_expects(tmp_path: Path) -> None:
