@@ -282,6 +282,7 @@ class Rank:
         with self._membership.lasting(order.generation) as lasts:
             if not lasts:
                 return
+            source.end()
             source.begin(freeze)
             coming.ready(order.building)
             before, self._ahead = (
