@@ -538,10 +538,10 @@ class Assignment:
 @dataclass(frozen=True, kw_only=True)
 class CopyAhead:
     """Layers that a rank without a place is to copy while the others train: it reports `CopiedAhead`, and finds them
-    at hand when it follows its assignment."""
+    at hand when it follows its assignment. Without sources, it lets go of what it has copied and built."""
 
     epoch: int
-    """Of the controller; `change` is the number of the planned change there."""
+    """Of the controller; `change` is the number of the planned change, or of the order to let go, there."""
     change: int
     generation: int
     """The one that trains now: the copies are of no use after another one has formed."""

@@ -178,7 +178,8 @@ class Switch:
 
 @dataclass(frozen=True, kw_only=True)
 class CopyAside:
-    """Have ranks without a place copy layers while the others train -> `Reported` with `CopiedAhead` from each."""
+    """Have ranks without a place copy layers while the others train -> `Reported` with `CopiedAhead` from each. Those
+    that are to copy none let go of what they have copied and built, and report nothing."""
 
     pieces: Mapping[int, Mapping[Piece, int]]
     """Rank -> layer, or shard of it -> its owner."""
@@ -188,7 +189,7 @@ class CopyAside:
     """With known starts."""
     epoch: int
     change: int
-    """The number of the planned change."""
+    """The number of the planned change, or of the order to let go."""
     generation: int
     patience_s: float
     """How long they keep the copies up to date."""

@@ -149,6 +149,8 @@ class World:
         self.on_disk: dict[str, int] = {}
         self.plans: list[tuple[int, int]] = []
         self.generations: list[int] = []
+        self.ahead: set[int] = set()
+        """Ranks without a place that were told to copy layers, and not to let go of them."""
         self.salvages = 0
         """How often a rank began with weights whose moments were lost."""
 
@@ -391,8 +393,9 @@ class World:
         members = self.live().job.membership.members
         for rank, owners in command.pieces.items():
             assert rank not in members
+            (self.ahead.add if owners else self.ahead.discard)(rank)
             assert {*owners.values()} <= {*members}, "layers come from ranks that train"
-            if rank in self.ranks and self.random.random() < 0.9:
+            if owners and rank in self.ranks and self.random.random() < 0.9:
                 failed = self.random.random() < 0.2
                 self.answers.append(
                     Reported(
@@ -414,6 +417,7 @@ class World:
         self.training, self.round, self.requests = ranks, number, set()
         self.tell_up_to(step, max(1, self.generations[-1] - 1))
         plan = self.state.job.progress.plan
+        self.ahead -= {*ranks}
         for place, rank in enumerate(ranks):
             if rank in self.ranks:
                 one = self.ranks[rank]
@@ -530,6 +534,11 @@ class World:
             assert not involved or not isinstance(self.state, Training), "a second failure is assessed again"
         for command in commands:
             self.obey(command)
+        if isinstance(self.state, Training):
+            intents, idle = self.state.job.intents, self.state.job.membership.idle
+            if intents.asked is None and not intents.pausing:
+                wanted = () if intents.change is None else intents.change.lineup
+                assert self.ahead & idle <= {*wanted}, "nobody keeps copies for nothing"
 
     def run(self, happenings: int) -> None:
         while happenings or self.answers:

@@ -13,7 +13,7 @@ from tiny_jobs import tiny
 
 from orchestrator.events import types as events
 from orchestrator.lifecycle.states import Finished
-from orchestrator.lifecycle.stimuli import Going
+from orchestrator.lifecycle.stimuli import Going, Scale
 from orchestrator.prepare.resolve import Resolved
 from workers.launch.ranks import Job, run_threads
 from workers.protocol import StandbyReport, StepReport, SwitchReport
@@ -75,6 +75,28 @@ def test_a_drain_with_notice_fetches_nothing_while_the_job_waits(
     # The copies of the next generation are there too: it brings none.
     brought = [report.bytes for report in ran.of(StandbyReport) if report.step >= regrouped.step]
     assert not any(brought)
+
+
+def test_ranks_whose_change_is_cancelled_train_on_without_its_copies(tmp_path: Path, quiet: str) -> None:
+    def scaled(places: int) -> Scale:
+        return Scale(events.Scaled(ranks=places, spares=0, places=places, id=""))
+
+    def act(running: ElasticJob, event: events.Event) -> None:
+        if isinstance(event, StepReport) and event.step == 3:
+            running.post(scaled(3))
+        if isinstance(event, events.Issued) and "copies for" in event.plan.reason:
+            running.post(scaled(4))
+
+    ran = ElasticJob(job(tmp_path, redundancy="checkpoint"), act).run()
+    check(ran, quiet)
+    assert ran.of(events.Regrouped) == []
+    first, copying, then = (issued.plan for issued in ran.of(events.Issued))
+    assert copying.standbys
+    assert not then.standbys
+    assert then.same_work_as(first)
+    switched = ran.of(SwitchReport)
+    assert sorted(report.rank for report in switched if report.version == then.version) == [0, 1, 2, 3]
+    assert switched[-1].version == then.version
 
 
 def test_with_a_short_notice_layers_are_fetched_as_before(tmp_path: Path, quiet: str) -> None:

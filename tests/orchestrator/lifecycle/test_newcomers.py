@@ -187,6 +187,34 @@ def test_a_newcomer_that_dies_meanwhile_costs_nothing() -> None:
     assert isinstance(job.state, Training)
     assert REGROUP not in job.effects
     assert job.has.intents.change is None
+    # The members let go of their copies.
+    last = next(effect for effect in reversed(job.effects) if isinstance(effect, Switch))
+    assert last.plan.standbys == TWO.standbys
+    assert job.has.progress.plan == last.plan
+
+
+def test_who_copied_for_a_generation_that_forms_without_it_lets_go() -> None:
+    """Of the generation that has formed: it hears of no other."""
+    job = coming()
+    job.take(planned(job))
+    job.take(copied(job))
+    order = aside(job)[-1]
+    job.take(RankLost(1, "ValueError: not finite", round=job.has.progress.round))
+    number = job.has.progress.round
+    holds = {0: (0, 1, 2), 1: (3, 4, 5), NEWCOMER: ()}
+    job.take(*(Positioned(position(rank, 0, of), number) for rank, of in holds.items()))
+    assert aside(job)[-1] == order, "until then it may get a place"
+    recovered(job, plan_of(2, 6, version=9), (0, 1))
+    assert job.has.membership.idle == {NEWCOMER}
+    last = aside(job)[-1]
+    assert (last.pieces, last.building) == ({NEWCOMER: {}}, {})
+    assert (last.epoch, last.generation) == (order.epoch, job.has.progress.generation)
+    assert last.change > order.change
+    assert not [effect for effect in job.effects if isinstance(effect, Switch)][1:], (
+        "members took what they built"
+    )
+    job.take(Room(0))
+    assert aside(job)[-1] == last
 
 
 def test_a_member_that_dies_meanwhile_leaves_its_place_to_the_newcomer() -> None:
@@ -240,8 +268,12 @@ def test_a_larger_size_on_request_copies_ahead_and_a_newer_request_cancels_it() 
     job.take(Scale(events.Scaled(ranks=3, spares=0, places=3, id="s")))
     assert isinstance(job.effects[-1], PlanAhead | AwaitCopies)
     job.take(planned(job))
-    job.take(Scale(events.Scaled(ranks=2, spares=0, places=2, id="t")))
-    job.take(*members_copied(job), copied(job), CopiesOverdue(change=1))
+    late = copied(job)
+    job.take(Scale(events.Scaled(ranks=2, spares=1, places=2, id="t")))
+    # The newcomer stays as a spare, and lets go of what it has copied.
+    assert job.has.membership.idle == {NEWCOMER}
+    assert (aside(job)[-1].pieces, aside(job)[-1].change) == ({NEWCOMER: {}}, 2)
+    job.take(*members_copied(job), late, CopiesOverdue(change=1))
     assert REGROUP not in job.effects
 
 
