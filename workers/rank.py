@@ -631,16 +631,23 @@ class Rank:
         self._mailbox.prepare(plan)
 
     def prepare_plan(
-        self, plan: Plan, program: RankProgram, held: Arrivals = (), building: Collection[Piece] = ()
+        self,
+        plan: Plan,
+        program: RankProgram,
+        generation: int,
+        held: Arrivals = (),
+        building: Collection[Piece] = (),
     ) -> None:
         """Prepare another pipeline plan.
 
         This rank is ready to follow it once it has every layer, or shard, of its part, as owner or as an up-to-date
         copy, and a module for it. It says so in each commit; after the first commit in which every rank is ready, all
-        follow the plan and report `SwitchReport`. A new generation voids it.
+        follow the plan and report `SwitchReport`. A new generation voids it; a call for one that is over, or that a
+        newer plan has overtaken, has no effect.
 
         Args:
             program: this rank's part of the plan's schedule.
+            generation: the one that is to follow it.
             held: layers, or shards, whose updates are held back under this plan, and their destinations;
                 see `workers.elastic.held_updates`.
             building: what this rank will own in the next generation and has no module for: it builds that beside
@@ -650,13 +657,16 @@ class Rank:
             JobError: it is not newer than the plan in force, needs another generation, or cannot be followed with
                 these layers.
         """
-        if self._assignment is None:
-            raise JobError(f"rank {self._rank} follows no plan yet, so that none can take its place")
-        check_next(plan, program, self._assignment.plan, self._assignment.place)
-        check_buffers(plan, (state for _, state in self._holdings.layers.values()))
-        if self._coming is not None:
-            self._coming.ready(building)
-        self._mailbox.prepare_plan(NextPlan(plan, program, tuple(held)))
+        with self._membership.lasting(generation) as lasts:
+            if not lasts:
+                return
+            if self._assignment is None:
+                raise JobError(f"rank {self._rank} follows no plan yet, so that none can take its place")
+            check_next(plan, program, self._assignment.plan, self._assignment.place)
+            check_buffers(plan, (state for _, state in self._holdings.layers.values()))
+            newest = self._mailbox.prepare_plan(NextPlan(plan, program, tuple(held)))
+            if newest and self._coming is not None:
+                self._coming.ready(building)
 
     def _check_freeze_plan(self, plan: FreezePlan) -> None:
         method = self._config.freeze.method

@@ -134,7 +134,7 @@ def _copy(order: Order, job: Job, copying: Plan, building: Mapping[int, tuple[Pi
         copying = replace(copying, epoch=order.epoch, version=version, reason=why)
         job = replace(job, progress=replace(job.progress, version=version))
         change = replace(change, copying=copying, waiting=waiting)
-        switch = Switch(copying, job.progress.schedule, (), there.members, building)
+        switch = Switch(copying, job.progress.schedule, (), there.members, job.progress.generation, building)
         commands = (Log(events.Issued(plan=copying)), switch)
     if pieces := _lacking(job, change):
         ahead = replace(ahead, ranks=ahead.ranks | frozenset(pieces))
@@ -231,7 +231,7 @@ def let_go(order: Order, job: Job) -> Changing:
     progress = job.progress
     if change is None and ahead.before is not None:
         plan = moves.numbered(order, job, ahead.before, "the change of ranks is cancelled: its copies go")
-        switch = Switch(plan, progress.schedule, (), there.members)
+        switch = Switch(plan, progress.schedule, (), there.members, progress.generation)
         # At once: nobody may count any longer on copies that go.
         progress = replace(progress, plan=plan, version=plan.version)
         commands = (*commands, Log(events.Issued(plan=plan)), switch)

@@ -253,7 +253,8 @@ class World:
                 self.requests.add(request)
             case PlanAhead():
                 self.answers.append(self.plan_ahead(command))
-            case Switch(plan, _, _, members):
+            case Switch(plan, _, _, members, generation):
+                assert generation == self.generations[-1]
                 self.switch(plan, members)
             case CopyAside():
                 self.copy_aside(command)

@@ -192,3 +192,25 @@ def test_builds_end_with_the_attempts_that_they_were_for(
         here.rank.copy_ahead(CopyAhead(epoch=1, change=1, generation=1, sources=(), patience_s=60.0))
         assert not here.source._ahead | here.source._taken
     server.close()
+
+
+def test_a_plan_for_a_generation_that_is_over_has_nothing_built(tmp_path: Path) -> None:
+    """Nor has one that a newer plan has overtaken."""
+    with ranked(small_config(tmp_path)) as here:
+        rank, mailbox = here.rank, here.rank._mailbox
+        assert rank.follow(here.first) is None
+        plans = [replace(here.first.plan, version=here.first.plan.version + more) for more in (1, 2)]
+        older, newer = plans
+        rank.leave(4)
+        rank.prepare_plan(older, here.first.program, 4, building=here.wanted)
+        assert mailbox.next_plan() is None
+        assert not here.coming.wanted
+        rank.prepare_plan(older, here.first.program, 5, building=here.wanted)
+        assert here.coming.wanted
+        rank.prepare_plan(newer, here.first.program, 5)
+        assert not here.coming.wanted, "a plan that needs none voids what was built for the one before"
+        rank.prepare_plan(older, here.first.program, 5, building=here.wanted)
+        held = mailbox.next_plan()
+        assert held is not None
+        assert held.plan is newer
+        assert not here.coming.wanted
