@@ -651,7 +651,7 @@ class Rank:
             held: layers, or shards, whose updates are held back under this plan, and their destinations;
                 see `workers.elastic.held_updates`.
             building: what this rank will own in the next generation and has no module for: it builds that beside
-                training, and says with `StandbyReport` once it is there too.
+                training, and says with `StandbyReport.built` once it is there.
 
         Raises:
             JobError: it is not newer than the plan in force, needs another generation, or cannot be followed with

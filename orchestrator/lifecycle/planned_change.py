@@ -178,7 +178,7 @@ def take_report(order: Order, job: Job, report: Report) -> Changing:
             if len(change.reached) == len(job.membership.members):
                 job = replace(job, progress=replace(job.progress, plan=copying))
         # One of the switch's own step is of the copies before it.
-        case StandbyReport(rank=place, snapshot=False) if report.step > change.reached.get(
+        case StandbyReport(rank=place, snapshot=False, built=True) if report.step > change.reached.get(
             place, report.step
         ):
             change = replace(change, waiting=change.waiting - {place})

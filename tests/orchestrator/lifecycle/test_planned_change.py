@@ -18,6 +18,8 @@ from lifecycle_jobs import (
 )
 
 from orchestrator.events import types as events
+from orchestrator.events.types import Record
+from orchestrator.history.job_view import fold
 from orchestrator.lifecycle.commands import Ask, AwaitCopies, LogRegroup, MakePlan, PlanAhead, Switch
 from orchestrator.lifecycle.migration import Move
 from orchestrator.lifecycle.stimuli import (
@@ -219,6 +221,19 @@ def test_fewer_ranks_on_request_take_copies_first_and_a_newer_request_cancels_it
     job.take(Scale(events.Scaled(ranks=3, spares=0, places=3, id="t")))
     job.take(*followed(job), CopiesOverdue(change=1))
     assert REGROUP not in job.effects
+
+
+def test_copies_count_before_what_their_rank_builds_is_there() -> None:
+    job = train(Job(ORDER)).take(NOTICE)
+    job.take(planned(job, building={0: (Piece(2, Shard(0, 2)),)}))
+    *switched, first, second = followed(job)
+    assert isinstance(first.report, StandbyReport)
+    job.take(*switched, second, Reported(replace(first.report, built=False)))
+    assert REGROUP not in job.effects
+    view = fold(Record(time_s=0.0, event=event) for event in job.logged)
+    assert view.ranks.copied[0] == (Piece(2),)
+    job.take(Reported(standby_report(0, (), step=3)))
+    assert job.effects[-1] == REGROUP
 
 
 def test_a_change_that_is_cancelled_leaves_no_copies_and_no_modules() -> None:
