@@ -52,7 +52,7 @@ from orchestrator.lifecycle.takeover import taken_over
 from planner.arrivals import copied_ahead
 from planner.plan import Plan
 from planner.schedule.registry import build
-from planner.shards import Piece
+from planner.shards import Piece, Shard
 from workers.config import ElasticConfig
 from workers.protocol import CopiedAhead, Outcome, Parted, Request
 
@@ -147,6 +147,37 @@ def test_a_newcomer_that_needs_no_other_moves_is_waited_for_alone() -> None:
     job.take(planned(job, then))
     assert not [effect for effect in job.effects if isinstance(effect, Switch)]
     assert REGROUP not in job.effects
+    job.take(copied(job))
+    assert job.effects[-1] == REGROUP
+
+
+def test_a_newcomer_is_told_what_to_build_and_so_is_each_member() -> None:
+    """Where the next generation cuts layers otherwise, a rank has none of them as it will own them."""
+    job = coming()
+    own = {rank: tuple(Piece(layer, Shard(0, 2)) for layer in (2 * rank, 2 * rank + 1)) for rank in (0, 1)}
+    building = {**own, NEWCOMER: (Piece(4, Shard(0, 2)), Piece(5, Shard(0, 2)))}
+    job.take(replace(planned(job), building=building))
+    (asked,) = aside(job)
+    assert asked.building == {NEWCOMER: building[NEWCOMER]}
+    assert {*asked.pieces} == {NEWCOMER}
+    (switch,) = [effect for effect in job.effects if isinstance(effect, Switch)]
+    assert {rank: switch.building[rank] for rank in switch.ranks} == own
+    # Both members build, and one of them copies: the newcomer alone is not waited for.
+    job.take(copied(job), *members_copied(job))
+    assert REGROUP not in job.effects
+    job.take(Reported(standby_report(0, ())))
+    assert job.effects[-1] == REGROUP
+
+
+def test_a_spare_that_takes_a_leaving_ranks_place_is_told_what_to_build() -> None:
+    job = lacking_one().take(Room(1), ready(NEWCOMER), Weighed(False, "it costs an hour", 1))
+    assert job.has.membership.idle == {NEWCOMER}
+    job.take(Going(frozenset({1}), "file", 30.0, "node1", "10.0.0.1"))
+    building = {NEWCOMER: tuple(Piece(layer, Shard(1, 2)) for layer in (3, 4, 5))}
+    job.take(replace(planned(job, plan_of(2, 6)), building=building))
+    (asked,) = aside(job)
+    assert (asked.building, {*asked.pieces[NEWCOMER]}) == (building, {Piece(3), Piece(4), Piece(5)})
+    assert not [effect for effect in job.effects if isinstance(effect, Switch)], "no member lacks anything"
     job.take(copied(job))
     assert job.effects[-1] == REGROUP
 
