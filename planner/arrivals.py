@@ -49,14 +49,16 @@ def needed(now: Plan, then: Plan, place: int) -> tuple[Piece, ...]:
 
 
 def built_ahead(
-    now: Plan, members: Sequence[int], then: Plan, lineup: Sequence[int]
+    now: Plan, members: Sequence[int], then: Plan, lineup: Sequence[int], *, on_host: bool = False
 ) -> dict[int, tuple[Piece, ...]]:
-    """Per rank, the shards that it owns under `then` and for which it has no module under `now`: a copy of a shard is
-    its state alone. Where the two cut layers otherwise, that is all that it will own. Copies of whole layers, and all
-    that ranks without a place under `now` copy of the same cut, come with modules.
+    """Per rank, the layers, or shards, that it owns under `then` and for which it has no module under `now`: a copy of
+    a shard, or one in host memory, is its state alone. Where the two cut layers otherwise, that is all that it will
+    own. Live copies of whole layers, and all that ranks without a place under `now` copy of the same cut, come with
+    modules.
 
     Args:
         members, lineup: as for `copied_ahead`.
+        on_host: whether ranks keep copies in host memory.
     """
     place_of = {rank: place for place, rank in enumerate(members[: now.world_size])}
     found: dict[int, tuple[Piece, ...]] = {}
@@ -64,7 +66,8 @@ def built_ahead(
         owned = then.pieces_of_place(new_place)
         if now.shards == then.shards:
             before = {*now.pieces_of_place(place_of[rank])} if rank in place_of else {*owned}
-            owned = tuple(piece for piece in owned if piece.shard != WHOLE and piece not in before)
+            alone = [piece for piece in owned if on_host or piece.shard != WHOLE]
+            owned = tuple(piece for piece in alone if piece not in before)
         if owned:
             found[rank] = owned
     return found

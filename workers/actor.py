@@ -251,11 +251,16 @@ class RankActor:
 
     @ray.method(concurrency_group=CONTROL)
     def prepare_plan(
-        self, plan: Plan, program: RankProgram, held: Arrivals = (), building: Sequence[Piece] = ()
+        self,
+        plan: Plan,
+        program: RankProgram,
+        generation: int,
+        held: Arrivals = (),
+        building: Sequence[Piece] = (),
     ) -> None:
         """Prepare another pipeline plan; see `Rank.prepare_plan`."""
         with travelling_errors():
-            self._rank.prepare_plan(plan, program, held, building)
+            self._rank.prepare_plan(plan, program, generation, held, building)
 
     @ray.method(concurrency_group=CONTROL)
     def copy_ahead(self, order: CopyAhead) -> None:

@@ -116,7 +116,8 @@ class StepReport:
 @dataclass(frozen=True, kw_only=True)
 class StandbyReport:
     """The standbys that one rank keeps are up to date, or a snapshot is complete: from `step` on, the layers that they
-    copy can be lost. A rank that also builds layers for the next generation reports once these are there too."""
+    copy can be lost. A rank that still builds layers for the next generation then reports once more, without copies,
+    when these are there."""
 
     step: int
     rank: int
@@ -132,6 +133,8 @@ class StandbyReport:
     """Whether, instead, the rank keeps no copies of `layers` any longer: its host has no memory for them."""
     shards: tuple[Piece, ...] = ()
     """Which shards of `layers`; empty: all of them, whole."""
+    built: bool = True
+    """Whether all that the rank builds for the next generation is there too, or cannot be had."""
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
@@ -538,10 +541,10 @@ class Assignment:
 @dataclass(frozen=True, kw_only=True)
 class CopyAhead:
     """Layers that a rank without a place is to copy while the others train: it reports `CopiedAhead`, and finds them
-    at hand when it follows its assignment."""
+    at hand when it follows its assignment. Without sources, it lets go of what it has copied and built."""
 
     epoch: int
-    """Of the controller; `change` is the number of the planned change there."""
+    """Of the controller; `change` is the number of the planned change, or of the order to let go, there."""
     change: int
     generation: int
     """The one that trains now: the copies are of no use after another one has formed."""

@@ -48,7 +48,7 @@ from workers.memory.shortage import shortage_in
 from workers.models.definition import ModelDefinition
 from workers.models.registry import build_definition
 from workers.process.cores import pin_to_core
-from workers.process.host_memory import free_host_bytes, keep_freed_pages
+from workers.process.host_memory import collect_objects, free_host_bytes, keep_freed_pages
 from workers.process.name_lookups import keep_lookups_short
 from workers.profiling.measured import Measured
 from workers.profiling.profiler import BUDGET_S, Subject, measure
@@ -128,6 +128,8 @@ class Rank:
         self._followers = Followers()
         self._ahead: CopiesAhead | None = None
         """Layers of its coming place, while it has none."""
+        self._newest_order = (0, 0)
+        """Epoch and change of the newest order to copy layers, or to let go of them."""
         self._freeze_plans = Plans()
         self._assignment: Assignment | None = None
         self._training: Training | None = None
@@ -273,20 +275,23 @@ class Rank:
         return assignment.loss_scale
 
     def copy_ahead(self, order: CopyAhead) -> None:
-        """Copy layers of its coming place while others train, in threads. Takes the place of an earlier order; one for
-        a generation that is over is ignored."""
+        """Copy layers of its coming place while others train, in threads. Takes the place of an earlier order; one that
+        another has overtaken, or for a generation that is over, is ignored. One without layers lets go of what was
+        copied and built."""
         source, coming = self._source, self._coming
         assert source is not None
         assert coming is not None
         freeze = Settings(self._config.freeze, Plans(order.freeze))
         with self._membership.lasting(order.generation) as lasts:
-            if not lasts:
+            if not lasts or (order.epoch, order.change) < self._newest_order:
                 return
+            self._newest_order = order.epoch, order.change
+            source.end()
             source.begin(freeze)
             coming.ready(order.building)
-            before, self._ahead = (
-                self._ahead,
-                CopiesAhead(
+            before, self._ahead = self._ahead, None
+            if order.sources:
+                self._ahead = CopiesAhead(
                     order,
                     self._rank,
                     source=source,
@@ -295,10 +300,21 @@ class Rank:
                     secret=self._secret,
                     report=self._report,
                     built=lambda: coming.settled,
-                ),
-            )
+                    gave_up=lambda: self._let_go(order),
+                )
         if before is not None:
             before.close()
+        del before
+        collect_objects()
+
+    def _let_go(self, order: CopyAhead) -> None:
+        """The change of ranks that `order` is for does not come: drop what was built for it, unless there is a newer
+        one."""
+        assert self._coming is not None
+        with self._membership.lasting(order.generation) as lasts:
+            if lasts and self._newest_order == (order.epoch, order.change):
+                self._coming.stop()
+        collect_objects()
 
     def host_store(self, host: str = "127.0.0.1") -> int:
         """Host the store through which a generation forms, on the interface of `host`; returns its port."""
@@ -615,32 +631,42 @@ class Rank:
         self._mailbox.prepare(plan)
 
     def prepare_plan(
-        self, plan: Plan, program: RankProgram, held: Arrivals = (), building: Collection[Piece] = ()
+        self,
+        plan: Plan,
+        program: RankProgram,
+        generation: int,
+        held: Arrivals = (),
+        building: Collection[Piece] = (),
     ) -> None:
         """Prepare another pipeline plan.
 
         This rank is ready to follow it once it has every layer, or shard, of its part, as owner or as an up-to-date
         copy, and a module for it. It says so in each commit; after the first commit in which every rank is ready, all
-        follow the plan and report `SwitchReport`. A new generation voids it.
+        follow the plan and report `SwitchReport`. A new generation voids it; a call for one that is over, or that a
+        newer plan has overtaken, has no effect.
 
         Args:
             program: this rank's part of the plan's schedule.
+            generation: the one that is to follow it.
             held: layers, or shards, whose updates are held back under this plan, and their destinations;
                 see `workers.elastic.held_updates`.
             building: what this rank will own in the next generation and has no module for: it builds that beside
-                training, and says with `StandbyReport` once it is there too.
+                training, and says with `StandbyReport.built` once it is there.
 
         Raises:
             JobError: it is not newer than the plan in force, needs another generation, or cannot be followed with
                 these layers.
         """
-        if self._assignment is None:
-            raise JobError(f"rank {self._rank} follows no plan yet, so that none can take its place")
-        check_next(plan, program, self._assignment.plan, self._assignment.place)
-        check_buffers(plan, (state for _, state in self._holdings.layers.values()))
-        if self._coming is not None:
-            self._coming.ready(building)
-        self._mailbox.prepare_plan(NextPlan(plan, program, tuple(held)))
+        with self._membership.lasting(generation) as lasts:
+            if not lasts:
+                return
+            if self._assignment is None:
+                raise JobError(f"rank {self._rank} follows no plan yet, so that none can take its place")
+            check_next(plan, program, self._assignment.plan, self._assignment.place)
+            check_buffers(plan, (state for _, state in self._holdings.layers.values()))
+            newest = self._mailbox.prepare_plan(NextPlan(plan, program, tuple(held)))
+            if newest and self._coming is not None:
+                self._coming.ready(building)
 
     def _check_freeze_plan(self, plan: FreezePlan) -> None:
         method = self._config.freeze.method

@@ -172,13 +172,16 @@ class Switch:
     held: Arrivals
     """Layers, or shards, whose updates are held under this plan, and where they move to."""
     ranks: tuple[int, ...]
+    generation: int
+    """Theirs: one that is over does not follow the plan."""
     building: Mapping[int, tuple[Piece, ...]] = field(default_factory=dict)
     """Rank -> layers, or shards, that it builds beside training, for the generation after this one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CopyAside:
-    """Have ranks without a place copy layers while the others train -> `Reported` with `CopiedAhead` from each."""
+    """Have ranks without a place copy layers while the others train -> `Reported` with `CopiedAhead` from each. Those
+    that are to copy none let go of what they have copied and built, and report nothing."""
 
     pieces: Mapping[int, Mapping[Piece, int]]
     """Rank -> layer, or shard of it -> its owner."""
@@ -188,7 +191,7 @@ class CopyAside:
     """With known starts."""
     epoch: int
     change: int
-    """The number of the planned change."""
+    """The number of the planned change, or of the order to let go."""
     generation: int
     patience_s: float
     """How long they keep the copies up to date."""

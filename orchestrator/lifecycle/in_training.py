@@ -86,7 +86,8 @@ def consider(order: Order, job: Job) -> tuple[Job, tuple[Command, ...]]:
     """Have training ranks regroup to the size that was requested, or ask whether to include idle ranks."""
     job, leaving = send_off(order, job)
     job, commands = scaling.pursue(order, job, scaling.size_of(order, job))
-    return job, (*leaving, *commands, *weigh(order, job))
+    job, ending = planned_change.let_go(order, job)
+    return job, (*leaving, *commands, *ending, *weigh(order, job))
 
 
 def weigh(order: Order, job: Job) -> tuple[Command, ...]:

@@ -108,5 +108,7 @@ def leaving(order: Order, state: Live, stimulus: Going) -> Step:
     timer = (AwaitCopies(patience_s, ranks),) if patience_s and ranks else ()
     if ranks and isinstance(state, Training | Stopping):
         job, commands = in_training.send_off(order, job)
+        job, ending = planned_change.let_go(order, job)
+        commands = (*commands, *ending)
     job, drained = in_training.drained(job)
     return replace(state, job=job), (Log(notice), *timer, *commands, *drained)

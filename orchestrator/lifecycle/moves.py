@@ -98,7 +98,7 @@ def _issue(order: Order, job: Job) -> Moving:
         held = arrivals(migration.now, migration.move.plan)
     same = plan.same_work_as(job.progress.plan) and plan.schedule == job.progress.plan.schedule
     schedule = job.progress.schedule if same else migration.move.schedule
-    switch = Switch(plan, schedule, held, job.membership.members)
+    switch = Switch(plan, schedule, held, job.membership.members, job.progress.generation)
     return job, (Log(events.Issued(plan=plan)), switch)
 
 

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from orchestrator.events import types as events
+from orchestrator.lifecycle import moves
 from orchestrator.lifecycle.commands import Ask, AwaitCopies, Command, CopyAside, Log, PlanAhead, Switch
 from orchestrator.lifecycle.recovery import RecoveryPlan, lineup_of, reason_of
-from orchestrator.lifecycle.states import Draft, Job, Order, PlannedChange
+from orchestrator.lifecycle.states import Ahead, Draft, Job, Order, PlannedChange
 from orchestrator.lifecycle.stimuli import CopiesOverdue, PlannedAhead
 from planner.arrivals import needed, new_copies
 from planner.ir import Schedule
@@ -116,21 +117,27 @@ def planned(order: Order, job: Job, answer: PlannedAhead) -> Changing:
 def _copy(order: Order, job: Job, copying: Plan, building: Mapping[int, tuple[Piece, ...]]) -> Changing:
     """Have members, and ranks without a place, bring what they lack of the next plan, and build what they have no
     modules for."""
-    change, there = job.intents.change, job.membership
+    change, ahead, there = job.intents.change, job.intents.ahead, job.membership
     assert change is not None
     assert change.plan is not None
     commands: tuple[Command, ...] = ()
+    members = frozenset(there.members)
     waiting = frozenset(place for _, place in new_copies(job.progress.plan, copying))
     waiting |= {place for place, rank in enumerate(there.members[: copying.world_size]) if rank in building}
-    if waiting:
+    if waiting or ahead.ranks & members:
+        ahead = Ahead(
+            ranks=(ahead.ranks - members) | (members & building.keys()),
+            before=ahead.before or job.progress.plan,
+        )
         version = job.progress.version + 1
         why = "copies for the next generation: " + change.plan.reason
         copying = replace(copying, epoch=order.epoch, version=version, reason=why)
         job = replace(job, progress=replace(job.progress, version=version))
         change = replace(change, copying=copying, waiting=waiting)
-        switch = Switch(copying, job.progress.schedule, (), there.members, building)
+        switch = Switch(copying, job.progress.schedule, (), there.members, job.progress.generation, building)
         commands = (Log(events.Issued(plan=copying)), switch)
     if pieces := _lacking(job, change):
+        ahead = replace(ahead, ranks=ahead.ranks | frozenset(pieces))
         change = replace(change, coming=frozenset(pieces))
         aside = CopyAside(
             pieces=pieces,
@@ -142,7 +149,7 @@ def _copy(order: Order, job: Job, copying: Plan, building: Mapping[int, tuple[Pi
             patience_s=2 * _most_s(order),
         )
         commands = (*commands, aside)
-    return replace(job, intents=replace(job.intents, change=change)), commands
+    return replace(job, intents=replace(job.intents, change=change, ahead=ahead)), commands
 
 
 def _lacking(job: Job, change: PlannedChange) -> dict[int, dict[Piece, int]]:
@@ -171,7 +178,7 @@ def take_report(order: Order, job: Job, report: Report) -> Changing:
             if len(change.reached) == len(job.membership.members):
                 job = replace(job, progress=replace(job.progress, plan=copying))
         # One of the switch's own step is of the copies before it.
-        case StandbyReport(rank=place, snapshot=False) if report.step > change.reached.get(
+        case StandbyReport(rank=place, snapshot=False, built=True) if report.step > change.reached.get(
             place, report.step
         ):
             change = replace(change, waiting=change.waiting - {place})
@@ -194,6 +201,48 @@ def _once_complete(job: Job) -> Changing:
     if change.waiting or change.coming or not following:
         return job, ()
     return _regroup(job, change.cause)
+
+
+def let_go(order: Order, job: Job) -> Changing:
+    """Have ranks let go of what they copied and built for a generation that does not come, or has formed without them.
+
+    A member follows the plan from before the copies again, which voids what it builds. What is still of use to the
+    change under way stays, and all of it where the ranks regroup or end.
+    """
+    intents, there, ahead = job.intents, job.membership, job.intents.ahead
+    if ahead == Ahead() or intents.asked is not None or intents.pausing or intents.stopping:
+        return job, ()
+    change, commands = intents.change, tuple[Command, ...]()
+    free = ahead.ranks & there.idle - frozenset(() if change is None else change.lineup)
+    if free:
+        # A number of its own: an order from before that comes later is known as such.
+        there = replace(there, changes=there.changes + 1)
+        commands = (
+            CopyAside(
+                pieces={rank: {} for rank in sorted(free)},
+                building={},
+                freeze=(),
+                epoch=order.epoch,
+                change=there.changes,
+                generation=job.progress.generation,
+                patience_s=0.0,
+            ),
+        )
+    progress = job.progress
+    if change is None and ahead.before is not None:
+        plan = moves.numbered(order, job, ahead.before, "the change of ranks is cancelled: its copies go")
+        switch = Switch(plan, progress.schedule, (), there.members, progress.generation)
+        # At once: nobody may count any longer on copies that go.
+        progress = replace(progress, plan=plan, version=plan.version)
+        commands = (*commands, Log(events.Issued(plan=plan)), switch)
+    left = Ahead() if change is None else replace(ahead, ranks=(ahead.ranks & there.alive) - free)
+    return replace(job, membership=there, progress=progress, intents=replace(intents, ahead=left)), commands
+
+
+def formed(job: Job, members: tuple[int, ...]) -> Job:
+    """`job` whose next generation has formed: its members have used, or dropped, what they built."""
+    ahead = Ahead(ranks=job.intents.ahead.ranks - frozenset(members))
+    return replace(job, intents=replace(job.intents, change=None, ahead=ahead))
 
 
 def hurry(job: Job, stimulus: CopiesOverdue) -> Job:

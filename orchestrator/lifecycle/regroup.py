@@ -461,8 +461,9 @@ def joined(order: Order, state: Joining, stimulus: Joined) -> Step:
             out_of_patience=False,
             interrupted=False,
         ),
-        intents=replace(before.intents, asked=None, change=None),
+        intents=replace(before.intents, asked=None),
     )
+    job = planned_change.formed(job, draft.members)
     size = scaling.size_of(order, job)
     released = {*scaling.excess(job, size)} | job.membership.going
     job, scaled = scaling.answered(job, size, last=recovery_plan.cause == "scale")

@@ -198,6 +198,16 @@ class PlannedChange:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ahead:
+    """What ranks have copied and built for a coming generation, and were not told to let go of."""
+
+    ranks: frozenset[int] = frozenset()
+    """Members that build, and ranks without a place that copy and build."""
+    before: Plan | None = None
+    """The plan that members followed before the first one with copies; None: they were given none."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Intents:
     """Requests and proposals that the job has not carried out yet."""
 
@@ -211,6 +221,8 @@ class Intents:
     """Moves that begin, one after the other, once the one under way is over."""
     change: PlannedChange | None = None
     """A change of ranks that is being prepared, or for which the ranks were asked to regroup."""
+    ahead: Ahead = Ahead()
+    """What ranks hold for that change, or for one that it has taken the place of."""
     scaling: Resize | None = None
     """A command for another number of places, which the job does not have yet."""
     leaving: tuple[Leaving, ...] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from lifecycle_jobs import (
@@ -81,7 +81,7 @@ from orchestrator.lifecycle.stimuli import (
     WaitOver,
     Weighed,
 )
-from planner.arrivals import copied_ahead
+from planner.arrivals import built_ahead, copied_ahead
 from planner.plan import Plan
 from planner.schedule.registry import build
 from planner.shards import Piece, made_of
@@ -149,6 +149,10 @@ class World:
         self.on_disk: dict[str, int] = {}
         self.plans: list[tuple[int, int]] = []
         self.generations: list[int] = []
+        self.building: dict[int, tuple[Piece, ...]] = {}
+        """What the newest plan that was made ahead has ranks build."""
+        self.ahead: set[int] = set()
+        """Ranks without a place that were told to copy layers, and not to let go of them."""
         self.salvages = 0
         """How often a rank began with weights whose moments were lost."""
 
@@ -251,8 +255,9 @@ class World:
                 self.requests.add(request)
             case PlanAhead():
                 self.answers.append(self.plan_ahead(command))
-            case Switch(plan, _, _, members):
-                self.switch(plan, members)
+            case Switch():
+                assert command.generation == self.generations[-1]
+                self.switch(command.plan, command.ranks, command.building)
             case CopyAside():
                 self.copy_aside(command)
             case AwaitCopies(_, ranks, change):
@@ -372,10 +377,11 @@ class World:
         schedule = build("1f1b", plan.pipeline_ranks, 2, 1)
         if self.random.random() < 0.1:
             return PlannedAhead(command.number, plan, schedule, why="no room for copies")
-        return PlannedAhead(command.number, plan, schedule, copying)
+        self.building = built_ahead(command.now, command.members, plan, command.lineup)
+        return PlannedAhead(command.number, plan, schedule, copying, self.building)
 
-    def switch(self, plan: Plan, members: tuple[int, ...]) -> None:
-        """The ranks follow `plan`, and some bring the copies that it gives them."""
+    def switch(self, plan: Plan, members: tuple[int, ...], building: Mapping[int, tuple[Piece, ...]]) -> None:
+        """The ranks follow `plan`; some bring the copies that it gives them, and build, and others never say so."""
         if self.training != members or len(self.standing(members)) < len(members):
             return
         for place, rank in enumerate(members):
@@ -384,15 +390,22 @@ class World:
             if copies and self.random.random() < 0.9:
                 one = self.ranks[rank]
                 one.pieces |= dict.fromkeys(plan.copies_at(place), one.step)
-                self.answers.append(Reported(standby_report(place, copies)))
+                built = rank not in building or self.random.random() < 0.5
+                self.answers.append(Reported(replace(standby_report(place, copies), built=built)))
+            if rank in building and self.random.random() < 0.9:
+                self.answers.append(Reported(standby_report(place, (), step=3)))
 
     def copy_aside(self, command: CopyAside) -> None:
         """Ranks without a place copy layers, or cannot; some never say so."""
         members = self.live().job.membership.members
+        copying = [rank for rank, owners in command.pieces.items() if owners]
+        told = {rank: self.building[rank] for rank in copying if rank in self.building}
+        assert command.building == told, "who copies also builds what it will own"
         for rank, owners in command.pieces.items():
             assert rank not in members
+            (self.ahead.add if owners else self.ahead.discard)(rank)
             assert {*owners.values()} <= {*members}, "layers come from ranks that train"
-            if rank in self.ranks and self.random.random() < 0.9:
+            if owners and rank in self.ranks and self.random.random() < 0.9:
                 failed = self.random.random() < 0.2
                 self.answers.append(
                     Reported(
@@ -414,6 +427,7 @@ class World:
         self.training, self.round, self.requests = ranks, number, set()
         self.tell_up_to(step, max(1, self.generations[-1] - 1))
         plan = self.state.job.progress.plan
+        self.ahead -= {*ranks}
         for place, rank in enumerate(ranks):
             if rank in self.ranks:
                 one = self.ranks[rank]
@@ -530,6 +544,11 @@ class World:
             assert not involved or not isinstance(self.state, Training), "a second failure is assessed again"
         for command in commands:
             self.obey(command)
+        if isinstance(self.state, Training):
+            intents, idle = self.state.job.intents, self.state.job.membership.idle
+            if intents.asked is None and not intents.pausing:
+                wanted = () if intents.change is None else intents.change.lineup
+                assert self.ahead & idle <= {*wanted}, "nobody keeps copies for nothing"
 
     def run(self, happenings: int) -> None:
         while happenings or self.answers:

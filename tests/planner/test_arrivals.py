@@ -74,6 +74,10 @@ def test_ranks_build_the_shards_that_they_have_no_modules_for() -> None:
     assert built_ahead(now, members, now, (0, 1, 2, 4)) == {}
     whole = small_profile.plan(2, 2)
     assert built_ahead(whole, (0, 1), small_profile.plan(1, 3), (0, 1)) == {}
+    # Copies in host memory have none.
+    fewer = small_profile.plan(1, 3)
+    assert built_ahead(whole, (0, 1), fewer, (0, 1), on_host=True) == {1: (Piece(1),)}
+    assert built_ahead(whole, (0, 1), fewer, (0, 4), on_host=True) == {}
     # With another cut a rank builds also the layers that it keeps, and so does one from outside.
     alone = small_profile.plan(1, 1, 2, replicas=2, pipelines=1)
     assert built_ahead(now, members, alone, (0, 4, 2)) == {

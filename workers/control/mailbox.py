@@ -40,11 +40,13 @@ class Mailbox:
         with self._lock:
             return self._prepared
 
-    def prepare_plan(self, plan: NextPlan) -> None:
-        """Hold `plan` ready, unless a newer one is."""
+    def prepare_plan(self, plan: NextPlan) -> bool:
+        """Hold `plan` ready, unless a newer one is; returns whether it is held now."""
         with self._lock:
-            if self._next_plan is None or plan.key[:2] >= self._next_plan.key[:2]:
+            newest = self._next_plan is None or plan.key[:2] >= self._next_plan.key[:2]
+            if newest:
                 self._next_plan = plan
+        return newest
 
     def next_plan(self) -> NextPlan | None:
         """Return the newest prepared pipeline plan, unless it is in force."""

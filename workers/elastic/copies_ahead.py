@@ -58,6 +58,7 @@ class CopiesAhead:
         report: receives `CopiedAhead` once: when all copies are up to date, or when it is known that they will not be.
             Receives a warning if they are not to be had in the end.
         built: whether what the rank builds of them is there.
+        gave_up: called once the copies are dropped, because the change of ranks has not come in time.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class CopiesAhead:
         secret: bytes,
         report: Callable[[CopiedAhead | WarningReport], None],
         built: Callable[[], bool] = lambda: True,
+        gave_up: Callable[[], None] = lambda: None,
     ) -> None:
         self._order = order
         self._rank = rank
@@ -80,20 +82,23 @@ class CopiesAhead:
         self._secret = secret
         self._report = report
         self._built = built
+        self._gave_up = gave_up
         self._began_s = time.monotonic()
         self._told = False
         self._bytes = 0
         self._last: int | None = None
         """The step at which the generation ended."""
         self._stopped = threading.Event()
+        self._impatient = False
         self._changed = threading.Condition()
         of_owner: dict[tuple[str, int], list[Piece]] = defaultdict(list)
         for one in order.sources:
             of_owner[one.host, one.port].append(one.piece)
         self._owners = {where: _Owner(tuple(pieces)) for where, pieces in of_owner.items()}
+        self._running = len(self._owners)
         self._threads = [
             threading.Thread(
-                target=self._follow, args=(*where, owner), name=f"copies-ahead-{where[1]}", daemon=True
+                target=self._run, args=(*where, owner), name=f"copies-ahead-{where[1]}", daemon=True
             )
             for where, owner in self._owners.items()
         ]
@@ -168,6 +173,14 @@ class CopiesAhead:
             return True
         return owner.error is not None or owner.signs >= MOST_SIGNS
 
+    def _run(self, host: str, port: int, owner: _Owner) -> None:
+        self._follow(host, port, owner)
+        with self._changed:
+            self._running -= 1
+            over = self._impatient and not self._running
+        if over:
+            self._gave_up()
+
     def _follow(self, host: str, port: int, owner: _Owner) -> None:
         order, plans = self._order, self._freeze.plans
         subject = Subject(layers=owner.layers, generation=order.generation, freeze=plans.newest)
@@ -198,6 +211,8 @@ class CopiesAhead:
                 # At rest: this thread applies the changes itself.
                 copies.rest()
                 with self._changed:
+                    if self._stopped.is_set():
+                        return
                     owner.copies, owner.step = copies, came.step
                     self._bytes += sum(map(bytes_of, came.states))
                     self._changed.notify_all()
@@ -220,6 +235,8 @@ class CopiesAhead:
             self._fail(owner, copies.failure)
             return False
         with self._changed:
+            if owner.copies is None:
+                return False
             owner.step, owner.signs = change.step, 0
             owner.current = owner.current or not change.behind
             complete = all(one.current for one in self._owners.values())
@@ -236,9 +253,17 @@ class CopiesAhead:
         self._check_patience()
 
     def _check_patience(self) -> None:
-        """End following if the change of ranks that it is for does not come."""
-        if self._last is None and time.monotonic() - self._began_s > self._order.patience_s:
+        """End following, and drop the copies, if the change of ranks that they are for does not come."""
+        if time.monotonic() - self._began_s <= self._order.patience_s:
+            return
+        with self._changed:
+            if self._last is not None or self._stopped.is_set():
+                return
             self._stopped.set()
+            self._impatient = True
+            for owner in self._owners.values():
+                owner.copies = owner.step = None
+                owner.error = owner.error or f"the ranks did not regroup within {self._order.patience_s:g} s"
 
     def _fail(self, owner: _Owner, why: str) -> None:
         with self._changed:

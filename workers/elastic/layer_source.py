@@ -108,6 +108,8 @@ class LayerSource:
         self._stopped = threading.Event()
         self._ahead: Built = {}
         """Layers of this rank's shards that were built beforehand; their values are of no step."""
+        self._taken: Built = {}
+        """Those of them that `build` has returned, as long as nobody else keeps them."""
         self._ahead_workspace = Workspace()
 
     def initial(self, layers: Iterable[int], shard: Shard | None = None, *, on_host: bool = False) -> Built:
@@ -143,6 +145,7 @@ class LayerSource:
         wanted, there = [*layers], dict[int, tuple[Layer, LayerState]]()
         if shard in (None, self._shard) and not (beside_training or on_host):
             there = {layer: self._ahead.pop(layer) for layer in wanted if layer in self._ahead}
+            self._taken |= there
         lacking = [layer for layer in wanted if layer not in there]
         built = there | self._built(lacking, shard, beside_training=beside_training, on_host=on_host)
         return self._with_statistics(built, step)
@@ -217,16 +220,21 @@ class LayerSource:
 
         Args:
             shard: as for `build_layers`.
-            ahead: what `build_ahead` made. `build` takes the layers that are of that shard, until `end`.
+            ahead: what `build_ahead` made. `build` takes the layers that are of that shard, until `end`; and those that
+                an attempt before this one was given, if it failed and nobody keeps them.
         """
+        kept = self._ahead | self._taken if shard == self._shard else {}
         self._freeze, self._shard = freeze, shard
-        self._ahead = {piece.layer: one for piece, one in (ahead or {}).items() if piece.shard == shard}
+        self._ahead = kept | {
+            piece.layer: one for piece, one in (ahead or {}).items() if piece.shard == shard
+        }
+        self._taken = {}
         self._ahead_workspace = Workspace()
         self._stopped = threading.Event()
 
     def end(self) -> None:
-        """Let go of what was built ahead and is not needed."""
-        self._ahead = {}
+        """The attempts are over: let go of what was built ahead and is not needed."""
+        self._ahead, self._taken = {}, {}
 
     def stop(self) -> None:
         """Have `fetch_all` raise, from any thread."""
@@ -265,6 +273,7 @@ class LayerSource:
         def load(layer: int, state: LayerState) -> None:
             load_(built[layer][1], state)
             haul.whole[layer] = built[layer]
+            self._taken.pop(layer, None)
             loaded.add(layer)
 
         def begin(pieces: Iterable[Piece], part: Part) -> dict[Future[LayerState], Piece]:

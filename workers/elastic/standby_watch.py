@@ -23,7 +23,7 @@ class StandbyWatch:
     Args:
         rank: its number.
         place: its place in the generation.
-        coming: what it builds for the next generation: it reports copies that are up to date once that is there, too.
+        coming: what it builds for the next generation: it reports once that is there, too.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class StandbyWatch:
         self._patience_bytes = MOST_BEHIND_BYTES
         self._told_failure: str | None = None
         self._told_given_up: frozenset[Piece] = frozenset()
-        self._told = False
+        self._told = self._told_built = False
 
     def let_come(self, step: int) -> Report | None:
         """Delay the commit of `step`, for a bounded time, where updates that wait for bases pile up.
@@ -69,13 +69,19 @@ class StandbyWatch:
         if self._told and given_up - self._told_given_up:
             news.append(self._report(step, given_up - self._told_given_up, given_up=True))
         kept = {*standbys.pieces} - given_up
-        builds = self._coming is not None and self._coming.wanted
-        built = self._coming is None or self._coming.settled
-        if (kept or builds) and not self._told and kept <= standbys.up_to_date and built:
-            self._told = True
+        builds, built = self._coming is not None and self._coming.wanted, self._built
+        if kept and not self._told and kept <= standbys.up_to_date:
+            self._told, self._told_built = True, built
             news.append(self._report(step, kept))
+        elif builds and built and not self._told_built and (self._told or not kept):
+            self._told_built = True
+            news.append(self._report(step, ()))
         self._told_given_up = given_up
         return news
+
+    @property
+    def _built(self) -> bool:
+        return self._coming is None or self._coming.settled
 
     def _report(self, step: int, pieces: Collection[Piece], *, given_up: bool = False) -> StandbyReport:
         return StandbyReport(
@@ -86,4 +92,5 @@ class StandbyWatch:
             bytes=0 if given_up else self._standbys.brought_bytes,
             seconds=0.0 if given_up else self._standbys.brought_s,
             given_up=given_up,
+            built=self._built,
         )

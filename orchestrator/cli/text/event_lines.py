@@ -105,8 +105,11 @@ def _of_ranks(event: Event) -> str:
             return f"{given_up}: {named('layer', pieces)}"
         case StandbyReport(rank=place, pieces=(), step=step):
             return f"place {place} has built at step {step} what it owns in the next generation"
-        case StandbyReport(rank=place, pieces=pieces, step=step):
-            return f"the copies in place {place} are up to date at step {step}: {named('layer', pieces)}"
+        case StandbyReport(rank=place, pieces=pieces, step=step, built=built):
+            rest = "" if built else "; it still builds what it owns in the next generation"
+            return (
+                f"the copies in place {place} are up to date at step {step}: {named('layer', pieces)}{rest}"
+            )
         case SwitchReport(rank=place, epoch=epoch, version=version, step=step, stall_s=stall_s):
             still = seconds(stall_s)
             return (

@@ -33,11 +33,13 @@ class PrecomputedPlans:
 
     Args:
         steps: number of steps of the whole job.
+        on_host: whether ranks keep copies in host memory.
     """
 
-    def __init__(self, planning: CurrentReplanner, steps: int) -> None:
+    def __init__(self, planning: CurrentReplanner, steps: int, *, on_host: bool = False) -> None:
         self._planning = planning
         self._steps = steps
+        self._on_host = on_host
         self._steps_s: list[float] = []
         """Times of the newest steps of this generation."""
         self._regroup_s = FIRST_REGROUP_S
@@ -130,7 +132,7 @@ class PrecomputedPlans:
             await asyncio.to_thread(check)
         except PlanError as error:
             return PlannedAhead(command.number, plan, schedule, why=str(error))
-        building = built_ahead(command.now, command.members, plan, lineup)
+        building = built_ahead(command.now, command.members, plan, lineup, on_host=self._on_host)
         try:
             places = [building.get(rank, ()) for rank in command.members[: copying.world_size]]
             await asyncio.to_thread(check, ahead=places)

@@ -48,6 +48,7 @@ class NextPlans:
                 "prepare_plan",
                 command.plan,
                 programs[place],
+                command.generation,
                 command.held,
                 command.building.get(rank, ()),
             )

@@ -69,7 +69,8 @@ class Runtime:
         self._hosts = hosts
         self._post = post
         self._planning = CurrentReplanner(setup.replanner, lambda: self.training.look_ahead_again())
-        self._precomputed = PrecomputedPlans(self._planning, setup.config.steps)
+        on_host = setup.config.elastic.copies_on_host(setup.config.device)
+        self._precomputed = PrecomputedPlans(self._planning, setup.config.steps, on_host=on_host)
         self.living = LivingRanks(setup.config.output, hosts, post, spawn)
         self.calls = Calls(hosts, self.living, setup.timeout_s, post)
         self._heartbeats = Heartbeats(

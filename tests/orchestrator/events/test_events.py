@@ -196,6 +196,7 @@ EVERY_KIND: tuple[events.Event, ...] = (
         bytes=1024,
         seconds=0.5,
         shards=(Piece(2, Shard(1, 2)), Piece(3, Shard(0, 2))),
+        built=False,
     ),
     protocol.CopiedAhead(
         rank=4, epoch=1, change=2, step=7, layers=(2, 3), bytes=1024, seconds=0.5, error="its owner is gone"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,14 @@ from process_hosts import ElasticJob, Ran, assert_gone
 from ray_jobs import resolved
 from tiny_jobs import tiny
 
+from orchestrator.controller.ranks.next_plans import NextPlans
 from orchestrator.events import types as events
+from orchestrator.lifecycle.commands import Switch
 from orchestrator.lifecycle.states import Finished
-from orchestrator.lifecycle.stimuli import Going
+from orchestrator.lifecycle.stimuli import Going, Scale
 from orchestrator.prepare.resolve import Resolved
 from workers.launch.ranks import Job, run_threads
-from workers.protocol import StandbyReport, StepReport, SwitchReport
+from workers.protocol import StandbyReport, StepReport, SwitchReport, WarningReport
 
 STEPS = 24
 PASS_S = 0.002
@@ -75,6 +77,52 @@ def test_a_drain_with_notice_fetches_nothing_while_the_job_waits(
     # The copies of the next generation are there too: it brings none.
     brought = [report.bytes for report in ran.of(StandbyReport) if report.step >= regrouped.step]
     assert not any(brought)
+
+
+def test_layers_with_copies_in_host_memory_are_built_before_the_ranks_regroup(
+    tmp_path: Path, quiet: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, switch = list[Switch](), NextPlans.switch
+
+    def noted(plans: NextPlans, command: Switch) -> Coroutine[Any, Any, None]:
+        told.append(command)
+        return switch(plans, command)
+
+    monkeypatch.setattr(NextPlans, "switch", noted)
+    ran = ElasticJob(job(tmp_path, copies_in="host"), leave_at(3, 2)).run()
+    check(ran, quiet)
+    (regrouped,) = ran.of(events.Regrouped)
+    assert (regrouped.cause, regrouped.fetched) == ("drain", 0)
+    first, _, then = (issued.plan for issued in ran.of(events.Issued))
+    owned = {rank: {*then.pieces_of_place(place)} for place, rank in enumerate((0, 1, 3))}
+    taken = {rank: pieces - {*first.pieces_of_place(rank)} for rank, pieces in owned.items()}
+    (command,) = told
+    assert {rank: {*pieces} for rank, pieces in command.building.items()} == {
+        rank: pieces for rank, pieces in taken.items() if pieces
+    }
+    assert ran.of(WarningReport) == []
+
+
+def test_ranks_whose_change_is_cancelled_train_on_without_its_copies(tmp_path: Path, quiet: str) -> None:
+    def scaled(places: int) -> Scale:
+        return Scale(events.Scaled(ranks=places, spares=0, places=places, id=""))
+
+    def act(running: ElasticJob, event: events.Event) -> None:
+        if isinstance(event, StepReport) and event.step == 3:
+            running.post(scaled(3))
+        if isinstance(event, events.Issued) and "copies for" in event.plan.reason:
+            running.post(scaled(4))
+
+    ran = ElasticJob(job(tmp_path, redundancy="checkpoint"), act).run()
+    check(ran, quiet)
+    assert ran.of(events.Regrouped) == []
+    first, copying, then = (issued.plan for issued in ran.of(events.Issued))
+    assert copying.standbys
+    assert not then.standbys
+    assert then.same_work_as(first)
+    switched = ran.of(SwitchReport)
+    assert sorted(report.rank for report in switched if report.version == then.version) == [0, 1, 2, 3]
+    assert switched[-1].version == then.version
 
 
 def test_with_a_short_notice_layers_are_fetched_as_before(tmp_path: Path, quiet: str) -> None:

@@ -52,7 +52,7 @@ from orchestrator.lifecycle.takeover import taken_over
 from planner.arrivals import copied_ahead
 from planner.plan import Plan
 from planner.schedule.registry import build
-from planner.shards import Piece
+from planner.shards import Piece, Shard
 from workers.config import ElasticConfig
 from workers.protocol import CopiedAhead, Outcome, Parted, Request
 
@@ -151,6 +151,37 @@ def test_a_newcomer_that_needs_no_other_moves_is_waited_for_alone() -> None:
     assert job.effects[-1] == REGROUP
 
 
+def test_a_newcomer_is_told_what_to_build_and_so_is_each_member() -> None:
+    """Where the next generation cuts layers otherwise, a rank has none of them as it will own them."""
+    job = coming()
+    own = {rank: tuple(Piece(layer, Shard(0, 2)) for layer in (2 * rank, 2 * rank + 1)) for rank in (0, 1)}
+    building = {**own, NEWCOMER: (Piece(4, Shard(0, 2)), Piece(5, Shard(0, 2)))}
+    job.take(replace(planned(job), building=building))
+    (asked,) = aside(job)
+    assert asked.building == {NEWCOMER: building[NEWCOMER]}
+    assert {*asked.pieces} == {NEWCOMER}
+    (switch,) = [effect for effect in job.effects if isinstance(effect, Switch)]
+    assert {rank: switch.building[rank] for rank in switch.ranks} == own
+    # Both members build, and one of them copies: the newcomer alone is not waited for.
+    job.take(copied(job), *members_copied(job))
+    assert REGROUP not in job.effects
+    job.take(Reported(standby_report(0, ())))
+    assert job.effects[-1] == REGROUP
+
+
+def test_a_spare_that_takes_a_leaving_ranks_place_is_told_what_to_build() -> None:
+    job = lacking_one().take(Room(1), ready(NEWCOMER), Weighed(False, "it costs an hour", 1))
+    assert job.has.membership.idle == {NEWCOMER}
+    job.take(Going(frozenset({1}), "file", 30.0, "node1", "10.0.0.1"))
+    building = {NEWCOMER: tuple(Piece(layer, Shard(1, 2)) for layer in (3, 4, 5))}
+    job.take(replace(planned(job, plan_of(2, 6)), building=building))
+    (asked,) = aside(job)
+    assert (asked.building, {*asked.pieces[NEWCOMER]}) == (building, {Piece(3), Piece(4), Piece(5)})
+    assert not [effect for effect in job.effects if isinstance(effect, Switch)], "no member lacks anything"
+    job.take(copied(job))
+    assert job.effects[-1] == REGROUP
+
+
 @pytest.mark.parametrize("changes", [{"change": 9}, {"epoch": 9}])
 def test_copies_for_another_change_do_not_count(changes: dict[str, int]) -> None:
     job = coming()
@@ -187,6 +218,34 @@ def test_a_newcomer_that_dies_meanwhile_costs_nothing() -> None:
     assert isinstance(job.state, Training)
     assert REGROUP not in job.effects
     assert job.has.intents.change is None
+    # The members let go of their copies.
+    last = next(effect for effect in reversed(job.effects) if isinstance(effect, Switch))
+    assert last.plan.standbys == TWO.standbys
+    assert job.has.progress.plan == last.plan
+
+
+def test_who_copied_for_a_generation_that_forms_without_it_lets_go() -> None:
+    """Of the generation that has formed: it hears of no other."""
+    job = coming()
+    job.take(planned(job))
+    job.take(copied(job))
+    order = aside(job)[-1]
+    job.take(RankLost(1, "ValueError: not finite", round=job.has.progress.round))
+    number = job.has.progress.round
+    holds = {0: (0, 1, 2), 1: (3, 4, 5), NEWCOMER: ()}
+    job.take(*(Positioned(position(rank, 0, of), number) for rank, of in holds.items()))
+    assert aside(job)[-1] == order, "until then it may get a place"
+    recovered(job, plan_of(2, 6, version=9), (0, 1))
+    assert job.has.membership.idle == {NEWCOMER}
+    last = aside(job)[-1]
+    assert (last.pieces, last.building) == ({NEWCOMER: {}}, {})
+    assert (last.epoch, last.generation) == (order.epoch, job.has.progress.generation)
+    assert last.change > order.change
+    assert not [effect for effect in job.effects if isinstance(effect, Switch)][1:], (
+        "members took what they built"
+    )
+    job.take(Room(0))
+    assert aside(job)[-1] == last
 
 
 def test_a_member_that_dies_meanwhile_leaves_its_place_to_the_newcomer() -> None:
@@ -240,8 +299,12 @@ def test_a_larger_size_on_request_copies_ahead_and_a_newer_request_cancels_it() 
     job.take(Scale(events.Scaled(ranks=3, spares=0, places=3, id="s")))
     assert isinstance(job.effects[-1], PlanAhead | AwaitCopies)
     job.take(planned(job))
-    job.take(Scale(events.Scaled(ranks=2, spares=0, places=2, id="t")))
-    job.take(*members_copied(job), copied(job), CopiesOverdue(change=1))
+    late = copied(job)
+    job.take(Scale(events.Scaled(ranks=2, spares=1, places=2, id="t")))
+    # The newcomer stays as a spare, and lets go of what it has copied.
+    assert job.has.membership.idle == {NEWCOMER}
+    assert (aside(job)[-1].pieces, aside(job)[-1].change) == ({NEWCOMER: {}}, 2)
+    job.take(*members_copied(job), late, CopiesOverdue(change=1))
     assert REGROUP not in job.effects
 
 

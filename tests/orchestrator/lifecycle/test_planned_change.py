@@ -18,6 +18,8 @@ from lifecycle_jobs import (
 )
 
 from orchestrator.events import types as events
+from orchestrator.events.types import Record
+from orchestrator.history.job_view import fold
 from orchestrator.lifecycle.commands import Ask, AwaitCopies, LogRegroup, MakePlan, PlanAhead, Switch
 from orchestrator.lifecycle.migration import Move
 from orchestrator.lifecycle.stimuli import (
@@ -219,6 +221,63 @@ def test_fewer_ranks_on_request_take_copies_first_and_a_newer_request_cancels_it
     job.take(Scale(events.Scaled(ranks=3, spares=0, places=3, id="t")))
     job.take(*followed(job), CopiesOverdue(change=1))
     assert REGROUP not in job.effects
+
+
+def test_copies_count_before_what_their_rank_builds_is_there() -> None:
+    job = train(Job(ORDER)).take(NOTICE)
+    job.take(planned(job, building={0: (Piece(2, Shard(0, 2)),)}))
+    *switched, first, second = followed(job)
+    assert isinstance(first.report, StandbyReport)
+    job.take(*switched, second, Reported(replace(first.report, built=False)))
+    assert REGROUP not in job.effects
+    view = fold(Record(time_s=0.0, event=event) for event in job.logged)
+    assert view.ranks.copied[0] == (Piece(2),)
+    job.take(Reported(standby_report(0, (), step=3)))
+    assert job.effects[-1] == REGROUP
+
+
+def test_a_change_that_is_cancelled_leaves_no_copies_and_no_modules() -> None:
+    """The ranks follow the plan from before it again, whether or not all of them have come to the one with copies."""
+    for reached in (0, 2, 3):
+        job = train(Job(ORDER)).take(Scale(events.Scaled(ranks=2, spares=0, places=2, id="s")))
+        job.take(planned(job, building={0: (Piece(2, Shard(0, 2)),)}))
+        with_copies = copying(job)
+        job.take(*(Reported(switch_report(place, with_copies)) for place in range(reached)))
+        job.take(Scale(events.Scaled(ranks=3, spares=0, places=3, id="t")))
+        switch = next(effect for effect in reversed(job.effects) if isinstance(effect, Switch))
+        assert switch.plan.same_work_as(ORDER.plan)
+        assert (switch.plan.standbys, switch.building, switch.ranks) == (ORDER.plan.standbys, {}, (0, 1, 2))
+        assert switch.plan.key > with_copies.key
+        assert job.logged[-1] == events.Issued(plan=switch.plan)
+        # It is said once.
+        job.take(
+            *(Reported(switch_report(place, switch.plan)) for place in range(3)), CopiesOverdue(change=1)
+        )
+        assert switch == next(effect for effect in reversed(job.effects) if isinstance(effect, Switch))
+        assert job.has.progress.plan == switch.plan
+        # The next change counts on none of those copies.
+        job.take(NOTICE)
+        job.take(planned(job))
+        assert copying(job).standbys == ((), (), (0,), (2,), (), ())
+        job.take(*followed(job))
+        assert job.effects[-1] == REGROUP
+
+
+def test_what_was_built_for_a_change_that_another_replaces_goes_with_the_next_plan() -> None:
+    """Also where that needs neither copies nor modules."""
+    there = replace(ORDER.plan, standbys=((), (), (0,), (2,), (), ()))
+    job = train(Job(replace(ORDER, plan=there))).take(NOTICE)
+    job.take(planned(job, building={2: (Piece(3, Shard(0, 2)),)}))
+    first = copying(job)
+    job.take(Going(frozenset({2}), "file", 30.0, "node2", "10.0.0.2"))
+    assert copying(job) is first, "copies stay until the next plan is known"
+    job.take(planned(job, plan_of(1, 6), copying=there))
+    switch = next(effect for effect in reversed(job.effects) if isinstance(effect, Switch))
+    assert switch.building == {}
+    assert switch.plan.key > first.key
+    assert REGROUP not in job.effects
+    job.take(*(Reported(switch_report(place, switch.plan)) for place in range(3)))
+    assert job.effects[-1] == REGROUP
 
 
 def test_ranks_regroup_once_each_has_built_what_it_will_own() -> None:

@@ -57,7 +57,7 @@ def program(job: Job, plan: Plan, place: int) -> RankProgram:
 
 def tell(group: RankGroup, job: Job, members: Sequence[int], plan: Plan) -> None:
     for place, number in enumerate(members):
-        group.tell(number, "prepare_plan", plan, program(job, plan, place))
+        group.tell(number, "prepare_plan", plan, program(job, plan, place), group.generation)
 
 
 def follow(group: RankGroup, job: Job, members: Sequence[int], plan: Plan) -> None:
@@ -164,7 +164,7 @@ def test_ranks_exchange_their_parts_with_the_same_bits(tmp_path: Path) -> None:
 def deferring(group: RankGroup, job: Job, held: Arrivals, copying: Plan, taking: Plan) -> None:
     group.wait_for(lambda reports: any(isinstance(r, StepReport) for r in reports))
     for number in range(3):
-        group.tell(number, "prepare_plan", copying, program(job, copying, number), held)
+        group.tell(number, "prepare_plan", copying, program(job, copying, number), group.generation, held)
     group.wait_for(lambda reports: sum(isinstance(r, SwitchReport) and r.version == 2 for r in reports) == 3)
     # After only one step the held-back update would lag no more than it does anyway.
     begun = group.of(SwitchReport)[0].step
@@ -213,7 +213,7 @@ def test_a_loss_on_either_side_voids_the_move(tmp_path: Path, lost: int) -> None
             group.wait_for(lambda reports: any(isinstance(r, SwitchReport) for r in reports))
             group.tell(lost, "die")
             for number in (0, 2):
-                group.tell(number, "prepare_plan", taking, program(three, taking, number))
+                group.tell(number, "prepare_plan", taking, program(three, taking, number), group.generation)
 
         group.train(three, range(3), plan=plan, meanwhile=move)
         assert group.alive == [number for number in range(3) if number != lost]

@@ -21,6 +21,7 @@ from workers.commit import Decision
 from workers.config import FreezeConfig
 from workers.elastic import standby, standby_watch
 from workers.elastic.followed import Followed
+from workers.elastic.modules_ahead import ModulesAhead
 from workers.elastic.redundancy import Packing
 from workers.elastic.standby import Base, Standbys
 from workers.elastic.standby_watch import StandbyWatch
@@ -234,6 +235,41 @@ def test_updates_of_a_copy_whose_base_cannot_come_are_not_kept(
     assert "layers [3, 5] stay without a copy" in here.failure
     assert here.backlog_bytes == 0
     assert here.held().keys() == {Piece(0)}
+
+
+@pytest.mark.parametrize("kept", [(0, 3), ()])
+@pytest.mark.parametrize("fails", [False, True])
+def test_copies_are_told_of_at_once_and_builds_when_they_are_there(
+    rank: Rank, kept: tuple[int, ...], fails: bool
+) -> None:
+    bases = {Piece(layer): base(rank, layer) for layer in kept}
+    here = Standbys([*bases], bases, freeze=settings(rank), optimizer=rank._optimizer, step=0)
+    go_on = threading.Event()
+
+    def build(piece: Piece) -> int:
+        assert go_on.wait(10)
+        if fails:
+            raise MemoryError("no room")
+        return piece.layer
+
+    coming = ModulesAhead(build, lambda why: None)
+    coming.ready({Piece(5)})
+    watch = StandbyWatch(here, rank=7, place=1, coming=coming)
+    told = [report for step in (1, 2) for report in watch.news(step)]
+    go_on.set()
+    while not coming.settled:
+        time.sleep(0.001)
+    told += [report for step in (3, 4) for report in watch.news(step)]
+    reports = [report for report in told if isinstance(report, StandbyReport)]
+    of_copies = [(1, kept, False)] if kept else []
+    assert [(one.step, one.layers, one.built) for one in reports] == [*of_copies, (3, (), True)]
+    assert told == reports
+    # Where both are there, one report says so.
+    both = StandbyWatch(here, rank=7, place=1, coming=coming)
+    (one,) = [report for step in (5, 6) for report in both.news(step)]
+    assert isinstance(one, StandbyReport)
+    assert (one.layers, one.built) == (kept, True)
+    here.rest()
 
 
 def test_training_waits_for_copies_that_fall_behind_for_a_bounded_time(

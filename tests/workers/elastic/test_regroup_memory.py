@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from jobs import job, small_config
 from rank_group import with_standbys
 from torch import Tensor
 
+from planner.arrivals import built_ahead
+from planner.shards import Piece
 from workers.checkpoint.folder import checkpoints
 from workers.config import ElasticConfig, WorkerConfig
 from workers.control.rank_program import place_programs
@@ -188,6 +191,41 @@ def test_a_layer_that_changes_ranks_is_on_each_device_once(
     assert after == before
     # Rank 2 has live layers 6 and 7 and copies of 3, 4 and 5: of all that it offers, 3, 6 and 7 are fetched.
     assert (copied, brought) == ([], [3] if copies_in == "host" else [])
+
+
+def test_copies_in_host_memory_are_brought_into_layers_that_were_built_beside_training(
+    tmp_path: Path, alive: Alive, closing: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(tmp_path, "dropout", steps=9, elastic=ElasticConfig(copies_in="host"))
+    three, two = (job(config, ranks=count, schedule="1f1b") for count in (3, 2))
+    # Places 0 and 1 have copies of what they will own.
+    three = Job(config, with_standbys(three, -1), three.schedule)
+    here = ranks_of(config, 3, closing)
+    here.follow(here.assign(three))
+    step = here.train_one_step(3)
+    sources = here.settle(step)
+    before = {layer: digest(state) for layer, state in here.states().items()}
+    building = built_ahead(three.plan, (0, 1, 2), two.plan, (0, 1), on_host=True)
+    assert building == {0: (Piece(3),), 1: (Piece(6), Piece(7))}
+    for number, pieces in building.items():
+        coming = here.ranks[number]._coming
+        assert coming is not None
+        coming.ready(pieces)
+        while not coming.settled:
+            time.sleep(0.001)
+    built, build = list[int](), LayerSource._built
+
+    def counted(source: LayerSource, layers: Iterable[int], *given: Any, **more: Any) -> Built:
+        made = build(source, layers, *given, **more)
+        built.extend(made)
+        return made
+
+    monkeypatch.setattr(LayerSource, "_built", counted)
+    here.follow(here.assign(two, step=step, sources=sources))
+    assert built == [], "nothing is built while the ranks wait"
+    assert alive.most == dict.fromkeys(LAYERS, 1)
+    states = [state for rank in here.ranks[:2] for _, state in rank._holdings.layers.values()]
+    assert {state.layer: digest(state) for state in states} == before
 
 
 @pytest.mark.parametrize("copies_in", ["host", "device"])

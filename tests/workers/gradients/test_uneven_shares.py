@@ -117,7 +117,7 @@ def test_processes_over_gloo_give_the_same_bits(tmp_path: Path) -> None:
 def follow(group: RankGroup, work: Job, plan: Plan) -> None:
     """Have all ranks follow `plan`, and train at least one step with it."""
     for place, program in enumerate(place_programs(plan, schedules(work, plan))):
-        group.tell(place, "prepare_plan", plan, program)
+        group.tell(place, "prepare_plan", plan, program, group.generation)
 
     def switched(reports: Sequence[Report]) -> bool:
         at = [r.step for r in reports if isinstance(r, SwitchReport) and r.version == plan.version]

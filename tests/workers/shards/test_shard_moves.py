@@ -123,7 +123,7 @@ def test_held_back_updates_of_shards_reach_the_new_owners(tmp_path: Path) -> Non
             begun(group)
             programs = rank_programs(four.schedule)
             for number in PLACES:
-                group.tell(number, "prepare_plan", copying, programs[number % 2], held)
+                group.tell(number, "prepare_plan", copying, programs[number % 2], group.generation, held)
             group.wait_for(lambda _: len(group.of(SwitchReport)) == 4)
             since = group.of(SwitchReport)[0].step
             group.wait_for(lambda _: max(group.steps()) >= since + 3)

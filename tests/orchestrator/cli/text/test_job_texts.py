@@ -59,6 +59,11 @@ def test_every_event_is_one_line() -> None:
             "the copies in place 2 are up to date at step 9: layers 4 (shard 0 of 2), 4 (shard 1 of 2)",
         ),
         (
+            StandbyReport(step=9, rank=2, layers=(4,), bytes=0, seconds=0.0, built=False),
+            "the copies in place 2 are up to date at step 9: layer 4; it still builds what it owns in the next"
+            " generation",
+        ),
+        (
             StandbyReport(step=9, rank=2, layers=(), bytes=0, seconds=0.0),
             "place 2 has built at step 9 what it owns in the next generation",
         ),

@@ -8,17 +8,18 @@ from pathlib import Path
 import pytest
 from process_hosts import ElasticJob
 from ray_jobs import resolved
-from small_replanner import profiled, replanner
+from small_replanner import FIRST, TIGHT, profiled, replanner
 from tiny_jobs import tiny
 
 from orchestrator.controller.planning.current_replanner import CurrentReplanner
 from orchestrator.controller.planning.precomputed_plans import PrecomputedPlans
-from orchestrator.lifecycle.commands import MakePlan
+from orchestrator.lifecycle.commands import MakePlan, PlanAhead
 from orchestrator.lifecycle.recovery import RecoveryPlan
 from orchestrator.lifecycle.stimuli import Planned, Unplannable
 from planner.adapt.speeds import Slowdowns
 from planner.plan import Plan, PlanError
 from planner.search.replan import Replanner
+from planner.shards import Piece
 from workers.actor import Home
 
 
@@ -65,6 +66,21 @@ def test_a_recovery_is_planned_with_what_holds_by_then() -> None:
         assert isinstance(await plans.make(command), Unplannable)
 
     asyncio.run(recover())
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+@pytest.mark.parametrize("memory_bytes", [TIGHT, 10**9])
+def test_layers_whose_copies_are_in_host_memory_are_built_ahead_where_they_fit(
+    on_host: bool, memory_bytes: int
+) -> None:
+    plans = PrecomputedPlans(CurrentReplanner(replanner(profiled(memory_bytes))), steps=10, on_host=on_host)
+    domains = {0: "a", 1: "b"}
+    command = PlanAhead(now=FIRST, members=(0, 1), lineup=(0,), domains=domains, reason="", number=1)
+    ahead = asyncio.run(plans.plan_ahead(command))
+    assert ahead.copying is not None
+    fits = memory_bytes > TIGHT
+    assert ahead.building == ({0: (Piece(2), Piece(3))} if on_host and fits else {})
+    assert bool(ahead.why) == (on_host and not fits)
 
 
 def test_a_change_while_ranks_train_has_plans_made_ahead_again(
