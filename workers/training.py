@@ -129,7 +129,7 @@ class Training:
             minibatch=self._minibatch,
             announcements=self._announcements,
             checkpointing=self._new_checkpointing() if before is None else before._between.checkpointing,
-            release=self.upkeep.release,
+            release=self._release,
         )
         if setup.observe is not None:
             channel.watch_links()
@@ -292,8 +292,14 @@ class Training:
     def _take_snapshot(self) -> None:
         """Begin a snapshot if it is time for one."""
         if self._snapshot_turns.due(self.step, self._setup.plan.snapshot_every):
-            self.upkeep.release()
+            self._release()
             self._begin_snapshot()
+
+    def _release(self) -> None:
+        """Bring layers whose updates are held back to the newest step, here and at siblings."""
+        self.upkeep.release()
+        if self._setup.held:  # then all siblings come here, also those that held nothing back themselves
+            self._minibatch.weights.changed()
 
     def _begin_snapshot(self) -> None:
         """Begin to copy what this rank owns as it is now, and to fetch what it keeps for others."""

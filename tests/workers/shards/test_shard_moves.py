@@ -3,6 +3,8 @@ bits are those of whole states that stay where they are."""
 
 from __future__ import annotations
 
+import threading
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,17 +17,21 @@ from test_migration import ENDLESS, cut, follow, tell
 from test_shard_copies import copied
 from test_shard_recovery import LAYERS, held
 from test_shared_states import shared
+from torch import Tensor
 
 from orchestrator.lifecycle.migration import path
 from planner.arrivals import arrivals
 from planner.plan import Plan
 from planner.search.standbys import assign
 from planner.shards import Piece, Shard, made_of
-from workers.config import ElasticConfig
+from workers.config import CheckpointConfig, ElasticConfig
 from workers.control.rank_program import rank_programs
 from workers.fault_injection.fault import Fault, FaultKind, Phase
 from workers.launch.processes import Died
-from workers.protocol import Part, Position, StepReport, SwitchReport, WarningReport
+from workers.launch.ranks import Job, run_threads
+from workers.protocol import Part, Position, Report, StepReport, SwitchReport, TimelineReport, WarningReport
+from workers.rank import Rank
+from workers.shards.weights import WeightExchange
 from workers.state_stream.fetching import fetch
 
 PLACES = range(4)
@@ -177,6 +183,45 @@ def test_siblings_weights_are_salvaged_only_while_no_update_is_held_back(tmp_pat
         assert [fired[:2] for fired in group.fired] == [(3, "drop-link")] * 2
         step, positions, _ = group.settle()
         assert salvageable(positions, step) == {}
+
+
+def test_siblings_compute_with_the_same_weights_once_held_back_updates_are_applied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after a step that was skipped, which changes no weight by itself."""
+    checkpoint, elastic = CheckpointConfig(every_steps=6), ElasticConfig(allow_faults=True)
+    config = small_config(
+        tmp_path, steps=9, replicas=2, timeline_every=1, checkpoint=checkpoint, elastic=elastic
+    )
+    four = replace(shared(job(config, ranks=2, schedule="1f1b")), secret=SECRET)
+    then = replace(four.plan, layers=cut(four.plan, (6, 2)))
+    copying, held = replace(path(four.plan, then)[0], version=2), arrivals(four.plan, then)
+    programs = rank_programs(four.schedule)
+    bring, seen = WeightExchange.bring, defaultdict[tuple[str, int], list[Tensor]](list)
+
+    def see(exchange: WeightExchange) -> None:
+        bring(exchange)
+        name = threading.current_thread().name
+        for layer, weights in exchange._layers.items():
+            seen[name, layer].append(torch.cat([each.flatten().clone() for each in weights.buffers]))
+
+    def react(_: Job, rank: Rank, report: Report) -> None:
+        if isinstance(report, TimelineReport) and report.step == 2:
+            rank.prepare_plan(copying, programs[report.rank % 2], 1, held)
+            if report.rank == 0:
+                rank.faults.arm(Fault(kind=FaultKind.NAN, phase=Phase.BACKWARD, step=6))
+
+    monkeypatch.setattr(WeightExchange, "bring", see)
+    monkeypatch.setattr("workers.launch.ranks._react", react)
+    run = run_threads(four)
+    switched = {report.step for report in run.reports if isinstance(report, SwitchReport)}
+    assert len(switched) == 1
+    assert max(switched) < 5, "no update was held back before the step that was skipped"
+    assert any("changed no weight" in one.text for one in run.reports if isinstance(one, WarningReport))
+    for layer in LAYERS:
+        of_one, of_other = (weights for (_, number), weights in seen.items() if number == layer)
+        assert len(of_one) == len(of_other) >= config.steps
+        assert [*map(torch.equal, of_one, of_other)] == [True] * len(of_one)
 
 
 @pytest.mark.parametrize(
