@@ -173,7 +173,7 @@ def test_siblings_weights_are_salvaged_only_while_no_update_is_held_back(tmp_pat
         def hold_back() -> None:
             programs = rank_programs(four.schedule)
             for number in PLACES:
-                group.tell(number, "prepare_plan", copying, programs[number % 2], held)
+                group.tell(number, "prepare_plan", copying, programs[number % 2], group.generation, held)
             group.wait_for(lambda _: len(group.of(SwitchReport)) == 4)
             since = group.of(SwitchReport)[0].step
             group.wait_for(lambda _: max(group.steps()) > since + 2)
