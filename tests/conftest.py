@@ -28,6 +28,20 @@ settings.load_profile("here")
 STARTS_A_CLUSTER = ("test_ray_", "test_cli_train", "test_local_nodes")
 """How the names of files begin whose tests start Ray clusters."""
 
+SHARING = (
+    (
+        "test_ray_recovery",
+        "test_ray_faults",
+        "test_ray_live_planner",
+        "test_ray_notices",
+        "test_ray_planning",
+    ),
+    ("test_ray_jobs", "test_ray_following", "test_ray_moves", "test_ray_planner"),
+)
+"""Files whose tests leave the cluster of two nodes unchanged, by the process that runs them: about as long each. Every
+process that starts a cluster takes as much processor time for that as two short jobs."""
+GROUP = {stem: f"two nodes {number}" for number, stems in enumerate(SHARING) for stem in stems}
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -35,7 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     its own address."""
     for item in items:
         if item.path.name.startswith(STARTS_A_CLUSTER):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+            item.add_marker(pytest.mark.xdist_group(GROUP.get(item.path.stem, item.path.stem)))
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(900))
 
