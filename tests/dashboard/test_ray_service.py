@@ -24,7 +24,7 @@ import synthetic_run
 from ray.cluster_utils import Cluster
 from ray_jobs import assert_nothing_left, driver_of, job_of, start_head
 from serving import write_run
-from tiny_jobs import TOML, tiny, write_text
+from tiny_jobs import tiny
 
 from dashboard.service.access import Role, open_tokens
 from orchestrator.client.blocking_client import BlockingJobClient
@@ -196,43 +196,6 @@ def test_a_service_takes_a_job_shows_it_and_may_die(tmp_path: Path) -> None:
     ]
     assert shown["commands"]["entries"].popitem()[1]["command"]["by"] == "control from 127.0.0.1"
     BlockingJobClient().dismiss(JOB)
-
-
-def test_training_serves_its_own_page_and_takes_it_along(tmp_path: Path) -> None:
-    spec = tmp_path / "job.toml"
-    spec.write_text(TOML.format(name="own", text=write_text(tmp_path)).replace("steps = 6", "steps = 100000"))
-    command = [sys.executable, "-m", "orchestrator", "train", str(spec), "--dashboard"]
-    command += ["--set", "pipeline.ranks=1", "--set", f"job.output={tmp_path / 'own'}"]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
-    train = subprocess.Popen(
-        command,
-        env=environment | {"HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    assert train.stdout is not None
-    try:
-        lines: list[str] = []
-        for line in train.stdout:
-            lines.append(line)
-            if line.startswith("dashboard: "):
-                break
-        else:
-            pytest.fail("".join(lines))
-        address = lines[-1].split()[1]
-        bearer = {"Authorization": f"Bearer {open_tokens(tmp_path / '.freshet/tokens.json')[Role.READ]}"}
-        client = httpx.Client(base_url=address, headers=bearer, timeout=30, trust_env=False)
-        until(lambda: client.get("/api/v1/jobs/own").json().get("state") == "training")
-        os.killpg(train.pid, signal.SIGINT)  # Ctrl-C in the terminal
-        rest, _ = train.communicate(timeout=120)
-        assert "stopped at step" in rest
-        with pytest.raises(httpx.ConnectError):
-            client.get("/healthz")
-    finally:
-        train.kill()
-        train.wait()
 
 
 HEAD = """
