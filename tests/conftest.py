@@ -1,5 +1,6 @@
 """What all tests share: Ray's environment, how examples are drawn, and which tests share a process."""
 
+import gc
 import os
 
 import pytest
@@ -10,6 +11,12 @@ from orchestrator.cluster.connection import prepare_local
 # Threads of one test would spin while they wait for each other, on cores that the next test needs. The
 # engine's ranks have one thread each in any case.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Modules and tests are hundreds of thousands of objects that all stay: no collection searches them, neither while they
+# are made nor in the tests, where a full one would take half a second. Tests that make plans and graphs make Python's
+# 700 new objects until the next collection in no time.
+gc.disable()
+gc.set_threshold(20_000, 10, 10)
 
 # Ray reads its environment when a test first imports it, so the environment is set before any test.
 prepare_local(os.environ)  # pyright: ignore[reportArgumentType]
@@ -23,13 +30,36 @@ settings.load_profile("here")
 STARTS_A_CLUSTER = ("test_ray_", "test_cli_train", "test_local_nodes")
 """How the names of files begin whose tests start Ray clusters."""
 
+SHARING = (
+    (
+        "test_ray_recovery",
+        "test_ray_faults",
+        "test_ray_live_planner",
+        "test_ray_notices",
+        "test_ray_planning",
+    ),
+    ("test_ray_jobs", "test_ray_following", "test_ray_moves", "test_ray_planner"),
+)
+"""Files whose tests leave the cluster of two nodes unchanged, by the process that runs them: about as long each. Every
+process that starts a cluster takes as much processor time for that as two short jobs."""
+MADE_ONCE = {"quiet", "window", "page", "prometheus", "forest"}
+"""Fixtures of modules that take seconds: another process would make another one."""
+GROUP = {stem: f"two nodes {number}" for number, stems in enumerate(SHARING) for stem in stems}
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give all tests of a file that starts Ray clusters to one test process. They share a cluster, which has
-    its own address."""
+    """Give all tests of a file that starts Ray clusters to one test process: they share a cluster, which has its own
+    address. And all that share something else that takes long to make."""
     for item in items:
         if item.path.name.startswith(STARTS_A_CLUSTER):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+            item.add_marker(pytest.mark.xdist_group(GROUP.get(item.path.stem, item.path.stem)))
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(900))
+        elif MADE_ONCE & {*getattr(item, "fixturenames", ())} and not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()

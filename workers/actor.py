@@ -30,7 +30,7 @@ from workers.control.report_mail import ReportMail
 from workers.control.telemetry_lane import TelemetryLane
 from workers.fault_injection.fault import Fault
 from workers.notices.reporting import watch_node
-from workers.process.host_memory import collect_objects, settle_objects
+from workers.process.host_memory import collect_objects, settle_objects, without_collections
 from workers.process.name_lookups import keep_lookups_short
 from workers.process.output import keep_output
 from workers.process.stacks import stacks
@@ -95,7 +95,8 @@ class RankActor:
         secret: bytes = b"",
     ) -> None:
         _set_environment(config)
-        from workers.rank import Rank
+        with without_collections():
+            from workers.rank import Rank
 
         self._config = config
         self._number = rank

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,16 +34,26 @@ def test_every_dependency_is_explained() -> None:
     assert explained("For development") == names(PROJECT["optional-dependencies"]["dev"])
 
 
-@pytest.mark.parametrize("package", sorted(names(PROJECT["dependencies"]) - UNSEEN))
-def test_what_pip_installs_is_imported(package: str) -> None:
-    module = MODULES.get(package, package.replace("-", "_"))
+@cache
+def imported() -> frozenset[str]:
+    """The outermost packages that Freshet's modules import."""
+    found: set[str] = set()
     for folder in ("planner", "workers", "orchestrator", "dashboard"):
         for file in (ROOT / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(file.read_text())):
-                if isinstance(node, ast.Import) and any(
-                    name.name.split(".")[0] == module for name in node.names
-                ):
-                    return
-                if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == module:
-                    return
-    pytest.fail(f"pip installs {package}, and nothing imports it")
+                match node:
+                    case ast.Import(names=names):
+                        found |= {name.name.split(".")[0] for name in names}
+                    case ast.ImportFrom(module=str(module)):
+                        found.add(module.split(".")[0])
+                    case _:
+                        pass
+    return frozenset(found)
+
+
+# One process reads all modules for all packages.
+@pytest.mark.xdist_group("test_dependencies")
+@pytest.mark.parametrize("package", sorted(names(PROJECT["dependencies"]) - UNSEEN))
+def test_what_pip_installs_is_imported(package: str) -> None:
+    module = MODULES.get(package, package.replace("-", "_"))
+    assert module in imported(), f"pip installs {package}, and nothing imports it"

@@ -58,9 +58,17 @@ NODE = {"object_store_memory": 2**27, "include_log_monitor": False}
 """Options of every node. A log monitor would take a second to start and show output that no test reads."""
 
 
+HEAD: dict[str, Any] = {
+    "include_dashboard": False,
+    "no_monitor": True,
+    "_system_config": {"enable_metrics_collection": False},
+}
+"""Options of the first node. Ray's autoscaler and its own metrics would take processor time that no test needs."""
+
+
 def start_head(cpus: int, **options: Any) -> Cluster:
     """A cluster with one node, which has room for `cpus` ranks."""
-    head = {**NODE, "num_cpus": cpus, "include_dashboard": False, **options}
+    head = {**NODE, **HEAD, "num_cpus": cpus, **options}
     return started(lambda: Cluster(initialize_head=True, head_node_args=head))
 
 

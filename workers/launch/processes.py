@@ -24,7 +24,7 @@ def forkserver() -> BaseContext:
     Python has one for all, and what it imports is settled when it forks for the first time.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "workers.rank"])
+    context.set_forkserver_preload(["torch", "workers.rank", "workers.launch.settled"])
     return context
 
 

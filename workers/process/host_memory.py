@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import re
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -87,6 +88,17 @@ def check_room(
             f"{what} {needed_bytes:,} bytes{others}, and the host has {free_bytes:,} left, of which"
             f" {LEAST_FREE_BYTES:,} are for others"
         )
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Collect no garbage meanwhile. An import of torch makes hundreds of thousands of objects, all of which stay: to
+    search them again and again takes a sixth of the processor time of a rank's start."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def settle_objects() -> None:

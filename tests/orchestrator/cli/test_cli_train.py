@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 from command_line import freshet_here
@@ -19,6 +20,7 @@ from resolving import resolve_spec
 from safetensors.torch import load_file
 from tiny_jobs import STEPS, tiny, write_spec
 
+from dashboard.service.access import Role, open_tokens
 from orchestrator.cli.exit_codes import DONE, INTERRUPTED, USER_ERROR
 from orchestrator.events import types as events
 from orchestrator.events.log import read_log
@@ -84,11 +86,12 @@ def assert_ends(process: subprocess.Popen[str], code: int) -> str:
 
 def test_train_export_and_train_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = write_spec(tmp_path, "local")
-    with freshet(tmp_path, "train", str(spec), "--summary", "summary.json") as process:
+    two = ("--set", "pipeline.ranks=2")
+    with freshet(tmp_path, "train", str(spec), "--summary", "summary.json", *two) as process:
         lines = read_until(process, f"step {STEPS}/{STEPS}")
         output = "".join(lines) + assert_ends(process, DONE)
-    assert "starting 4 ranks" in output
-    assert "training: 4 ranks on 1 host, from initial weights" in output
+    assert "starting 2 ranks" in output
+    assert "training: 2 ranks on 1 host, from initial weights" in output
     assert "sample: " in output
     assert f"done: {STEPS} steps" in output
 
@@ -100,7 +103,7 @@ def test_train_export_and_train_again(tmp_path: Path, capsys: pytest.CaptureFixt
     plain = run_threads(Job(resolved.config, resolved.plan, resolved.schedule))
     assert summary["state_sha256"] == plain.state_sha256
     assert sum(summary["partition"]) == 6
-    assert len(summary["partition"]) == 4
+    assert len(summary["partition"]) == 2
     assert summary["steps"] == STEPS
     assert summary["final_loss"] < summary["first_loss"]
     assert Path(summary["events"]) == run / "events.jsonl"
@@ -135,17 +138,24 @@ def test_a_signal_to_the_process_group_stops_with_a_checkpoint(tmp_path: Path) -
     assert (run / "report.html").exists()
 
 
-def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
+def test_a_second_ctrl_c_ends_at_once_and_takes_the_page_along(tmp_path: Path) -> None:
     spec = write_spec(tmp_path, "stuck")
     # Steps take about five seconds, so the second signal comes before the job can stop.
-    slow = ("--set", "cluster.device=emulated", "--set", "cluster.emulated.forward_s=0.4")
-    with freshet(tmp_path, "train", str(spec), *slow, "--set", "pipeline.ranks=1") as process:
-        read_until(process, "step 1/")
+    slow = ("--set", "cluster.device=emulated", "--set", "cluster.emulated.forward_s=0.2")
+    with freshet(tmp_path, "train", str(spec), *slow, "--set", "pipeline.ranks=1", "--dashboard") as process:
+        address = read_until(process, "dashboard: ")[-1].split()[1]
+        bearer = {"Authorization": f"Bearer {open_tokens(tmp_path / '.freshet/tokens.json')[Role.READ]}"}
+        page = httpx.Client(base_url=address, headers=bearer, timeout=30, trust_env=False)
+        read_until(process, "step ")
+        assert page.get("/api/v1/jobs/stuck").json()["state"] == "training"
         os.killpg(process.pid, signal.SIGINT)
         read_until(process, "stopping after this step")
+        assert page.get("/healthz").status_code == 200, "it shows the job to its end"
         process.terminate()  # as good as a second Ctrl-C
         output = assert_ends(process, INTERRUPTED)
     assert "aborted on request" in output
+    with pytest.raises(httpx.ConnectError):
+        page.get("/healthz")
 
 
 def test_ctrl_c_before_the_job_runs(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_a_quiet_job(tmp_path: Path, quiet: str) -> None:
     assert all(len(places) == 1 for places in issued.plan.standbys)
 
 
-@pytest.mark.parametrize("rank", [0, 1, 3])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.soak), 3])
 def test_a_killed_rank_costs_the_step_in_flight_at_most(tmp_path: Path, quiet: str, rank: int) -> None:
     ran = ElasticJob(job(tmp_path), once(at_step(3), lambda running: running.signal(rank))).run()
     check(ran, quiet)

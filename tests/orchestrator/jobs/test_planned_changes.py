@@ -60,8 +60,15 @@ def check(ran: Ran, expected: str) -> None:
     assert_gone(ran.pids)
 
 
-@pytest.mark.parametrize("rank", [0, 2])
-@pytest.mark.parametrize("redundancy", ["peer", "checkpoint"])
+@pytest.mark.parametrize(
+    ("redundancy", "rank"),
+    [
+        ("peer", 0),
+        pytest.param("peer", 2, marks=pytest.mark.soak),
+        pytest.param("checkpoint", 0, marks=pytest.mark.soak),
+        ("checkpoint", 2),
+    ],
+)
 def test_a_drain_with_notice_fetches_nothing_while_the_job_waits(
     tmp_path: Path, quiet: str, rank: int, redundancy: str
 ) -> None:
@@ -134,8 +141,16 @@ def test_with_a_short_notice_layers_are_fetched_as_before(tmp_path: Path, quiet:
     assert ran.of(SwitchReport) == []
 
 
-@pytest.mark.parametrize("victim", [1, 2, 3])
-@pytest.mark.parametrize("phase", ["issued", "switched", "copied", "formed"])
+OFTEN = {("issued", 3), ("switched", 2), ("copied", 1), ("copied", 2), ("formed", 3)}
+"""Cases that cover each phase and each rank, and the one that leaves as it is let go; `make bench` runs all cases."""
+CASES = [
+    pytest.param(phase, victim, marks=() if (phase, victim) in OFTEN else pytest.mark.soak)
+    for phase in ("issued", "switched", "copied", "formed")
+    for victim in (1, 2, 3)
+]
+
+
+@pytest.mark.parametrize(("phase", "victim"), CASES)
 def test_a_rank_killed_in_any_phase_of_a_drain_costs_no_committed_step(
     tmp_path: Path, quiet: str, phase: str, victim: int
 ) -> None:

@@ -1,6 +1,7 @@
 """Rows of the table of faults on a real Ray cluster of four nodes, and then the loss of a node.
 
-All run in one job, one after the other. `test_fault_table.py` runs the other rows on plain processes.
+All run in one job, one after the other. `test_fault_table.py` runs all rows on plain processes, and in `make test`
+`test_ray_recovery.py` and `test_ray_rehearsal.py` kill, stop and lose ranks and nodes of Ray: this is for `make bench`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from workers.fault_injection.kinds import FaultKind, Phase
 from workers.launch.ranks import Job, run_threads
 from workers.protocol import Request, StepReport
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.soak]
 
 RANKS, SPARES = 3, 2
 NODES, RANKS_PER_NODE = 3, 2
@@ -46,11 +47,7 @@ MORE_ROWS = (
     Row(Phase.AFTER_COMMIT, "first", FaultKind.STOP),
     Row(Phase.SAVING, "last", FaultKind.RAISE),
 )
-"""Rows for `make bench`, which run in a separate job."""
-TABLES = [
-    pytest.param(ROWS, id="make-test"),
-    pytest.param(MORE_ROWS, id="make-bench", marks=pytest.mark.soak),
-]
+"""Rows of a second job."""
 
 
 class RayJob:
@@ -156,7 +153,7 @@ class FaultedJob:
         return self.table.told
 
 
-@pytest.fixture(scope="module", params=TABLES)
+@pytest.fixture(scope="module", params=[ROWS, MORE_ROWS], ids=["two-rows", "five-rows"])
 def faulted(
     nodes: Nodes, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> FaultedJob:

@@ -146,7 +146,6 @@ def meanwhile(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             yield Meanwhile(process, head.url, run)
 
 
-@pytest.mark.usefixtures("meanwhile")
 def test_two_jobs_of_a_cluster_that_asks_for_a_token(
     tmp_path: Path, python: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -227,6 +226,7 @@ def as_announced(head: Head) -> None:
     assert page_address(head.url) == PAGE
 
 
+@pytest.mark.soak
 def test_a_job_of_a_cluster_that_asks_for_none(meanwhile: Meanwhile) -> None:
     said, _ = meanwhile.client.communicate(timeout=240)
     assert meanwhile.client.returncode == DONE, said

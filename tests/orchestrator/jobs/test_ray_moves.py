@@ -1,4 +1,8 @@
-"""Layers of a job on a real Ray cluster move as `freshet move` requests, or it says why they cannot."""
+"""Layers of a job on a real Ray cluster move as `freshet move` requests, or it says why they cannot.
+
+For `make bench`: in `make test`, `test_ray_commands.py` moves layers of another job, and `test_moves.py` those of a job
+of plain processes.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,8 @@ from orchestrator.events import types as events
 from orchestrator.spec.job_spec import Spec
 from orchestrator.trainer import PipelineTrainer
 from workers.protocol import StepReport
+
+pytestmark = pytest.mark.soak
 
 
 @pytest.fixture(autouse=True)

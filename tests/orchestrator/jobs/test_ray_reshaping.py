@@ -1,4 +1,8 @@
-"""One job on a real Ray cluster that is scaled, cut otherwise and drained while it trains, to the same bits."""
+"""One job on a real Ray cluster that is scaled, cut otherwise and drained while it trains, to the same bits.
+
+For `make bench`: in `make test`, `test_ray_commands.py` has another job do the same, and the tests in
+`controller/requests` see what is refused.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,8 @@ from orchestrator.history.proposal import PlanChanged
 from orchestrator.spec.job_spec import Spec
 from workers.launch.ranks import run_threads
 from workers.protocol import StepReport
+
+pytestmark = pytest.mark.soak
 
 Kind = TypeVar("Kind")
 JOB = "reshaped"

@@ -60,7 +60,12 @@ def check(ran: Ran, expected: str | None) -> None:
 
 @pytest.mark.parametrize(
     ("mode", "redundancy", "copy_every"),
-    [("live", "peer", 1), ("live", "peer", 3), ("live", "checkpoint", 1), ("deferred", "checkpoint", 1)],
+    [
+        ("live", "peer", 1),
+        ("live", "peer", 3),
+        pytest.param("live", "checkpoint", 1, marks=pytest.mark.soak),
+        ("deferred", "checkpoint", 1),
+    ],
 )
 def test_layers_move_while_the_job_trains(
     tmp_path: Path, quiet: str, mode: Mode, redundancy: str, copy_every: int
@@ -123,7 +128,10 @@ def test_a_loss_while_layers_move_costs_the_step_in_flight(
     assert moved or moment != "taken"
 
 
-@pytest.mark.parametrize(("spares", "leave"), [(0, (0,)), (0, (3,)), (1, (2,)), (1, (0, 1))])
+@pytest.mark.parametrize(
+    ("spares", "leave"),
+    [pytest.param(0, (0,), marks=pytest.mark.soak), (0, (3,)), (1, (2,)), (1, (0, 1))],
+)
 def test_ranks_that_leave_with_notice_are_followed_shard_by_shard(
     tmp_path: Path, quiet: str, spares: int, leave: tuple[int, ...]
 ) -> None:
@@ -156,7 +164,7 @@ def test_ranks_that_leave_with_notice_are_followed_shard_by_shard(
     assert [warned.text for warned in ran.of(events.Warned) if "fetch" in warned.text] == []
 
 
-@pytest.mark.parametrize("migration", ["live", "stop"])
+@pytest.mark.parametrize("migration", ["live", pytest.param("stop", marks=pytest.mark.soak)])
 def test_a_slow_rank_is_relieved(tmp_path: Path, quiet: str, migration: str) -> None:
     modelled = dict.fromkeys(("forward_s", "input_grad_s", "weight_grad_s"), 0.004)
     done = made(

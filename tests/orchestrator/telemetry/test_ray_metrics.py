@@ -78,7 +78,7 @@ def test_metrics_and_loggers_of_a_real_job(head: None, tmp_path: Path) -> None:
             tmp_path,
             "counted",
             job={"steps": steps, "sample_tokens": 0},
-            pipeline={"ranks": 2},
+            pipeline={"ranks": 1},
             checkpoint={"every_steps": 0},
             elastic={"grow": False},
             cluster=SLOW,

@@ -25,6 +25,9 @@ from planner.schedule.expand import schedule_of
 from planner.search.replan import Replanner
 from planner.simulation.predict import predict
 
+# One process plays each job once, whichever tests compare it.
+pytestmark = pytest.mark.xdist_group("oscillation")
+
 RANKS, LAYERS, MICROBATCHES, STEPS = 4, 16, 4, 400
 SLOW = 2
 FORWARD_S, BACKWARD_S = 0.01, 0.02

@@ -366,12 +366,11 @@ def test_any_partition_has_the_same_bits(
     plain = run_threads(job(config.model_copy(update={"compile": False}), layers=5))
     assert plain.state_sha256 != expected.state_sha256
     assert not told(plain)
-    for ranks, schedule, again in (
-        (2, "1f1b", False),
-        (3, "zb-h1", False),
-        (2, "zb-h1", True),
-        (3, "1f1b", True),
-    ):
+    # Each way compiles all layers again: in 16 bits there are two, for each of these values once.
+    ways = [(2, "1f1b", False), (3, "zb-h1", True)]
+    if precision == "float32":
+        ways = [(2, "1f1b", False), (3, "zb-h1", False), (2, "zb-h1", True), (3, "1f1b", True)]
+    for ranks, schedule, again in ways:
         before = counters["stats"]["unique_graphs"]
         run = run_threads(job(config, layers=5, ranks=ranks, schedule=schedule, recompute=again))
         # Each layer where it was built, and none as it trained.

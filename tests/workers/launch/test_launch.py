@@ -1,11 +1,14 @@
 """Ranks started as processes report to their parent process and follow the freeze plan that it returns."""
 
+import gc
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from jobs import job, small_config
 
 from planner.freezing import FreezePlan
 from workers.config import EmulatedConfig, FreezeConfig
+from workers.launch.processes import RankProcesses
 from workers.launch.ranks import run_processes
 from workers.protocol import FreezeReport, FreezeStarted, Report, TimelineReport
 
@@ -39,3 +42,16 @@ def test_all_ranks_take_up_the_plan_that_an_observer_returns(tmp_path: Path) -> 
     }
     expected = {step: 1.0 if step >= started.start else 0.0 for step in range(3, config.steps + 1)}
     assert frozen == {(step, rank): [share] * 4 for step, share in expected.items() for rank in range(2)}
+
+
+def _tell_kept_objects(_: None, rank: int, pipe: Connection) -> None:
+    pipe.send((gc.get_freeze_count(), gc.isenabled()))
+    pipe.recv()
+
+
+def test_ranks_collect_none_of_what_they_inherit() -> None:
+    with RankProcesses(1, _tell_kept_objects, None) as ranks:
+        ((_, (kept, enabled)),) = [next(ranks.receive())]
+        ranks.done(0)
+    assert kept > 100_000, "torch alone makes more"
+    assert enabled
