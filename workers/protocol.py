@@ -551,7 +551,7 @@ class CopyAhead:
     sources: tuple[Source, ...]
     """Of each layer, its owner."""
     building: tuple[Piece, ...] = ()
-    """What the rank builds of them: layers, or shards, of another cut than theirs."""
+    """What the rank builds for them beforehand: layers, or shards, that come without modules."""
     freeze: tuple[FreezePlan, ...] = ()
     """Freeze plans with known starts."""
     patience_s: float

@@ -222,7 +222,8 @@ class Rank:
         assert coming is not None
         plan, step, plans = assignment.plan, assignment.step, Plans(assignment.freeze)
         freeze = Settings(self._config.freeze, plans)
-        source.begin(freeze, plan.shard_of_place(assignment.place), coming.taken())
+        wanted = plan.layers_of_place(assignment.place)
+        source.begin(freeze, plan.shard_of_place(assignment.place), coming.taken(), wanted)
         holdings.snapshots.forget_after(-1 if assignment.fresh else step)
         if self._training is not None:
             self.faults.reach(Phase.RECOVERING, commit.step)

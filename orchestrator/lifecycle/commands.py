@@ -173,7 +173,7 @@ class Switch:
     """Layers, or shards, whose updates are held under this plan, and where they move to."""
     ranks: tuple[int, ...]
     generation: int
-    """Theirs: one that is over does not follow the plan."""
+    """The generation of these ranks; they ignore the plan once it is over."""
     building: Mapping[int, tuple[Piece, ...]] = field(default_factory=dict)
     """Rank -> layers, or shards, that it builds beside training, for the generation after this one."""
 

@@ -240,13 +240,21 @@ def voided(job: Job, why: str) -> Moving:
         del cancelled[0]
         if migration.move.mode == "stop":
             done = _answers(job, migration.move, True, "moved")
-    job = replace(job, intents=replace(job.intents, migration=None, moves=()))
+    before = _without_copies(job.progress.plan, migration) or job.intents.ahead.before
+    ahead = replace(job.intents.ahead, before=before)
+    job = replace(job, intents=replace(job.intents, migration=None, moves=(), ahead=ahead))
     commands: list[Command] = [*done]
     for layers, move in cancelled:
         what = f"the move of {named('layer', layers)}" if layers else "the change of shares"
         text = f"{what} is cancelled: {why}"
         commands += refused(job, move, text)
     return job, tuple(commands)
+
+
+def _without_copies(plan: Plan, migration: Migration) -> Plan | None:
+    """What takes the place of `plan`, if that gives ranks copies for the move alone."""
+    instead = next((end for end in (migration.now, migration.move.plan) if plan.same_work_as(end)), None)
+    return None if instead is None or same(plan, instead) else instead
 
 
 def _has_moved(job: Job, migration: Migration) -> bool:

@@ -206,8 +206,8 @@ def _once_complete(job: Job) -> Changing:
 def let_go(order: Order, job: Job) -> Changing:
     """Have ranks let go of what they copied and built for a generation that does not come, or has formed without them.
 
-    A member follows the plan from before the copies again, which voids what it builds. What is still of use to the
-    change under way stays, and all of it where the ranks regroup or end.
+    A member follows the plan from before the copies again, which voids what it builds. While a
+    change is under way members keep what they have, and all ranks do where they regroup or end.
     """
     intents, there, ahead = job.intents, job.membership, job.intents.ahead
     if ahead == Ahead() or intents.asked is not None or intents.pausing or intents.stopping:
@@ -230,7 +230,9 @@ def let_go(order: Order, job: Job) -> Changing:
         )
     progress = job.progress
     if change is None and ahead.before is not None:
-        plan = moves.numbered(order, job, ahead.before, "the change of ranks is cancelled: its copies go")
+        plan = moves.numbered(
+            order, job, ahead.before, "the change of ranks is cancelled: the ranks drop its copies"
+        )
         switch = Switch(plan, progress.schedule, (), there.members, progress.generation)
         # At once: nobody may count any longer on copies that go.
         progress = replace(progress, plan=plan, version=plan.version)

@@ -222,7 +222,8 @@ def plan(order: Order, job: Job, recovery_plan: RecoveryPlan) -> Step:
 def _plan(order: Order, job: Job, recovery_plan: RecoveryPlan) -> Step:
     """The same plan as before, or a new one from the planner."""
     if recovery_plan.keep_plan:
-        plan, issue = job.progress.plan, ()
+        # Copies for a change of ranks, or for a move, that did not come go.
+        plan, issue = job.intents.ahead.before or job.progress.plan, ()
         if plan.key != (order.epoch, job.progress.version):
             job = replace(job, progress=replace(job.progress, version=job.progress.version + 1))
             plan = replace(plan, epoch=order.epoch, version=job.progress.version, reason=recovery_plan.reason)

@@ -400,7 +400,7 @@ class World:
         members = self.live().job.membership.members
         copying = [rank for rank, owners in command.pieces.items() if owners]
         told = {rank: self.building[rank] for rank in copying if rank in self.building}
-        assert command.building == told, "who copies also builds what it will own"
+        assert command.building == told, "a rank that copies also builds what it will own"
         for rank, owners in command.pieces.items():
             assert rank not in members
             (self.ahead.add if owners else self.ahead.discard)(rank)
@@ -549,6 +549,8 @@ class World:
             if intents.asked is None and not intents.pausing:
                 wanted = () if intents.change is None else intents.change.lineup
                 assert self.ahead & idle <= {*wanted}, "nobody keeps copies for nothing"
+                busy = intents.change is not None or intents.migration is not None or intents.stopping
+                assert busy or not any(self.state.job.progress.plan.standbys), "nor do members"
 
     def run(self, happenings: int) -> None:
         while happenings or self.answers:

@@ -17,6 +17,8 @@ class Mailbox:
         self._requests: list[Request] = []
         self._prepared: FreezePlan | None = None
         self._next_plan: NextPlan | None = None
+        self._newest = (0, 0)
+        """Epoch and version of the newest plan of the generation that was held ready."""
 
     def put(self, request: Request) -> None:
         with self._lock:
@@ -41,10 +43,11 @@ class Mailbox:
             return self._prepared
 
     def prepare_plan(self, plan: NextPlan) -> bool:
-        """Hold `plan` ready, unless a newer one is; returns whether it is held now."""
+        """Hold `plan` ready, unless a newer one is or was; returns whether it is held now."""
         with self._lock:
-            newest = self._next_plan is None or plan.key[:2] >= self._next_plan.key[:2]
+            newest = plan.key[:2] >= self._newest
             if newest:
+                self._newest = plan.key[:2]
                 self._next_plan = plan
         return newest
 
@@ -63,4 +66,5 @@ class Mailbox:
         """Forget what was for an earlier generation: its prepared plans and requests to end it."""
         with self._lock:
             self._prepared = self._next_plan = None
+            self._newest = (0, 0)
             self._requests = [request for request in self._requests if request is not Request.REGROUP]

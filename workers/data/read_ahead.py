@@ -163,6 +163,8 @@ class ReadAhead:
         """Whether reads are made ahead."""
         self._taken = 0
         """Of those made ahead since the last one in place."""
+        self._again = False
+        """Whether the next read is to show that reads are no longer slow: if it shows nothing, they still are."""
         self._proven = False
         """Whether the source was read in another thread."""
         self._refused = False
@@ -213,7 +215,7 @@ class ReadAhead:
             return self._read_here()
         self._proven = True
         if self._taken == AGAIN:  # and no more was read
-            self.ahead, self._slow = False, SLOW_READS - 1
+            self.ahead, self._slow, self._again = False, SLOW_READS - 1, True
             self._end()
         assert ahead.found is not None
         assert ahead.staged is not None
@@ -251,8 +253,10 @@ class ReadAhead:
             return read(wanted)
         found, took = timed(lambda: read(wanted), self._device, watch=self._slow > 0)
         self._coming.popleft()
-        if took.slow is not None:
-            self._slow = self._slow + 1 if took.slow else 0
+        slow = self._again if took.slow is None else took.slow
+        if slow or took.slow is not None:
+            self._slow = self._slow + 1 if slow else 0
+        self._again = False
         if self._slow >= SLOW_READS:
             self.ahead, self._taken = True, 0
             self._start()

@@ -25,6 +25,8 @@ from workers.process.pinned_memory import SideStream, give_pinned_memory_back
 from workers.state.layer_state import LayerState, apart_on, bytes_of, host_copy, load_
 from workers.state.optim import Optimizer
 
+LOOK_S = 0.05
+"""Seconds between two looks whether a refresh that waits for its turn is to stop."""
 _making = threading.Lock()
 """Held while a new base is made: each takes memory that the next one must not count on."""
 
@@ -158,6 +160,7 @@ class HostCopy:
         Raises:
             MemoryError: the host has no room for another base, or the device none for the updates.
         """
+        before = self._refused_before
         if self._log:
             with _making:
                 try:
@@ -167,12 +170,12 @@ class HostCopy:
                 except Exception as error:
                     if shortage_in(error) is None:
                         raise
-                    self.refused = self._refused_before + 1
+                    self.refused = max(self.refused, before + 1)
                     raise MemoryError(str(error)) from error
         return self._base
 
     def begin_try(self) -> None:
-        """Whoever asks from now on asks in another try."""
+        """What is asked for from now on is asked for in another try."""
         self._refused_before = self.refused
 
     def _make_room(self) -> None:
@@ -262,16 +265,20 @@ class HostForm:
     def _refresh(self, copy: HostCopy, stopped: Callable[[], bool]) -> str | None:
         """Refresh a copy if there is memory for it, on the host and on the device; else why not."""
         # Others may have asked for copies before training went on, and these may still be made.
-        with _making:
+        while not _making.acquire(timeout=LOOK_S):
+            if stopped():
+                return None
+        try:
             if (why := self._lacks(copy.base_bytes)) is not None:
                 return why
-            try:
-                copy.refresh(stopped)
-            except Exception as error:
-                if shortage_in(error) is None:
-                    raise
-                return f"updates cannot be applied: {error}"
-            return None
+            copy.refresh(stopped)
+        except Exception as error:
+            if shortage_in(error) is None:
+                raise
+            return f"updates cannot be applied: {error}"
+        finally:
+            _making.release()
+        return None
 
     def _lacks(self, needed_bytes: int, freed_bytes: int = 0, what: str = "another base takes") -> str | None:
         """Why the host has no room for so much more, once so much has been freed; None: it has."""

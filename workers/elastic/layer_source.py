@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 
@@ -215,6 +215,7 @@ class LayerSource:
         freeze: Settings,
         shard: Shard = WHOLE,
         ahead: Mapping[Piece, tuple[Layer, LayerState]] | None = None,
+        wanted: Collection[int] | None = None,
     ) -> None:
         """Build layers for the `freeze` settings from here on, and let `fetch_all` fetch until `stop`.
 
@@ -222,12 +223,12 @@ class LayerSource:
             shard: as for `build_layers`.
             ahead: what `build_ahead` made. `build` takes the layers that are of that shard, until `end`; and those that
                 an attempt before this one was given, if it failed and nobody keeps them.
+            wanted: the layers that will be needed, None: all; what was built of others is dropped.
         """
         kept = self._ahead | self._taken if shard == self._shard else {}
+        kept |= {piece.layer: one for piece, one in (ahead or {}).items() if piece.shard == shard}
         self._freeze, self._shard = freeze, shard
-        self._ahead = kept | {
-            piece.layer: one for piece, one in (ahead or {}).items() if piece.shard == shard
-        }
+        self._ahead = {layer: one for layer, one in kept.items() if wanted is None or layer in wanted}
         self._taken = {}
         self._ahead_workspace = Workspace()
         self._stopped = threading.Event()

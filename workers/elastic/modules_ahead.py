@@ -1,7 +1,7 @@
-"""The modules of layers whose shards a rank will take over, with the next plan or in the next generation: built beside
-training, so that nobody waits for them.
+"""The modules of layers that a rank will take over, whole or by shard, with the next plan or in the next generation:
+built beside training, so that nobody waits for them.
 
-A copy of a shard is its state alone. Knows no plan and no state.
+A copy of a shard, or one in host memory, is its state alone. Knows no plan and no state.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ class ModulesAhead(Generic[Made]):
         self._built: dict[Piece, Made] = {}
         self._thread: threading.Thread | None = None
         self._broken: frozenset[Piece] = frozenset()
-        """What was wanted when a build failed: it is not tried again."""
+        """What was wanted when a build failed: it is not tried again, unless nothing is wanted in between."""
 
     def ready(self, pieces: Collection[Piece]) -> bool:
         """Whether the modules of `pieces` are there. Begins to build those that are not, and drops all others."""
         with self._turn:
             self._wanted = frozenset(pieces)
+            if not pieces:
+                self._broken = frozenset()
             self._built = {piece: layer for piece, layer in self._built.items() if piece in self._wanted}
             if self._wanted <= self._built.keys():
                 return True
@@ -59,13 +61,13 @@ class ModulesAhead(Generic[Made]):
     def taken(self) -> dict[Piece, Made]:
         """The modules that were ready; they are the caller's from here on."""
         with self._turn:
-            built, self._built, self._wanted = self._built, {}, frozenset()
+            built, self._built, self._wanted, self._broken = self._built, {}, frozenset(), frozenset()
         return built
 
     def stop(self) -> None:
         """Build no more, and drop what is there. Does not wait for a build under way, whose result is dropped too."""
         with self._turn:
-            self._wanted, self._built = frozenset(), {}
+            self._wanted, self._built, self._broken = frozenset(), {}, frozenset()
 
     def _run(self) -> None:
         while (piece := self._next()) is not None:

@@ -58,10 +58,15 @@ class NextPlans:
             self._post(Noted(Warned(text=f"rank {rank} refuses the plan: {error}")))
 
     async def copy_aside(self, command: CopyAside) -> None:
-        """Have ranks without a place copy layers; report of those that cannot begin."""
+        """Have ranks without a place copy layers, or let go of them; report those that cannot begin."""
         orders = {rank: self._copy_order(command, rank) for rank in command.pieces}
         calls = {rank: self._hosts.call(rank, "copy_ahead", order) for rank, order in orders.items()}
         for rank, error in (await _refusals(calls)).items():
+            if not command.pieces[rank]:
+                self._post(
+                    Noted(Warned(text=f"rank {rank} keeps what it copied for a change of ranks: {error}"))
+                )
+                continue
             failed = CopiedAhead(
                 rank=rank,
                 epoch=orders[rank].epoch,

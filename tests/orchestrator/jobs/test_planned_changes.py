@@ -24,9 +24,9 @@ STEPS = 24
 PASS_S = 0.002
 
 
-def job(folder: Path, **elastic: Any) -> Resolved:
+def job(folder: Path, pass_s: float = PASS_S, **elastic: Any) -> Resolved:
     """Four ranks whose layers nobody else has, unless `elastic` says otherwise."""
-    times = {"forward_s": PASS_S, "input_grad_s": PASS_S, "weight_grad_s": PASS_S}
+    times = {"forward_s": pass_s, "input_grad_s": pass_s, "weight_grad_s": pass_s}
     return resolved(
         tiny(
             folder,
@@ -120,7 +120,8 @@ def test_ranks_whose_change_is_cancelled_train_on_without_its_copies(tmp_path: P
         if isinstance(event, events.Issued) and "copies for" in event.plan.reason:
             running.post(scaled(4))
 
-    ran = ElasticJob(job(tmp_path, redundancy="checkpoint"), act).run()
+    # Long enough for two plans.
+    ran = ElasticJob(job(tmp_path, 2 * PASS_S, redundancy="checkpoint"), act).run()
     check(ran, quiet)
     assert ran.of(events.Regrouped) == []
     first, copying, then = (issued.plan for issued in ran.of(events.Issued))

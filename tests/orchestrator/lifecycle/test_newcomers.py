@@ -140,6 +140,21 @@ def test_a_newcomer_copies_its_layers_before_the_ranks_regroup() -> None:
     assert job.has.intents.change is None
 
 
+def test_members_keep_no_copies_for_a_newcomer_that_dies_as_the_ranks_regroup() -> None:
+    job = coming()
+    job.take(planned(job))
+    job.take(*members_copied(job), copied(job))
+    assert job.effects[-1] == REGROUP
+    with_copies = job.has.progress.plan
+    assert any(with_copies.standbys)
+    job.take(RankLost(NEWCOMER, "its process died", dead=True))
+    regroup(job, {0: (0, 1, 2), 1: (2, 3, 4, 5)}, TWO, (0, 1))
+    now = job.has.progress.plan
+    assert now.layers == with_copies.layers
+    assert (now.standbys, now.key > with_copies.key) == (TWO.standbys, True)
+    assert [event.plan for event in job.logged if isinstance(event, events.Issued)][-1] == now
+
+
 def test_a_newcomer_that_needs_no_other_moves_is_waited_for_alone() -> None:
     job = coming()
     then = plan_of(3, 6)

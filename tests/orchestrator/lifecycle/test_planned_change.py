@@ -22,6 +22,7 @@ from orchestrator.events.types import Record
 from orchestrator.history.job_view import fold
 from orchestrator.lifecycle.commands import Ask, AwaitCopies, LogRegroup, MakePlan, PlanAhead, Switch
 from orchestrator.lifecycle.migration import Move
+from orchestrator.lifecycle.states import Intents
 from orchestrator.lifecycle.stimuli import (
     CopiesOverdue,
     Departed,
@@ -303,3 +304,22 @@ def test_where_memory_is_short_ranks_build_while_they_wait() -> None:
     assert copying(job).standbys == ((), (), (0,), (2,), (), ())
     job.take(*followed(job))
     assert job.effects[-1] == REGROUP
+
+
+def test_a_move_that_ends_with_its_generation_leaves_no_copies() -> None:
+    job = train(Job(ORDER))
+    plan = with_layers(ORDER.plan, 2, 3, 0)
+    move = Move(plan=plan, schedule=ORDER.schedule, mode="live", asked_s=0.0, base=ORDER.plan, id="m")
+    job.take(Migrate(move))
+    with_copies = copying(job)
+    assert with_copies.standbys == ((), (), (0,), (), (), ())
+    job.take(*(Reported(switch_report(place, with_copies)) for place in range(3)))
+    assert job.has.progress.plan == with_copies
+    job.take(RankLost(1, "its connection broke", cut_off=True, round=job.has.progress.round))
+    number = job.has.progress.round
+    job.take(*(Positioned(position(rank, 0, (2 * rank, 2 * rank + 1)), number) for rank in range(3)))
+    recovered(job, plan, (0, 1, 2))
+    now = job.has.progress.plan
+    assert now.same_work_as(ORDER.plan)
+    assert (now.standbys, now.key > with_copies.key) == (ORDER.plan.standbys, True)
+    assert job.has.intents == Intents()

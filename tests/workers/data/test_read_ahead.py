@@ -22,6 +22,7 @@ from workers.data.dataset import Batch, OpenData
 from workers.data.read_ahead import AHEAD, SLOW_READS, SLOW_S, Found, ReadAhead, Wanted, timed
 from workers.data.tokenizer import ByteTokenizer
 from workers.launch.ranks import Run, assignment, run_threads
+from workers.profiling.reading import reading
 from workers.protocol import Generation, Report, SampleReport, ValidationReport
 from workers.rank import Rank
 from workers.transport.local import Hub, LocalChannel
@@ -174,15 +175,17 @@ def test_others_are_read_where_they_are_needed(takes: Callable[[Wanted], None]) 
         gpus.stop()
 
 
-@pytest.mark.parametrize("quick_from", [None, 5])
+@pytest.mark.parametrize("then", ["slow", "quick", "undecided"])
 def test_now_and_then_a_read_in_place_shows_whether_reads_are_still_slow(
-    monkeypatch: pytest.MonkeyPatch, quick_from: int | None
+    monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
     monkeypatch.setattr(read_ahead, "AGAIN", 6)
 
     def takes(wanted: Wanted) -> None:
-        if quick_from is None or wanted.microbatch + 8 * wanted.step < quick_from:
+        if wanted.microbatch + 8 * wanted.step < 5 or then == "slow":
             time.sleep(2 * SLOW_S)
+        elif then == "undecided":
+            others_compute(wanted)
 
     source, reading = Source(takes), ReadAhead(CPU, 1)
     for step in range(4):
@@ -192,7 +195,7 @@ def test_now_and_then_a_read_in_place_shows_whether_reads_are_still_slow(
     read = [(step, microbatch) for step in range(4) for microbatch in range(8)]
     assert source.read[: len(read)] == read
     ahead = ([False] * SLOW_READS + ([True] * 6 + [False]) * len(read))[: len(read)]
-    if quick_from is not None:
+    if then == "quick":
         ahead[SLOW_READS + 6 :] = [False] * (len(read) - SLOW_READS - 6)
     assert [by == AHEAD_OF_IT for by in source.by][: len(read)] == ahead
 
@@ -201,6 +204,12 @@ def others_compute(wanted: Wanted) -> None:
     computing = threading.Thread(target=busy, args=(wanted,))
     computing.start()
     computing.join()
+
+
+def test_a_profile_decides_as_training_does_where_some_reads_prove_nothing() -> None:
+    (wanted,) = reads(0, 1)
+    found = reading(lambda number: time.sleep(2 * SLOW_S) if number % 2 else others_compute(wanted), CPU)
+    assert found.ahead
 
 
 def test_waiting_for_threads_of_the_process_proves_nothing() -> None:

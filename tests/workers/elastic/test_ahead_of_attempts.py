@@ -181,6 +181,8 @@ def test_builds_end_with_the_attempts_that_they_were_for(
             assert {*here.source._taken} == {*LAYERS}
         assert here.builds == dict.fromkeys(LAYERS, 1)
         freeze = here.source._freeze
+        here.source.begin(freeze, WHOLE, wanted=range(2, 8))
+        assert {*here.source._ahead} == {*range(2, 8)}, "another plan needs no others"
         here.source.begin(freeze, WHOLE)
         here.source.begin(freeze, Shard(0, 2))
         assert not here.source._ahead
@@ -213,4 +215,7 @@ def test_a_plan_for_a_generation_that_is_over_has_nothing_built(tmp_path: Path) 
         held = mailbox.next_plan()
         assert held is not None
         assert held.plan is newer
+        mailbox.taken_up(held)
+        rank.prepare_plan(older, here.first.program, 5, building=here.wanted)
+        assert mailbox.next_plan() is None
         assert not here.coming.wanted

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from torch import Tensor
 from planner.shards import Piece
 from planner.simulation.standby_memory import log_bytes
 from workers.config import ElasticConfig, WorkerConfig
-from workers.elastic import standby, updates
+from workers.elastic import host_copies, standby, updates
 from workers.elastic.host_copies import HostCopy, HostForm
 from workers.elastic.layer_source import base_of
 from workers.elastic.redundancy import Packing
@@ -279,6 +280,50 @@ def test_a_rank_gives_up_a_copy_that_has_found_no_room_twice_and_says_so(rank: R
             rank._holdings.newest(copy)
         assert [warned.text.endswith(f"it is {end}") for warned in told[-2:]] == [True, True]
     assert rank.position().holds == ()
+
+
+class Noted(deque[Any]):
+    """A log that notes the first look into it."""
+
+    def __init__(self, log: Iterable[Any]) -> None:
+        super().__init__(log)
+        self.seen = threading.Event()
+
+    def __len__(self) -> int:
+        self.seen.set()
+        return super().__len__()
+
+
+def test_a_request_of_an_earlier_try_that_still_waits_counts_there(rank: Rank) -> None:
+    copy = host_copy_of(rank, 3, Host(rank, free_bytes=LEAST_FREE_BYTES).form.check_room)
+    copy.add(commit(rank, 3, 1))
+
+    def refused() -> None:
+        with pytest.raises(MemoryError):
+            copy.newest()
+
+    refused()
+    with host_copies._making:
+        copy._log = log = Noted(copy._log)
+        late = threading.Thread(target=refused)
+        late.start()
+        assert log.seen.wait(10)
+        copy.begin_try()
+    late.join()
+    assert copy.refused == 1
+    refused()
+    assert copy.refused == 2
+
+
+def test_a_refresh_that_waits_for_its_turn_can_be_stopped(rank: Rank) -> None:
+    host = Host(rank, free_bytes=2**40)
+    copy = host_copy_of(rank, 3, host.form.check_room)
+    copy.add(commit(rank, 3, 1))
+    with host_copies._making:
+        assert host.form._refresh(copy, lambda: True) is None
+    assert (copy.commits, copy._step) == (1, 0)
+    assert host.form._refresh(copy, lambda: False) is None
+    assert copy.commits == 0
 
 
 def copies(rank: Rank, host: Host, layers: list[int]) -> Standbys:

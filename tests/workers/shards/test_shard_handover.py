@@ -176,6 +176,11 @@ def test_modules_are_built_beside_training_and_only_while_they_are_wanted() -> N
     assert not ahead.ready(lost)
     assert ahead.settled, "nobody waits for it any longer"
     assert len(asked) == 3, "it is not tried again"
+    for number, let_go in enumerate((lambda: ahead.ready(()), ahead.taken, ahead.stop), start=4):
+        let_go()
+        while len(told) < number - 2:
+            assert not ahead.ready(lost)
+        assert len(asked) == number, "memory may have become free meanwhile"
 
 
 def test_a_module_that_is_wanted_no_more_and_cannot_be_built_keeps_no_other_from_it() -> None:
