@@ -494,7 +494,7 @@ class Rank:
         return self._activity.working()
 
     def position(self) -> Position:
-        """Its position, once it no longer trains.
+        """Its position, once it no longer trains: the next try to form a generation begins with it.
 
         Raises:
             RuntimeError: an update broke off, so its layers are of no step.
@@ -502,6 +502,7 @@ class Rank:
         training, commit = self._training, self._commit
         if training is not None and training.torn:
             raise RuntimeError(f"rank {self._rank}: an update broke off in its middle; its layers are lost")
+        self._holdings.begin_try()
         return Position(
             rank=self._rank,
             step=commit.step,

@@ -123,11 +123,13 @@ class Holdings:
         return {piece: (None, state) for piece, state in self.snapshots.states(step).items()}
 
     def pieces(self) -> tuple[Piece, ...]:
-        """The layers, and shards of them, that other ranks can have from here. To fetch them now is another try."""
-        on_host = self.on_host()
-        for copy in on_host.values():
+        """The layers, and shards of them, that other ranks can have from here."""
+        return tuple(sorted({*self.live(), *self.on_host()}))
+
+    def begin_try(self) -> None:
+        """What other ranks fetch from now on is fetched in another try to form a generation."""
+        for copy in self.on_host().values():
             copy.begin_try()
-        return tuple(sorted({*self.live(), *on_host}))
 
     def take_up(
         self,
