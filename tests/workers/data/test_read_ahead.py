@@ -212,11 +212,20 @@ def test_a_profile_decides_as_training_does_where_some_reads_prove_nothing() -> 
     assert found.ahead
 
 
-def test_waiting_for_threads_of_the_process_proves_nothing() -> None:
-    """They may have Python's interpreter. Work of other processes only adds to what is lost: the least of it counts."""
-    (wanted,) = reads(0, 1)
-    assert any(timed(lambda: others_compute(wanted), CPU)[1].slow is None for _ in range(100))
-    assert timed(lambda: others_compute(wanted), torch.device("cuda"))[1].slow
+def test_waiting_for_threads_of_the_process_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may have Python's interpreter."""
+
+    def found(device: torch.device, *, all_computed_s: float, waits: int = 1) -> bool | None:
+        """Of a read that takes 3 ms, of which its thread computes for none."""
+        clocks = iter([(0.0, 0.0, 0.0, 0), (3 * SLOW_S, 0.0, all_computed_s, waits)])
+        with monkeypatch.context() as clock:
+            clock.setattr(read_ahead, "_now", lambda: next(clocks))
+            return timed(lambda: None, device)[1].slow
+
+    assert found(CPU, all_computed_s=2.5 * SLOW_S) is None
+    assert found(CPU, all_computed_s=1.5 * SLOW_S) is True
+    assert found(CPU, all_computed_s=0.0, waits=0) is False  # other processes had its core
+    assert found(torch.device("cuda"), all_computed_s=2.5 * SLOW_S) is True
     assert timed(lambda: time.sleep(2 * SLOW_S), CPU)[1].slow
 
     def takes(wanted: Wanted) -> None:
