@@ -171,6 +171,9 @@ class DeviceProfile:
     """Devices of one machine share it."""
     slowdown: float = 1.0
     """Factor on all of the model's times on this device."""
+    stream_s_per_byte: float | None = None
+    """Of a CPU: what each byte of a layer's state that leaves, or arrives, takes of what it computes at the same time.
+    None: not measured."""
 
 
 @dataclass(frozen=True, kw_only=True)

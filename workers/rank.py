@@ -611,6 +611,7 @@ class Rank:
             device=self._device,
             optimizer=self._optimizer,
             channel=channel,
+            host=self._host,
             compiler=self._compiler,
         )
         return measure(subject, budget_s)

@@ -33,13 +33,16 @@ class Measured:
 
 
 def combine(measured: Sequence[Measured], config: WorkerConfig) -> Profile:
-    """One profile, its `key` and `source` still empty: a layer's time is the median over ranks of each rank's median.
+    """One profile, its `key` and `source` still empty: a layer's time is the median over ranks of each rank's median,
+    and what streams take of computing the median over ranks.
 
     Args:
         measured: in rank order, of equal layers.
         config: what they were measured with.
     """
     layers = tuple(_layer(alike) for alike in zip(*(one.layers for one in measured), strict=True))
+    streams = [s for one in measured if (s := one.device.stream_s_per_byte) is not None]
+    streamed = median(streams) if streams else None
     return Profile(
         model=ModelProfile(
             layers=layers,
@@ -50,7 +53,7 @@ def combine(measured: Sequence[Measured], config: WorkerConfig) -> Profile:
         ),
         cluster=Cluster(
             devices=tuple(
-                replace(one.device, slowdown=slowdown)
+                replace(one.device, slowdown=slowdown, stream_s_per_byte=streamed)
                 for one, slowdown in zip(measured, _slowdowns(measured), strict=True)
             ),
             links=measured[0].links,

@@ -1,7 +1,8 @@
 """Measures what a job costs with the passes that training makes, on all ranks at the same time.
 
-`layer_times.py` times layers, `layer_bytes.py` counts what they keep, `link_probe.py` probes links and commits. This
-module gives them a model's layers, all at once or part by part, and keeps the ranks in step.
+`layer_times.py` times layers, `layer_bytes.py` counts what they keep, `link_probe.py` probes links and commits,
+`stream_probe.py` states that travel. This module gives them a model's layers, all at once or part by part, and keeps
+the ranks in step.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -34,6 +36,7 @@ from workers.profiling.machine import describe_device
 from workers.profiling.measured import Measured
 from workers.profiling.reading import Reading, reading
 from workers.profiling.stopwatch import Stopwatch
+from workers.profiling.stream_probe import probe_streams
 from workers.state.layer_state import LayerState
 from workers.state.optim import Optimizer
 from workers.state.precision import boundary_dtype
@@ -61,6 +64,8 @@ class Subject:
     device: Device
     optimizer: Optimizer
     channel: Channel
+    host: str = "127.0.0.1"
+    """Address at which this rank serves states."""
     compiler: Compiler | None = None
     """Compiles the layers that are timed."""
 
@@ -88,21 +93,20 @@ def measure(subject: Subject, budget_s: float = BUDGET_S) -> Measured:
     """
     device = describe_device(subject.config.device, subject.device.torch_device, subject.channel)
     memories = subject.channel.all_gather(str(device.memory_bytes).encode())
-    profiles, repeats_s = _measure_layers(subject, budget_s, int(min(map(int, memories)) * SHARE))
+    limit_bytes = int(min(map(int, memories)) * SHARE)
+    profiles, repeats_s, again = _measure_layers(subject, budget_s, limit_bytes)
     sizes = [size for layer in profiles for size in (layer.boundary_bytes, layer.boundary_grad_bytes) if size]
     sleeps = subject.config.device == "emulated"
+    links = probe_links(subject.channel, sizes, subject.device.torch_device, device.machine, sleeps=sleeps)
+    if device.kind == "cpu" and subject.channel.size > 1:
+        streamed = probe_streams(subject.channel, subject.host, links, again, budget_s)
+        device = replace(device, stream_s_per_byte=streamed)
     return Measured(
         rank=subject.rank,
         layers=tuple(profiles),
         repeats_s=tuple(repeats_s),
         device=device,
-        links=probe_links(
-            subject.channel,
-            sizes,
-            subject.device.torch_device,
-            device.machine,
-            sleeps=sleeps,
-        ),
+        links=links,
         commit_s=probe_commit(subject.channel, len(profiles), subject.config.microbatches, sleeps=sleeps),
         receives_ahead=subject.channel.receives_ahead,
         sends_kept=subject.channel.sends_kept,
@@ -111,8 +115,9 @@ def measure(subject: Subject, budget_s: float = BUDGET_S) -> Measured:
 
 def _measure_layers(
     subject: Subject, budget_s: float, limit_bytes: int
-) -> tuple[list[LayerProfile], list[float]]:
-    """All layers' profiles, and the computing time of each repeat, summed over the parts.
+) -> tuple[list[LayerProfile], list[float], Callable[[], None]]:
+    """All layers' profiles; the computing time of each repeat, summed over the parts; and what makes another pass
+    through the last part.
 
     Args:
         limit_bytes: of memory for one part, the same on all ranks.
@@ -123,6 +128,7 @@ def _measure_layers(
     reads = reading(subject.read, subject.device.torch_device)
     profiles: list[LayerProfile] = []
     totals_s: list[float] = []
+    again: Callable[[], None] = lambda: None  # noqa: E731
     while len(profiles) < count:
         chain = _next_part(subject, len(profiles), limit_bytes)
 
@@ -130,11 +136,12 @@ def _measure_layers(
             return Flight(microbatch, inputs, batch.targets)
 
         share_s = budget_s * len(chain.layers) / count
-        part, repeats_s = _measure_part(subject, chain, begin, reads, share_s, limit_bytes)
+        part, times = _measure_part(subject, chain, begin, reads, share_s, limit_bytes)
         profiles += part
+        repeats_s, again = [*times.repeats_s], partial(times.repeat, 1)
         totals_s = [a + b for a, b in zip(totals_s, repeats_s, strict=False)] if totals_s else repeats_s
         inputs = _outputs(chain, begin(0))
-    return profiles, totals_s
+    return profiles, totals_s, again
 
 
 def _next_part(subject: Subject, first: int, limit_bytes: int) -> Chain:
@@ -173,8 +180,8 @@ def _measure_part(
     reads: Reading,
     budget_s: float,
     limit_bytes: int,
-) -> tuple[list[LayerProfile], list[float]]:
-    """The profiles of one part's layers, and the computing time of each repeat."""
+) -> tuple[list[LayerProfile], LayerTimes]:
+    """The profiles of one part's layers, and their times."""
     grads = tuple(torch.randn_like(t) / t.numel() for t in _outputs(chain, begin(0)) if t.requires_grad)
     counted = count_bytes(chain, lambda: begin(0), fresh=chain.layers[0].index == 0)
     chain.forget_gradients()
@@ -211,7 +218,7 @@ def _measure_part(
             replace(one, forward_s=one.forward_s + left_s) if chain.reads(number) else one
             for number, one in enumerate(profiles)
         ]
-    return profiles, times.repeats_s
+    return profiles, times
 
 
 def _outputs(chain: Chain, flight: Flight) -> Tensors:

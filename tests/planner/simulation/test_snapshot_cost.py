@@ -48,8 +48,18 @@ def test_states_are_sent_once_in_so_many_steps() -> None:
 
 
 def test_ranks_that_compute_on_the_host_have_less_of_it() -> None:
-    cost = cost_of_snapshots(TWO, crossed(4), step_s=100.0)
+    cost = cost_of_snapshots(on("cpu"), crossed(4), step_s=100.0)
     host_s = STATE / COPIED_BYTES_PER_S + 2 * STATE * STREAM_S_PER_BYTE
+    more_s = cost.seconds_per_step - cost_of_snapshots(on("cuda"), crossed(4), step_s=100.0).seconds_per_step
+    assert more_s == pytest.approx(host_s / 4, rel=1e-6)
+
+
+def test_what_the_profile_says_of_streams_counts() -> None:
+    host = on("cpu")
+    devices = tuple(replace(device, stream_s_per_byte=0.25) for device in host.cluster.devices)
+    measured = replace(host, cluster=replace(host.cluster, devices=devices))
+    cost = cost_of_snapshots(measured, crossed(4), step_s=100.0)
+    host_s = STATE / COPIED_BYTES_PER_S + 2 * STATE * 0.25
     assert cost.seconds_per_step == pytest.approx((DISTURBANCE * TRAVELS_S + host_s) / 4)
 
 

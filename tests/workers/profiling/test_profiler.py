@@ -225,6 +225,9 @@ def test_ranks_measure_together_and_know_all_links(tmp_path: Path) -> None:
                 assert math.isfinite(link.bytes_per_s)
     assert profile.cluster.commit_s > 0
     assert len({device.memory_bytes for device in profile.cluster.devices}) == 1
+    (streamed,) = {device.stream_s_per_byte for device in profile.cluster.devices}
+    assert streamed == sorted(one.device.stream_s_per_byte or 0.0 for one in profiles)[1]
+    assert 0 < streamed < 1e-6
     assert Profile.from_json(profile.to_json()) == profile
 
 
