@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from statistics import median
 
 import torch
 
@@ -42,8 +41,11 @@ def probe_streams(
     compute: Callable[[], None],
     budget_s: float,
 ) -> float | None:
-    """Seconds that each byte of a state which leaves, or arrives, takes of this rank's computing: the median over some
-    rounds, each beside passes without a state. None where states do not arrive. All ranks call it together.
+    """Seconds that each byte of a state which leaves, or arrives, takes of this rank's computing; None where states do
+    not arrive. All ranks call it together.
+
+    In each of some rounds passes are made without a state and then with one. The least disturbed count: what else the
+    host does only adds to either.
 
     Args:
         host: address at which this rank serves a state to the one before it.
@@ -58,25 +60,30 @@ def probe_streams(
         passes, spent_s = _compute(channel, compute, lambda spent_s: spent_s < SHARE * budget_s)
         return spent_s / passes
 
-    sizes = channel.all_gather(str(_state_bytes(alone(), links[owner][rank])).encode())
+    passes_s = [alone()]
+    sizes = channel.all_gather(str(_state_bytes(passes_s[0], links[owner][rank])).encode())
     values = min(map(int, sizes)) // 4
     secret = secrets.token_bytes(32)
     server = StateServer(secret, host, busy=channel.sending)
-    taken_s: list[float] = []
+    made: list[tuple[int, float]] = []
     try:
         server.keep(0, [LayerState(rank, "probe", {"values": torch.ones(values)}, {}, {}, {})])
         said = channel.all_gather(json.dumps([host, server.port, secret.hex()]).encode())
         address, port, key = json.loads(said[owner])
+        bring = partial(fetch, address, port, bytes.fromhex(key), owner, 0, wait_s=WAIT_S)
         for _ in range(ROUNDS):
-            pass_s = alone()
-            bringing = _Bringing(partial(fetch, address, port, bytes.fromhex(key), owner, 0, wait_s=WAIT_S))
-            passes, spent_s = _compute(channel, compute, lambda _: bringing.is_alive(), bringing.start)  # noqa: B023
+            passes_s.append(alone())
+            bringing = _Bringing(bring)
+            beside = _compute(channel, compute, lambda _, it=bringing: it.is_alive(), bringing.start)
             if bringing.came:
-                taken_s.append(max(0.0, spent_s - passes * pass_s))
+                made.append(beside)
         channel.all_gather(b"")  # nobody fetches any more
     finally:
         server.close()
-    return median(taken_s) / (2 * 4 * values) if taken_s else None
+    if not made:
+        return None
+    taken_s = min(spent_s - passes * min(passes_s) for passes, spent_s in made)
+    return max(0.0, taken_s) / (2 * 4 * values)
 
 
 class _Bringing(threading.Thread):
