@@ -80,6 +80,11 @@ class _Draws(TorchDispatchMode):
         self.any = False
         self._refuse = refuse
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # To skip PyTorch's compiler would import it, which takes a second; no source is compiled.
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
