@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
+from numpy.random import Philox
 from numpy.typing import NDArray
 
 
@@ -53,7 +54,7 @@ def epoch_permutation(seed: int, epoch: int, samples: int) -> NDArray[np.intp]:
     under a newer NumPy.
     """
     key = np.array([seed % 2**64, epoch], dtype=np.uint64)
-    order = np.argsort(np.random.Philox(key=key).random_raw(samples), kind="stable")
+    order = np.argsort(Philox(key=key).random_raw(samples), kind="stable")
     order.flags.writeable = False
     return order
 

@@ -16,6 +16,8 @@ from typing import Any
 
 GRACE_S = 5.0
 """How long ranks may go on after one of them has failed."""
+AT_FIRST_USE = ("encodings.idna", "numpy.ctypeslib")
+"""What a rank's first connection and its first checkpoint import: milliseconds in each process."""
 
 
 def forkserver() -> BaseContext:
@@ -24,7 +26,9 @@ def forkserver() -> BaseContext:
     Python has one for all, and what it imports is settled when it forks for the first time.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "workers.rank", "workers.launch.settled"])
+    context.set_forkserver_preload(
+        ["torch", "workers.rank", "workers.launch.ranks", *AT_FIRST_USE, "workers.launch.settled"]
+    )
     return context
 
 
