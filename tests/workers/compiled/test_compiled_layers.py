@@ -203,13 +203,13 @@ def test_draws_of_a_thread_beside_the_compiler_stay_its_own() -> None:
     compiling = threading.Thread(target=lambda: compiler_in("float32").compile(layers))
     compiler_in("float32").compile([built()[1]])
     with rng.keyed(7):
-        expected = torch.rand(64)
+        expected = torch.rand(8)
     compiling.start()
     rounds = 0
     while compiling.is_alive():
         with rng.keyed(7):
             drawn = []
-            for _ in range(64):
+            for _ in range(8):
                 drawn.append(torch.rand(1))
                 threading.Event().wait(1e-4)
         assert torch.equal(torch.cat(drawn), expected)
