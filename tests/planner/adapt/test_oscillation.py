@@ -208,7 +208,9 @@ def killed_often(every: int) -> range:
     return range(4 * every + every // 2, STEPS, 3 * every)
 
 
-@pytest.mark.parametrize(("every", "factor"), [(5, 1.8), (10, 3.2), (20, 1.8)])
+@pytest.mark.parametrize(
+    ("every", "factor"), [(5, 1.8), pytest.param(10, 3.2, marks=pytest.mark.soak), (20, 1.8)]
+)
 def test_planners_that_are_killed_again_and_again_decide_as_one_that_lives(every: int, factor: float) -> None:
     lives = ran(every, every, factor=factor, noise=0.02)
     assert ran(every, every, factor=factor, noise=0.02, killed_before=killed_often(every)) == lives
