@@ -254,7 +254,7 @@ class Judge:
         trained = [number for number, layer in enumerate(layers) if layer.gradient_bytes]
         sizes = np.array([layers[number].gradient_bytes / pipelines for number in trained])
         of_places = [
-            fold_s(link, devices[place].kind, sizes, pipelines - 1)
+            fold_s(link, devices[place], sizes, pipelines - 1)
             for place in range(problem.ranks)
             if (link := links[place][place + problem.ranks]) is not None
         ]

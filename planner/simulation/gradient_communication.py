@@ -14,17 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.plan import Plan
-from planner.profile import Link, Profile
+from planner.profile import DeviceProfile, Link, Profile
 from planner.shares import most_parts
 from planner.simulation.places import device_of, link_between
 from planner.simulation.shard_parts import gradient_bytes, part_of, sent_bytes, weight_bytes
 from planner.simulation.snapshot_cost import COPIED_BYTES_PER_S
+from planner.simulation.traffic_cost import socket_s_per_byte
 
 Floats = NDArray[np.float64]
-
-SOCKET_S_PER_BYTE = 3.5e-10
-"""What a byte that leaves through a socket, or arrives, takes of the cores of ranks that compute on the host, beside
-what it holds the thread that computes (`docs/measurements.md`, "Shared optimizer states")."""
 
 
 def shipped_bytes(profile: Profile, plan: Plan) -> int:
@@ -109,24 +106,19 @@ def folded_s(profile: Profile, plan: Plan, formed_s: Sequence[Sequence[float]]) 
             seconds.append(0.0)
             continue
         sizes = np.array([part for part, _ in trained])
-        kind = device_of(profile, plan, plan.siblings(rank)[0]).kind
-        held_s, travel_s = fold_s(link, kind, sizes, others)
+        device = device_of(profile, plan, plan.siblings(rank)[0])
+        held_s, travel_s = fold_s(link, device, sizes, others)
         # The last layer is formed first; while the first one's travel, the last of the next microbatch is formed.
         meanwhile_s = np.array([trained[number - 1][1] for number in range(len(trained))])
         seconds.append(float(folding_s(held_s, travel_s, meanwhile_s).sum()))
     return tuple(seconds)
 
 
-def fold_s(link: Link, kind: str, part_bytes: Floats, others: int) -> tuple[Floats, Floats]:
-    """Per layer, (seconds that a microbatch's gradients hold a rank which sends each of `others` siblings that one's
-    part, of so many bytes, and takes in its own from each; seconds that the parts travel).
-
-    Args:
-        kind: of the rank's device.
-    """
+def fold_s(link: Link, device: DeviceProfile, part_bytes: Floats, others: int) -> tuple[Floats, Floats]:
+    """Per layer, (seconds that a microbatch's gradients hold a rank on `device` which sends each of `others` siblings
+    that one's part, of so many bytes, and takes in its own from each; seconds that the parts travel)."""
     held_s = others * (link.sender_busy_s(part_bytes) + link.receiver_busy_s(part_bytes))
-    if kind == "cpu":
-        held_s = held_s + 2 * others * part_bytes * SOCKET_S_PER_BYTE
+    held_s = held_s + 2 * others * part_bytes * socket_s_per_byte(device)
     return held_s, link.transfer_s(others * part_bytes)
 
 
@@ -139,7 +131,8 @@ def folding_s(held_s: Floats, travel_s: Floats, meanwhile_s: Floats) -> Floats:
 def shipped_s(
     profile: Profile, plan: Plan, ready_s: Sequence[float], early_s: Mapping[int, float]
 ) -> tuple[float, ...]:
-    """Per place, when it may enter the commit: it has sent its own gradients and received those of its standbys.
+    """Per place, when it may enter the commit: it has sent its own gradients and received those of its standbys, which
+    take cores of a host that computes.
 
     Args:
         ready_s: per place, when its own gradients are final.
@@ -162,7 +155,8 @@ def shipped_s(
             sent_s[source] = early_s.get(piece.layer, ready_s[source]) + busy_s[source]
             gone_s = max(sent_s[source], link_free_s[source, target]) + link.link_busy_s(size)
             link_free_s[source, target] = gone_s
-            arrivals[target].append((gone_s + link.latency_s, link.receiver_busy_s(size)))
+            carried_s = size * socket_s_per_byte(device_of(profile, plan, target))
+            arrivals[target].append((gone_s + link.latency_s, link.receiver_busy_s(size) + carried_s))
     entered_s: list[float] = []
     ended_s = [end_s + sending_s for end_s, sending_s in zip(ready_s, busy_s, strict=True)]
     for now_s, coming in zip(ended_s, arrivals, strict=True):

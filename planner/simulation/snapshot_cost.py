@@ -6,16 +6,14 @@ import math
 from dataclasses import dataclass
 
 from planner.plan import Plan, undone_steps
-from planner.profile import DeviceProfile, Profile
+from planner.profile import Profile
 from planner.simulation.places import device_of, link_between
 from planner.simulation.shard_parts import sent_bytes
+from planner.simulation.traffic_cost import stream_s_per_byte
 
 COPIED_BYTES_PER_S = 5e9
 """Into host memory: what one core copies into fresh pages. From a GPU another copy comes before, which is faster
 (`docs/measurements.md`)."""
-STREAM_S_PER_BYTE = 2.2e-9
-"""What sending, and what receiving, a state takes of a core that computes as well, where the profile does not tell
-(`docs/measurements.md`, "Redundancy on a slow link")."""
 DISTURBANCE = 0.1
 """How much longer steps take while layer states travel, as a share; `docs/measurements.md`, "Layers that move"."""
 KEPT = 2
@@ -66,7 +64,7 @@ def cost_of_snapshots(profile: Profile, plan: Plan, step_s: float) -> SnapshotCo
     copying_s = [size / COPIED_BYTES_PER_S for size in copying_s]
     travelling_s = max((*fetching_s, *leaving_s))
     working_s = [
-        copied_s + _stream_s_per_byte(device) * (out + back) if device.kind == "cpu" else 0.0
+        copied_s + stream_s_per_byte(device) * (out + back) if device.kind == "cpu" else 0.0
         for device, copied_s, out, back in zip(
             (device_of(profile, plan, place) for place in places), copying_s, sent, received, strict=True
         )
@@ -81,10 +79,6 @@ def cost_of_snapshots(profile: Profile, plan: Plan, step_s: float) -> SnapshotCo
         memory_bytes=snapshot_bytes(profile, plan),
         undone_steps=undone_steps(every, steps),
     )
-
-
-def _stream_s_per_byte(device: DeviceProfile) -> float:
-    return STREAM_S_PER_BYTE if device.stream_s_per_byte is None else device.stream_s_per_byte
 
 
 def snapshot_bytes(profile: Profile, plan: Plan) -> int:

@@ -17,6 +17,7 @@ from planner.simulation.gradient_communication import (
 )
 from planner.simulation.predict import predict
 from planner.simulation.standby_memory import standby_bytes
+from planner.simulation.traffic_cost import DIGEST_S_PER_BYTE
 
 LINK = Link(
     latency_s=0.5,
@@ -161,3 +162,20 @@ def test_gradients_wait_for_the_end_where_something_is_still_done_to_them():
         assert not early_gradients_s(other, made, window, None)
     half = replace(TWO, model=replace(TWO.model, precision="float16"))
     assert not early_gradients_s(half, made, window, None)
+
+
+def test_what_arrives_takes_cores_of_a_host_that_computes() -> None:
+    devices = tuple(
+        replace(device, kind="cpu", stream_s_per_byte=0.5 + DIGEST_S_PER_BYTE)
+        for device in TWO.cluster.devices
+    )
+    on_host = replace(TWO, cluster=replace(TWO.cluster, devices=devices))
+    later_s = [
+        here - there
+        for here, there in zip(
+            shipped_s(on_host, CROSSED, (10.0, 0.0), {}),
+            shipped_s(TWO, CROSSED, (10.0, 0.0), {}),
+            strict=True,
+        )
+    ]
+    assert later_s == pytest.approx([0.5 * 16] * 2)

@@ -15,10 +15,10 @@ from planner.simulation.predict import predict
 from planner.simulation.snapshot_cost import (
     COPIED_BYTES_PER_S,
     DISTURBANCE,
-    STREAM_S_PER_BYTE,
     cost_of_snapshots,
     snapshot_bytes_of_places,
 )
+from planner.simulation.traffic_cost import STREAM_S_PER_BYTE
 
 LINK = Link(latency_s=0.5, bytes_per_s=8.0, sender_s=0.25, receiver_s=0.125)
 SIZES = {"gradient_bytes": 16, "boundary_bytes": 0, "boundary_grad_bytes": 0}
