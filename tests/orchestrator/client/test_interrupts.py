@@ -7,6 +7,7 @@ import pty
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,6 +28,14 @@ with Interrupts() as interrupts:
     print("stopping", flush=True)
     open(sys.argv[1], "w").write("stopped in order")
 """
+
+
+@pytest.fixture(autouse=True)
+def hangups() -> Iterator[None]:
+    """SIGHUP as it is by default, also where the tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def test_a_closed_terminal_stops_the_job_in_order(tmp_path: Path) -> None:
