@@ -173,7 +173,9 @@ class DeviceProfile:
     """Factor on all of the model's times on this device."""
     stream_s_per_byte: float | None = None
     """Of a CPU: what each byte of a layer's state that leaves, or arrives, takes of what it computes at the same time.
-    None: not measured."""
+    The median over ranks, of states that go to another machine if there is one. None: not measured."""
+    socket_s_per_byte: float | None = None
+    """The same of a message, beside what it holds its sender and its receiver."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,7 @@ from workers.config import WorkerConfig
 from workers.profiling.measured import combine
 from workers.protocol import JobError
 
-MEASUREMENT = 3
+MEASUREMENT = 4
 """Version of what is measured and how; a new version invalidates old profiles."""
 CACHE_VARIABLE = "FRESHET_PROFILES"
 """Environment variable that names another folder for the cache."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,7 @@ from planner.search.replan import Replanner
 from planner.simulation.predict import Prediction, predict
 from planner.simulation.shard_parts import sent_bytes
 from planner.simulation.snapshot_cost import DISTURBANCE
+from planner.simulation.traffic_cost import stream_s_per_byte
 from planner.wording import counted, seconds, shares_text
 
 LEAST_GAIN = 0.03
@@ -230,10 +232,13 @@ def moved_bytes(profile: Profile, now: Plan, then: Plan) -> dict[tuple[int, int]
 
 
 def move_cost_s(profile: Profile, now: Plan, then: Plan) -> float:
-    """What moving from `now` to `then` takes from training: transfers that steps run beside, and the switches."""
+    """What moving from `now` to `then` takes from training: transfers that steps run beside, what they take of ranks
+    that compute on the host, and the switches."""
     links = profile.cluster
-    transfers = [
-        links.link(source, target).transfer_s(size)
-        for (source, target), size in moved_bytes(profile, now, then).items()
-    ]
-    return DISTURBANCE * sum(transfers) + STALL_S
+    moved = moved_bytes(profile, now, then)
+    transfers = [links.link(source, target).transfer_s(size) for (source, target), size in moved.items()]
+    working_s: dict[int, float] = defaultdict(float)
+    for way, size in moved.items():
+        for place in way:
+            working_s[place] += size * stream_s_per_byte(links.devices[place])
+    return max(working_s.values(), default=0.0) + DISTURBANCE * sum(transfers) + STALL_S

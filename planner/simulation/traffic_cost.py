@@ -1,23 +1,31 @@
-"""What bytes that leave a rank, or arrive, take of the cores of one that computes on the host. Pure."""
+"""What bytes that leave a rank, or arrive, take of the cores of one that computes on the host. Pure.
+
+Where ranks wait for the bytes anyway, as in the exchange after the window, their cores are free and none of this
+counts; what a send holds its caller is the link's.
+"""
 
 from __future__ import annotations
 
 from planner.profile import DeviceProfile
 
-STREAM_S_PER_BYTE = 1.3e-9
-"""Of layer states, where the profile does not tell: over the loopback interface (`docs/measurements.md`, "Redundancy on
-a slow link")."""
-DIGEST_S_PER_BYTE = 1e-9
-"""Of that, what a state's digest and copy take; the network takes the rest, of any byte."""
+STREAM_S_PER_BYTE = 8.5e-10
+"""Of layer states, where the profile does not say: measured over the loopback interface (`docs/measurements.md`,
+"Redundancy on a slow link")."""
+SOCKET_S_PER_BYTE = 3.5e-10
+"""Of messages, likewise (`docs/measurements.md`, "Shared optimizer states")."""
 
 
 def stream_s_per_byte(device: DeviceProfile) -> float:
     """Of layer states; 0 on a device beside the host."""
-    if device.kind != "cpu":
-        return 0.0
-    return STREAM_S_PER_BYTE if device.stream_s_per_byte is None else device.stream_s_per_byte
+    return _on_host(device, device.stream_s_per_byte, STREAM_S_PER_BYTE)
 
 
 def socket_s_per_byte(device: DeviceProfile) -> float:
-    """Of messages, beside what they hold the thread that computes; 0 on a device beside the host."""
-    return max(0.0, stream_s_per_byte(device) - DIGEST_S_PER_BYTE)
+    """Of messages; 0 on a device beside the host."""
+    return _on_host(device, device.socket_s_per_byte, SOCKET_S_PER_BYTE)
+
+
+def _on_host(device: DeviceProfile, measured: float | None, otherwise: float) -> float:
+    if device.kind != "cpu":
+        return 0.0
+    return otherwise if measured is None else measured

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, quantiles
 
@@ -34,15 +34,16 @@ class Measured:
 
 def combine(measured: Sequence[Measured], config: WorkerConfig) -> Profile:
     """One profile, its `key` and `source` still empty: a layer's time is the median over ranks of each rank's median,
-    and what streams take of computing the median over ranks.
+    and what traffic takes of computing the median over ranks.
 
     Args:
         measured: in rank order, of equal layers.
         config: what they were measured with.
     """
     layers = tuple(_layer(alike) for alike in zip(*(one.layers for one in measured), strict=True))
-    streams = [s for one in measured if (s := one.device.stream_s_per_byte) is not None]
-    streamed = median(streams) if streams else None
+    devices = [one.device for one in measured]
+    stream_s_per_byte = _median_of_known(device.stream_s_per_byte for device in devices)
+    socket_s_per_byte = _median_of_known(device.socket_s_per_byte for device in devices)
     return Profile(
         model=ModelProfile(
             layers=layers,
@@ -53,8 +54,13 @@ def combine(measured: Sequence[Measured], config: WorkerConfig) -> Profile:
         ),
         cluster=Cluster(
             devices=tuple(
-                replace(one.device, slowdown=slowdown, stream_s_per_byte=streamed)
-                for one, slowdown in zip(measured, _slowdowns(measured), strict=True)
+                replace(
+                    device,
+                    slowdown=slowdown,
+                    stream_s_per_byte=stream_s_per_byte,
+                    socket_s_per_byte=socket_s_per_byte,
+                )
+                for device, slowdown in zip(devices, _slowdowns(measured), strict=True)
             ),
             links=measured[0].links,
             commit_s=max(one.commit_s for one in measured),
@@ -64,6 +70,11 @@ def combine(measured: Sequence[Measured], config: WorkerConfig) -> Profile:
         key="",
         source="",
     )
+
+
+def _median_of_known(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
 
 
 def _layer(alike: Sequence[LayerProfile]) -> LayerProfile:

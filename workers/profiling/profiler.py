@@ -64,7 +64,7 @@ class Subject:
     device: Device
     optimizer: Optimizer
     channel: Channel
-    host: str = "127.0.0.1"
+    host: str
     """Address at which this rank serves states."""
     compiler: Compiler | None = None
     """Compiles the layers that are timed."""
@@ -94,13 +94,15 @@ def measure(subject: Subject, budget_s: float = BUDGET_S) -> Measured:
     device = describe_device(subject.config.device, subject.device.torch_device, subject.channel)
     memories = subject.channel.all_gather(str(device.memory_bytes).encode())
     limit_bytes = int(min(map(int, memories)) * SHARE)
-    profiles, repeats_s, again = _measure_layers(subject, budget_s, limit_bytes)
+    profiles, repeats_s, times = _measure_layers(subject, budget_s, limit_bytes)
     sizes = [size for layer in profiles for size in (layer.boundary_bytes, layer.boundary_grad_bytes) if size]
     sleeps = subject.config.device == "emulated"
     links = probe_links(subject.channel, sizes, subject.device.torch_device, device.machine, sleeps=sleeps)
     if device.kind == "cpu" and subject.channel.size > 1:
-        streamed = probe_streams(subject.channel, subject.host, links, again, budget_s)
-        device = replace(device, stream_s_per_byte=streamed)
+        compute = partial(times.repeat, 1)
+        traffic = probe_streams(subject.channel, subject.host, device.machine, links, compute, budget_s)
+        if traffic is not None:
+            device = replace(device, **traffic._asdict())
     return Measured(
         rank=subject.rank,
         layers=tuple(profiles),
@@ -115,9 +117,9 @@ def measure(subject: Subject, budget_s: float = BUDGET_S) -> Measured:
 
 def _measure_layers(
     subject: Subject, budget_s: float, limit_bytes: int
-) -> tuple[list[LayerProfile], list[float], Callable[[], None]]:
-    """All layers' profiles; the computing time of each repeat, summed over the parts; and what makes another pass
-    through the last part.
+) -> tuple[list[LayerProfile], list[float], LayerTimes]:
+    """All layers' profiles; the computing time of each repeat, summed over the parts; and the times of the last part,
+    which keep its layers.
 
     Args:
         limit_bytes: of memory for one part, the same on all ranks.
@@ -128,7 +130,7 @@ def _measure_layers(
     reads = reading(subject.read, subject.device.torch_device)
     profiles: list[LayerProfile] = []
     totals_s: list[float] = []
-    again: Callable[[], None] = lambda: None  # noqa: E731
+    times: LayerTimes | None = None
     while len(profiles) < count:
         chain = _next_part(subject, len(profiles), limit_bytes)
 
@@ -136,12 +138,14 @@ def _measure_layers(
             return Flight(microbatch, inputs, batch.targets)
 
         share_s = budget_s * len(chain.layers) / count
+        times = None  # the layers of the part before go
         part, times = _measure_part(subject, chain, begin, reads, share_s, limit_bytes)
         profiles += part
-        repeats_s, again = [*times.repeats_s], partial(times.repeat, 1)
+        repeats_s = [*times.repeats_s]
         totals_s = [a + b for a, b in zip(totals_s, repeats_s, strict=False)] if totals_s else repeats_s
         inputs = _outputs(chain, begin(0))
-    return profiles, totals_s, again
+    assert times is not None  # a model has layers
+    return profiles, totals_s, times
 
 
 def _next_part(subject: Subject, first: int, limit_bytes: int) -> Chain:

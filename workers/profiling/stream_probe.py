@@ -1,59 +1,76 @@
-"""Measures what layer states that travel take of ranks that compute on the host: they share its cores and caches, and
-what carries them to the network, with what is computed.
+"""Measures what layer states that travel take of ranks that compute on the host: they share its cores and its caches
+with what is computed, and the kernel carries them on the same cores.
 
-Each rank makes the profile's passes while the next rank's state arrives and its own leaves, as during a snapshot.
+Each rank makes the profile's passes while another rank's state arrives and its own leaves, as during a snapshot.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
 from planner.profile import Link
 from workers.state.layer_state import LayerState
-from workers.state_stream.frames import StateStreamError
+from workers.state_stream.frames import MOST_BYTES, Kind, Seal, StateStreamError
 from workers.state_stream.stream import StateServer, fetch
 from workers.transport.channel import Channel
 
 ROUNDS = 3
 SHARE = 0.04
 """Of the time for measuring layers: how long passes without a state are timed in each round."""
-LEAST_BYTES, MOST_BYTES = 4 << 20, 32 << 20
+LONGEST_PASS_S = 3.0
+"""Beside longer passes the state would not be noticed."""
+LEAST_STATE_BYTES, MOST_STATE_BYTES = 4 << 20, 32 << 20
 """Size of the state. It is to take as much of a core as a pass, as far as that is known before."""
 PRESUMED_S_PER_BYTE = 5e-9
 LONGEST_S = 1.0
 """A state is smaller if it would be longer on its way."""
+SLOWEST_STATE_BYTES = 1 << 20
+"""If it would be smaller than that, the link is too slow to measure."""
 WAIT_S = 10.0
-"""For the next rank's server."""
+"""For the other rank's server."""
+
+
+class Traffic(NamedTuple):
+    """What each byte that leaves a rank, or arrives, takes of what it computes at the same time."""
+
+    stream_s_per_byte: float
+    """Of a layer's state."""
+    socket_s_per_byte: float
+    """Of a message: without the digest of a state's bytes."""
 
 
 def probe_streams(
     channel: Channel,
     host: str,
+    machine: str,
     links: Sequence[Sequence[Link | None]],
     compute: Callable[[], None],
     budget_s: float,
-) -> float | None:
-    """Seconds that each byte of a state which leaves, or arrives, takes of this rank's computing; None where states do
-    not arrive. All ranks call it together.
+) -> Traffic | None:
+    """What this rank found; None if states do not arrive, or passes or links are too slow to see it. All ranks call it
+    together. States come from other machines, if there are any.
 
     In each of some rounds passes are made without a state and then with one. The least disturbed count: what else the
     host does only adds to either.
 
     Args:
-        host: address at which this rank serves a state to the one before it.
+        host: address at which this rank serves a state.
+        machine: this rank's.
         links: `links[source][target]`.
         compute: makes a pass through the layers, always the same.
         budget_s: how long the layers were measured.
     """
-    rank, owner = channel.rank, (channel.rank + 1) % channel.size
+    rank = channel.rank
+    owner = (rank + shift([name.decode() for name in channel.all_gather(machine.encode())])) % channel.size
 
     def alone() -> float:
         """Seconds of a pass."""
@@ -61,64 +78,99 @@ def probe_streams(
         return spent_s / passes
 
     passes_s = [alone()]
-    sizes = channel.all_gather(str(_state_bytes(passes_s[0], links[owner][rank])).encode())
-    values = min(map(int, sizes)) // 4
+    size = state_bytes(passes_s[0], links[owner][rank])
+    size = min(map(int, channel.all_gather(str(size).encode()))) // 4 * 4
+    if not size:
+        return None
     secret = secrets.token_bytes(32)
     server = StateServer(secret, host, busy=channel.sending)
-    made: list[tuple[int, float]] = []
+    beside: list[tuple[int, float]] = []
     try:
-        server.keep(0, [LayerState(rank, "probe", {"values": torch.ones(values)}, {}, {}, {})])
-        said = channel.all_gather(json.dumps([host, server.port, secret.hex()]).encode())
-        address, port, key = json.loads(said[owner])
-        bring = partial(fetch, address, port, bytes.fromhex(key), owner, 0, wait_s=WAIT_S)
+        server.keep(0, [LayerState(rank, "probe", {"values": torch.ones(size // 4)}, {}, {}, {})])
+        answers = channel.all_gather(json.dumps([host, server.port, secret.hex()]).encode())
+        address, port, key = json.loads(answers[owner])
         for _ in range(ROUNDS):
             passes_s.append(alone())
-            bringing = _Bringing(bring)
-            beside = _compute(channel, compute, lambda _, it=bringing: it.is_alive(), bringing.start)
-            if bringing.came:
-                made.append(beside)
-        channel.all_gather(b"")  # nobody fetches any more
+            fetching = _Fetching(partial(fetch, address, port, bytes.fromhex(key), owner, 0, wait_s=WAIT_S))
+            beside.append(
+                _compute(channel, compute, lambda _, its=fetching: its.is_alive(), begin=fetching.start)
+            )
+            if not all(channel.all_gather(b"" if fetching.error else b"fetched")):
+                if fetching.error is not None:
+                    text = "not measured what layer states take that travel: %s; plans assume what is usual"
+                    logging.getLogger(__name__).warning(text, fetching.error)
+                return None
     finally:
         server.close()
-    if not made:
-        return None
-    taken_s = min(spent_s - passes * min(passes_s) for passes, spent_s in made)
-    return max(0.0, taken_s) / (2 * 4 * values)
+    taken_s = min(spent_s - passes * min(passes_s) for passes, spent_s in beside)
+    per_byte_s = max(0.0, taken_s) / (2 * size)
+    return Traffic(per_byte_s, max(0.0, per_byte_s - _digest_s_per_byte(secret)))
 
 
-class _Bringing(threading.Thread):
+def shift(machines: Sequence[str]) -> int:
+    """By how much a rank's number is less than that of the rank whose state it gets: the least with which most ranks
+    get one from another machine than their own.
+
+    Args:
+        machines: by rank; two at least.
+    """
+
+    def apart(by: int) -> int:
+        return sum(name != machines[(rank + by) % len(machines)] for rank, name in enumerate(machines))
+
+    return max(range(1, len(machines)), key=apart)
+
+
+def state_bytes(pass_s: float, incoming: Link | None) -> int:
+    """Size of the state beside passes of `pass_s` over a link; 0 if one of them is too slow."""
+    size = min(max(pass_s / (2 * PRESUMED_S_PER_BYTE), LEAST_STATE_BYTES), MOST_STATE_BYTES)  # there and back
+    on_the_way_s = 0.0 if incoming is None else incoming.total_s(size)
+    size *= min(1.0, LONGEST_S / max(on_the_way_s, LONGEST_S))
+    return int(size) if size >= SLOWEST_STATE_BYTES and pass_s <= LONGEST_PASS_S else 0
+
+
+class _Fetching(threading.Thread):
     """Fetches a state."""
 
-    def __init__(self, bring: Callable[[], LayerState]) -> None:
+    def __init__(self, fetch_it: Callable[[], LayerState]) -> None:
         super().__init__(name="stream-probe", daemon=True)
-        self._bring = bring
-        self.came = False
+        self._fetch = fetch_it
+        self.error: StateStreamError | None = None
 
     def run(self) -> None:
-        with suppress(StateStreamError):
-            self._bring()
-            self.came = True
-
-
-def _state_bytes(pass_s: float, incoming: Link | None) -> int:
-    size = min(max(pass_s / (2 * PRESUMED_S_PER_BYTE), LEAST_BYTES), MOST_BYTES)  # it leaves, and arrives
-    on_the_way_s = 0.0 if incoming is None else incoming.total_s(size)
-    return int(size * min(1.0, LONGEST_S / max(on_the_way_s, LONGEST_S)))
+        try:
+            self._fetch()
+        except StateStreamError as error:
+            self.error = error
 
 
 def _compute(
     channel: Channel,
     compute: Callable[[], None],
     more: Callable[[float], bool],
-    first: Callable[[], None] = lambda: None,
+    begin: Callable[[], None] = lambda: None,
 ) -> tuple[int, float]:
     """(passes, seconds) of passes at the same time as all other ranks make theirs: at least one, and as long as there
-    is `more` to do after so many seconds."""
+    is `more` to do after so many seconds.
+
+    Args:
+        begin: is called once all ranks are there.
+    """
     channel.all_gather(b"")
     begun_s = time.perf_counter()
-    first()
+    begin()
     passes = 0
     while not passes or more(time.perf_counter() - begun_s):
         compute()
         passes += 1
     return passes, time.perf_counter() - begun_s
+
+
+def _digest_s_per_byte(secret: bytes) -> float:
+    seal, chunk = Seal(secret), bytes(MOST_BYTES[Kind.CHUNK])
+    times: list[float] = []
+    for number in range(ROUNDS):
+        begun_s = time.perf_counter()
+        seal.frame(Kind.CHUNK, number, chunk)
+        times.append(time.perf_counter() - begun_s)
+    return min(times) / len(chunk)

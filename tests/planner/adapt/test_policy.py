@@ -183,6 +183,10 @@ def test_a_move_costs_what_its_bytes_take_on_their_links() -> None:
     then = small_profile.plan(2, 6, microbatches=8)
     assert moved_bytes(replanner.profile, replanner.first, then) == {(0, 1): 2 * 120}
     assert move_cost_s(replanner.profile, replanner.first, then) == pytest.approx(0.1 * 24 + STALL_S)
+    cluster = replanner.profile.cluster
+    devices = tuple(replace(device, kind="cpu", stream_s_per_byte=0.25) for device in cluster.devices)
+    on_host = replace(replanner.profile, cluster=replace(cluster, devices=devices))
+    assert move_cost_s(on_host, replanner.first, then) == pytest.approx(240 * 0.25 + 0.1 * 24 + STALL_S)
     copied = replace(replanner.first, standbys=((1,),) * 4 + ((0,),) * 4)
     assert moved_bytes(replanner.profile, copied, then) == {}
     twice = replace(then, replicas=2)

@@ -17,7 +17,6 @@ from planner.simulation.gradient_communication import (
 )
 from planner.simulation.predict import predict
 from planner.simulation.standby_memory import standby_bytes
-from planner.simulation.traffic_cost import DIGEST_S_PER_BYTE
 
 LINK = Link(
     latency_s=0.5,
@@ -165,10 +164,7 @@ def test_gradients_wait_for_the_end_where_something_is_still_done_to_them():
 
 
 def test_what_arrives_takes_cores_of_a_host_that_computes() -> None:
-    devices = tuple(
-        replace(device, kind="cpu", stream_s_per_byte=0.5 + DIGEST_S_PER_BYTE)
-        for device in TWO.cluster.devices
-    )
+    devices = tuple(replace(device, kind="cpu", socket_s_per_byte=0.5) for device in TWO.cluster.devices)
     on_host = replace(TWO, cluster=replace(TWO.cluster, devices=devices))
     later_s = [
         here - there

@@ -12,7 +12,7 @@ from planner.schedule.registry import build
 from planner.simulation.gradient_communication import exchanged_s, folded_s
 from planner.simulation.gradient_memory import GradientMemory, gradient_memory
 from planner.simulation.predict import predict
-from planner.simulation.traffic_cost import DIGEST_S_PER_BYTE, STREAM_S_PER_BYTE
+from planner.simulation.traffic_cost import SOCKET_S_PER_BYTE
 
 TWO = profile(layer("a", **SIZES), layer("b", **SIZES), link=LINK)
 
@@ -34,7 +34,7 @@ def test_gradients_travel_while_they_are_formed_and_weights_come_back_after_the_
     # Where ranks compute on the host, what leaves and what arrives takes their cores' time beside that.
     devices = tuple(replace(device, kind="cpu") for device in TWO.cluster.devices)
     on_host = replace(TWO, cluster=replace(TWO.cluster, devices=devices))
-    carried_s = 3 * 2 * 8 * (STREAM_S_PER_BYTE - DIGEST_S_PER_BYTE)
+    carried_s = 3 * 2 * 8 * SOCKET_S_PER_BYTE
     found = folded_s(on_host, shared(4, 2, replicas=4), [[1.75, 10.0]])
     assert found == pytest.approx((held_s + 0.25 + carried_s,), rel=1e-12)
     one_way_s = (2 * 0.25 + 16 * 0.0625) + 16 / 8 + 0.5 + (2 * 0.125 + 16 * 0.03125)

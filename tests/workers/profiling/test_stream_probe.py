@@ -1,7 +1,8 @@
-"""What states that travel take of computing: measured beside real streams, and how much of a state it takes."""
+"""What states that travel take of computing: measured beside real streams, how much of a state, and from whom."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +13,18 @@ import pytest
 
 from planner.profile import Link
 from workers.profiling import stream_probe
-from workers.profiling.stream_probe import LEAST_BYTES, LONGEST_S, MOST_BYTES, ROUNDS, probe_streams
+from workers.profiling.stream_probe import (
+    LEAST_STATE_BYTES,
+    LONGEST_PASS_S,
+    LONGEST_S,
+    MOST_STATE_BYTES,
+    ROUNDS,
+    SLOWEST_STATE_BYTES,
+    Traffic,
+    probe_streams,
+    shift,
+    state_bytes,
+)
 from workers.state.layer_state import LayerState, bytes_of
 from workers.state_stream.fetching import fetch
 from workers.transport.local import Hub, LocalChannel
@@ -21,22 +33,19 @@ FAST = Link(latency_s=1e-5, bytes_per_s=1e10)
 RANKS = 3
 
 
-def probed(compute: Callable[[], None], link: Link = FAST) -> list[float | None]:
+def probed(compute: Callable[[], None], link: Link = FAST) -> list[Traffic | None]:
     """What each of three ranks finds, which are threads."""
     hub = Hub(RANKS)
     links = [[None if a == b else link for b in range(RANKS)] for a in range(RANKS)]
+
+    def probe(rank: int) -> Traffic | None:
+        return probe_streams(LocalChannel(hub, rank), "127.0.0.1", "here", links, compute, 0.0)
+
     with ThreadPoolExecutor(RANKS) as threads:
-        return [
-            *threads.map(
-                lambda rank: probe_streams(LocalChannel(hub, rank), "127.0.0.1", links, compute, 0.0),
-                range(RANKS),
-            )
-        ]
+        return [*threads.map(probe, range(RANKS))]
 
 
-@pytest.fixture
-def fetched(monkeypatch: pytest.MonkeyPatch) -> list[LayerState]:
-    """The states that ranks get."""
+def test_each_rank_gets_another_ones_state_and_nothing_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     came: list[LayerState] = []
 
     def get(*args: Any, **kwargs: Any) -> LayerState:
@@ -44,50 +53,76 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[LayerState]:
         return came[-1]
 
     monkeypatch.setattr(stream_probe, "fetch", get)
-    return came
-
-
-def test_each_rank_gets_the_next_ones_state(fetched: list[LayerState]) -> None:
-    before = threading.active_count()
-    assert all(one is not None and 0 <= one < 1e-6 for one in probed(lambda: time.sleep(0.001)))
-    assert sorted(state.layer for state in fetched) == sorted([*range(RANKS)] * ROUNDS)
-    assert {bytes_of(state) for state in fetched} == {LEAST_BYTES}
-    assert threading.active_count() == before
+    for found in probed(lambda: time.sleep(0.001)):
+        assert found is not None
+        assert 0 <= found.socket_s_per_byte <= found.stream_s_per_byte < 1e-6
+    assert sorted(state.layer for state in came) == sorted([*range(RANKS)] * ROUNDS)
+    assert {bytes_of(state) for state in came} == {LEAST_STATE_BYTES}
+    deadline = time.monotonic() + 10
+    while left := [one.name for one in threading.enumerate() if one.name.startswith(("state-", "stream-"))]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.01)
 
 
 def test_what_passes_take_longer_is_shared_out_over_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each state takes 40 ms, in which passes of 5 ms take twice as long: they lose 20 ms or a pass less."""
-    under_way = threading.Event()
+    """A pass takes 1 s, and 3 s beside a state, which is there after two of them."""
+    clock = threading.local()
 
-    def get(*_: Any, **__: Any) -> None:
-        under_way.set()
-        time.sleep(0.04)
-        under_way.clear()
+    class Arriving(stream_probe._Fetching):
+        def start(self) -> None:
+            clock.passes = 0
 
-    monkeypatch.setattr(stream_probe, "fetch", get)
-    for found in probed(lambda: time.sleep(0.01 if under_way.is_set() else 0.005)):
-        assert found is not None
-        assert found == pytest.approx(0.02 / (2 * LEAST_BYTES), rel=0.6)
+        def is_alive(self) -> bool:
+            return clock.passes < 2
+
+    def compute() -> None:
+        beside = getattr(clock, "passes", 2) < 2
+        clock.passes = getattr(clock, "passes", 2) + 1
+        clock.now_s = getattr(clock, "now_s", 0.0) + (3.0 if beside else 1.0)
+
+    monkeypatch.setattr(stream_probe, "_Fetching", Arriving)
+    monkeypatch.setattr(stream_probe.time, "perf_counter", lambda: getattr(clock, "now_s", 0.0))
+    monkeypatch.setattr(stream_probe, "_digest_s_per_byte", lambda _: 1e-9)
+    expected = 4.0 / (2 * MOST_STATE_BYTES)
+    assert probed(compute) == [Traffic(expected, pytest.approx(expected - 1e-9))] * RANKS
 
 
-def test_where_states_do_not_arrive_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_states_do_not_arrive_nothing_is_known_and_it_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(
         stream_probe, "fetch", lambda *given, **kept: fetch("127.0.0.1", 1, *given[2:], **kept)
     )
-    assert probed(lambda: time.sleep(0.001)) == [None] * RANKS
+    with caplog.at_level(logging.WARNING):
+        assert probed(lambda: time.sleep(0.001)) == [None] * RANKS
+    assert len(caplog.messages) == RANKS, "none tries again"
+    assert all("cannot connect" in text for text in caplog.messages)
+
+
+def test_a_link_that_is_too_slow_is_left_out() -> None:
+    assert probed(lambda: None, Link(latency_s=0.0, bytes_per_s=1e5)) == [None] * RANKS
 
 
 @pytest.mark.parametrize(
     ("pass_s", "link", "expected"),
     [
-        (0.001, FAST, LEAST_BYTES),
+        (0.001, FAST, LEAST_STATE_BYTES),
         (0.1, FAST, 10_000_000),
-        (10.0, FAST, MOST_BYTES),
-        (10.0, Link(latency_s=0.0, bytes_per_s=1e6), LONGEST_S * 1e6),
+        (LONGEST_PASS_S, FAST, MOST_STATE_BYTES),
+        (1.01 * LONGEST_PASS_S, FAST, 0),
+        (1.0, Link(latency_s=0.0, bytes_per_s=2e6), LONGEST_S * 2e6),
+        (1.0, Link(latency_s=0.0, bytes_per_s=0.99 * SLOWEST_STATE_BYTES), 0),
         (0.1, None, 10_000_000),
     ],
 )
 def test_a_state_takes_as_long_as_a_pass_and_is_not_long_on_its_way(
     pass_s: float, link: Link | None, expected: float
 ) -> None:
-    assert stream_probe._state_bytes(pass_s, link) == pytest.approx(expected, abs=4)
+    assert state_bytes(pass_s, link) == pytest.approx(expected, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("machines", "expected"), [("aa", 1), ("ab", 1), ("aaa", 1), ("aabb", 2), ("abab", 1), ("aaaabb", 2)]
+)
+def test_states_come_from_other_machines(machines: str, expected: int) -> None:
+    assert shift(machines) == expected
