@@ -69,6 +69,8 @@ def weighed(order: Order, state: Training, stimulus: Weighed) -> Step:
 def noticed(order: Order, state: Live, report: NoticeReport) -> Step:
     """A rank received a preemption notice, for its node or for itself."""
     job = state.job
+    if report.source == "sigterm" and report.rank not in job.membership.alive | job.membership.starting:
+        return state, ()  # its process ends, as it was told to
     # A rank that is still starting has not reported its node yet.
     node, host = (
         report.node or job.membership.nodes.get(report.rank, ""),

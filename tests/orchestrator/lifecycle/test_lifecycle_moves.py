@@ -179,6 +179,15 @@ def test_word_that_comes_while_a_rank_starts_counts_once_it_is_up() -> None:
     assert job.has.membership.going == {1}
 
 
+def test_the_signal_that_ends_a_rank_which_was_let_go_is_no_news() -> None:
+    job = train(Job(THREE)).take(RankLost(2, "dismissed", dead=True))
+    before = [*job.logged]
+    job.take(Reported(NoticeReport(rank=2, source="sigterm", left_s=None, text="SIGTERM")))
+    assert job.logged == before
+    job.take(Reported(NoticeReport(rank=1, source="sigterm", left_s=None, text="SIGTERM")))
+    assert [event.ranks for event in job.logged if isinstance(event, events.Noticed)] == [(1,)]
+
+
 def test_the_same_word_from_two_ranks_of_a_node_is_logged_once() -> None:
     job = train(Job(THREE)).take(Going(frozenset({1}), "aws"), Going(frozenset({1}), "aws", 30.0))
     assert len([event for event in job.logged if isinstance(event, events.Noticed)]) == 1
