@@ -95,11 +95,13 @@ def measure(subject: Subject, budget_s: float = BUDGET_S) -> Measured:
     memories = subject.channel.all_gather(str(device.memory_bytes).encode())
     limit_bytes = int(min(map(int, memories)) * SHARE)
     profiles, repeats_s, times = _measure_layers(subject, budget_s, limit_bytes)
+    streams = device.kind == "cpu" and subject.channel.size > 1
+    compute = partial(times.repeat, 1) if streams else None
+    del times  # and with them the layers, unless they compute again
     sizes = [size for layer in profiles for size in (layer.boundary_bytes, layer.boundary_grad_bytes) if size]
     sleeps = subject.config.device == "emulated"
     links = probe_links(subject.channel, sizes, subject.device.torch_device, device.machine, sleeps=sleeps)
-    if device.kind == "cpu" and subject.channel.size > 1:
-        compute = partial(times.repeat, 1)
+    if compute is not None:
         traffic = probe_streams(subject.channel, subject.host, device.machine, links, compute, budget_s)
         if traffic is not None:
             device = replace(device, **traffic._asdict())

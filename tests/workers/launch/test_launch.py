@@ -1,6 +1,7 @@
 """Ranks started as processes report to their parent process and follow the freeze plan that it returns."""
 
 import gc
+import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from jobs import job, small_config
 
 from planner.freezing import FreezePlan
 from workers.config import EmulatedConfig, FreezeConfig
-from workers.launch.processes import RankProcesses
+from workers.launch.processes import AT_FIRST_USE, RankProcesses
 from workers.launch.ranks import run_processes
 from workers.protocol import FreezeReport, FreezeStarted, Report, TimelineReport
 
@@ -55,3 +56,16 @@ def test_ranks_collect_none_of_what_they_inherit() -> None:
         ranks.done(0)
     assert kept > 100_000, "torch alone makes more"
     assert enabled
+
+
+def _tell_what_is_lacking(_: None, rank: int, pipe: Connection) -> None:
+    pipe.send(sorted({*AT_FIRST_USE, "numpy.random", "workers.launch.ranks"} - sys.modules.keys()))
+    pipe.recv()
+
+
+def test_ranks_inherit_what_they_would_import_at_first_use() -> None:
+    """The fork server says nothing of a module that it cannot import."""
+    with RankProcesses(1, _tell_what_is_lacking, None) as ranks:
+        ((_, lacking),) = [next(ranks.receive())]
+        ranks.done(0)
+    assert lacking == []
