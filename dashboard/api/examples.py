@@ -35,6 +35,7 @@ SUMMARY: Example = {
     "step_s": 0.103,
     "tokens_per_s": 39384.8,
     "per_s": "tokens/s",
+    "remaining_s": 18.6,
     "ranks": 4,
     "spares": 1,
     "effective_time_ratio": 0.962,

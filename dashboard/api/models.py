@@ -72,13 +72,15 @@ class Summary(Model, json_schema_extra=example(SUMMARY)):
     """The step at which it is done."""
     loss: float | None
     losses: list[float]
-    """The losses so far, at most 60 of them, evenly spread."""
+    """The losses so far, at most 60 of them, evenly spread: always the first and the newest."""
     step_s: float | None
     """Median seconds of the newest steps."""
     tokens_per_s: float | None
-    """Over the newest steps; samples per second if the model has no tokens."""
+    """Over the newest steps; samples per second if the model has no tokens. Null while the job is paused or waits."""
     per_s: str
     """`tokens/s` or `samples/s`."""
+    remaining_s: float | None
+    """Until the last step, at the pace of the newest steps; null while the job does not train."""
     ranks: int
     spares: int
     effective_time_ratio: float | None

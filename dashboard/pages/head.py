@@ -49,7 +49,7 @@ def _tiles(shown: Shown, summary: JobSummary) -> list[Tile]:
     newest = view.steps[max(view.steps)] if view.steps else None
     entries = [tile("Step", f"{summary.step:,}", f"of {summary.last_step:,}")]
     if summary.loss is not None:
-        entries.append(tile("Loss", f"{summary.loss:.4f}", f"from {summary.losses[0]:.4f}"))
+        entries.append(tile("Loss", f"{summary.loss:.4f}", f"{summary.losses[0]:.4f} at first"))
     if view.validations:
         step = max(view.validations)
         entries.append(tile("Validation loss", f"{view.validations[step].loss:.4f}", f"at step {step:,}"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from orchestrator.analysis.remaining_time import remaining_time
 from orchestrator.analysis.throughput import pace, throughput_unit
 from orchestrator.analysis.training_time import training_time_ratio
 from orchestrator.history.job_view import JobView
@@ -28,13 +29,15 @@ class JobSummary:
     loss: float | None
     """Of the newest step; None also if it is not finite."""
     losses: tuple[float, ...]
-    """At most `SPARKS` of the losses so far, evenly spread over the steps, the newest last."""
+    """At most `SPARKS` of the losses so far, evenly spread: always the first one, and the newest one last."""
     step_s: float | None
     """Median seconds of the newest steps, as `orchestrator.analysis.throughput.pace` chooses them."""
     tokens_per_s: float | None
-    """Over the same steps; samples per second if the model has no tokens."""
+    """Over the same steps; samples per second if the model has no tokens. None while the job is paused or waits."""
     per_s: str
     """`tokens/s` or `samples/s`."""
+    remaining_s: float | None
+    """Until the last step at the pace of the newest steps; None while the job does not train."""
     ranks: int
     """Ranks that train."""
     spares: int
@@ -70,8 +73,8 @@ def job_summary(view: JobView, *, trouble: str = "", lost: bool = False) -> JobS
     """
     steps = [view.steps[step] for step in sorted(view.steps)]
     losses = [report.loss for report in steps if math.isfinite(report.loss)]
-    spread = max(1, min(SPARKS, len(losses)))
-    sparks = tuple(losses[(n + 1) * len(losses) // spread - 1] for n in range(spread)) if losses else ()
+    spread = min(SPARKS, len(losses))
+    sparks = tuple(losses[n * (len(losses) - 1) // max(1, spread - 1)] for n in range(spread))
     running = view.outcome is None and not lost
     now = pace(view)
     return JobSummary(
@@ -84,6 +87,7 @@ def job_summary(view: JobView, *, trouble: str = "", lost: bool = False) -> JobS
         step_s=now.step_s if now is not None else None,
         tokens_per_s=now.per_s if now is not None else None,
         per_s=throughput_unit(view),
+        remaining_s=remaining_time(view) if running else None,
         ranks=len(view.ranks.members) if running else 0,
         spares=len(view.ranks.spares) if running else 0,
         effective_time_ratio=training_time_ratio(view),

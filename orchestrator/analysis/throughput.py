@@ -12,6 +12,8 @@ from workers.protocol import StepReport
 
 RECENT_STEPS = 20
 """Newest steps whose time and throughput are told."""
+IDLE = ("paused", "waiting")
+"""States in which a job has no ranks that train, and so no throughput."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +23,8 @@ class Pace:
     step_s: float
     """Their median."""
     per_s: float | None
-    """Tokens per second, or samples per second if there are no tokens; None if they took no time."""
+    """Tokens per second, or samples per second if there are no tokens; None if they took no time, and while the job is
+    paused or waits."""
 
 
 def pace(view: JobView) -> Pace | None:
@@ -31,7 +34,8 @@ def pace(view: JobView) -> Pace | None:
         return None
     newest = [view.steps[step] for step in sorted(view.steps)[-RECENT_STEPS:]]
     recent = [report for report in newest if report.generation == newest[-1].generation]
-    return Pace(step_s=median(report.step_s for report in recent), per_s=mean_throughput(recent))
+    per_s = None if view.state in IDLE else mean_throughput(recent)
+    return Pace(step_s=median(report.step_s for report in recent), per_s=per_s)
 
 
 def throughput(report: StepReport) -> float:
