@@ -82,6 +82,7 @@ def _show(
         raise JobError(f"{run} holds no timeline yet: ranks report the last step's, and those of monitoring")
     if out is not None:
         write_form(out, "--out", step.forms)
+        typer.echo(f"step {step.step:,}: wrote {out}")
         return
     if as_json:
         typer.echo(json.dumps(step.values()))

@@ -12,7 +12,7 @@ import mmap
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,7 @@ from planner.adapt.policy import Decision
 from planner.ir import Action, Schedule
 from planner.observed import StepTimes
 from planner.plan import Plan
-from planner.profile import Profile
-from planner.search.replan import Replanner
-from planner.simulation.slow_links import SlowLink
+from planner.search.replan import Replanner, ReplannerInputs
 
 FORMAT = 2
 MOST_BYTES = 1 << 30
@@ -75,56 +73,36 @@ class Kept:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlansWith:
-    """The fields of the replanner that the planner plans with from now on."""
+class PlansWith(ReplannerInputs):
+    """The replanner that the planner plans with from now on. Its schedule is packed: a program is one text."""
 
-    first: Plan
     stages: int
     programs: tuple[str, ...]
     """Per rank, its actions' tokens."""
     schedule: Mapping[str, Any]
     """The other fields of its schedule."""
-    parameters: tuple[int, ...]
-    copies: int
-    profile: Profile | None
-    limits: tuple[int | None, ...]
-    links: tuple[SlowLink, ...]
-    divisible: bool
 
     @staticmethod
     def of(replanner: Replanner) -> PlansWith:
-        found = replanner.schedule
+        packed = _values(Schedule, replanner.schedule)
+        stages, programs = packed.pop("stages"), packed.pop("programs")
         return PlansWith(
-            first=replanner.first,
-            stages=found.stages,
-            programs=tuple(" ".join(map(str, program)) for program in found.programs),
-            schedule={
-                "name": found.name,
-                "microbatches": found.microbatches,
-                "frozen_stages": found.frozen_stages,
-                "synchronous": found.synchronous,
-            },
-            parameters=replanner.parameters,
-            copies=replanner.copies,
-            profile=replanner.profile,
-            limits=replanner.limits,
-            links=replanner.links,
-            divisible=replanner.divisible,
+            **_values(ReplannerInputs, replanner),
+            stages=stages,
+            programs=tuple(" ".join(map(str, program)) for program in programs),
+            schedule=packed,
         )
 
     @property
     def replanner(self) -> Replanner:
         programs = tuple(tuple(map(Action.parse, program.split())) for program in self.programs)
-        return Replanner(
-            first=self.first,
-            schedule=Schedule(stages=self.stages, programs=programs, **self.schedule),
-            parameters=self.parameters,
-            copies=self.copies,
-            profile=self.profile,
-            limits=self.limits,
-            links=self.links,
-            divisible=self.divisible,
-        )
+        schedule = Schedule(stages=self.stages, programs=programs, **self.schedule)
+        return Replanner(**_values(ReplannerInputs, self), schedule=schedule)
+
+
+def _values(kind: type[Any], holder: Any) -> dict[str, Any]:
+    """What `holder` has in the fields of `kind`."""
+    return {one.name: getattr(holder, one.name) for one in fields(kind)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 CANDIDATES = 100
 """Rows of which the prediction is timed."""
@@ -59,7 +60,13 @@ def judgement_from(values: Mapping[str, Any]) -> Judgement:
     Raises:
         ValueError: these are no such values.
     """
-    found = _TYPE.validate_python(values)
+    try:
+        # As JSON: strict validation accepts JSON arrays as tuples, but not Python lists.
+        found = _TYPE.validate_json(json.dumps(values), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ValueError(f"its judgement's {place}: {first['msg']}") from None
     if not found.scores:
         raise ValueError("no model was judged")
     return found

@@ -7,20 +7,22 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from planner.features import NAMES, VERSION
-from planner.interference.dataset import DatasetError, Windows
+from planner.interference.dataset import Windows
 from planner.interference.forest import Forest
 from planner.interference.judgement import Judgement, judgement_from
+from planner.wording import counted
 
 FORMAT = 3
-CPU = "cpu"
+CPU: Final = "cpu"
 """The device of files that name none."""
 FORESTS, WINDOWS = "freshet interference forest", "freshet interference windows"
 
@@ -79,19 +81,19 @@ def forest_from(content: bytes, where: str) -> StoredForest:
 
 
 def _forest(content: bytes, where: str, device: str) -> StoredForest:
-    arrays, told = _parsed(content, where, FORESTS, _command("fit", device))
+    maker = _command("fit", device)
+    arrays, told = _parsed(content, where, FORESTS, maker)
     try:
-        forest = Forest(**{name: arrays[name] for name in _ARRAYS}, columns=len(NAMES))
-        judgement = judgement_from(told["judgement"])
+        head = _head(_ForestHead, told)
         return StoredForest(
-            forest=forest,
-            machine=told["machine"],
-            made=told["made"],
-            judgement=judgement,
-            device=str(told.get("device", CPU)),
+            forest=Forest(**_checked(arrays, _ARRAYS), columns=len(NAMES)),
+            machine=head.machine,
+            made=head.made,
+            judgement=judgement_from(head.judgement),
+            device=head.device,
         )
-    except (KeyError, ValueError) as error:
-        raise ModelFileError(f"{where} holds no forest: {error}") from None
+    except ValueError as error:
+        raise ModelFileError(f"{where} holds no forest: {error}; make another one with {maker}") from None
 
 
 def save_forest(path: Path, stored: StoredForest) -> None:
@@ -136,23 +138,88 @@ def load_windows(path: Path, device: str = CPU) -> StoredWindows:
     maker = _command("collect", device)
     arrays, told = _parsed(_read(path, maker), str(path), WINDOWS, maker)
     try:
-        windows = Windows(
-            rows=arrays["rows"],
-            ratios=arrays["ratios"],
-            kinds=tuple(map(str, told["kinds"])),
-            levels=tuple(map(str, told["levels"])),
-        )
+        head = _head(_WindowsHead, told)
+        found = _checked(arrays, _WINDOW_ARRAYS)
+        windows = Windows(rows=found["rows"], ratios=found["ratios"], kinds=head.kinds, levels=head.levels)
         return StoredWindows(
-            windows=windows,
-            machine=str(told["machine"]),
-            warnings=tuple(map(str, told["warnings"])),
-            device=str(told.get("device", CPU)),
+            windows=windows, machine=head.machine, warnings=head.warnings, device=head.device
         )
-    except (KeyError, DatasetError) as error:
-        raise ModelFileError(f"{path} holds no windows: {error}") from None
+    except ValueError as error:
+        raise ModelFileError(f"{path} holds no windows: {error}; make others with {maker}") from None
 
 
-_ARRAYS = ("roots", "left", "right", "feature", "threshold", "missing_left", "value")
+_LIST, _TABLE = 1, 2
+"""Dimensions of an array."""
+_ARRAYS = {
+    "roots": (np.int32, _LIST),
+    "left": (np.int32, _LIST),
+    "right": (np.int32, _LIST),
+    "feature": (np.int32, _LIST),
+    "threshold": (np.float64, _LIST),
+    "missing_left": (np.bool_, _LIST),
+    "value": (np.float64, _LIST),
+}
+"""Of a forest: name -> type of its numbers, dimensions."""
+_WINDOW_ARRAYS = {"rows": (np.float64, _TABLE), "ratios": (np.float64, _LIST)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ForestHead:
+    """The header of a forest's file, beside what all headers have."""
+
+    machine: str
+    made: str
+    judgement: dict[str, Any]
+    device: Literal["cpu", "cuda"] = CPU
+
+
+@dataclass(frozen=True, kw_only=True)
+class _WindowsHead:
+    """The header of a file of windows, beside what all headers have."""
+
+    machine: str
+    warnings: tuple[str, ...]
+    kinds: tuple[str, ...]
+    levels: tuple[str, ...]
+    device: Literal["cpu", "cuda"] = CPU
+
+
+Head = TypeVar("Head", _ForestHead, _WindowsHead)
+
+
+def _head(kind: type[Head], told: Mapping[str, Any]) -> Head:
+    """The header in `told`.
+
+    Raises:
+        ValueError: a value is missing or of another type.
+    """
+    try:
+        # As JSON: strict validation accepts JSON arrays as tuples, but not Python lists.
+        return TypeAdapter(kind).validate_json(json.dumps(told), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ValueError(f"its header's {place}: {first['msg']}") from None
+
+
+def _checked(
+    arrays: Mapping[str, NDArray[Any]], expected: Mapping[str, tuple[type[np.generic], int]]
+) -> dict[str, NDArray[Any]]:
+    """The arrays of these names.
+
+    Raises:
+        ValueError: one is missing, of another type, or has another number of dimensions.
+    """
+    for name, (kind, dimensions) in expected.items():
+        if name not in arrays:
+            raise ValueError(f"it lacks the array {name}")
+        found = arrays[name]
+        if found.dtype != kind or found.ndim != dimensions:
+            raise ValueError(
+                f"its array {name} is {found.dtype} of shape {found.shape}; expected {kind.__name__} of"
+                f" {counted(dimensions, 'dimension')}"
+            )
+    return {name: arrays[name] for name in expected}
 
 
 def _content(kind: str, arrays: Mapping[str, NDArray[Any]], told: Mapping[str, Any]) -> bytes:

@@ -43,13 +43,11 @@ class _Answer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replanner:
-    """Plans for any number of ranks of one job."""
+class ReplannerInputs:
+    """Values that a job's plans are made with, beside the schedule. A recording keeps all of them."""
 
     first: Plan
     """The first plan of the job. With the same number of ranks it applies again."""
-    schedule: Schedule
-    """The schedule of `first`, with its recomputes."""
     parameters: tuple[int, ...]
     """Per layer."""
     copies: int
@@ -65,6 +63,14 @@ class Replanner:
     """By place, the links that are slower than those of the profile."""
     divisible: bool = True
     """Whether pipelines may have uneven shares: no layer has buffers that training changes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replanner(ReplannerInputs):
+    """Plans for any number of ranks of one job."""
+
+    schedule: Schedule
+    """The schedule of `first`, with its recomputes."""
     _known: dict[Sites, _Answer] = field(default_factory=dict, init=False, repr=False, compare=False)
     """The newest answers."""
     _cut: dict[Option, tuple[Plan, Schedule]] = field(

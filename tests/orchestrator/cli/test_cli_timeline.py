@@ -73,10 +73,11 @@ def test_a_terminal_tells_why_ranks_were_idle(tmp_path: Path, capsys: pytest.Cap
     assert "The critical path explains the window of" in " ".join(told.split())
 
 
-def test_a_trace_holds_every_span_of_both(tmp_path: Path) -> None:
+def test_a_trace_holds_every_span_of_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = freezing_records()
     out = tmp_path / "step.json"
     assert freshet_here("timeline", str(write_run(tmp_path, log)), "--out", str(out)) == DONE
+    assert capsys.readouterr().out == f"step {newest(log)[0].step}: wrote {out}\n"
     trace = json.loads(out.read_text())["traceEvents"]
     groups = {e["pid"]: e["args"]["name"] for e in trace if e["name"] == "process_name"}
     boxes = {

@@ -143,6 +143,7 @@ def test_a_model_is_of_one_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 def test_a_measurement_that_fails_says_its_last_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "orchestrator").mkdir()
+    (tmp_path / "orchestrator" / "__init__.py").touch()
     (tmp_path / "orchestrator" / "__main__.py").write_text("print('measuring'); raise SystemExit('no CPU')")
     monkeypatch.setattr(rooms, "import_paths", lambda: [str(tmp_path)])
     monkeypatch.chdir(tmp_path)

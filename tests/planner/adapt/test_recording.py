@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,49 @@ def test_a_recorded_life_is_repeated_to_the_bit(recording: Path) -> None:
     (why,) = {why for answer in observed for _, why in answer.took.heard.ignored}
     assert "took nan s" in why
     assert not [answer for answer in answers if not answer.same]
+
+
+def test_a_job_that_keeps_snapshots_is_repeated_as_one(recording: Path) -> None:
+    planner = planner_of(LiveStart(profile=PROFILE, record=str(recording)))
+    planner.plan_with(replace(REPLANNER, limits=(), copies=1, copy_every=5))
+    for step in range(12):
+        planner.take([times(0, step, 1.0), times(1, step, 3.1 if step > 4 else 1.1)], [PLAN], MEMBERS)
+    moved = planner.decide(question(12)).plan
+    assert moved is not None
+    assert (moved.snapshot_every, moved.standbys) == (5, ())
+    assert any(moved.snapshots)
+    (answer,) = [one for one in replayed(entries(recording)) if isinstance(one, Decided)]
+    assert answer.recorded is not None
+    assert answer.recorded.plan == answer.decision.plan == moved
+
+
+def test_a_recording_keeps_all_that_plans_are_made_with() -> None:
+    changed: dict[str, Any] = {
+        "parameters": (11,) * 4,
+        "copies": 1,
+        "copy_every": 5,
+        "profile": None,
+        "limits": (7, None),
+        "links": (),
+        "divisible": False,
+        "first": replace(PLAN, version=9),
+        "schedule": replace(REPLANNER.schedule, name="another"),
+    }
+    assert set(changed) == {one.name for one in fields(Replanner) if one.init}
+    for name, value in changed.items():
+        replanner = replace(REPLANNER, **{name: value})
+        line = line_of(PlansWith.of(replanner)).decode()
+        read = entry_of(line)
+        assert isinstance(read, PlansWith)
+        assert read.replanner == replanner != REPLANNER, name
+
+
+def test_a_recording_without_the_intervals_of_snapshots_is_read() -> None:
+    line = line_of(PlansWith.of(REPLANNER)).decode()
+    assert line.count('"copy_every":1,') == 1
+    old = entry_of(line.replace('"copy_every":1,', ""))
+    assert isinstance(old, PlansWith)
+    assert old.replanner == REPLANNER
 
 
 def test_another_answer_than_the_recorded_one_is_noticed(recording: Path) -> None:

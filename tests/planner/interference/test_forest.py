@@ -20,6 +20,7 @@ from planner.interference.model_file import (
     ModelFileError,
     StoredForest,
     StoredWindows,
+    forest_from,
     load_forest,
     load_windows,
     save_forest,
@@ -196,6 +197,82 @@ def test_what_is_no_model_is_refused_and_never_unpickled(tmp_path: Path, forest:
     assert load_file(path)
 
 
+TREE = {
+    "roots": np.array([0], dtype=np.int32),
+    "left": np.array([1, -1, -1], dtype=np.int32),
+    "right": np.array([2, -1, -1], dtype=np.int32),
+    "feature": np.array([0, 0, 0], dtype=np.int32),
+    "threshold": np.array([0.5, 0.0, 0.0]),
+    "missing_left": np.array([True, False, False]),
+    "value": np.array([0.0, 1.0, 2.0]),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "said"),
+    [
+        (
+            "left",
+            TREE["left"].astype(np.float64),
+            r"left is float64 of shape \(3,\); expected int32 of 1 dim",
+        ),
+        ("roots", TREE["roots"].astype(np.int64), "roots is int64 of shape"),
+        ("value", TREE["value"][:, None], r"value is float64 of shape \(3, 1\); expected float64 of 1 dim"),
+        ("threshold", TREE["threshold"].astype(np.int32), "threshold is int32"),
+        ("missing_left", TREE["missing_left"].astype(np.int8), "missing_left is int8"),
+        ("feature", TREE["feature"][None], r"feature is int32 of shape \(1, 3\)"),
+        ("value", None, "it lacks the array value"),
+    ],
+)
+def test_a_forest_with_arrays_of_another_type_or_shape_is_refused(
+    name: str, array: np.ndarray | None, said: str
+) -> None:
+    arrays = {**TREE, name: array}
+    kept = {each: values for each, values in arrays.items() if values is not None}
+    judgement = stored(Forest(**TREE, columns=len(NAMES))).judgement.to_dict()
+    told = {"machine": "a test", "device": "cpu", "made": "2026-01-01", "judgement": judgement}
+    content = model_file._content(model_file.FORESTS, kept, told)
+    with pytest.raises(ModelFileError, match=rf"^a file holds no forest: .*{said}.*; make another one with"):
+        forest_from(content, "a file")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"machine": 3}, "its header's machine: Input should be a valid string"),
+        ({"device": "tpu"}, "its header's device"),
+        ({"made": None}, "its header's made"),
+        ({"judgement": {}}, "its judgement's scores: Field required"),
+        ({"judgement": 1}, "its header's judgement"),
+    ],
+)
+def test_a_forest_with_another_header_is_refused(change: dict[str, object], said: str) -> None:
+    judgement = stored(Forest(**TREE, columns=len(NAMES))).judgement.to_dict()
+    told = {"machine": "a test", "device": "cpu", "made": "2026-01-01", "judgement": judgement}
+    assert forest_from(model_file._content(model_file.FORESTS, TREE, told), "a file").made == "2026-01-01"
+    content = model_file._content(model_file.FORESTS, TREE, {**told, **change})
+    with pytest.raises(ModelFileError, match=said):
+        forest_from(content, "a file")
+
+
+def test_windows_with_other_arrays_or_names_are_refused(tmp_path: Path) -> None:
+    windows = made(count=4)
+    told = {"machine": "a test", "warnings": [], "kinds": windows.kinds, "levels": windows.levels}
+    whole = {"rows": windows.rows, "ratios": windows.ratios}
+
+    def said(arrays: dict[str, np.ndarray], told: dict[str, object]) -> str:
+        (tmp_path / "w").write_bytes(model_file._content(model_file.WINDOWS, arrays, told))
+        with pytest.raises(ModelFileError, match="holds no windows") as refused:
+            load_windows(tmp_path / "w")
+        return str(refused.value)
+
+    assert "rows is float32" in said({**whole, "rows": windows.rows.astype(np.float32)}, told)
+    assert "ratios is float64 of shape (4, 1)" in said({**whole, "ratios": windows.ratios[:, None]}, told)
+    assert "its header's kinds" in said(whole, {**told, "kinds": "memo"})
+    assert "its header's levels.0" in said(whole, {**told, "levels": [1, 2, 3, 4]})
+    assert "expected one ratio, kind and level per window" in said(whole, {**told, "kinds": ["alone"]})
+
+
 class Bomb:
     def __reduce__(self) -> tuple[object, tuple[str]]:
         raise_ = exec
@@ -214,18 +291,9 @@ class Bomb:
     ids=["a circle", "no such feature", "no such root", "no value", "another length"],
 )
 def test_arrays_that_are_no_forest_are_refused(change: dict[str, np.ndarray]) -> None:
-    tree = {
-        "roots": np.array([0], dtype=np.int32),
-        "left": np.array([1, -1, -1], dtype=np.int32),
-        "right": np.array([2, -1, -1], dtype=np.int32),
-        "feature": np.array([0, 0, 0], dtype=np.int32),
-        "threshold": np.array([0.5, 0.0, 0.0]),
-        "missing_left": np.array([True, False, False]),
-        "value": np.array([0.0, 1.0, 2.0]),
-    }
-    forest = Forest(**tree, columns=len(NAMES))
+    forest = Forest(**TREE, columns=len(NAMES))
     rows = np.full((3, len(NAMES)), np.nan)
     rows[:, 0] = [0.5, 0.6, np.nan]
     assert forest.predict(rows).tolist() == [1.0, 2.0, 1.0]
     with pytest.raises(ValueError, match="no forest"):
-        Forest(**{**tree, **change}, columns=len(NAMES))
+        Forest(**{**TREE, **change}, columns=len(NAMES))
