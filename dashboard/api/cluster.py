@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from fastapi import APIRouter
@@ -17,13 +17,11 @@ from orchestrator.client.cluster_state import NodeState
 from orchestrator.client.errors import JobError
 from orchestrator.events.wording import noticed_text
 from orchestrator.history.job_view import JobView
-from orchestrator.history.ranks_view import Departure
+from orchestrator.history.ranks_view import REQUEST, Departure
 
 router = APIRouter(tags=["cluster"], prefix="/cluster")
 
 KEPT_PREEMPTIONS = 50
-REQUEST = "request"
-"""The source of a notice that a user asked for: a drain, and no preemption."""
 
 
 class User(Model):
@@ -49,6 +47,8 @@ class NodeModel(Model):
     """Resource -> amount; memory in bytes."""
     available: dict[str, float]
     users: list[User]
+    drained_by: list[str]
+    """Jobs that were asked to leave it, have left, and start no ranks there until they are told to undrain it."""
     draining: bool
     deadline_s: float | None
     """When it will be gone, as the cluster knows, in seconds since the Unix epoch; null if unknown, or if it stays."""
@@ -150,7 +150,9 @@ def _lost_text(departure: Departure) -> str:
     return f"{ranks} lost{f' on {departure.host}' if departure.host else ''} without notice"
 
 
-def _node(node: NodeState, jobs: Iterable[LiveJob]) -> NodeModel:
+def _node(node: NodeState, jobs: Sequence[LiveJob]) -> NodeModel:
+    users = [user for job in jobs if (user := _user(job, node.id)) is not None]
+    there = {user.job for user in users}
     return NodeModel(
         id=node.id,
         host=node.host,
@@ -158,7 +160,8 @@ def _node(node: NodeState, jobs: Iterable[LiveJob]) -> NodeModel:
         alive=node.alive,
         total=dict(node.total),
         available=dict(node.available),
-        users=[user for job in jobs if (user := _user(job, node.id)) is not None],
+        users=users,
+        drained_by=[job.name for job in jobs if node.id in job.view.ranks.drained and job.name not in there],
         draining=node.draining,
         deadline_s=node.deadline_s,
     )

@@ -84,9 +84,16 @@ class Drain(Model, json_schema_extra=example({"node": "10.0.0.7", "deadline_s": 
     node: str = Field(min_length=1, max_length=200)
     """Its id in the cluster, the beginning of it, or its address."""
     deadline_s: float = Field(default=30.0, gt=0, le=86_400)
-    """Seconds until it is gone."""
+    """Seconds that the job's ranks have to hand over."""
     version: Version = None
     """The same as If-Match, for those who send no headers."""
+
+
+class Undrain(Model, json_schema_extra=example({"node": "10.0.0.7"})):
+    """A drained node that the job may use again."""
+
+    node: str = Field(min_length=1, max_length=200)
+    """Its id in the cluster, the beginning of it, or its address."""
 
 
 async def outcome_of(
@@ -203,10 +210,18 @@ async def drain(
     key: Key = None,
     wait_s: Wait = 0.0,
 ) -> Answer:
-    """Have the job leave a node, as before a preemption."""
+    """Have the job leave a node, as before a preemption, and start no ranks there until it is undrained."""
     base = base_of(match, body.version)
     sending = parts.client.drain(job, body.node, body.deadline_s, base=base, id=key, by=by.name)
     return await outcome_of(parts, sending, wait_s, base)
+
+
+@router.post("/undrain", status_code=202, responses=ERRORS)
+async def undrain(
+    job: JobName, body: Undrain, parts: Parts, by: From, key: Key = None, wait_s: Wait = 0.0
+) -> Answer:
+    """Have the job use a node again that it was asked to leave."""
+    return await outcome_of(parts, parts.client.undrain(job, body.node, id=key, by=by.name), wait_s)
 
 
 @router.post("/faults", status_code=202, responses=ERRORS)

@@ -192,6 +192,7 @@ CLUSTER: Example = {
             "total": {"CPU": 8.0, "memory": 32000000000.0},
             "available": {"CPU": 6.0, "memory": 30000000000.0},
             "users": [{"job": "gpt", "ranks": [0, 1], "leaving": True, "deadline_s": 1763628060.0}],
+            "drained_by": [],
             "draining": True,
             "deadline_s": 1763628060.0,
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pydantic import ValidationError
 
-from dashboard.api.controls import Drain, Freeze, Move, Scale
+from dashboard.api.controls import Drain, Freeze, Move, Scale, Undrain
 from dashboard.api.plans import Applied
 from dashboard.service.problems import PlanMoving
 from orchestrator.analysis.what_if import KEEP, Change
@@ -87,12 +87,20 @@ def drain_says(view: JobView, body: Drain) -> str:
     there = _on_node(view, body.node)
     members = sorted(there & {*view.ranks.members})
     if not there:
-        return f"The job has no ranks on {body.node}: it starts none there for {seconds(body.deadline_s)}."
+        return f"The job has no ranks on {body.node}: there is nothing to drain."
     ranks = ", ".join(map(str, members)) or "none"
     return (
         f"The job leaves {body.node} within {seconds(body.deadline_s)}: the layers of its training ranks there"
-        f" ({ranks}) move to ranks elsewhere, and it starts no ranks there in that time. Other jobs stay."
+        f" ({ranks}) move to ranks elsewhere, and it starts no ranks there until the node is undrained. Other jobs"
+        " stay."
     )
+
+
+def undrain_says(view: JobView, body: Undrain) -> str:
+    drained = {node: notice.host for node, notice in view.ranks.drained.items()}
+    if not any(node.startswith(body.node) or host == body.node for node, host in drained.items()):
+        return f"The job was not asked to leave {body.node}: there is nothing to undo."
+    return f"The job may start ranks on {body.node} again, once it lacks any."
 
 
 def drain_change(view: JobView, body: Drain) -> Change | str:

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import field_validator
 
 from dashboard.api import controls, plans
-from dashboard.api.controls import Drain, Freeze, Move, Scale
+from dashboard.api.controls import Drain, Freeze, Move, Scale, Undrain
 from dashboard.api.models import Model
 from dashboard.api.plans import Applied
 from dashboard.pages.control_form import Control, Field
@@ -25,6 +25,7 @@ from dashboard.pages.control_words import (
     move_says,
     scale_change,
     scale_says,
+    undrain_says,
 )
 from orchestrator.history.job_view import JobView
 
@@ -136,6 +137,14 @@ _ALL: tuple[Control[Any], ...] = (
         change=drain_change,
         send=lambda to, body: controls.drain(to.job, body, to.parts, to.by, key=to.key),
         danger=True,
+    ),
+    Control(
+        name="undrain",
+        button="Undrain a node",
+        model=Undrain,
+        fields=(Field("node", "Node", hint="id or address"),),
+        says=undrain_says,
+        send=lambda to, body: controls.undrain(to.job, body, to.parts, to.by, key=to.key),
     ),
     Control(
         name="plan",

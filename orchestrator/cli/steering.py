@@ -1,5 +1,5 @@
 """Runs the commands that steer a running job: `freshet pause`, `resume`, `cancel`, `checkpoint`, `move`, `drain`,
-`scale`, `freeze`, `fault` and `reap`. Each is one call of a job client, over Ray or REST."""
+`undrain`, `scale`, `freeze`, `fault` and `reap`. Each is one call of a job client, over Ray or REST."""
 
 from __future__ import annotations
 

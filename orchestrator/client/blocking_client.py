@@ -96,6 +96,9 @@ class BlockingJobs:
     ) -> Command:
         return finish(self._client.drain(job, node, deadline_s, base=base, id=id, by=by))
 
+    def undrain(self, job: str, node: str, *, id: str | None = None, by: str = "") -> Command:
+        return finish(self._client.undrain(job, node, id=id, by=by))
+
     def scale(
         self,
         job: str,

@@ -178,14 +178,22 @@ class Jobs(ABC):
         id: str | None = None,
         by: str = "",
     ) -> Command:
-        """Have the job leave a node: its ranks there hand their layers over, and it starts none there for `deadline_s`
-        seconds. Other jobs stay.
+        """Have the job leave a node within `deadline_s` seconds: its ranks there hand their layers over, and it starts
+        none there until `undrain`. Other jobs stay.
 
         Args:
             node: a node's id, the beginning of one, or its host.
         """
         arguments = {"node": node, "deadline_s": deadline_s, **_with(base)}
         return await self._send(job, "drain", arguments, id, by)
+
+    async def undrain(self, job: str, node: str, *, id: str | None = None, by: str = "") -> Command:
+        """Have the job use a node again that it was asked to leave.
+
+        Args:
+            node: as for `drain`.
+        """
+        return await self._send(job, "undrain", {"node": node}, id, by)
 
     async def scale(
         self,

@@ -79,8 +79,12 @@ class Hosts(Protocol):
         Return that in words, or nothing if its node is not known."""
         ...
 
-    def shun(self, node: str, for_s: float | None = None) -> None:
-        """Start no more ranks on the draining `node` for so long; None: never again. Node ids are never reused."""
+    def shun(self, node: str) -> None:
+        """Start no more ranks on the draining `node`. Node ids are never reused."""
+        ...
+
+    def readmit(self, node: str) -> None:
+        """Start ranks on `node` again, though it was to be shunned."""
         ...
 
     async def release(self) -> None:

@@ -6,7 +6,6 @@ Runs on the controller's event loop; decides nothing.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -58,8 +57,8 @@ class RayHosts:
         """Rank -> the id of the node on which its placement group is."""
         self._names: dict[str, str] = {}
         """Node id -> host, for messages."""
-        self._shunned: dict[str, float] = {}
-        """Node id -> until when it gets no ranks, by the monotonic clock."""
+        self._shunned: set[str] = set()
+        """Ids of the nodes that get no ranks."""
         self._backoff = Backoff()
         hosted: Any = ray.remote(concurrency_groups={CONTROL: CONTROL_THREADS})  # pyright: ignore[reportCallIssue]
         self._remote: Any = hosted(RankActor)
@@ -78,7 +77,7 @@ class RayHosts:
         placed = await _placed([self._groups[rank] for rank in ranks], wait_s)
         if placed is not None:
             # Ray knows nothing of a drain that only this job was asked for, and takes the node for a free one.
-            if shunned := sorted({node for node in placed if self._shuns(node)}):
+            if shunned := sorted(self._shunned & {*placed}):
                 return f"the only room was on node {shunned[0][:12]}, which the job is to leave"
             self._placed |= dict(zip(ranks, placed, strict=True))
             return None
@@ -146,19 +145,20 @@ class RayHosts:
         name = self._names.get(node, node)
         return f"rank {rank} did not start on node {name}, which gets no other rank for {pause_s:g} s"
 
-    def shun(self, node: str, for_s: float | None = None) -> None:
-        until_s = math.inf if for_s is None else time.monotonic() + for_s
-        self._shunned[node] = max(until_s, self._shunned.get(node, 0.0))
+    def shun(self, node: str) -> None:
+        self._shunned.add(node)
 
-    def _shuns(self, node: str) -> bool:
-        return time.monotonic() < self._shunned.get(node, 0.0)
+    def readmit(self, node: str) -> None:
+        self._shunned.discard(node)
 
     async def _nodes(self) -> tuple[Node, ...]:
         """Return the nodes on which ranks may start."""
         now_s, nodes = time.monotonic(), await asyncio.to_thread(cluster.nodes)
         self._names |= {node.id: node.host for node in nodes}
         return tuple(
-            node for node in nodes if not self._shuns(node.id) and not self._backoff.avoids(node.id, now_s)
+            node
+            for node in nodes
+            if node.id not in self._shunned and not self._backoff.avoids(node.id, now_s)
         )
 
     async def release(self) -> None:

@@ -13,8 +13,10 @@ from orchestrator.controller import reshaping
 from orchestrator.controller.event_loop import EventLoop
 from orchestrator.controller.freeze.freeze_control import FreezeControl
 from orchestrator.controller.inject_faults import inject
+from orchestrator.controller.requests.resize_request import choose_drained
 from orchestrator.controller.reshaping import Reshaping
 from orchestrator.events import types as events
+from orchestrator.events.wording import undrained_text
 from orchestrator.history.command_table import KEPT, Entry
 from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle.states import Live, Paused, Placing, Saving, Stopping
@@ -132,6 +134,10 @@ class Commands:
                     raise JobError(f"the job is {type(state).__name__.lower()}: only a paused job resumes")
                 self._loop.post(ResumeAsked())
                 return f"goes on from the checkpoint of step {state.step} as soon as there is room"
+            case "undrain", {"node": str(node)}:
+                notice = choose_drained(node, self._view().ranks)
+                self._log(events.Undrained(node=notice.node, host=notice.host, id=command.id))
+                return undrained_text(notice.node, notice.host)
             case "freeze", _:
                 return await self._freezing.change(command)
             case "fault", {"drill": dict(drill)}:

@@ -252,7 +252,7 @@ class Reshaping:
         host = ours[node]
         await self._loop.post_and_wait(Going(ranks, "request", deadline_s, node, host, id))
         told = f"{named('rank', sorted(ranks))} {'leaves' if len(ranks) == 1 else 'leave'} node {node[:12]} ({host})"
-        return f"{told} at the next commit; the job starts no rank there for {deadline_s:g} s"
+        return f"{told} at the next commit; the job starts no rank there until freshet undrain"
 
     def _nodes_of_job(self, nodes: Sequence[Node]) -> dict[str, str]:
         starting = self._live().membership.starting

@@ -128,7 +128,8 @@ class Commanded:
     id: str
     """Chosen by the sender: a command that arrives twice with one id is done once."""
     name: str
-    """`stop`, `abort`, `checkpoint`, `pause`, `resume`, `move`, `plan`, `scale`, `drain`, `freeze` or `fault`."""
+    """`stop`, `abort`, `checkpoint`, `pause`, `resume`, `move`, `plan`, `scale`, `drain`, `undrain`, `freeze` or
+    `fault`."""
     arguments: dict[str, Any]
     by: str = ""
     """Who sent it and from where, such as `control from 127.0.0.1`; empty: not said."""
@@ -321,6 +322,17 @@ class Noticed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Undrained:
+    """A node that a command had drained may get ranks of the job again."""
+
+    node: str
+    """Node id of the cluster."""
+    host: str
+    id: str = ""
+    """Of the command that lifted the drain."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SpeedsChanged:
     """The planner's picture of the ranks' speeds changed."""
 
@@ -494,6 +506,7 @@ Event = (
     | Dismissed
     | Paused
     | Noticed
+    | Undrained
     | SpeedsChanged
     | Sampled
     | LayersTimed
@@ -545,6 +558,7 @@ KINDS: dict[str, type[Event]] = {
     "dismissed": Dismissed,
     "paused": Paused,
     "noticed": Noticed,
+    "undrained": Undrained,
     "speeds": SpeedsChanged,
     "sampled": Sampled,
     "layers_timed": LayersTimed,

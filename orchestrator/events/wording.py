@@ -34,6 +34,11 @@ def noticed_text(notice: Noticed) -> str:
     return f"{who} must leave ({notice.source}{left})"
 
 
+def undrained_text(node: str, host: str) -> str:
+    """The end of a drain in words."""
+    return f"the job may start ranks on node {node[:12]}{f' ({host})' if host else ''} again"
+
+
 def injected_text(report: FaultReport) -> str:
     """An injected fault in words: which, on which rank, where."""
     place = f" in phase {report.phase} of step {report.step}" if report.phase else ""

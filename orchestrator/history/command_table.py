@@ -21,7 +21,9 @@ from orchestrator.events.types import (
     FreezeChanged,
     Paused,
     Regrouped,
+    Undrained,
 )
+from orchestrator.events.wording import undrained_text
 from workers.protocol import CheckpointReport, FreezeStarted, JobError, StepReport
 
 KEPT = 300
@@ -144,6 +146,10 @@ class CommandTable:
                 for entry in pending:
                     if entry.command.name == "resume":
                         yield _answer(entry, step, f"trains on from step {step}", True)
+            case Undrained(node=node, host=host, id=id):
+                for entry in pending:
+                    if entry.command.id == id:
+                        yield _answer(entry, self.step, undrained_text(node, host), True)
             case Finished(step=step, stopped=stopped):
                 for entry in pending:
                     done = entry.command.name in ("stop", "abort")

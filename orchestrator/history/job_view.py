@@ -42,6 +42,7 @@ from orchestrator.events.types import (
     Skipped,
     SpeedsChanged,
     Submitted,
+    Undrained,
 )
 from orchestrator.history.adapt_record import AdaptRecord
 from orchestrator.history.columns import Columns
@@ -333,7 +334,13 @@ class JobView:
                 self.ranks.take(scaled)
                 self._resize(scaled)
             case (
-                Placing() | RankFailed() | Regrouped() | Noticed() | Dismissed() | StandbyReport()
+                Placing()
+                | RankFailed()
+                | Regrouped()
+                | Noticed()
+                | Undrained()
+                | Dismissed()
+                | StandbyReport()
             ) as change:
                 self.ranks.take(change, record.time_s)
             case Skipped(damage=damage):

@@ -19,6 +19,7 @@ from orchestrator.events.types import (
     Skipped,
     SpeedsChanged,
     Submitted,
+    Undrained,
     Warned,
 )
 from orchestrator.events.wording import (
@@ -28,6 +29,7 @@ from orchestrator.events.wording import (
     noticed_text,
     some_slower,
     speeds_text,
+    undrained_text,
 )
 from planner.wording import counted
 from workers.protocol import CheckpointReport, FaultReport, WarningReport
@@ -84,6 +86,8 @@ def note_of(event: Event) -> Note | None:
             return Note("warning", f"{text[0].upper()}{text[1:]}.")
         case Noticed():
             return Note("note", f"Notice: {noticed_text(event)}.")
+        case Undrained(node=node, host=host):
+            return Note("note", f"Undrained: {undrained_text(node, host)}.")
         case Warned(text=text):
             return Note("warning", text)
         case FaultReport():

@@ -18,6 +18,7 @@ from orchestrator.events.types import (
     RankStarted,
     Regrouped,
     Scaled,
+    Undrained,
 )
 from orchestrator.history.totals import part_seconds
 from planner.failure_domains import domain_name
@@ -26,6 +27,8 @@ from workers.protocol import CheckpointRef, CheckpointReport, DamagedCheckpoint,
 
 KEPT_CHECKPOINTS = 8
 """Newest checkpoints that a controller remembers; the ranks delete older ones."""
+REQUEST = "request"
+"""The source of a notice that a user asked for: a drain, and no preemption."""
 KEPT_NOTICES = 100
 """Newest notices and departures that are kept, of each."""
 
@@ -76,6 +79,8 @@ class RanksView:
     """Rank -> address of its node."""
     zones: dict[str, str] = field(default_factory=dict)
     """Node id -> the node's zone; empty if it is unknown."""
+    drained: dict[str, Noticed] = field(default_factory=dict)
+    """Node id -> the command's notice, of each node that a command drained and none has undrained."""
     next_rank: int = 0
     """The first number that no rank has had."""
     notices: tuple[Notice, ...] = ()
@@ -109,8 +114,13 @@ class RanksView:
 
     @property
     def noticed(self) -> tuple[Noticed, ...]:
-        """The newest notices as events."""
-        return tuple(notice.event for notice in self.notices)
+        """The newest notices as events, and those of drained nodes."""
+        newest = [notice.event for notice in self.notices]
+        return (*(notice for notice in self.drained.values() if notice not in newest), *newest)
+
+    def leaving(self, node: str) -> set[int]:
+        """The ranks on `node` that are under notice and still there."""
+        return {rank for rank in self.going & self.alive if self.nodes.get(rank) == node}
 
     def domain(self, rank: int) -> str:
         """The failure domain of `rank`, as far as it is known."""
@@ -128,6 +138,7 @@ class RanksView:
         | Dismissed
         | Paused
         | Noticed
+        | Undrained
         | StandbyReport
         | SwitchReport,
         time_s: float = 0.0,
@@ -172,6 +183,12 @@ class RanksView:
             case Noticed(ranks=ranks):
                 self.going |= {*ranks}
                 self.notices = (*self.notices[1 - KEPT_NOTICES :], Notice(time_s=time_s, event=event))
+                if event.source == REQUEST:
+                    self.drained[event.node] = event
+            case Undrained(node=node):
+                self.drained.pop(node, None)
+                asked = (REQUEST, node)
+                self.notices = tuple(n for n in self.notices if (n.event.source, n.event.node) != asked)
             case StandbyReport(rank=place, pieces=pieces, given_up=True):
                 self.copied[place] = tuple(sorted({*self.copied.get(place, ())} - {*pieces}))
             case StandbyReport(rank=place, pieces=pieces):

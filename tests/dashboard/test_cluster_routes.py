@@ -20,7 +20,7 @@ from dashboard.service.access import Role
 from dashboard.service.app import create_app
 from orchestrator.client.cluster_state import NodeState
 from orchestrator.client.job_client import JobClient
-from orchestrator.events.types import Noticed
+from orchestrator.events.types import Dismissed, Noticed, Undrained
 from orchestrator.history.job_view import JobView, fold
 from planner.profile import Link
 
@@ -145,6 +145,22 @@ def test_a_drain_that_a_user_requested_has_its_deadline(client: TestClient) -> N
     assert "spot: rank 0 leaves by 00:17:47 UTC" in text
     assert "1970-01-01 00:16:42 UTC spot rank 1 on 10.0.0.1 must leave (aws, 2 min 00 s left)" in text
     assert text.index("(aws, 2 min 00 s left)") < text.index("rank 2 was lost")
+
+
+def test_a_node_that_a_job_has_left_on_request_can_be_undrained(client: TestClient, job: Made) -> None:
+    node = client.get("/api/v1/cluster").json()["nodes"][0]
+    assert node["drained_by"] == []  # its rank is still leaving
+    job.view.ranks.take(Dismissed(ranks=(0,)))
+    node = client.get("/api/v1/cluster").json()["nodes"][0]
+    assert (node["users"], node["drained_by"]) == ([], ["spot"])
+    page = client.get("/cluster").text
+    assert "drained, starts no ranks here" in page
+    form = client.get(f"/jobs/spot/controls/undrain?node={node['id']}")
+    assert f'href="/jobs/spot/controls/undrain?node={node["id"]}"' in page
+    assert f"The job may start ranks on {node['id']} again" in " ".join(Page(form.text).text.split())
+    job.view.ranks.take(Undrained(node=node["id"], host=node["host"]))
+    assert client.get("/api/v1/cluster").json()["nodes"][0]["drained_by"] == []
+    assert "no Freshet job" in client.get("/cluster").text
 
 
 def test_devices_and_links_name_their_nodes(client: TestClient) -> None:

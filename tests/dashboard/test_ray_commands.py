@@ -214,6 +214,16 @@ def test_every_command_over_rest_and_over_ray(
         )
         assert client.view(JOB).ranks.nodes[client.view(JOB).ranks.members[0]] != node
         assert "there is no node 'nowhere'" in freshet.refused("drain", JOB, "nowhere")
+        assert "node 'nowhere' is not drained" in freshet.refused("undrain", JOB, "nowhere")
+        assert f"node {node[:12]} " in freshet("undrain", JOB, node[:16], "--wait")
+        # Only there is room for a third rank.
+        before = client.view(JOB).events
+        assert freshet.json("scale", JOB, "--ranks", "2", "--spares", "1", "--wait")["done"]
+        for record in client.events(JOB, after=before):
+            assert isinstance(record, Record)
+            if isinstance(record.event, events.RankStarted) and record.event.node == node:
+                break
+        assert freshet("scale", JOB, "--ranks", "1", "--spares", "0", "--wait") == "trains on with 1 rank\n"
         (rank,) = client.view(JOB).ranks.members
         assert freshet.json("fault", JOB, "slow", "--rank", str(rank), "--factor", "1.1", "--steps", "1")[
             "id"
@@ -263,6 +273,7 @@ def test_every_command_over_rest_and_over_ray(
         "plan",
         "scale",
         "drain",
+        "undrain",
         "freeze",
         "fault",
     }

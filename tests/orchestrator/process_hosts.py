@@ -140,8 +140,11 @@ class ProcessHosts:
     def failed(self, rank: int) -> str:
         return ""
 
-    def shun(self, node: str, for_s: float | None = None) -> None:
+    def shun(self, node: str) -> None:
         self.shunned.append(node)
+
+    def readmit(self, node: str) -> None:
+        self.shunned.remove(node)
 
     async def release(self) -> None:
         for rank in [*self._processes]:

@@ -17,6 +17,7 @@ from orchestrator.events.wording import (
     solved_text,
     some_slower,
     speeds_text,
+    undrained_text,
 )
 from orchestrator.quantities import seconds
 from planner.wording import counted
@@ -83,6 +84,8 @@ def observer(
                 progress.note(f"freezing: its ratios take effect with step {plan.start}")
             case events.Noticed() as notice:
                 progress.note(noticed_text(notice), warning=True)
+            case events.Undrained(node=node, host=host):
+                progress.note(undrained_text(node, host))
             case events.Warned(text=text):
                 progress.note(text, warning=True)
             case events.FaultReport() as inject:

@@ -18,7 +18,7 @@ from orchestrator.controller.ranks.hangs import within
 from orchestrator.controller.ranks.heartbeats import Heartbeats, ping_every_s
 from orchestrator.controller.ranks.last_output import last_output
 from orchestrator.controller.ranks.living import LivingRanks
-from orchestrator.events.types import Event, Noticed, Scaled, Warned
+from orchestrator.events.types import Event, Noticed, Scaled, Undrained, Warned
 from orchestrator.lifecycle.stimuli import (
     Noted,
     Placed,
@@ -69,13 +69,14 @@ class RankProcesses:
         """How many ranks the job is to have, spares included."""
 
     def take(self, event: Event) -> None:
-        """Learn the draining ranks and the requested size from a logged event."""
+        """Learn the draining ranks, the nodes to keep off and the requested size from a logged event."""
         if isinstance(event, Noticed):
             self._going |= set(event.ranks)
             # A signal reaches one process: its node stays.
             if event.source != "sigterm":
-                # A node that the job was asked to leave may stay, and serve again afterwards.
-                self._hosts.shun(event.node, event.left_s if event.source == "request" else None)
+                self._hosts.shun(event.node)
+        if isinstance(event, Undrained):
+            self._hosts.readmit(event.node)
         if isinstance(event, Scaled):
             self._most = event.places + event.spares
 

@@ -1,4 +1,5 @@
-"""Checks requests for another number of ranks, and for leaving a node, against job, plans and room. Pure."""
+"""Checks requests for another number of ranks, for leaving a node and for coming back, against job, plans and room.
+Pure."""
 
 from __future__ import annotations
 
@@ -6,12 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.cluster.placement import Node
-from orchestrator.events.types import Scaled
+from orchestrator.events.types import Noticed, Scaled
+from orchestrator.history.ranks_view import REQUEST, RanksView
 from orchestrator.lifecycle.states import Job, Size
 from planner.adapt.speeds import NONE_KNOWN, Slowdowns
 from planner.plan import Plan, PlanError
 from planner.search.replan import Replanner
-from planner.wording import counted
+from planner.wording import counted, named
 from workers.actor import Home
 from workers.config import ElasticConfig
 from workers.protocol import JobError
@@ -137,15 +139,54 @@ def choose_node(name: str, ours: Mapping[str, str], cluster: Sequence[Node]) -> 
     Raises:
         JobError: the job has no rank there, there is no such node, or it is more than one.
     """
-    found = [node for node, host in ours.items() if name and (node.startswith(name) or host == name)]
-    known = ", ".join(f"{node[:12]} ({host})" for node, host in sorted(ours.items())) or "none"
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise JobError(f"{name!r} means more than one node: give more of its id. The job's nodes: {known}")
+    known = _listed(ours)
+    if (found := _only(name, ours, "The job's nodes")) is not None:
+        return found
     if any(name and (node.id.startswith(name) or node.host == name) for node in cluster):
         raise JobError(f"the job has no rank on node {name!r}: there is nothing to drain. Its nodes: {known}")
     raise JobError(f"there is no node {name!r}; the job's nodes: {known}")
+
+
+def choose_drained(name: str, ranks: RanksView) -> Noticed:
+    """Return the notice of the drained node that `name` means: an id, the beginning of one, or a host.
+
+    Raises:
+        JobError: no command drained that node, its ranks are still leaving, it is to go for another reason too, or it
+            is more than one.
+    """
+    drained = {node: notice.host for node, notice in ranks.drained.items()}
+    node = _only(name, drained, "Drained nodes")
+    if node is None:
+        raise JobError(
+            f"node {name!r} is not drained: there is nothing to undo. Drained nodes: {_listed(drained)}"
+        )
+    if still := ranks.leaving(node):
+        verb = "is" if len(still) == 1 else "are"
+        raise JobError(
+            f"{named('rank', sorted(still))} {verb} still leaving node {node[:12]}: undrain it once they have left"
+        )
+    for notice in ranks.noticed:
+        if notice.node == node and notice.source not in (REQUEST, "sigterm"):
+            raise JobError(
+                f"node {node[:12]} is to go by a notice of {notice.source} too: no rank starts there any more"
+            )
+    return ranks.drained[node]
+
+
+def _only(name: str, nodes: Mapping[str, str], kind: str) -> str | None:
+    """The id of the one of `nodes` (id -> host) that `name` means; None if it means none.
+
+    Raises:
+        JobError: it means more than one; lists all as `kind`.
+    """
+    found = [node for node, host in nodes.items() if name and (node.startswith(name) or host == name)]
+    if len(found) > 1:
+        raise JobError(f"{name!r} means more than one node: give more of its id. {kind}: {_listed(nodes)}")
+    return found[0] if found else None
+
+
+def _listed(nodes: Mapping[str, str]) -> str:
+    return ", ".join(f"{node[:12]} ({host})" for node, host in sorted(nodes.items())) or "none"
 
 
 def check_refuge(

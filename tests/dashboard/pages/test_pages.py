@@ -17,7 +17,7 @@ from report_page import Page
 from serving import live_job, settings_in, show, token, write_run
 from synthetic_run import freezing_records, plan
 
-from dashboard.api.controls import Drain, Freeze, Move, Scale
+from dashboard.api.controls import Drain, Freeze, Move, Scale, Undrain
 from dashboard.pages.control_form import Control, expectation, simulates
 from dashboard.pages.controls import CONTROLS, Cut
 from dashboard.pages.sections import BY_NAME, SECTIONS, render
@@ -398,6 +398,7 @@ def expected(control: str, body: object) -> str:
         ("freeze", Freeze(method="timely"), "Nothing is simulated: timely is no freeze method"),
         ("drain", Drain(node="5f0c"), r"ranks there \(0, 1\) move .* longer"),
         ("drain", Drain(node="elsewhere"), "no ranks on elsewhere"),
+        ("undrain", Undrain(node="elsewhere"), "was not asked to leave elsewhere"),
         ("plan", Cut(partition="3+3+3+1", version=None), "take up 3 .* 3 .* 3 .* 1 .* shorter"),  # type: ignore[arg-type]
         ("plan", Cut(partition=[5, 5]), "The simulator says: .*stages"),
     ],

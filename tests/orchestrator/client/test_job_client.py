@@ -132,6 +132,7 @@ def test_every_command_says_who_sends_it(monkeypatch: pytest.MonkeyPatch) -> Non
     client.move("a", "3", 1, **who)
     client.fault("a", {}, **who)
     client.drain("a", "node1", 5.0, **who)
+    client.undrain("a", "node1", **who)
     client.scale("a", spares=1, **who)
     client.apply("a", (1, 2), base=(1, 4), **who)
     assert {(id, by) for _, id, _, _, by in made.asked} == {("x", "control from 127.0.0.1")}
@@ -139,6 +140,7 @@ def test_every_command_says_who_sends_it(monkeypatch: pytest.MonkeyPatch) -> Non
         ("move", {"layers": "3", "rank": 1}),
         ("fault", {"drill": {}}),
         ("drain", {"node": "node1", "deadline_s": 5.0}),
+        ("undrain", {"node": "node1"}),
         ("scale", {"ranks": None, "spares": 1}),
         ("plan", {"partition": [1, 2], "base": [1, 4]}),
     ]

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ from orchestrator.cluster.hosts import Gone
 from orchestrator.cluster.placement import Node
 from orchestrator.cluster.ray_hosts import RayHosts
 from orchestrator.controller.ranks.runtime import Runtime
-from orchestrator.events.types import Warned
+from orchestrator.events.types import Noticed, Undrained, Warned
 from orchestrator.lifecycle.commands import Recruit
 from orchestrator.lifecycle.stimuli import Noted, RankLost, Stimulus
 
@@ -51,6 +52,30 @@ def test_waiting_for_placement_holds_no_threads(monkeypatch: pytest.MonkeyPatch)
 def test_what_is_not_placed_in_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_hosts, "placement_group_table", lambda group: {"state": "PENDING"})
     assert asyncio.run(ray_hosts._placed([cast(Any, "group")], 0.1)) is None
+
+
+def test_a_drained_node_gets_no_ranks_until_it_is_undrained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = {"state": "CREATED", "bundles_to_node_id": {0: "bad"}}
+    monkeypatch.setattr(ray_hosts, "placement_group_table", lambda group: table)
+    monkeypatch.setattr(ray_hosts, "placement_group", lambda *arguments, **options: "group")
+    monkeypatch.setattr(ray_hosts.cluster, "nodes", lambda: (BAD, GOOD))
+    monkeypatch.setattr(ray_hosts.time, "monotonic", count(step=3600.0).__next__)  # an hour with each look
+
+    async def drain() -> None:
+        setup = replace(ElasticJob(resolved(tiny(tmp_path, "drained"))).setup, per_rank={"CPU": 1.0})
+        hosts = RayHosts(setup.ranks, cast(Any, None))
+        runtime = Runtime(setup, hosts, list[Stimulus]().append, asyncio.ensure_future)
+        runtime.take(Noticed(node="bad", host="10.0.0.1", source="request", ranks=(0,), left_s=0.5))
+        assert [await hosts.room() for _ in range(3)] == [2, 2, 2]
+        refused = await hosts.reserve([4], 1.0)
+        assert refused == "the only room was on node bad, which the job is to leave"
+        runtime.take(Undrained(node="bad", host="10.0.0.1"))
+        assert await hosts.room() == 10
+        assert await hosts.reserve([4], 1.0) is None
+
+    asyncio.run(drain())
 
 
 class Unlucky(RayHosts):

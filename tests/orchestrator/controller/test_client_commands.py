@@ -18,7 +18,16 @@ from orchestrator.controller.freeze import freeze_control
 from orchestrator.controller.requests.freeze_request import Adopt, Running
 from orchestrator.events.folder import JobFolder
 from orchestrator.events.log import read_log
-from orchestrator.events.types import Answered, Commanded, Finished, Submitted
+from orchestrator.events.types import (
+    Answered,
+    Commanded,
+    Dismissed,
+    Finished,
+    Noticed,
+    RankStarted,
+    Submitted,
+)
+from orchestrator.history.job_view import JobView
 from orchestrator.history.proposal import PlanChanged
 from orchestrator.lifecycle import states
 from orchestrator.lifecycle.moves import newest_version
@@ -95,6 +104,51 @@ def test_a_command_that_fails_as_nobody_expects_has_its_answer_too(
             answer = await controller.outcome("d", 0.0)
             assert answer is not None
             assert not answer.done
+
+    asyncio.run(ask())
+
+
+def test_a_drained_node_is_undrained_once_its_ranks_have_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask() -> None:
+        async with controller_of(tmp_path, monkeypatch) as (job, controller):
+
+            async def refused(node: str, why: str) -> None:
+                with pytest.raises(JobError, match=why):
+                    await controller.command(f"to {node}, {why}", "undrain", {"node": node})
+
+            controller._record(RankStarted(rank=0, node="a1", host="10.0.0.1", pid=1))
+            controller._record(RankStarted(rank=1, node="a2", host="10.0.0.2", pid=1))
+            await refused("a1", r"node 'a1' is not drained: there is nothing to undo\. Drained nodes: none")
+            for rank, source in ((0, "request"), (1, "request"), (1, "azure")):
+                controller._record(
+                    Noticed(
+                        node=f"a{rank + 1}",
+                        host=f"10.0.0.{rank + 1}",
+                        source=source,
+                        ranks=(rank,),
+                        left_s=1.0,
+                    )
+                )
+            await refused("a", r"means more than one node.*Drained nodes: a1 \(10\.0\.0\.1\), a2")
+            await refused("a1", "rank 0 is still leaving node a1: undrain it once they have left")
+            controller._record(Dismissed(ranks=(0, 1)))
+            await refused("a2", "node a2 is to go by a notice of azure too")
+            # A controller that takes over keeps off both nodes.
+            for event in JobView.from_json(await controller.view()).recap():
+                job.runtime.take(event)
+            assert {*job.hosts.shunned} == {"a1", "a2"}
+            said = await controller.command("u", "undrain", {"node": "10.0.0.1"})
+            assert said == "the job may start ranks on node a1 (10.0.0.1) again"
+            answer = await controller.outcome("u", 0.0)
+            assert answer is not None
+            assert (answer.done, answer.text) == (True, said)
+            await refused("a1", "is not drained")
+            job.hosts.shunned.clear()
+            for event in JobView.from_json(await controller.view()).recap():
+                job.runtime.take(event)
+            assert {*job.hosts.shunned} == {"a2"}
 
     asyncio.run(ask())
 

@@ -161,6 +161,7 @@ EVERY_KIND: tuple[events.Event, ...] = (
     ),
     events.MemoryLimited(rank=4, limit_bytes=85, reason="plan 1.2 took more than it has", step=7),
     events.Noticed(node="n0", host="10.0.0.1", source="aws", ranks=(1, 2), left_s=120.0),
+    events.Undrained(node="n0", host="10.0.0.1", id="u"),
     events.Warned(text="the planner died"),
     events.RankEnded(outcome=OUTCOME),
     events.RankFailed(rank=1, error="killed"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from elastic_run import ElasticRun
 
-from orchestrator.events.types import Noticed
+from orchestrator.events.types import Noticed, Undrained
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.history.ranks_view import KEPT_NOTICES, Departure, Notice, RanksView
 
@@ -38,6 +38,20 @@ def test_a_notice_keeps_its_time_and_deadline() -> None:
     assert view.ranks.noticed == (record.event,)
     unknown = Noticed(node="n", host="", source="sigterm", ranks=(0,), left_s=None)
     assert Notice(time_s=1.0, event=unknown).deadline_s is None
+
+
+def test_a_drained_node_stays_drained_across_snapshots_until_it_is_undrained() -> None:
+    run = preempted()
+    run.put(Noticed(node="node-0", host="127.0.0.1", source="request", ranks=(0,), left_s=0.0, id="d"))
+    view = JobView.from_json(fold(run.records).to_json())
+    assert list(view.ranks.drained) == ["node-0"]  # and not node-1, whose notice was AWS's
+    assert view.ranks.leaving("node-0") == {0}
+    for _ in range(KEPT_NOTICES):
+        view.ranks.take(Noticed(node="n", host="", source="aws", ranks=(9,), left_s=None))
+    assert "node-0" in {event.node for event in view.recap() if isinstance(event, Noticed)}
+    view.ranks.take(Undrained(node="node-0", host="127.0.0.1"))
+    assert not view.ranks.drained
+    assert "node-0" not in {event.node for event in view.recap() if isinstance(event, Noticed)}
 
 
 def test_ranks_that_left_with_and_without_a_notice_are_told_apart() -> None:
