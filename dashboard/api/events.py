@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from itertools import accumulate
 from typing import Annotated
@@ -17,12 +18,13 @@ from dashboard.api.sources import Live
 from dashboard.api.streams import BEAT, BEAT_S, BEGIN, LONGEST_S, Stream
 from dashboard.jobs.frames import Slice
 from dashboard.jobs.live_job import LiveJob
-from dashboard.service.problems import documented
+from dashboard.service.problems import Problem, documented
 from dashboard.service.services import From, Parts
 from orchestrator.client.errors import NoController
 
 router = APIRouter(tags=["events"], prefix="/jobs/{job}")
 
+_ID = re.compile(r"(?P<run>[0-9]{1,15})-(?P<number>[0-9]{1,15})", re.ASCII)
 PAGE = 1_000
 TURN_S = 0.2
 """A stream sends at most this often; what came in between goes together."""
@@ -40,7 +42,8 @@ class Page(Model, json_schema_extra=example(EVENTS)):
     missed: int
     """Events after `after` that are no longer kept here: the log has them."""
     next: int
-    """What to ask after next time."""
+    """What to ask after next time. Less than `after`: there are not so many events; the job may have started again,
+    which numbers its events from 1."""
     over: bool
     """Whether the job has ended and this was all."""
 
@@ -89,16 +92,25 @@ async def stream(
 ) -> Response:
     """The job's events as they happen: `record` with a line of the log, `missed` with a number of events that are no
     longer kept, `start` when the job starts again, `end` when it is over. Reconnect with Last-Event-ID."""
-    lines = _lines(live.job, parts.closing, _start(live.job, last, after))
+    job = live.job
+    lines = _lines(job, parts.closing, min(_start(job, last, after), job.frames.newest))
     return Stream(lines, parts.streams, caller)
 
 
 def _start(job: LiveJob, last: str | None, after: int | None) -> int:
-    """The number of the event to go on after: an id is `RUN-NUMBER`."""
-    if last is not None:
-        run, _, number = last.partition("-")
-        if number.isdecimal() and len(number) < 16:
-            return int(number) if run == str(job.view.runs) else 0
+    """The number of the event to go on after. Of another start of the job, all events are new.
+
+    Raises:
+        Problem: there are no such ids.
+    """
+    if last:
+        if (found := _ID.fullmatch(last)) is None:
+            raise Problem(
+                422,
+                f"Last-Event-ID {last[:40]!r} is no id of this stream",
+                action="Send an id as the stream sent it, RUN-NUMBER, or none.",
+            )
+        return int(found["number"]) if int(found["run"]) == job.view.runs else 0
     return after if after is not None else job.frames.newest
 
 
@@ -111,6 +123,7 @@ async def _lines(job: LiveJob, closing: asyncio.Event, after: int) -> AsyncItera
         if job.view.runs != runs:
             runs, after = job.view.runs, 0
             yield "event: start\ndata: {}\n\n"
+        after = min(after, job.frames.newest)  # a controller that took over may have lost the newest ones
         version = job.version
         found = _bounded(job.frames.after(after, MOST_AT_ONCE))
         if found.frames or found.missed:

@@ -20,7 +20,7 @@ from dashboard.service.problems import Problem, documented
 from dashboard.service.services import Parts, Services
 from dashboard.service.settings import Settings
 from orchestrator.analysis.job_summary import job_summary
-from orchestrator.client.errors import CommandIdReused, JobError
+from orchestrator.client.errors import ClusterSilent, CommandIdReused, JobError, NoSuchJob, Refused
 from orchestrator.history.job_view import JobView
 
 router = APIRouter(tags=["jobs"])
@@ -80,6 +80,12 @@ def _summary_of_submission(submission: Submission) -> Summary:
     return Summary.model_validate(empty | {"folder": submission.folder})
 
 
+def _beside(summary: Summary, refused: Submission) -> Summary:
+    """The summary of a job that runs, while another one of its name was refused."""
+    text = f"a job submitted under this name was refused: {refused.error}"
+    return summary.model_copy(update={"trouble": summary.trouble or text})
+
+
 def all_jobs(parts: Parts) -> list[Summary]:
     """Live jobs, and submissions that are not decided yet or were refused."""
     live = {job.name: job for job in parts.live.jobs()}
@@ -88,6 +94,8 @@ def all_jobs(parts: Parts) -> list[Summary]:
         known = live.get(submission.job)
         if known is None or submission.hides(known):
             found[submission.job] = _summary_of_submission(submission)
+        elif submission.error and not known.ended:
+            found[submission.job] = _beside(found[submission.job], submission)
     return [found[name] for name in sorted(found)]
 
 
@@ -106,8 +114,9 @@ async def submit_job(
     key: Key = None,
     wait_s: Annotated[float, Query(ge=0, le=60, description="How long to wait until it has begun.")] = 0.0,
 ) -> Submitted:
-    """Submit a job. It is measured, planned and started; GET /jobs/JOB shows how far it is, or why it was refused. The
-    same request with the same Idempotency-Key is answered as the first one, and submits nothing again."""
+    """Submit a job. It is measured, planned and started; GET /jobs/JOB shows how far it is, or why it was refused. A
+    job whose name another one has that runs is refused at once. The same request with the same Idempotency-Key is
+    answered as the first one, and submits nothing again."""
     tables = tables_of(body.toml) if body.toml is not None else body.spec or {}
     spec = spec_of(tables)
     check_secrets(spec, _secrets(parts.settings))
@@ -117,6 +126,8 @@ async def submit_job(
         parts.client  # noqa: B018  raises: there is no cluster
         raise AssertionError
     request.state.about = spec.job.name
+    if parts.submissions.earlier(tables, body.resume, key) is None:
+        await _check_name(parts, spec.job.name)
     try:
         submission = await parts.submissions.submit(
             tables, spec, resume=body.resume, key=key, decided=partial(_decided, parts)
@@ -137,6 +148,22 @@ async def submit_job(
     )
 
 
+async def _check_name(parts: Services, name: str) -> None:
+    """Raises:
+    Refused: a job called `name` runs.
+    """
+    try:
+        known = await parts.live.find(name)
+    except (NoSuchJob, ClusterSilent):  # whoever starts the job looks again
+        return
+    if not known.ended:
+        view = known.view
+        raise Refused(
+            f"a job {name!r} is running (step {view.step} of {view.last_step}, in {view.folder}): cancel it, wait"
+            " until it has ended, or choose another job.name"
+        )
+
+
 async def _decided(parts: Services, submission: Submission) -> None:
     """Look for the job of an accepted submission, and note which ended one a refused submission is newer than."""
     await parts.live.look()
@@ -153,7 +180,14 @@ def _secrets(settings: Settings) -> list[Path]:
 async def get_job(job: JobName, parts: Parts) -> Summary:
     """A job in a few numbers."""
     found = await live_or_submitted(job, parts)
-    return _summary_of_submission(found) if isinstance(found, Submission) else summary_of(found.job)
+    if isinstance(found, Submission):
+        return _summary_of_submission(found)
+    summary, refused = summary_of(found.job), parts.submission(job)
+    return (
+        _beside(summary, refused)
+        if refused is not None and refused.error and not found.job.ended
+        else summary
+    )
 
 
 @router.get(

@@ -95,7 +95,8 @@ class Summary(Model, json_schema_extra=example(SUMMARY)):
     trouble: str
     """Why what is shown may be old; empty if all is well."""
     started_s: float
-    ended_s: float
+    ended_s: float | None
+    """Of the last event; null while the job runs."""
 
 
 JsonObject = dict[str, Any]

@@ -6,14 +6,15 @@ from dataclasses import asdict
 from functools import partial
 
 from fastapi import APIRouter, Response
+from pydantic import ValidationError
 
 from dashboard.api.examples import SUMMARY, VIEW, answered, example
 from dashboard.api.models import Model, Summary
 from dashboard.api.sources import Past
-from dashboard.jobs.past_runs import MOST_RUNS, PastRun, PastRuns
+from dashboard.jobs.past_runs import MOST_RUNS, PastRuns
 from dashboard.service.problems import documented
 from dashboard.service.services import Parts
-from orchestrator.analysis.job_summary import JobSummary, job_summary
+from orchestrator.analysis.job_summary import job_summary
 from orchestrator.client.errors import JobError
 from orchestrator.history.job_view import JobView
 
@@ -48,24 +49,22 @@ class Runs(
     """How many more there are: at most 1,000 are listed."""
 
 
-def run_summary(past: PastRuns, run: PastRun) -> JobSummary:
-    """The summary of a past run.
-
-    Raises:
-        JobError: its log cannot be read.
-    """
-    return job_summary(past.view(run), lost=True)
-
-
 def list_of(past: PastRuns) -> Runs:
-    """The first `MOST_RUNS` past runs, by name. Reads their logs."""
+    """The first `MOST_RUNS` past runs, by name. Reads the logs that are not known yet."""
     found: list[Run] = []
     runs = past.runs()
     for run in runs[:MOST_RUNS]:
         try:
-            summary, problem = Summary.model_validate(asdict(run_summary(past, run))), ""
+            summary, problem = Summary.model_validate(asdict(past.summary(run))), ""
         except JobError as error:
             summary, problem = None, str(error)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            summary, problem = (
+                None,
+                f"the event log of {run.name} cannot be understood: {where}: {first['msg']}",
+            )
         found.append(Run(run=run.name, folder=str(run.path), summary=summary, problem=problem))
     return Runs(runs=found, left_out=len(runs) - len(found))
 

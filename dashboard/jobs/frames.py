@@ -57,11 +57,10 @@ class Frames:
             self._characters -= len(self._kept.popleft().line)
 
     def after(self, number: int, most: int) -> Slice:
-        """Up to `most` events after the one with `number`. A number from before the job's newest start, larger than
-        there are events, counts as 0."""
-        if number > self.newest:
-            number = 0
+        """Up to `most` events after the one with `number`; none if there are not as many events, and then `next` is
+        less than `number`."""
         first = self.newest - len(self._kept)
+        number = min(number, self.newest)
         begin = max(number, first)
         found = tuple(islice(self._kept, begin - first, begin - first + most))
         return Slice(found, begin - number, begin + len(found))

@@ -83,6 +83,20 @@ class Submissions:
         """Those that are not decided yet, and those refused."""
         return [each for each in self._known.values() if not each.done or each.error]
 
+    def earlier(self, tables: Mapping[str, Any], resume: bool, key: str | None) -> Submission | None:
+        """The submission that was sent with `key` before; None if there was none.
+
+        Raises:
+            CommandIdReused: another submission had this key.
+        """
+        if key is None or (before := self._sent.get(key)) is None:
+            return None
+        if (before.tables, before.resume) != (tables, resume):
+            raise CommandIdReused(
+                f"key {key!r} was used to submit another spec, of job {before.submission.job!r}: choose another key"
+            )
+        return before.submission
+
     async def submit(
         self,
         tables: Mapping[str, Any],
@@ -104,12 +118,8 @@ class Submissions:
             JobError: a job of this name is being submitted already, or too many are.
         """
         name = spec.job.name
-        if key is not None and (before := self._sent.get(key)) is not None:
-            if (before.tables, before.resume) != (tables, resume):
-                raise CommandIdReused(
-                    f"key {key!r} was used to submit another spec, of job {before.submission.job!r}: choose another key"
-                )
-            return before.submission
+        if (earlier := self.earlier(tables, resume, key)) is not None:
+            return earlier
         busy = [each.job for each in self._known.values() if not each.done]
         if name in busy:
             raise JobError(f"a job {name!r} is being submitted already: see GET /api/v1/jobs/{name}")

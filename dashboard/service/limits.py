@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, OrderedDict
 
 MOST_CLIENTS = 10_000
@@ -64,3 +65,23 @@ class AtOnce:
         self._open[client] -= 1
         if not self._open[client]:
             del self._open[client]
+
+
+class FewOfAKind(logging.Filter):
+    """Lets `burst` lines of each kind through at once, and `per_s` per second in the long run. The next one that passes
+    says how many were left out. Lines of one kind come from one place in the code."""
+
+    def __init__(self, per_s: float = 0.1, burst: int = 5) -> None:
+        super().__init__()
+        self._limit = RateLimit(per_s, burst)
+        self._left_out: Counter[str] = Counter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        kind = f"{record.pathname}:{record.lineno}"
+        if self._limit.wait_s(kind, record.created):
+            self._left_out[kind] += 1
+            return False
+        if left_out := self._left_out.pop(kind, 0):
+            record.msg = f"{record.getMessage()} ({left_out:,} more lines of this kind were left out)"
+            record.args = ()
+        return True

@@ -30,9 +30,11 @@ TITLES = {
     408: "Too slow",
     409: "Refused",
     413: "Too large",
+    414: "Address too long",
     415: "Unsupported media type",
     422: "Invalid input",
     429: "Too many requests",
+    431: "Headers too large",
     500: "Our mistake",
     503: "No answer",
 }
@@ -45,9 +47,11 @@ ACTIONS = {
     408: "Send it again.",
     409: "See the job's state, then ask again with another Idempotency-Key.",
     413: "Send less.",
+    414: "Send less of it in the address.",
     415: "Send JSON, with `Content-Type: application/json`.",
     422: "Correct what the detail names.",
     429: "Wait as long as Retry-After says.",
+    431: "Send fewer and shorter headers.",
     500: "Report it, with the lines of the service's log.",
     503: "Ask again in a few seconds.",
 }

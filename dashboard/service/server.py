@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import signal
@@ -12,12 +13,17 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from types import FrameType
 from typing import NoReturn
 
 import uvicorn
 
 from dashboard.service.app import create_app
+from dashboard.service.door import Door, Visit
 from dashboard.service.guard import in_url, is_wildcard
+from dashboard.service.http_connection import HttpConnection
+from dashboard.service.limits import FewOfAKind
+from dashboard.service.services import Services
 from dashboard.service.settings import Settings
 from orchestrator.client.access_token import is_loopback
 from orchestrator.client.asking import joined
@@ -29,6 +35,8 @@ log = logging.getLogger(__name__)
 CLOSE_S = 3
 STALLED_MS = 20_000
 LEAVE_S = 3.0
+ENDS_S = 15
+"""Seconds after a signal in which the service ends in order. Whatever hangs then, the process ends."""
 CLUSTER_LOST = "RAY_gcs_rpc_server_reconnect_timeout_s"
 CLUSTER_LOST_S = 3600
 """How long the service goes on without its cluster. Ray would end the process after a minute."""
@@ -45,9 +53,13 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
     """
     if (settings.tls_certificate is None) != (settings.tls_key is None):
         raise JobError("TLS needs both --tls-cert and --tls-key")
+    _log_to_stderr()
     listener = listener_of(settings)
-    with listener, _cluster(settings.address):
+    with ExitStack() as ending:
+        ending.enter_context(listener)
+        ending.enter_context(_cluster(settings.address))
         app = create_app(settings)
+        ending.push(partial(_leave_work_behind, app.state.services))
         scheme = "https" if settings.tls_certificate is not None else "http"
         url = f"{scheme}://{in_url(_reached_at(settings))}:{listener.getsockname()[1]}/"
         say(f"dashboard: {url}  token in {settings.tokens}")
@@ -62,6 +74,9 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
             )
         config = uvicorn.Config(
             app,
+            http="h11",
+            ws="none",
+            log_config=None,
             log_level=logging.WARNING,
             access_log=False,
             server_header=False,
@@ -71,11 +86,56 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
             ssl_certfile=settings.tls_certificate,
             ssl_keyfile=str(settings.tls_key) if settings.tls_key is not None else None,
         )
-        server = uvicorn.Server(config)
+        server = Server(config, listener)
         if settings.until_input_ends:
             _end_with_input(server)
         with _announced(settings.address, url), _sigterm_ends(server):
-            server.run(sockets=[listener])
+            server.run()
+
+
+class Server(uvicorn.Server):
+    """Serves the connections that a `Door` lets in, and ends after a signal, whatever hangs."""
+
+    def __init__(self, config: uvicorn.Config, listener: socket.socket) -> None:
+        super().__init__(config)
+        self._listener = listener
+        self._door: Door | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=[])
+        self._door = Door(self._listener, self._answering, self.config.ssl)
+        self._door.open()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._door is not None:
+            self._door.close()
+        self._listener.close()
+        await super().shutdown(sockets=[])
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # A thread that needs nothing of Python: it ends the process if an event loop or another thread does not.
+        faulthandler.dump_traceback_later(ENDS_S, exit=True)
+        super().handle_exit(sig, frame)
+
+    def _answering(self, visit: Visit) -> HttpConnection:
+        return HttpConnection(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state, visit=visit
+        )
+
+
+def _log_to_stderr() -> None:
+    """Send the log of this process to standard error, a few lines of each kind."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.addFilter(FewOfAKind())
+    logging.getLogger().addHandler(handler)
+
+
+def _leave_work_behind(services: Services, *ended_by: object) -> None:
+    """End the process if threads are still at work: at its own end Python would wait for them."""
+    if services.threads.busy:
+        error = ended_by[1]
+        _end_process(error if isinstance(error, BaseException) else None)
 
 
 def _reached_at(settings: Settings) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -23,20 +24,39 @@ class Threads:
         self._readers = ThreadPoolExecutor(READERS, "read")
         self._file_readers = ThreadPoolExecutor(FILE_READERS, "past run")
         self._simulators = ThreadPoolExecutor(SIMULATORS, "simulation")
+        self._lock, self._working = threading.Lock(), 0
+        self._pools = (self._readers, self._file_readers, self._simulators)
 
     async def read(self, work: Callable[[], T]) -> T:
         """What `work` returns, which takes milliseconds."""
-        return await asyncio.get_running_loop().run_in_executor(self._readers, work)
+        return await self._run(self._readers, work)
 
     async def read_files(self, work: Callable[[], T]) -> T:
         """What `work` returns, which reads files of past runs and may take seconds."""
-        return await asyncio.get_running_loop().run_in_executor(self._file_readers, work)
+        return await self._run(self._file_readers, work)
 
     async def simulate(self, work: Callable[[], T]) -> T:
         """What `work` returns, which may take seconds."""
-        return await asyncio.get_running_loop().run_in_executor(self._simulators, work)
+        return await self._run(self._simulators, work)
+
+    @property
+    def busy(self) -> bool:
+        """Whether some work is not done yet."""
+        return self._working > 0
+
+    async def _run(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        def counted() -> T:
+            with self._lock:
+                self._working += 1
+            try:
+                return work()
+            finally:
+                with self._lock:
+                    self._working -= 1
+
+        return await asyncio.get_running_loop().run_in_executor(pool, counted)
 
     def close(self) -> None:
         """Begin nothing more."""
-        for pool in (self._readers, self._file_readers, self._simulators):
+        for pool in self._pools:
             pool.shutdown(wait=False, cancel_futures=True)

@@ -55,8 +55,8 @@ class JobSummary:
     trouble: str
     """Why what is shown may be old, or the job has no controller; empty if all is well."""
     started_s: float
-    ended_s: float
-    """Of the newest event."""
+    ended_s: float | None
+    """Of the last event; None while the job runs."""
 
 
 def plan_version(view: JobView) -> str | None:
@@ -98,7 +98,7 @@ def job_summary(view: JobView, *, trouble: str = "", lost: bool = False) -> JobS
         folder=view.folder,
         trouble=trouble or view.trouble,
         started_s=view.started_s,
-        ended_s=view.ended_s,
+        ended_s=None if running else view.ended_s,
     )
 
 

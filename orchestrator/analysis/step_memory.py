@@ -9,6 +9,7 @@ from pathlib import Path
 
 from orchestrator.analysis.predicted_freezing import ran_in
 from orchestrator.events.folder import PROFILE
+from orchestrator.events.log import open_regular
 from orchestrator.history.job_view import JobView
 from orchestrator.pictures.heat_map import Shares
 from orchestrator.pictures.spans import Timeline
@@ -26,8 +27,9 @@ from planner.simulation.simulate import Simulation
 def profile_beside(log: Path) -> Profile | None:
     """The profile of the run whose event log is `log`; None if there is none or it cannot be read."""
     try:
-        return Profile.from_json(log.with_name(PROFILE).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ProfileError):
+        with open_regular(log.with_name(PROFILE)) as file:
+            return Profile.from_json(file.read().decode())
+    except (OSError, UnicodeDecodeError, RecursionError, ProfileError):
         return None
 
 

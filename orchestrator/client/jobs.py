@@ -122,12 +122,14 @@ class Jobs(ABC):
     async def events(self, job: str, *, after: int = 0) -> AsyncIterator[Record | Missed]:
         """The events of the job after the first `after`, as they arrive, until it has ended. A reader that is too slow
         gets `Missed` for the events that are no longer kept."""
-        over = False
+        over = read = False
         while not over:
             page = await self.page(job, after, POLL_S)
             for item in items_of(page):
                 yield item
-            after, over = page.next, page.over
+            # A newer start numbers its events from 1.
+            again = read and page.next < after and not page.records
+            after, over, read = 0 if again else page.next, page.over and not again, True
 
     async def stop(self, job: str, *, id: str | None = None, by: str = "") -> Command:
         """Stop after the step in flight, with a checkpoint."""

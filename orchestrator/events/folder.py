@@ -190,7 +190,7 @@ class JobFolder:
             return Marker(name=fields["name"], run=fields["run"], spec=fields["spec"])
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise JobError(
                 f"cannot read {join(self.location, MARKER)}: {error}; choose another {self._key}"
             ) from error

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from orchestrator.events.types import Record
 
@@ -68,11 +71,24 @@ def read_log(path: Path) -> Iterator[Record]:
     Raises:
         DamagedLogError: a line is damaged; names the file and the line.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 return
             yield parse_line(line, path, number)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open the file `path` to read its bytes. Never waits, as opening a pipe does until someone writes to it.
+
+    Raises:
+        OSError: it cannot be opened, or is a pipe, a socket, a device or a folder.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, f"{path.name} is not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
 
 
 def parse_line(line: bytes, path: Path, number: int) -> Record:
@@ -83,5 +99,7 @@ def parse_line(line: bytes, path: Path, number: int) -> Record:
     """
     try:
         return Record.from_json(line.decode())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except RecursionError:
+        raise DamagedLogError(f"{path}, line {number}, is no event: it is nested too deeply") from None
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise DamagedLogError(f"{path}, line {number}, is no event: {error}") from error

@@ -616,6 +616,8 @@ class Record:
         """
         fields = json.loads(line)
         time_s, kind = fields.pop("time_s"), fields.pop("kind")
+        if type(time_s) not in (int, float) or not math.isfinite(time_s):
+            raise ValueError(f"its time is no number of seconds: {time_s!r}")
         if kind not in KINDS:
             raise ValueError(f"unknown kind of event {kind!r}")
         return Record(time_s=time_s, event=_adapter(kind).validate_python(fields))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchestrator.events.folder import JobFolder
 from orchestrator.history.job_view import JobView
-from orchestrator.history.snapshot import Loaded, load
+from orchestrator.history.snapshot import Loaded, Position, load
 from workers.protocol import JobError
 
 
@@ -23,8 +23,28 @@ def view_in(folder: JobFolder) -> JobView:
     Raises:
         JobError: there is no log, or it cannot be read.
     """
+    return placed_view_in(folder)[0]
+
+
+def placed_view_in(
+    folder: JobFolder, known: tuple[JobView, Position | None] | None = None
+) -> tuple[JobView, Position | None]:
+    """The folder's job, and up to where its log was read.
+
+    Args:
+        known: what this returned earlier, with a view that may be folded further: only what was written since is read.
+
+    Raises:
+        JobError: there is no log, or it cannot be read.
+    """
+    view, at = known if known is not None else (None, None)
     try:
-        loaded = load_folder(folder)
+        loaded = load(
+            folder.log_files(),
+            folder.fetch_snapshot(),
+            known=(view, at) if view is not None and at is not None else None,
+            recent=False,
+        )
     except OSError as error:
         raise JobError(
             f"cannot read the event log in {folder.location}: {error.strerror or error}"
@@ -33,7 +53,7 @@ def view_in(folder: JobFolder) -> JobView:
         raise JobError(str(loaded.damage)) from loaded.damage
     if not loaded.view.runs:
         raise JobError(f"{folder.location} holds no event log: name a job's output folder")
-    return loaded.view
+    return loaded.view, loaded.position
 
 
 def view_without_controller(folder: JobFolder) -> JobView:

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from orchestrator.events.log import DamagedLogError, parse_line
-from orchestrator.events.segments import whole_lines
+from orchestrator.events.log import DamagedLogError, open_regular, parse_line
 from orchestrator.events.types import Record
 from orchestrator.history.job_view import VERSION, JobView
 
@@ -24,6 +23,10 @@ CHECKED_BYTES = 4096
 RECENT_RECORDS = 2_000
 """Events before the snapshot that are read again, for drivers that have not read them yet."""
 RECENT_BYTES = 2 << 20
+LONGEST_LINE = 32 << 20
+"""Bytes of a line beyond which it is no event."""
+LONGEST_HEADER = 1 << 16
+BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +55,8 @@ class Loaded:
     from_snapshot: bool
     damage: DamagedLogError | None
     """Names the file and line that is no event. Nothing after it is read."""
+    position: Position | None
+    """Where the view ends; None if the log is empty or damaged."""
 
 
 def position(log: Path, offset: int) -> Position:
@@ -82,91 +87,130 @@ def _place(snapshot: bytes) -> tuple[str, int]:
     try:
         header = json.loads(snapshot.partition(b"\n")[0])
         return str(header["file"]), int(header["offset"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return "", -1
 
 
-def load(files: Sequence[Path], snapshot: Path) -> Loaded:
-    """The view of the log in `files`, oldest first, from `snapshot` where that fits.
+def load(
+    files: Sequence[Path],
+    snapshot: Path,
+    *,
+    known: tuple[JobView, Position] | None = None,
+    recent: bool = True,
+) -> Loaded:
+    """The view of the log in `files`, oldest first, from what is known of it, or from `snapshot`, where that fits.
+
+    Args:
+        known: the view and the position of an earlier load, a view that may be folded further.
+        recent: whether to return the newest events too.
 
     Raises:
         OSError: a file cannot be read.
     """
-    kept = _read_snapshot(snapshot, files)
-    if kept is None:
-        view, tail, recent = JobView(), [(file, 0) for file in files], []
-    else:
-        view, index, offset = kept
-        tail = [(files[index], offset), *((file, 0) for file in files[index + 1 :])]
-        recent = _before(files[index], offset, min(view.events, RECENT_RECORDS))
-    folded, torn_bytes, damage = 0, 0, None
+    place = _place_of(known[1], files) if known is not None else None
+    kept = (known[0], *place) if known is not None and place is not None else _read_snapshot(snapshot, files)
+    view, index, offset = kept if kept is not None else (JobView(), 0, 0)
+    records = _before(files[index], offset, min(view.events, RECENT_RECORDS)) if recent and kept else []
+    folded, torn_bytes, damage, end = 0, 0, None, None
     try:
-        for file, offset in tail:
-            content = _read_from(file, offset)
-            whole = whole_lines(content)
-            torn_bytes = len(content) - len(whole)
-            for record in _parsed(whole, file, offset):
+        for file in files[index:]:
+            torn_bytes = 0
+            for line in _lines(file, offset):
+                if not line.endswith(b"\n"):
+                    torn_bytes = len(line)
+                    break
+                record = _parsed(line, file, offset)
                 view.take(record)
-                recent.append(record)
                 folded += 1
+                offset += len(line)
+                if recent:
+                    records.append(record)
+            end, offset = (file, offset), 0
     except DamagedLogError as error:
         damage = error
-    recent = recent[-view.events :] if view.events else []
     return Loaded(
         view=view,
-        recent=tuple(recent),
+        recent=tuple(records[-view.events :] if view.events else ()),
         torn_bytes=torn_bytes,
         folded=folded,
         from_snapshot=kept is not None,
         damage=damage,
+        position=position(*end) if end is not None and damage is None else None,
     )
+
+
+def _place_of(at: Position, files: Sequence[Path]) -> tuple[int, int] | None:
+    """Index of the file and offset of the position `at`; None if the log in `files` is not the one it was taken of.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    for index, file in enumerate(files):
+        if file.name == at.file:
+            return (index, at.offset) if _digest(file, at.offset) == at.sha256 else None
+    return None
 
 
 def _read_snapshot(path: Path, files: Sequence[Path]) -> tuple[JobView, int, int] | None:
     """(the view, index of the file and offset up to which it is folded); None if no snapshot matches."""
     try:
-        header, _, text = path.read_bytes().partition(b"\n")
-        fields = json.loads(header)
-        if fields.pop("version") != VERSION:
-            return None
-        at = Position(**fields)
-        index = next(index for index, file in enumerate(files) if file.name == at.file)
-        if _digest(files[index], at.offset) != at.sha256:
-            return None
-        return JobView.from_json(text), index, at.offset
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration):
+        with open_regular(path) as file:
+            fields = json.loads(file.readline(LONGEST_HEADER))
+            if fields.pop("version") != VERSION:
+                return None
+            at = Position(**fields)
+            place = _place_of(at, files)
+            return None if place is None else (JobView.from_json(file.read(LONGEST_LINE)), *place)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
 def _digest(log: Path, offset: int) -> str:
     first = max(offset - CHECKED_BYTES, 0)
-    with log.open("rb") as file:
+    with open_regular(log) as file:
         file.seek(first)
-        return hashlib.sha256(file.read(offset - first)).hexdigest()
+        return hashlib.sha256(file.read(max(offset - first, 0))).hexdigest()
 
 
-def _read_from(log: Path, offset: int) -> bytes:
-    with log.open("rb") as file:
+def _lines(log: Path, offset: int) -> Iterator[bytes]:
+    """The lines of `log` from `offset` on, each with its newline, and perhaps an unfinished one at the end.
+
+    Raises:
+        DamagedLogError: a line has more than `LONGEST_LINE` bytes.
+    """
+    with open_regular(log) as file:
         file.seek(offset)
-        return file.read()
+        while line := file.readline(LONGEST_LINE):
+            if len(line) == LONGEST_LINE:
+                number = _number(log, file.tell() - len(line))
+                raise DamagedLogError(
+                    f"{log}, line {number}, is no event: it has more than {LONGEST_LINE:,} bytes"
+                )
+            yield line
 
 
-def _parsed(content: bytes, log: Path, offset: int) -> Iterator[Record]:
-    """The events in `content`, which begins `offset` bytes into `log`."""
-    for number, line in enumerate(content.splitlines(), 1):
-        try:
-            record = parse_line(line, log, number)
-        except DamagedLogError:
-            with log.open("rb") as file:
-                earlier = file.read(offset).count(b"\n")
-            record = parse_line(line, log, earlier + number)
-        yield record
+def _parsed(line: bytes, log: Path, offset: int) -> Record:
+    """The event in `line`, which begins `offset` bytes into `log`."""
+    try:
+        return parse_line(line, log, 0)
+    except DamagedLogError:
+        return parse_line(line, log, _number(log, offset))
+
+
+def _number(log: Path, offset: int) -> int:
+    """Number of the line that begins `offset` bytes into `log`."""
+    earlier = 0
+    with open_regular(log) as file:
+        while offset > 0 and (block := file.read(min(offset, BLOCK))):
+            earlier += block.count(b"\n")
+            offset -= len(block)
+    return earlier + 1
 
 
 def _before(log: Path, offset: int, most: int) -> list[Record]:
     """The last readable records before `offset`, at most `most`."""
     first = max(offset - RECENT_BYTES, 0)
-    with log.open("rb") as file:
+    with open_regular(log) as file:
         file.seek(first)
         lines = file.read(offset - first).splitlines()
     if first > 0:
@@ -174,7 +218,7 @@ def _before(log: Path, offset: int, most: int) -> list[Record]:
     records: list[Record] = []
     for line in reversed(lines[-most:] if most else []):
         try:
-            records.append(Record.from_json(line.decode()))
-        except (ValueError, KeyError, TypeError, AttributeError):
+            records.append(parse_line(line, log, 0))
+        except DamagedLogError:
             break
     return records[::-1]

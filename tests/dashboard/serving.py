@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -137,3 +139,33 @@ def listening(app: FastAPI, port: int = 0) -> Iterator[str]:
         server.should_exit = True
         thread.join(10)
         assert not thread.is_alive()
+
+
+@contextmanager
+def service_process(
+    folder: Path, *options: str, patch: str = ""
+) -> Iterator[tuple[httpx.Client, subprocess.Popen[str]]]:
+    """`freshet dashboard` of the runs in `folder`, as a process, and a client of it.
+
+    Args:
+        options: of the command.
+        patch: statements that it runs first.
+    """
+    code = f"from orchestrator.cli.main import main\n{patch}\nmain()"
+    given = ["--port", "0", "--runs", str(folder / "runs"), *options]
+    given += ["--token-file", str(folder / "tokens.json"), "--audit-log", str(folder / "audit.jsonl")]
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "dashboard", *given],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    address = process.stdout.readline().split()[1]
+    bearer = {"Authorization": f"Bearer {open_tokens(folder / 'tokens.json')[Role.READ]}"}
+    try:
+        with httpx.Client(base_url=address, headers=bearer, trust_env=False, timeout=30) as client:
+            yield client, process
+    finally:
+        process.kill()
+        process.communicate()

@@ -124,8 +124,8 @@ def test_controls_do_not_wait_for_simulations_that_they_do_not_need(
 
 def test_reads_do_not_wait_for_past_runs(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """More requests for past runs than there are threads wait until the reads of a live job are answered."""
-    held = Held(dashboard.jobs.past_runs.view_in)
-    monkeypatch.setattr(dashboard.jobs.past_runs, "view_in", held)
+    held = Held(dashboard.jobs.past_runs.placed_view_in)
+    monkeypatch.setattr(dashboard.jobs.past_runs, "placed_view_in", held)
     past = ("/runs", "/runs/gpt", "/compare?run=gpt&run=frozen", "/api/v1/runs", "/api/v1/runs/frozen/view")
 
     async def run() -> None:

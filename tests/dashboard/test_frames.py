@@ -21,7 +21,7 @@ def test_a_reader_gets_each_event_once_or_is_told_of_it(
 ) -> None:
     frames = kept(first, first + count - 1)
     newest, read, missed = frames.newest, [], 0
-    asked = after if after <= newest else 0
+    asked = min(after, newest)
     while True:
         found = frames.after(after, most)
         read += [frame.number for frame in found.frames]
@@ -30,6 +30,7 @@ def test_a_reader_gets_each_event_once_or_is_told_of_it(
         if not found.frames:
             break
         after = found.next
+    assert found.next == newest
     assert read == list(range(asked + missed + 1, newest + 1))
 
 

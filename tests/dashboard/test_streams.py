@@ -108,6 +108,56 @@ def test_a_reader_that_reconnects_misses_nothing(settings: Settings) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    ("query", "headers"),
+    [("?after=500", {}), ("", {"Last-Event-ID": "0-500"}), ("?after=0", {"Last-Event-ID": "0-500"})],
+)
+def test_after_the_end_there_are_only_new_events(
+    settings: Settings, query: str, headers: dict[str, str]
+) -> None:
+    async def run() -> None:
+        job = Made("made")
+        for number in range(1, 9):
+            job.take(step(number))
+        async with serving(settings, job) as (client, _):
+            url = f"/api/v1/jobs/made/stream{query}"
+            async with client.stream("GET", url, headers=headers, timeout=20) as answer:
+                lines = answer.aiter_lines()
+                assert await anext(lines) == "retry: 1000"
+                job.take(step(9))
+                async for line in lines:
+                    if line.startswith("data: "):
+                        assert json.loads(line.removeprefix("data: "))["step"] == 9
+                        break
+
+    asyncio.run(run())
+
+
+def test_a_page_after_the_end_is_empty_and_says_where_the_end_is(settings: Settings) -> None:
+    async def run() -> None:
+        job = Made("made")
+        for number in range(1, 9):
+            job.take(step(number))
+        async with serving(settings, job) as (client, _):
+            page = (await client.get("/api/v1/jobs/made/events?after=1000000")).json()
+            assert page == {"events": [], "missed": 0, "next": 8, "over": False}
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("last", ["-5", "0--5", "5", "0-5-1", "0-", "0-99999999999999999999", "0-٣", "x-5"])
+def test_an_id_that_no_stream_sends_is_refused(settings: Settings, last: str) -> None:
+    async def run() -> None:
+        job = Made("made")
+        job.take(step(1))
+        async with serving(settings, job) as (client, _):
+            headers = {"Last-Event-ID": last.encode()}
+            answer = await client.get("/api/v1/jobs/made/stream", headers=headers, timeout=20)  # pyright: ignore[reportArgumentType]
+            assert (answer.status_code, "is no id of this stream" in answer.json()["detail"]) == (422, True)
+
+    asyncio.run(run())
+
+
 def test_a_page_follows_the_job_from_what_it_shows(settings: Settings) -> None:
     """An event may come between the page and its stream."""
 

@@ -149,16 +149,40 @@ def test_a_job_that_is_submitted_again_is_not_shown_as_its_earlier_run_ended(ser
     assert states(client) == ["finished", "finished"]
 
 
-def test_the_refusal_of_a_job_that_runs_does_not_hide_how_it_ends(service: Service) -> None:
+def test_a_name_that_is_taken_is_refused_at_once(service: Service) -> None:
     client, job, submissions = service
+    job.gone, job.view.outcome = False, None
+    answer = submit(client)
+    assert (answer.status_code, answer.json()["type"]) == (409, "urn:freshet:refused")
+    assert "a job 'gpt' is running (step " in answer.json()["detail"]
+    assert not submissions.started
+
+
+def test_a_key_is_answered_as_before_while_its_job_runs(service: Service) -> None:
+    client, job, submissions = service
+    first = submit(client, key="k")
+    job.gone, job.view.outcome = False, None
+    assert (submit(client, key="k").json(), first.status_code) == (first.json(), 202)
+    submissions.decide.set()
+
+
+def test_a_job_that_began_meanwhile_tells_of_the_refusal_until_it_ends(service: Service) -> None:
+    client, job, submissions = service
+    submit(client, key="k")
     outcome, job.gone, job.view.outcome = job.view.outcome, False, None
+    job._notify()
     submissions.refusal = "job 'gpt' is running"
     submissions.decide.set()
-    assert submit(client, wait_s=10.0).status_code == 422
-    assert "refused" not in states(client)
+    assert submit(client, wait_s=10.0, key="k").status_code == 422
+    (listed,) = client.get("/api/v1/jobs").json()["jobs"]
+    for summary in (listed, client.get("/api/v1/jobs/gpt").json()):
+        assert (summary["state"], summary["ended_s"]) == ("finished", None)
+        assert summary["trouble"] == "a job submitted under this name was refused: job 'gpt' is running"
     job.gone, job.view.outcome = True, outcome
     job._notify()
     assert "refused" not in states(client)
+    ended = client.get("/api/v1/jobs/gpt").json()
+    assert (ended["trouble"], ended["ended_s"]) == ("", job.view.ended_s)
 
 
 def test_an_accepted_job_is_looked_for_before_it_counts_as_accepted() -> None:
