@@ -47,9 +47,9 @@ def test_every_node_gets_what_it_installs_and_the_token(cloud: str) -> None:
     mounts = given["file_mounts"]
     assert mounts.pop("~/.ray/auth_token") == "~/.ray/auth_token"
     assert {remote: f"~/freshet/{local}" for remote, local in mounts.items()} == {key: key for key in mounts}
-    assert all((ROOT / local).exists() for local in mounts.values() if local != "deploy/requirements.txt")
+    assert all((ROOT / local).exists() for local in mounts.values() if local != "requirements/run.txt")
     packages = {"orchestrator", "workers", "planner", "dashboard"}
-    assert packages | {"pyproject.toml", "README.md", "deploy/requirements.txt"} == set(mounts.values())
+    assert packages | {"pyproject.toml", "README.md", "requirements/run.txt"} == set(mounts.values())
     assert any("RAY_AUTH_MODE=token" in command for command in given["setup_commands"])
 
 
