@@ -39,7 +39,7 @@ def partition(costs: StageCosts, *, limited: bool = True) -> Ranges:
 
 def _least(costs: StageCosts, cost: Callable[[int, Window], Matrix]) -> Ranges | None:
     """`cost`: as `stage_s`, infinite where the stage does not fit."""
-    known = smallest_largest(costs.layers, costs.stages, cost)
+    known = smallest_largest(costs.layers, costs.stages, cost, costs.least_s)
     if known is None or not searchable(costs):
         return known
     sums = RankSums(costs, lambda stage: rank_s(costs, stage))

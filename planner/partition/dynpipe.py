@@ -7,12 +7,13 @@ engine; in `search/end_to_end.py` a stage may have several.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from planner.partition.corridor import corridors
 from planner.partition.limits import within_limits
-from planner.partition.minmax import backtrack, check_stages, legal, window
+from planner.partition.minmax import backtrack, check_stages, legal
 from planner.partition.stage_costs import Matrix, Ranges, StageCosts, Vector, Window
 from planner.profile import Link
 
@@ -61,11 +62,23 @@ def communication_s(costs: StageCosts, stage: int) -> Vector:
 
 def _shortest(costs: StageCosts, cost: Callable[[int, Window], Matrix]) -> Ranges | None:
     """The dynamic program of eq. 5: exact, as W grows with W_prev and c depends on the last cut only."""
-    layers, stages = costs.layers, costs.stages
+    for limit, windows in corridors(costs.layers, costs.stages, costs.least_s):
+        # No stage takes longer than W.
+        found = _shortest_within(costs, cost, windows, limit)
+        if found is not None:
+            return found
+    return None
+
+
+def _shortest_within(
+    costs: StageCosts, cost: Callable[[int, Window], Matrix], windows: Sequence[Window], limit: float
+) -> Ranges | None:
+    """As `_shortest`, of the cuts within `windows`; None if W of all of them exceeds `limit`."""
+    layers = costs.layers
     merged = np.zeros(layers + 1)
     begins: list[np.ndarray] = []
-    for stage in range(stages):
-        at = stops, firsts = window(layers, stages, stage)
+    for stage, at in enumerate(windows):
+        stops, firsts = at
         last = legal(cost(stage, at), at)
         reached = merge(merged[firsts], last, communication_s(costs, stage)[firsts]) if stage else last
         chosen = reached.argmin(axis=1)
@@ -74,4 +87,5 @@ def _shortest(costs: StageCosts, cost: Callable[[int, Window], Matrix]) -> Range
         begin = np.zeros(layers + 1, dtype=np.int64)
         begin[stops] = chosen + firsts.start
         begins.append(begin)
-    return backtrack(begins, layers) if np.isfinite(merged[layers]) else None
+    found = merged[layers]
+    return backtrack(begins, layers) if np.isfinite(found) and found <= limit else None

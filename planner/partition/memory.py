@@ -5,6 +5,8 @@ The heuristic for training near the memory limit (TimelyFreeze, appendix G.1). K
 
 from __future__ import annotations
 
+import numpy as np
+
 from planner.partition.minmax import smallest_largest
 from planner.partition.stage_costs import Ranges, StageCosts
 
@@ -22,6 +24,7 @@ def partition(costs: StageCosts) -> Ranges:
         costs.layers,
         costs.stages,
         lambda stage, at: costs.memory_bytes(stage, at) / costs.limit_bytes(stage),
+        np.stack([costs.least_bytes(stage) / costs.limit_bytes(stage) for stage in range(costs.stages)]),
     )
     assert ranges is not None
     return ranges

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from planner.partition.corridor import corridors
 from planner.partition.stage_costs import Matrix, Ranges, Window
 from planner.wording import counted
 
 
-def smallest_largest(layers: int, stages: int, cost: Callable[[int, Window], Matrix]) -> Ranges | None:
+def smallest_largest(
+    layers: int, stages: int, cost: Callable[[int, Window], Matrix], least: Matrix | None = None
+) -> Ranges | None:
     """The cut with the smallest largest stage cost; of those, the one with the least sum of squared costs.
 
-    Exact for any costs, in O(stages x layers^2).
+    Exact for any costs, in O(stages x layers^2); where `least` says how little a range can cost, only for the ranges
+    that a cut near the optimum can have.
 
     Args:
         cost: (stage, window) -> a new matrix with its cost, 0 or more, for every layer range in the window; infinite
             where the range is not allowed.
+        least: as `corridors` has it.
 
     Returns:
         The cut; None if none is allowed.
@@ -26,24 +31,35 @@ def smallest_largest(layers: int, stages: int, cost: Callable[[int, Window], Mat
         ValueError: more stages than layers, or no stage.
     """
     check_stages(layers, stages)
+    for limit, windows in corridors(layers, stages, least):
+        found = _smallest_largest(layers, windows, cost, limit)
+        if found is not None:
+            return found
+    return None
+
+
+def _smallest_largest(
+    layers: int, windows: Sequence[Window], cost: Callable[[int, Window], Matrix], limit: float
+) -> Ranges | None:
+    """As `smallest_largest`, of the cuts within `windows`; None if no stage of any of them costs at most `limit`."""
     # largest[stop]: the largest cost of the stages so far, which end before layer `stop`.
     largest = np.full(layers + 1, np.inf)
     largest[0] = 0.0
-    for stage in range(stages):
-        at = stops, firsts = window(layers, stages, stage)
+    for stage, at in enumerate(windows):
+        stops, firsts = at
         reached = legal(cost(stage, at), at)
         np.maximum(reached, largest[firsts], out=reached)
         largest = np.full(layers + 1, np.inf)
         largest[stops] = reached.min(axis=1)
-    if not np.isfinite(largest[layers]):
+    if not np.isfinite(largest[layers]) or largest[layers] > limit:
         return None
 
     limit = largest[layers] * (1 + 1e-12)
     squares = np.full(layers + 1, np.inf)
     squares[0] = 0.0
     begins: list[np.ndarray] = []
-    for stage in range(stages):
-        at = stops, firsts = window(layers, stages, stage)
+    for stage, at in enumerate(windows):
+        stops, firsts = at
         total = legal(cost(stage, at), at)
         total[total > limit] = np.inf
         np.square(total, out=total)
@@ -78,14 +94,6 @@ def backtrack(begins: list[np.ndarray], layers: int) -> Ranges:
         ranges.append((int(begin[stop]), stop))
         stop = int(begin[stop])
     return tuple(reversed(ranges))
-
-
-def window(layers: int, stages: int, stage: int) -> tuple[slice, slice]:
-    """Where stage `stage` can end and start, if every stage has a layer."""
-    after = stages - stage - 1
-    firsts = slice(0, 1) if stage == 0 else slice(stage, layers - after)
-    stops = slice(layers, layers + 1) if after == 0 else slice(stage + 1, layers - after + 1)
-    return stops, firsts
 
 
 def legal(cost: Matrix, at: Window) -> Matrix:

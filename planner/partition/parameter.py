@@ -6,7 +6,7 @@ for compute and memory.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -35,10 +35,11 @@ def partition(parameter_counts: Sequence[int], stages: int) -> tuple[tuple[int, 
     # the last stage to the first; stops remembers where the first of them ends.
     cost: list[int | None] = [None] * layers + [0]
     stops: list[list[int]] = []
-    for _ in range(stages):
+    least, most = _bounds(sums, stages, limit)
+    for stage in reversed(range(stages)):
         best: list[int | None] = [None] * (layers + 1)
         stop_at = [layers] * (layers + 1)
-        for first in range(layers):
+        for first in range(least[stage], most[stage] + 1):
             for stop in range(first + 1, layers + 1):
                 size = sums[stop] - sums[first]
                 if size > limit:
@@ -55,6 +56,18 @@ def partition(parameter_counts: Sequence[int], stages: int) -> tuple[tuple[int, 
         ranges.append((first, stop_at[first]))
         first = stop_at[first]
     return tuple(ranges)
+
+
+def _bounds(sums: Sequence[int], stages: int, limit: int) -> tuple[list[int], list[int]]:
+    """(per stage, the first layer at which it can begin if none exceeds `limit`; per stage, the last one)."""
+    layers = len(sums) - 1
+    most, least = [0], [layers]
+    for stage in range(1, stages):
+        reached = bisect_right(sums, sums[most[-1]] + limit) - 1
+        most.append(min(reached, layers - stages + stage))
+    for stage in reversed(range(stages)):
+        least.append(max(stage, bisect_left(sums, sums[least[-1]] - limit)))
+    return least[:0:-1], most
 
 
 def _least_largest(parameter_counts: Sequence[int], stages: int) -> int:

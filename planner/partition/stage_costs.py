@@ -89,6 +89,12 @@ class StageCosts:
         """Forward, backward and recomputation of one microbatch, on the stage's device."""
         return self.compute_s[at] * self.slowdown(stage)
 
+    @cached_property
+    def least_s(self) -> Matrix:
+        """float64[S, L + 1]: the time of the layers before each cut, on each stage's device. A range takes what lies
+        between its bounds, whatever messages come on top."""
+        return np.outer([self.slowdown(stage) for stage in range(self.stages)], self.compute_s[:, 0])
+
     def slowdown(self, stage: int) -> float:
         return self.profile.cluster.devices[self.stage_ranks[stage]].slowdown
 
@@ -101,6 +107,15 @@ class StageCosts:
         arrives = stage > 0 and self.stage_ranks[stage - 1] != self.stage_ranks[stage]
         most = self.in_flight_bytes(self.in_flight[stage], arrives=arrives, at=at)
         return np.add(most, self.state_bytes[at], out=most)
+
+    def least_bytes(self, stage: int) -> Vector:
+        """The memory of the layers before each cut, for those of the largest counts with which all layers together take
+        most. A range takes at least what lies between its bounds."""
+        first: Window = (slice(None), slice(0, 1))
+        of_counts = [
+            self.in_flight_bytes([counts], arrives=False, at=first)[:, 0] for counts in self.in_flight[stage]
+        ]
+        return self.state_bytes[:, 0] + max(of_counts, key=lambda taken: float(taken[-1]))
 
     def memory_of_ranges(self, stage: int, firsts: NDArray[np.int64], stops: NDArray[np.int64]) -> Vector:
         """float64[N]: as `memory_bytes`, of N single ranges."""

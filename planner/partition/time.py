@@ -23,6 +23,6 @@ def partition(costs: StageCosts, *, limited: bool = True) -> Ranges:
     return within_limits(
         costs,
         limited,
-        lambda cost: smallest_largest(costs.layers, costs.stages, cost),
+        lambda cost: smallest_largest(costs.layers, costs.stages, cost, costs.least_s),
         costs.time_s,
     )

@@ -11,7 +11,10 @@ from collections.abc import Container
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+import numpy as np
+
 from planner.ir import Action, Kind, Schedule
+from planner.schedule.action_arrays import NONE, ActionArrays
 
 
 def awaited(action: Action, stages: int, actions: Container[Action]) -> Action | None:
@@ -81,25 +84,30 @@ class Graph:
 @lru_cache(maxsize=32)
 def build_graph(schedule: Schedule) -> Graph:
     """The execution graph of a schedule that `validate` has accepted. Cached, as searches build it repeatedly."""
+    arrays = ActionArrays.of(schedule)
     actions = tuple(action for program in schedule.programs for action in program)
-    ranks = tuple(rank for rank, program in enumerate(schedule.programs) for _ in program)
-    node_of = {action: node for node, action in enumerate(actions)}
-    source, sink = len(actions), len(actions) + 1
+    ranks = tuple(arrays.ranks.tolist())
+    count = len(actions)
+    source, sink = count, count + 1
 
-    inputs: list[int | None] = []
+    awaited_nodes = arrays.inputs
+    first = np.ones(count, dtype=bool)
+    first[1:] = arrays.ranks[1:] != arrays.ranks[:-1]
+    beside = (awaited_nodes != NONE) & (first | (awaited_nodes != np.arange(count) - 1))
+    has_successor = np.zeros(count, dtype=bool)
+    has_successor[:-1] = ~first[1:]
+    has_successor[awaited_nodes[awaited_nodes != NONE]] = True
+    inputs = [None if node == NONE else node for node in awaited_nodes.tolist()]
     predecessors: list[tuple[int, ...]] = []
-    has_successor = [False] * len(actions)
-    for node, action in enumerate(actions):
-        before = [node - 1] if node > 0 and ranks[node - 1] == ranks[node] else []
-        needed = awaited(action, schedule.stages, node_of)
-        inputs.append(None if needed is None else node_of[needed])
-        if needed is not None and node_of[needed] not in before:
-            before.append(node_of[needed])
-        for earlier in before:
-            has_successor[earlier] = True
-        predecessors.append(tuple(before) or (source,))
+    for node, (begins, needed) in enumerate(
+        zip(first.tolist(), np.where(beside, awaited_nodes, NONE).tolist(), strict=True)
+    ):
+        if begins:
+            predecessors.append((source,) if needed == NONE else (needed,))
+        else:
+            predecessors.append((node - 1,) if needed == NONE else (node - 1, needed))
     predecessors.append(())
-    predecessors.append(tuple(node for node in range(len(actions)) if not has_successor[node]))
+    predecessors.append(tuple(np.flatnonzero(~has_successor).tolist()))
     order = _topological_order(predecessors, source, sink)
     return Graph(actions, ranks, tuple(predecessors), order, tuple(inputs))
 

@@ -23,9 +23,6 @@ class Counts(NamedTuple):
     gradients: int = 0
     """Microbatches whose weight gradients have been added."""
 
-    def plus(self, other: Counts) -> Counts:
-        return Counts(*map(sum, zip(self, other, strict=True)))
-
 
 class Effect(NamedTuple):
     """How one action changes the counts of its stage."""
@@ -47,9 +44,13 @@ _FROZEN_FORWARD = Effect(start=Counts(activations=1), end=Counts(activations=-1)
 
 def effect_of(action: Action, frozen_stages: int) -> Effect:
     """The effect of `action` in a schedule whose first `frozen_stages` stages only go forward."""
-    if action.kind is Kind.FORWARD and action.stage < frozen_stages:
+    return _effect(action.kind, action.stage, frozen_stages)
+
+
+def _effect(kind: Kind, stage: int, frozen_stages: int) -> Effect:
+    if kind is Kind.FORWARD and stage < frozen_stages:
         return _FROZEN_FORWARD
-    return _EFFECTS[action.kind]
+    return _EFFECTS[kind]
 
 
 def largest_counts(schedule: Schedule, stage: int) -> tuple[Counts, ...]:
@@ -57,22 +58,32 @@ def largest_counts(schedule: Schedule, stage: int) -> tuple[Counts, ...]:
 
     Every backward and input gradient counts as if its recompute ran right before it, where `add_recompute` puts it.
     """
-    reached: set[Counts] = set()
-    now = Counts()
+    changes = {
+        kind: (
+            _effect(kind, stage, schedule.frozen_stages),
+            kind in (Kind.BACKWARD, Kind.INPUT_GRAD),
+        )
+        for kind in Kind
+        if kind is not Kind.RECOMPUTE
+    }
+    reached: set[tuple[int, int, int, int]] = set()
+    activations = rebuilt = waiting = gradients = 0
     for action in schedule.programs[schedule.rank_of_stage[stage]]:
         if action.stage != stage or action.kind is Kind.RECOMPUTE:
             continue
-        effect = effect_of(action, schedule.frozen_stages)
-        if action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD):
-            now = now.plus(_EFFECTS[Kind.RECOMPUTE].start)
-        now = now.plus(effect.start)
-        now = now._replace(gradients=min(now.gradients, 1))
-        reached.add(now)
-        now = now.plus(effect.end)
-        reached.add(now)
+        (start, end), rebuilds = changes[action.kind]
+        activations += start.activations
+        rebuilt += start.rebuilt + rebuilds
+        waiting += start.waiting
+        gradients = min(1, gradients + start.gradients)
+        reached.add((activations, rebuilt, waiting, gradients))
+        activations += end.activations
+        rebuilt += end.rebuilt
+        waiting += end.waiting
+        reached.add((activations, rebuilt, waiting, gradients))
     largest: list[Counts] = []
     # In descending order, counts follow all those that exceed them.
-    for counts in sorted(reached, reverse=True):
+    for counts in map(Counts._make, sorted(reached, reverse=True)):
         if not any(all(a >= b for a, b in zip(other, counts, strict=True)) for other in largest):
             largest.append(counts)
     return tuple(largest)

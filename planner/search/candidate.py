@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from planner.partition.stage_costs import Ranges
@@ -30,10 +31,36 @@ class Candidate:
         """The measure between shapes: each microbatch has the same number of samples."""
         return self.prediction.step_s / self.evaluator.shape.microbatches
 
+    @property
+    def fits(self) -> bool:
+        return self.evaluator.excess_bytes(self.layers) == 0
+
+    @property
+    def least_per_microbatch_s(self) -> float:
+        """`per_microbatch_s` without copies: no more than that, and less work."""
+        return self.evaluator.bare_s(self.layers) / self.evaluator.shape.microbatches
+
     def order(self) -> tuple[int, float, int, int]:
         """Sort key, best first: what fits, then what is fast, then what needs fewer ranks and microbatches."""
         shape = self.evaluator.shape
-        return sum(self.prediction.excess_bytes), self.per_microbatch_s, shape.ranks, shape.microbatches
+        return (
+            self.evaluator.excess_bytes(self.layers),
+            self.per_microbatch_s,
+            shape.ranks,
+            shape.microbatches,
+        )
+
+    @staticmethod
+    def first(candidates: Iterable[Candidate]) -> Candidate | None:
+        """The first by `order`. Those that are slower than one that fits are predicted without copies and memory."""
+        best: Candidate | None = None
+        for each in sorted(candidates, key=lambda each: each.least_per_microbatch_s):
+            slower = best is not None and each.least_per_microbatch_s > best.per_microbatch_s
+            if slower and best.fits:
+                break
+            if best is None or each.order() < best.order():
+                best = each
+        return best
 
     def as_alternative(self, best: Candidate, partition: str | tuple[int, ...]) -> Alternative:
         """The record of this cut, with the reason why the search for `partition` chose `best` instead."""

@@ -15,10 +15,12 @@ from planner.partition.stage_costs import Ranges, StageCosts
 from planner.plan import Plan, recomputable
 from planner.profile import Profile
 from planner.schedule.expand import recomputing_stages, with_recompute
+from planner.search.least_step import can_take
 from planner.search.shapes import Shape
 from planner.search.standbys import protected
 from planner.simulation.costs import memory_limits, rank_slowdowns
-from planner.simulation.predict import Prediction, predict
+from planner.simulation.memory import most_bytes
+from planner.simulation.predict import Prediction, predict, with_copies_of
 
 PROGRAMS: Mapping[str, Callable[[StageCosts, bool], Ranges]] = {
     "parameter": lambda costs, limited: parameter.partition(
@@ -69,6 +71,8 @@ class Evaluator:
         self._copies = copies
         self._copy_every = copy_every
         self._schedules: dict[frozenset[int], Schedule] = {}
+        self._bare: dict[Ranges, Prediction] = {}
+        self._with_copies: dict[Ranges, Plan] = {}
         self._predictions: dict[Ranges, Prediction] = {}
 
     @cached_property
@@ -92,12 +96,22 @@ class Evaluator:
     def ideal_s(self) -> float:
         """Seconds per microbatch if no rank ever waited and messages took no time: a lower bound for all cuts."""
         devices = self._pipeline_profile.cluster.devices[: self.shape.ranks]
-        windows = -(-self._replicas // (self._pipelines or self._replicas))
         compute_s = sum(
             layer.forward_s * (2 if number in self._recompute else 1) + layer.backward_s
             for number, layer in enumerate(self._profile.model.layers)
         )
-        return windows * compute_s / sum(1 / device.slowdown for device in devices)
+        return self._windows * compute_s / sum(1 / device.slowdown for device in devices)
+
+    def can_be_within(self, per_microbatch_s: float) -> bool:
+        """False: no cut takes so little time per microbatch. True says nothing. Needs no schedule."""
+        if self.ideal_s > per_microbatch_s:
+            return False
+        profile, step_s = self._pipeline_profile, per_microbatch_s * self.shape.microbatches
+        return can_take(profile, self.shape, self._recompute, self._windows, step_s)
+
+    @property
+    def _windows(self) -> int:
+        return -(-self._replicas // (self._pipelines or self._replicas))
 
     def recomputing(self) -> Evaluator | None:
         """The same with all layers but the last recomputing; None if this one already has that."""
@@ -125,13 +139,29 @@ class Evaluator:
         """The prediction of one step with this cut."""
         known = self._predictions.get(layers)
         if known is None:
-            known = predict(self._profile, self._plan(layers), self.schedule(layers))
+            known = self._without_copies(layers)
+            if self._domains is not None:
+                known = with_copies_of(known, self._protected(known.plan))
             self._predictions[layers] = known
+        return known
+
+    def bare_s(self, layers: Ranges) -> float:
+        """The step with this cut and without copies, which never make it shorter: less work than `predict`."""
+        return self._without_copies(layers).step_s
+
+    def _without_copies(self, layers: Ranges) -> Prediction:
+        known = self._bare.get(layers)
+        if known is None:
+            known = predict(self._profile, self._plan(layers), self.schedule(layers))
+            self._bare[layers] = known
         return known
 
     def better(self, layers: Ranges, than: Ranges) -> bool:
         """Whether a cut lacks less memory, or is faster where neither lacks any."""
-        this, other = self.predict(layers), self.predict(than)
+        other = self.predict(than)
+        if other.fits and self.bare_s(layers) >= other.step_s:
+            return False
+        this = self.predict(layers)
         if other.fits:
             # Memory is worked out late: most cuts are not faster.
             return this.step_s < other.step_s and this.fits
@@ -146,6 +176,8 @@ class Evaluator:
             PlanError: no cut fits the limits that the program sees; says how much is missing.
         """
         layers = PROGRAMS[program](self._costs, False)
+        if self._surely_fits(layers):
+            return layers
         reserved: dict[int, int] = {}
         for _ in range(_TIGHTENINGS):
             lacking = self.predict(layers).excess_bytes
@@ -157,6 +189,30 @@ class Evaluator:
                 reserved[rank] = reserved.get(rank, 0) + more
         return layers
 
+    def excess_bytes(self, layers: Ranges) -> int:
+        """The bytes that a cut lacks on all ranks together; less work than `predict` where there is plenty."""
+        return 0 if self._surely_fits(layers) else sum(self.predict(layers).excess_bytes)
+
+    def _surely_fits(self, layers: Ranges) -> bool:
+        """Whether a cut fits the memory even if all that ranks ever hold came together, which needs no simulation."""
+        known = self._predictions.get(layers)
+        if known is not None:
+            return known.fits
+        plan = self._plan(layers)
+        limits = memory_limits(self._profile.cluster, plan.pipeline_ranks, plan.pipeline_count)
+        taken = most_bytes(self._profile, plan, self.schedule(layers), self._costs.in_flight)
+        if self._domains is None:
+            return all(most <= limit for most, limit in zip(taken, limits, strict=True))
+        if self._shard == "none" and self._copy_every == 1 and not self._profile.cluster.refresh_every:
+            # As if one place held the copies of all layers.
+            whole = sum(layer.state_bytes + layer.gradient_bytes for layer in self._profile.model.layers)
+            room = min(limit - most for most, limit in zip(taken, limits, strict=True))
+            if room >= self._copies * whole:
+                return True
+        plan = self._protected(plan)
+        taken = most_bytes(self._profile, plan, self.schedule(layers), self._costs.in_flight)
+        return all(most <= limit for most, limit in zip(taken, limits, strict=True))
+
     def schedule(self, layers: Ranges) -> Schedule:
         """The shape's schedule with an R where a stage of the cut recomputes."""
         stages = recomputing_stages(layers, self._recompute)
@@ -165,7 +221,7 @@ class Evaluator:
         return self._schedules[stages]
 
     def _plan(self, layers: Ranges) -> Plan:
-        plan = Plan(
+        return Plan(
             epoch=0,
             version=1,
             reason="",
@@ -179,10 +235,15 @@ class Evaluator:
             shard=self._shard,
             recompute=self._recompute,
         )
-        if self._domains is None:
-            return plan
-        sizes = [layer.parameter_bytes for layer in self._profile.model.layers]
-        return protected(plan, self._domains, sizes, self._copies, self._copy_every)
+
+    def _protected(self, plan: Plan) -> Plan:
+        assert self._domains is not None
+        if plan.layers not in self._with_copies:
+            sizes = [layer.parameter_bytes for layer in self._profile.model.layers]
+            self._with_copies[plan.layers] = protected(
+                plan, self._domains, sizes, self._copies, self._copy_every
+            )
+        return self._with_copies[plan.layers]
 
 
 def _of_one_pipeline(profile: Profile, ranks: int, pipelines: int) -> Profile:

@@ -342,7 +342,7 @@ class Replanner(ReplannerInputs):
                 )
                 for option in pool
             ]
-            return choose_among(evaluators, program, effort=QUICK)
+            return choose_among(evaluators, program, effort=QUICK, compare=False)
 
         pools = [(found.best, found.why_not)]
         if not found.why_not:

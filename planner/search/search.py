@@ -38,12 +38,15 @@ class Effort:
     """Shapes with a full search of their cuts; one cut ranks each of the others."""
     actions: int
     """Most actions that the refinement of a shape simulates."""
+    ranking_actions: float = float("inf")
+    """Actions that the cuts that rank shapes may have together, before no further shape is cut: those whose lower bound
+    is least come first."""
 
 
 THOROUGH = Effort(finalists=3, actions=200_000)
 """Seconds of work, before a job begins."""
-QUICK = Effort(finalists=1, actions=5_000)
-"""Tens of milliseconds, while ranks wait."""
+QUICK = Effort(finalists=1, actions=5_000, ranking_actions=40_000)
+"""Tens of milliseconds, while ranks wait; up to a second for a thousand layers on 64 ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,23 +149,26 @@ def choose_among(
     *,
     refused: Sequence[Alternative] = (),
     effort: Effort = THOROUGH,
+    compare: bool = True,
 ) -> Choice:
     """The best plan of some shapes, by the time per microbatch.
 
     Args:
         partition: as in `Wish`.
+        compare: whether to name what else was considered, which takes a whole prediction of each. False: the choice
+            has neither alternatives nor the cuts of the programs.
         refused: shapes that cannot be built, for the alternatives of the choice.
 
     Raises:
         PlanError, ValueError: as `choose`.
     """
-    finalists, others, dropped = _finalists(evaluators, partition, effort.finalists)
+    finalists, others, dropped = _finalists(evaluators, partition, effort)
     searches = [_search(evaluator, partition, effort) for evaluator in finalists]
 
     allowed = [candidate for search in searches for candidate in search.allowed]
     tried = [*allowed, *(pick for search in searches for pick in search.picks.values())]
-    best = min(allowed, key=Candidate.order, default=None)
-    if best is None or not best.prediction.fits:
+    best = Candidate.first(allowed)
+    if best is None or not best.fits:
         nearest = min(tried, key=Candidate.order)
         raise PlanError(_why_nothing(best or nearest, nearest))
 
@@ -183,10 +189,14 @@ def choose_among(
             *(failure for search in searches for failure in search.failed.values()),
             *dropped,
             *refused,
-        ),
+        )
+        if compare
+        else (),
         programs=next(
             search.program_picks(best, partition) for search in searches if search.evaluator is best.evaluator
-        ),
+        )
+        if compare
+        else {},
     )
 
 
@@ -254,35 +264,49 @@ def _evaluators(profile: Profile, wish: Wish) -> tuple[list[Evaluator], list[Alt
 
 
 def _finalists(
-    evaluators: Sequence[Evaluator], partition: str | tuple[int, ...], most: int
+    evaluators: Sequence[Evaluator], partition: str | tuple[int, ...], effort: Effort
 ) -> tuple[Sequence[Evaluator], list[Candidate], list[Alternative]]:
     """The shapes to search in full; the simulated cuts of other shapes; why the remaining shapes were not cut.
 
-    One cut ranks each shape. A shape is not cut at all if its lower bound exceeds the time of another shape's cut.
+    One cut ranks each shape, in the order of a lower bound. A shape is not cut at all if a bound of it exceeds the time
+    of another shape's cut: none of its own could be as fast.
     """
+    most, actions = effort.finalists, 0
     if len(evaluators) <= most:
         return evaluators, [], []
-    tried: list[Candidate] = []
+    tried: dict[int, Candidate] = {}
     dropped: list[Alternative] = []
     fastest_s = float("inf")
-    for evaluator in evaluators:
-        if evaluator.ideal_s > fastest_s:
-            slower = evaluator.ideal_s / fastest_s - 1
-            dropped.append(
-                Alternative.uncut(
-                    evaluator.shape, "", f"at least {slower:.1%} slower per sample than another"
-                )
-            )
+    # Of shapes with the same bound, such as families on the same ranks, those that take least work come first.
+    sizes = [evaluator.shape.most_actions for evaluator in evaluators]
+    for number in sorted(
+        range(len(evaluators)), key=lambda number: (evaluators[number].ideal_s, sizes[number])
+    ):
+        evaluator = evaluators[number]
+        if not evaluator.can_be_within(fastest_s):
+            why = "slower per sample than another, whatever its cut"
+            if evaluator.ideal_s > fastest_s:
+                why = f"at least {evaluator.ideal_s / fastest_s - 1:.1%} slower per sample than another"
+            dropped.append(Alternative.uncut(evaluator.shape, "", why))
+            continue
+        if actions > effort.ranking_actions and fastest_s < float("inf"):
+            why = "not tried while ranks wait: no rank more, and no less work for each"
+            dropped.append(Alternative.uncut(evaluator.shape, "", why))
             continue
         try:
             name = "bottleneck" if partition == END_TO_END else partition
-            tried.append(_cut(evaluator, name))
+            cut = _cut(evaluator, name)
         except PlanError:
-            tried.append(_cut(evaluator, "memory"))
-        if tried[-1].prediction.fits:
-            fastest_s = min(fastest_s, tried[-1].per_microbatch_s)
-    tried.sort(key=Candidate.order)
-    return [candidate.evaluator for candidate in tried[:most]], tried[most:], dropped
+            cut = _cut(evaluator, "memory")
+        tried[number] = cut
+        actions += evaluator.actions
+        if cut.least_per_microbatch_s < fastest_s and cut.fits:
+            fastest_s = min(fastest_s, cut.per_microbatch_s)
+    in_order = [tried[number] for number in sorted(tried)]
+    if most == 1 and (first := Candidate.first(in_order)) is not None:
+        return [first.evaluator], [other for other in in_order if other is not first], dropped
+    in_order.sort(key=Candidate.order)
+    return [candidate.evaluator for candidate in in_order[:most]], in_order[most:], dropped
 
 
 def _search(evaluator: Evaluator, partition: str | tuple[int, ...], effort: Effort) -> _Search:
@@ -294,7 +318,9 @@ def _search(evaluator: Evaluator, partition: str | tuple[int, ...], effort: Effo
             picks[name] = _cut(evaluator, name)
         except PlanError as error:
             failed[name] = Alternative.uncut(evaluator.shape, name, str(error))
-    if partition == END_TO_END:
+    if partition == END_TO_END and effort.actions // evaluator.actions <= 1:
+        allowed = (*picks.values(),)
+    elif partition == END_TO_END:
         refined = _refined(evaluator, picks.values(), effort)
         already = any(pick.layers == refined.layers for pick in picks.values())
         allowed = (*picks.values(),) if already else (*picks.values(), refined)

@@ -32,6 +32,13 @@ class Shape:
         """The schedule, without recomputes."""
         return self.given or build(self.name, self.ranks, self.microbatches, self.chunks)
 
+    @property
+    def most_actions(self) -> int:
+        """How many actions the schedule has at most, without recomputes; needs no schedule."""
+        return (3 if self.given or family(self.name).splits_backward else 2) * (
+            self.ranks * self.chunks * self.microbatches
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Refused:

@@ -12,8 +12,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
+import numpy as np
+from numpy.typing import NDArray
+
 from planner.failure_domains import zone_of
 from planner.plan import Plan
+
+Integers = NDArray[np.int64]
 
 _NEARNESS = 0.2
 """The weight of one byte of distance from the layer's neighbours, against one byte of extra load."""
@@ -71,10 +76,11 @@ def assign(
         rooms = [_Room.of((place,), domains, copies) for place in range(places)]
     distances = _distances(plan, parameter_bytes)
     ranks = [plan.place(place).rank for place in range(places)]
-    by_piece: list[tuple[_Room, list[int]]] = []
+    ranks_of_room = [np.array(ranks, dtype=np.int64)[room.at] for room in rooms]
+    by_piece: list[tuple[_Room, Integers]] = []
     for piece in plan.pieces:
-        room = rooms[plan.owner_of(piece)]
-        by_piece.append((room, [distances[ranks[place]][piece.layer] for place in room.places]))
+        owner = plan.owner_of(piece)
+        by_piece.append((rooms[owner], distances[ranks_of_room[owner], piece.layer]))
     sizes = [parameter_bytes[piece.layer] // piece.shard.of for piece in plan.pieces]
     return tuple(tuple(sorted(chosen)) for chosen in _balanced(by_piece, sizes, places))
 
@@ -110,41 +116,41 @@ class _Room:
             tuple("" if zone in zones else zone for zone in named),
         )
 
-    def open(self, others: Sequence[int]) -> Sequence[int]:
-        """The indices of the places for one copy of a layer that has its other copies at the indices `others`."""
+    @cached_property
+    def at(self) -> Integers:
+        """`places` as an array."""
+        return np.array(self.places, dtype=np.int64)
+
+    def open(self, others: Sequence[int]) -> Integers:
+        """The indices of the places for one copy of a layer that has its other copies at the indices `others`,
+        ascending."""
         if not others:
             return self._open_first
         return self._open_beside({self.domains[at] for at in others}, {self.zones[at] for at in others})
 
     @cached_property
-    def _open_first(self) -> Sequence[int]:
+    def _open_first(self) -> Integers:
         return self._open_beside(frozenset(), frozenset())
 
-    def _open_beside(self, taken: Set[str], zones: Set[str]) -> Sequence[int]:
+    def _open_beside(self, taken: Set[str], zones: Set[str]) -> Integers:
         free = [index for index, domain in enumerate(self.domains) if domain not in taken]
-        return [index for index in free if self.zones[index] and self.zones[index] not in zones] or free
+        apart = [index for index in free if self.zones[index] and self.zones[index] not in zones]
+        return np.array(apart or free, dtype=np.int64)
 
 
-def _distances(plan: Plan, sizes: Sequence[int]) -> list[list[int]]:
-    """`[pipeline rank][layer]`: the bytes of the layers between it and the nearest one that the rank holds."""
-    sums = [0, *accumulate(sizes)]
-    distances: list[list[int]] = []
-    for rank in range(plan.pipeline_ranks):
-        near = [sums[-1]] * len(sizes)
-        for (first, stop), owner in zip(plan.layers, plan.stage_ranks, strict=True):
-            if owner != rank:
-                continue
-            begin, end = sums[first], sums[stop]
-            near[:first] = [min(d, begin - s) for d, s in zip(near[:first], sums[1:], strict=False)]
-            near[first:stop] = [0] * (stop - first)
-            near[stop:] = [min(d, s - end) for d, s in zip(near[stop:], sums[stop:], strict=False)]
-        distances.append(near)
+def _distances(plan: Plan, sizes: Sequence[int]) -> Integers:
+    """int64[pipeline ranks, layers]: the bytes of the layers between each and the nearest one that the rank holds."""
+    sums = np.array([0, *accumulate(sizes)], dtype=np.int64)
+    distances = np.full((plan.pipeline_ranks, len(sizes)), sums[-1])
+    for (first, stop), owner in zip(plan.layers, plan.stage_ranks, strict=True):
+        near = distances[owner]
+        near[:first] = np.minimum(near[:first], sums[first] - sums[1 : first + 1])
+        near[first:stop] = 0
+        near[stop:] = np.minimum(near[stop:], sums[stop:-1] - sums[stop])
     return distances
 
 
-def _balanced(
-    layers: Sequence[tuple[_Room, Sequence[int]]], sizes: Sequence[int], places: int
-) -> list[list[int]]:
+def _balanced(layers: Sequence[tuple[_Room, Integers]], sizes: Sequence[int], places: int) -> list[list[int]]:
     """Per layer or shard, the places of its copies. Starts with the nearest ones and moves one copy at a time to reduce
     the sum of half the squared loads and of `_NEARNESS` times size times distance.
 
@@ -152,28 +158,31 @@ def _balanced(
         layers: per layer, the room of its copies and the distance of each place there.
     """
     chosen: list[list[int]] = []
-    load = [0] * places
+    load = np.zeros(places)
     for (room, near), size in zip(layers, sizes, strict=True):
         indices: list[int] = []
         for _ in range(room.copies):
-            index = min(room.open(indices), key=lambda index: (near[index], load[room.places[index]], index))
+            allowed = room.open(indices)
+            distances = near[allowed]
+            nearest = allowed[distances == distances.min()]
+            index = int(nearest[load[room.at[nearest]].argmin()] if len(nearest) > 1 else nearest[0])
             indices.append(index)
-            load[room.places[index]] += size
+            load[room.at[index]] += size
         chosen.append(indices)
+    farness = [_NEARNESS * near for _, near in layers]
     for _ in range(_ROUNDS):
         moved = False
-        for (room, near), indices, size in zip(layers, chosen, sizes, strict=True):
+        for (room, _), far, indices, size in zip(layers, farness, chosen, sizes, strict=True):
             for number in range(len(indices) if size else 0):
                 now = indices[number]
-                load[room.places[now]] -= size
-                best, least = now, load[room.places[now]] + _NEARNESS * near[now]
-                for index in room.open([*indices[:number], *indices[number + 1 :]]):
-                    price = load[room.places[index]] + _NEARNESS * near[index]
-                    if price < least:
-                        best, least = index, price
-                load[room.places[best]] += size
-                moved = moved or best != now
-                indices[number] = best
+                load[room.at[now]] -= size
+                allowed = room.open([*indices[:number], *indices[number + 1 :]])
+                prices = load[room.at[allowed]] + far[allowed]
+                cheapest = int(prices.argmin())
+                if prices[cheapest] < load[room.at[now]] + far[now]:
+                    indices[number] = int(allowed[cheapest])
+                    moved = True
+                load[room.at[indices[number]]] += size
         if not moved:
             break
     return [

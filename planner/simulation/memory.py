@@ -6,18 +6,22 @@ Counts the storages that training allocates, not what an allocator reserves. The
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 from itertools import groupby, pairwise
 from operator import itemgetter
-from typing import NamedTuple
+from typing import NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from planner.freezing import Ratios
-from planner.ir import Action, Kind
+from planner.ir import Kind, Schedule
 from planner.plan import Plan
 from planner.profile import Cluster, LayerProfile, Profile
+from planner.schedule.action_arrays import NONE, Integers
 from planner.schedule.graph import Graph, build_graph
 from planner.schedule.in_flight import Counts, effect_of
 from planner.shares import most_parts, parts_kept
@@ -103,8 +107,19 @@ class _Part(IntEnum):
     WORKING = 4
 
 
-_Change = tuple[float, _Part, int]
-"""(time_s, part, bytes more)."""
+@dataclass(frozen=True)
+class _Changes:
+    """What a rank takes and frees during a step, in the order in which it counts; N changes."""
+
+    at_s: NDArray[np.float64]
+    parts: Integers
+    """`_Part` of each."""
+    sizes: Integers
+    """Bytes more."""
+
+
+_SLOTS = 16
+"""Numbers for the changes of one action on its own rank; it makes fewer."""
 _Sizes = list[tuple[_Part, Sequence[int]]]
 """(part, bytes more by microbatch)."""
 
@@ -142,9 +157,59 @@ def memory_over_time(
     return tuple(_over_time(*rank) for rank in _ranks(profile, plan, simulation, ratios, pipeline))
 
 
+def most_bytes(
+    profile: Profile, plan: Plan, schedule: Schedule, in_flight: Sequence[Sequence[Counts]]
+) -> tuple[int, ...]:
+    """Per pipeline rank, no less than its peak with nothing frozen: as if all that it ever holds came together. Needs
+    no simulation; with uneven shares it does not hold.
+
+    Args:
+        in_flight: per stage, the largest counts of microbatches that it holds; see `largest_counts`.
+    """
+    fullest = _fullest(profile, plan)
+    splits = any(action.kind is Kind.WEIGHT_GRAD for action in schedule.programs[0])
+    stages = stage_memory(
+        profile,
+        plan,
+        None,
+        schedule.microbatches,
+        schedule.frozen_stages,
+        splits=splits,
+        places=[each.place for each in fullest],
+    )
+    forward_bytes, backward_bytes = boundary_bytes(profile, plan)
+    layers = _layers_of_ranks(profile, plan)
+    parts = most_parts(plan) - 1
+    most = [
+        _steady(own, full.kept, full.copies, parts, scratch=True).total
+        for own, full in zip(layers, fullest, strict=True)
+    ]
+    working = [0] * plan.pipeline_ranks
+    for number, (stage, rank) in enumerate(zip(stages, plan.stage_ranks, strict=True)):
+        held = max(stage.held)
+        most[rank] += sum(stage.new_gradients) + max(
+            counts.activations * stage.kept + counts.rebuilt * stage.rebuilt + counts.waiting * held
+            for counts in in_flight[number]
+        )
+        arriving = (forward_bytes[number - 1] if number else 0) + (
+            backward_bytes[number + 1] if number + 1 < len(stages) else 0
+        )
+        most[rank] += schedule.microbatches * (forward_bytes[number] + backward_bytes[number])
+        most[rank] += min(schedule.microbatches, profile.cluster.receives_ahead) * arriving
+        working[rank] = max(working[rank], *(stage.working(kind) for kind in Kind))
+    return tuple(a + b for a, b in zip(most, working, strict=True))
+
+
+def _layers_of_ranks(profile: Profile, plan: Plan) -> list[list[LayerProfile]]:
+    layers: list[list[LayerProfile]] = [[] for _ in range(plan.pipeline_ranks)]
+    for (first, stop), rank in zip(plan.layers, plan.stage_ranks, strict=True):
+        layers[rank] += profile.model.layers[first:stop]
+    return layers
+
+
 def _ranks(
     profile: Profile, plan: Plan, simulation: Simulation, ratios: Ratios | None, pipeline: int | None
-) -> Iterator[tuple[MemoryParts, list[_Change]]]:
+) -> Iterator[tuple[MemoryParts, _Changes]]:
     """Per rank, its memory before the step, and what the step adds and frees."""
     schedule = simulation.schedule
     check_fit(profile, plan, schedule.stages, ratios, schedule.microbatches)
@@ -160,15 +225,13 @@ def _ranks(
         places=[each.place for each in fullest],
     )
     _check_recomputes(graph, plan, schedule.frozen_stages)
-    changes = _Changes(graph, simulation, stages, *boundary_bytes(profile, plan), profile.cluster)
-    layers: list[list[LayerProfile]] = [[] for _ in schedule.programs]
-    for (first, stop), rank in zip(plan.layers, plan.stage_ranks, strict=True):
-        layers[rank] += profile.model.layers[first:stop]
+    changes = _Recorder(graph, simulation, stages, *boundary_bytes(profile, plan), profile.cluster).by_rank()
+    layers = _layers_of_ranks(profile, plan)
     kept_parts = most_parts(plan) if pipeline is None else parts_kept(plan, pipeline)
-    for rank, (own, full) in enumerate(zip(layers, fullest, strict=True)):
+    for own, full, of_rank in zip(layers, fullest, changes, strict=True):
         formed_in_place = plan.shard == "gradients" and profile.model.precision == "float32"
         steady = _steady(own, full.kept, full.copies, kept_parts - 1, scratch=not formed_in_place)
-        yield steady, changes.of_rank(rank)
+        yield steady, of_rank
 
 
 class _Fullest(NamedTuple):
@@ -202,8 +265,8 @@ def _fullest(profile: Profile, plan: Plan) -> list[_Fullest]:
     return found
 
 
-class _Changes:
-    """Goes through all actions and records what each takes and frees."""
+class _Recorder:
+    """Records what each action takes and frees."""
 
     def __init__(
         self,
@@ -215,110 +278,134 @@ class _Changes:
         cluster: Cluster,
     ) -> None:
         self._graph = graph
-        self._start_s, self._end_s = simulation.start_s, simulation.end_s
+        self._start_s, self._end_s = np.array(simulation.start_s), np.array(simulation.end_s)
         self._stages = stages
         self._forward_bytes, self._backward_bytes = forward_bytes, backward_bytes
         self._frozen_stages = simulation.schedule.frozen_stages
-        ranks = range(simulation.schedule.ranks)
-        self._own: list[list[_Change]] = [[] for _ in ranks]
-        self._released: list[list[_Change]] = [[] for _ in ranks]
-        self._left_s = self._leave(cluster.sends_kept)
-        for node, action in enumerate(graph.actions):
-            self._compute(node, action)
-            self._send(node, action)
+        self._count = simulation.schedule.ranks
+        self._indices = np.array([action.index for action in graph.actions], dtype=np.int64)
+        self._consumers = np.array([NONE if node is None else node for node in graph.consumers])
+        # (rank, moment, number of the change among those of one moment, part, bytes more)
+        self._found: list[tuple[Integers, NDArray[np.float64], Integers, Integers, Integers]] = []
+        left_s = self._leave(cluster.sends_kept)
+        for kind, stage, of_kind in graph.by_kind_and_stage:
+            nodes = np.array(of_kind)
+            self._compute(kind, stage, nodes)
+            self._send(kind, stage, nodes[self._consumers[nodes] != NONE], left_s)
         if cluster.receives_ahead:
             self._receive(cluster.receives_ahead)
 
-    def of_rank(self, rank: int) -> list[_Change]:
+    def by_rank(self) -> Iterator[_Changes]:
         """By time; at one moment, what other ranks release comes first, then the rank's own in program order."""
-        return sorted(self._released[rank] + self._own[rank], key=itemgetter(0))
+        ranks, at_s, numbers, parts, sizes = (np.concatenate(each) for each in zip(*self._found, strict=True))
+        order = np.lexsort((numbers, at_s, ranks))
+        stops = np.searchsorted(ranks[order], np.arange(self._count + 1))
+        for begin, stop in pairwise(stops.tolist()):
+            own = order[begin:stop]
+            yield _Changes(at_s[own], parts[own], sizes[own])
 
-    def _compute(self, node: int, action: Action) -> None:
-        starts, ends = self._taken[action.kind, action.stage]
-        own, index = self._own[self._graph.ranks[node]], action.index
-        for at_s, changes in ((self._start_s[node], starts), (self._end_s[node], ends)):
-            for part, sizes in changes:
-                if size := sizes[index]:
-                    own.append((at_s, part, size))
+    def _record(
+        self,
+        ranks: Integers | int,
+        at_s: NDArray[np.float64],
+        numbers: Integers,
+        part: _Part,
+        sizes: Integers | int,
+    ) -> None:
+        whole = np.broadcast_arrays(ranks, at_s, numbers, int(part), sizes)
+        self._found.append(cast("tuple[Integers, NDArray[np.float64], Integers, Integers, Integers]", whole))
+
+    def _own(self, nodes: Integers, slot: int) -> Integers:
+        """The numbers of the `slot`th changes that actions make on their own rank: after all that others release."""
+        return (len(self._graph.actions) + nodes) * _SLOTS + slot
+
+    def _compute(self, kind: Kind, number: int, nodes: Integers) -> None:
+        """What the actions take and free as they start, and as they end."""
+        stage, rank, indices = self._stages[number], self._graph.ranks[nodes[0]], self._indices[nodes]
+        start, end = effect_of(self._graph.actions[nodes[0]], self._frozen_stages)
+        working = [stage.working(kind)] * len(stage.held)
+        starts: _Sizes = [*_sizes(stage, start), (_Part.WORKING, working)]
+        ends: _Sizes = [(_Part.WORKING, [-size for size in working]), *_sizes(stage, end)]
+        slot = 0
+        for at_s, changes in ((self._start_s[nodes], starts), (self._end_s[nodes], ends)):
+            for part, of_microbatch in changes:
+                sizes = np.array(of_microbatch, dtype=np.int64)[indices]
+                some = sizes != 0
+                self._record(rank, at_s[some], self._own(nodes[some], slot), part, sizes[some])
+                slot += 1
+
+    def _send(self, kind: Kind, number: int, nodes: Integers, left_s: NDArray[np.float64]) -> None:
+        """An output stays on its rank until the next stage has taken it in and the rank's outbox has freed it."""
+        if not len(nodes):
+            return
+        rank, from_s = self._graph.ranks[nodes[0]], self._end_s[nodes]
+        until_s = np.maximum(self._start_s[self._consumers[nodes]], left_s[nodes])
+        if kind is Kind.FORWARD:
+            size = self._forward_bytes[number]
+            if self._stages[number].keeps_output:
+                # It is one of the activations until the backward ends.
+                from_s = self._end_s[self._backwards_of(number, nodes)]
+        else:
+            size = self._backward_bytes[number]
+        if size:
+            some = until_s > from_s
+            nodes = nodes[some]
+            self._record(rank, from_s[some], self._own(nodes, _SLOTS - 1), _Part.MESSAGES, size)
+            self._record(rank, until_s[some], nodes, _Part.MESSAGES, -size)
+
+    def _backwards_of(self, stage: int, forwards: Integers) -> Integers:
+        backward_of = np.full(int(self._indices.max()) + 1, NONE)
+        for kind in (Kind.INPUT_GRAD, Kind.BACKWARD):
+            nodes = np.array(self._nodes.get((kind, stage), ()), dtype=np.int64)
+            backward_of[self._indices[nodes]] = nodes
+        return backward_of[self._indices[forwards]]
 
     @cached_property
-    def _taken(self) -> dict[tuple[Kind, int], tuple[_Sizes, _Sizes]]:
-        """(kind, stage) -> what an action takes and frees as it starts, and as it ends."""
-        found: dict[tuple[Kind, int], tuple[_Sizes, _Sizes]] = {}
-        for kind, number, nodes in self._graph.by_kind_and_stage:
-            stage = self._stages[number]
-            start, end = effect_of(self._graph.actions[nodes[0]], self._frozen_stages)
-            working = [stage.working(kind)] * len(stage.held)
-            found[kind, number] = (
-                [*_sizes(stage, start), (_Part.WORKING, working)],
-                [(_Part.WORKING, [-size for size in working]), *_sizes(stage, end)],
-            )
-        return found
+    def _nodes(self) -> dict[tuple[Kind, int], tuple[int, ...]]:
+        return {(kind, stage): nodes for kind, stage, nodes in self._graph.by_kind_and_stage}
 
-    def _send(self, node: int, action: Action) -> None:
-        """An output stays on its rank until the next stage has taken it in and the rank's outbox has freed it."""
-        consumer = self._graph.consumers[node]
-        if consumer is None:
-            return
-        from_s, until_s = self._end_s[node], max(self._start_s[consumer], self._left_s.get(node, 0.0))
-        if action.kind is Kind.FORWARD:
-            size = self._forward_bytes[action.stage]
-            if self._stages[action.stage].keeps_output:
-                # It is one of the activations until the backward ends.
-                from_s = self._end_s[self._backward_of(action)]
-        else:
-            size = self._backward_bytes[action.stage]
-        if size and until_s > from_s:
-            rank = self._graph.ranks[node]
-            self._own[rank].append((from_s, _Part.MESSAGES, size))
-            self._released[rank].append((until_s, _Part.MESSAGES, -size))
-
-    def _backward_of(self, forward: Action) -> int:
-        nodes = self._graph.node_of
-        whole = Action(Kind.BACKWARD, forward.stage, forward.index)
-        return nodes[whole] if whole in nodes else nodes[replace(whole, kind=Kind.INPUT_GRAD)]
-
-    def _leave(self, kept: int) -> dict[int, float]:
-        """When the sender of each message to another rank frees it.
+    def _leave(self, kept: int) -> NDArray[np.float64]:
+        """When the sender of each message to another rank frees it, by node; 0 where that is no matter.
 
         A sender keeps up to `kept` messages that have left; with the next one it frees all but half of them, and the
         rest at the end of its window.
         """
-        graph, left_s = self._graph, dict[int, float]()
+        graph = self._graph
+        left_s = np.zeros(len(graph.actions))
         if not kept:
             return left_s
-        of_rank: list[list[int]] = [[] for _ in self._own]
-        for node, rank in enumerate(graph.ranks):
-            of_rank[rank].append(node)
-        for own in of_rank:
+        ranks, consumers = np.array(graph.ranks), self._consumers
+        crosses = (consumers != NONE) & (ranks[consumers] != ranks)
+        for rank in range(self._count):
+            own = np.flatnonzero(ranks == rank)
             held: list[int] = []
-            for node in own:
-                consumer = graph.consumers[node]
-                if consumer is None or not graph.crosses_ranks(node, consumer):
-                    continue
+            for node in own[crosses[own]].tolist():
                 held.append(node)
                 if len(held) > kept:
                     gone, held = held[: -(kept // 2)], held[-(kept // 2) :]
-                    left_s.update((earlier, self._end_s[node]) for earlier in gone)
-            left_s.update((node, self._end_s[own[-1]]) for node in held)
+                    left_s[gone] = self._end_s[node]
+            left_s[held] = self._end_s[own[-1]]
         return left_s
 
     def _receive(self, ahead: int) -> None:
         """From the start of the step, each stream has memory for its next `ahead` messages, if there are as many."""
         graph = self._graph
-        for kind, stage, nodes in graph.by_kind_and_stage:
-            taken = [node for node in nodes if graph.consumers[node] is not None]
-            if not taken:
+        number = len(graph.actions)
+        for kind, stage, of_kind in graph.by_kind_and_stage:
+            nodes = np.array(of_kind)
+            consumers = self._consumers[nodes]
+            taken = consumers[consumers != NONE]
+            if not len(taken):
                 continue
-            rank = graph.ranks[graph.consumers[taken[0]] or 0]
-            if rank == graph.ranks[taken[0]]:
+            rank = graph.ranks[taken[0]]
+            if rank == graph.ranks[nodes[0]]:
                 continue
             size = (self._forward_bytes if kind is Kind.FORWARD else self._backward_bytes)[stage]
-            self._released[rank].append((0.0, _Part.MESSAGES, min(ahead, len(taken)) * size))
-            for node in taken[-ahead:]:
-                consumer = graph.consumers[node]
-                assert consumer is not None
-                self._released[rank].append((self._start_s[consumer], _Part.MESSAGES, -size))
+            last = taken[-ahead:]
+            numbers = number + np.arange(len(last) + 1)
+            number += len(numbers)
+            self._record(rank, np.zeros(1), numbers[:1], _Part.MESSAGES, min(ahead, len(taken)) * size)
+            self._record(rank, self._start_s[last], numbers[1:], _Part.MESSAGES, -size)
 
 
 def _sizes(stage: StageMemory, counts: Counts) -> _Sizes:
@@ -384,30 +471,36 @@ def _with(steady: MemoryParts, used: Sequence[int]) -> MemoryParts:
     )
 
 
-def _add_up(steady: MemoryParts, changes: Iterable[_Change]) -> RankMemory:
-    used, at_peak = _changing(steady), _changing(steady)
-    total = most = steady.total
-    levels = [(0.0, total)]
-    for time_s, part, size in changes:
-        used[part] += size
-        total += size
-        if total > most:
-            most, at_peak = total, list(used)
-        if time_s == levels[-1][0]:
-            levels[-1] = (time_s, total)
-        else:
-            levels.append((time_s, total))
+def _add_up(steady: MemoryParts, changes: _Changes) -> RankMemory:
+    totals = steady.total + np.cumsum(changes.sizes)
+    at_peak, most = _changing(steady), steady.total
+    if len(totals) and int(totals.max()) > most:
+        first = int(totals.argmax())
+        most = int(totals[first])
+        until, sizes = changes.parts[: first + 1], changes.sizes[: first + 1]
+        at_peak = [
+            before + int(sizes[until == part].sum()) for part, before in zip(_Part, at_peak, strict=True)
+        ]
+    # The last total of each moment, and the first of the step where nothing changes at once.
+    last = np.ones(len(totals), dtype=bool)
+    last[:-1] = changes.at_s[1:] != changes.at_s[:-1]
+    at_s, levels = changes.at_s[last], totals[last]
+    if not len(at_s) or at_s[0] != 0.0:
+        at_s, levels = np.concatenate([[0.0], at_s]), np.concatenate([[steady.total], levels])
+    new = np.ones(len(levels), dtype=bool)
+    new[1:] = levels[1:] != levels[:-1]
     return RankMemory(
-        timeline=(levels[0], *(now for before, now in pairwise(levels) if now[1] != before[1])),
+        timeline=tuple(zip(at_s[new].tolist(), levels[new].tolist(), strict=True)),
         peak=_with(steady, at_peak),
         peak_bytes=most,
     )
 
 
-def _over_time(steady: MemoryParts, changes: Iterable[_Change]) -> OverTime:
+def _over_time(steady: MemoryParts, changes: _Changes) -> OverTime:
     used = _changing(steady)
     levels = [(0.0, list(used))]
-    for time_s, at_once in groupby(changes, key=itemgetter(0)):
+    all_changes = zip(changes.at_s.tolist(), changes.parts.tolist(), changes.sizes.tolist(), strict=True)
+    for time_s, at_once in groupby(all_changes, key=itemgetter(0)):
         before = most = list(used)
         for _, part, size in at_once:
             used[part] += size

@@ -139,7 +139,18 @@ def predict(profile: Profile, plan: Plan, schedule: Schedule, ratios: Ratios | N
         ValueError: the arguments do not fit together.
         ScheduleError: the schedule's family has none for the plan's shares.
     """
-    runs = tuple(_runs(profile, plan, schedule, ratios))
+    return _predicted(profile, plan, ratios, tuple(_runs(profile, plan, schedule, ratios)))
+
+
+def with_copies_of(bare: Prediction, plan: Plan) -> Prediction:
+    """The prediction of `plan`, which is that of `bare` with other copies: no window changes. Copies never make a step
+    shorter than one without any."""
+    return _predicted(bare.profile, plan, bare.ratios, bare.runs)
+
+
+def _predicted(
+    profile: Profile, plan: Plan, ratios: Ratios | None, runs: tuple[PipelineRun, ...]
+) -> Prediction:
     exchange_s = exchanged_s(profile, plan)
     # The exchange waits for the last of a rank's siblings.
     ends_s = [max(of_rank) for of_rank in zip(*(_ends_s(run.whole) for run in runs), strict=True)]

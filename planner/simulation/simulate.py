@@ -6,10 +6,10 @@ messages, and `Costs` gives their cost at either end.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from planner.ir import Action, Kind, Schedule
 from planner.profile import Link
@@ -188,8 +188,7 @@ class Simulation:
         return in_flight(self.schedule, until_weight_grad=False)
 
 
-@dataclass(frozen=True)
-class MessageCost:
+class MessageCost(NamedTuple):
     """The cost of one message: the parts of its `Link`, for its size."""
 
     sender_s: float
@@ -205,41 +204,52 @@ def simulate(schedule: Schedule, costs: Costs) -> Simulation:
         ValueError: `costs` lacks a kind or a stage of the schedule, or a link that a message needs.
     """
     graph = build_graph(schedule)
-    ranks, inputs, consumers = graph.ranks, graph.inputs, graph.consumers
+    ranks, inputs = graph.ranks, graph.inputs
     actions = len(graph.actions)
     cost = costs.of_nodes(graph)
-    message = message_of_nodes(graph, schedule, costs)
+    # Per node, the message that carries its output to another rank, and the number of its link.
+    message: list[MessageCost | None] = [None] * actions
+    link_of: list[int] = [0] * actions
+    numbers: dict[tuple[int, int], int] = {}
+    for senders, ends, one in _messages(graph, schedule, costs):
+        number = numbers.setdefault(ends, len(numbers))
+        for node in senders:
+            message[node], link_of[node] = one, number
 
     start, end, arrival = [0.0] * actions, [0.0] * actions, [0.0] * actions
     rank_free = [0.0] * schedule.ranks
-    link_free: dict[tuple[int, int], float] = defaultdict(float)
+    link_free = [0.0] * len(numbers)
+    blocking = costs.blocking
     on_link: list[tuple[int, float, float, float]] = []
     for node in graph.order[1:-1]:
         rank = ranks[node]
         begin = rank_free[rank]
         earlier = inputs[node]
         if earlier is not None:
-            begin = max(begin, arrival[earlier])
+            arrived = arrival[earlier]
+            if arrived > begin:
+                begin = arrived
             incoming = message[earlier]
             if incoming is not None:
-                begin += incoming.receiver_s
+                begin += incoming[3]
         start[node] = begin
-        done = end[node] = rank_free[rank] = arrival[node] = begin + cost[node]
+        done = begin + cost[node]
+        end[node] = rank_free[rank] = arrival[node] = done
         outgoing = message[node]
         if outgoing is None:
             continue
-        sent = rank_free[rank] = done + outgoing.sender_s
-        if costs.blocking:
+        sender_s, link_s, latency_s, _ = outgoing
+        sent = rank_free[rank] = done + sender_s
+        if blocking:
             # The receiver is held as long, from now on or from when it is free: the arrival stays `done`.
             on_link.append((node, done, sent, sent))
             continue
-        consumer = consumers[node]
-        assert consumer is not None
-        link = (rank, ranks[consumer])
-        leaves = max(sent, link_free[link])
-        link_free[link] = gone = leaves + outgoing.link_s
-        arrival[node] = gone + outgoing.latency_s
-        on_link.append((node, leaves, gone, arrival[node]))
+        leaves = link_free[link_of[node]]
+        if sent > leaves:
+            leaves = sent
+        gone = link_free[link_of[node]] = leaves + link_s
+        arrived = arrival[node] = gone + latency_s
+        on_link.append((node, leaves, gone, arrived))
 
     busy_s: list[float] = []
     first = 0
@@ -252,16 +262,24 @@ def simulate(schedule: Schedule, costs: Costs) -> Simulation:
 def message_of_nodes(graph: Graph, schedule: Schedule, costs: Costs) -> list[MessageCost | None]:
     """Per node, the cost of the message that carries its output to another rank; None without one."""
     message: list[MessageCost | None] = [None] * len(graph.actions)
+    for senders, _, one in _messages(graph, schedule, costs):
+        for node in senders:
+            message[node] = one
+    return message
+
+
+def _messages(
+    graph: Graph, schedule: Schedule, costs: Costs
+) -> Iterator[tuple[list[int], tuple[int, int], MessageCost]]:
+    """(the nodes of one kind and stage that send, from which rank to which, what each message costs)."""
     for kind, stage, nodes in graph.by_kind_and_stage:
-        senders = [node for node in nodes if graph.consumers[node] is not None]
         neighbour = stage + 1 if kind is Kind.FORWARD else stage - 1
         source, target = graph.ranks[nodes[0]], schedule.rank_of_stage.get(neighbour)
-        if not senders or target is None or target == source:
+        if target is None or target == source:
             continue
-        shared = _message(kind, stage, source, target, costs)
-        for node in senders:
-            message[node] = shared
-    return message
+        senders = [node for node in nodes if graph.consumers[node] is not None]
+        if senders:
+            yield senders, (source, target), _message(kind, stage, source, target, costs)
 
 
 def _message(kind: Kind, stage: int, source: int, target: int, costs: Costs) -> MessageCost:

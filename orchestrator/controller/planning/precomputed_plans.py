@@ -6,7 +6,7 @@ The runtime's side of the `Replanner`, which knows no event loop: its work runs 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from statistics import median
@@ -43,6 +43,8 @@ class PrecomputedPlans:
         self._steps_s: list[float] = []
         """Times of the newest steps of this generation."""
         self._regroup_s = FIRST_REGROUP_S
+        self._made = 0
+        """Plans for the ranks that continue after a change: with each, plans ahead for those before end."""
 
     def take(self, event: Event) -> None:
         """Learn the times of steps and regroups from a logged event."""
@@ -58,6 +60,7 @@ class PrecomputedPlans:
 
     async def make(self, command: MakePlan) -> Planned | Unplannable:
         """Return the plan for the ranks that continue."""
+        self._made += 1
         recovery_plan = command.recovery_plan
         replanner = self._planning.of(recovery_plan.lineup)
         domains = [command.domains[rank] for rank in recovery_plan.lineup]
@@ -80,18 +83,24 @@ class PrecomputedPlans:
             return Unplannable(str(error), command.round)
         return Planned(plan, schedule, command.round)
 
-    async def look_ahead(self, domains: Mapping[int, str]) -> None:
+    async def look_ahead(
+        self, domains: Mapping[int, str], now: Callable[[], Mapping[int, str]] | None = None
+    ) -> None:
         """Make plans for the failure of any one rank, of any one node and of any one zone before it happens. Ends early
-        if another replanner or other speeds take the place of those that it began with.
+        if another replanner or other speeds take the place of those that it began with, or if other ranks train.
 
         Args:
             domains: rank -> its failure domain, in the order of places.
+            now: those of the ranks that train by then; None: they stay.
         """
         planning = self._planning
+        before = self._made
         replanner, known = planning.replanner, planning.known
         made: set[tuple[int, Sites]] = set()
         for others in _left(domains):
             if replanner is not planning.replanner or known != planning.known:
+                return
+            if before != self._made or (now is not None and now() != domains):
                 return
             ranks, named = [*others], [*others.values()]
             of_ranks, slowdowns = planning.of(ranks), known.of(ranks)

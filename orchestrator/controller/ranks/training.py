@@ -49,12 +49,12 @@ class Training:
             rank: asyncio.ensure_future(self._hosts.call(rank, method)) for rank in command.ranks
         }
         hearing = [self._await_end(rank, end, command.round) for rank, end in self._living.training.items()]
-        await asyncio.gather(*hearing, self._precomputed.look_ahead(self.domains()))
+        await asyncio.gather(*hearing, self._precomputed.look_ahead(self.domains(), self.domains))
 
     def look_ahead_again(self) -> None:
         """Make plans ahead again: another replanner, or other speeds, are in force."""
         if domains := self.domains():
-            self._spawn(self._precomputed.look_ahead(domains))
+            self._spawn(self._precomputed.look_ahead(domains, self.domains))
 
     def domains(self) -> dict[int, str]:
         """Return the ranks that train, and the failure domain of each."""

@@ -8,7 +8,17 @@ from hypothesis import strategies as st
 from planner.ir import Action, Kind, Schedule
 from planner.schedule.passes import add_recompute
 from planner.schedule.registry import build
-from planner.schedule.validate import ScheduleError, validate
+from planner.schedule.validate import (
+    ScheduleError,
+    _check_actions,
+    _check_complete,
+    _check_deadlock,
+    _check_microbatch_order,
+    _check_needs,
+    _check_sizes,
+    _plainly_valid,
+    validate,
+)
 from planner.simulation.simulate import Costs, simulate
 
 UNIT = Costs.uniform(forward_s=1, input_grad_s=1, weight_grad_s=1)
@@ -58,3 +68,39 @@ def test_leaving_one_out_or_doubling_one(schedule: Schedule, data: st.DataObject
     assert accepted(schedule, rank, without) == (program[place].kind is Kind.RECOMPUTE)
     other = data.draw(st.integers(0, schedule.ranks - 1))
     assert not accepted(schedule, other, [*schedule.programs[other], program[place]])
+
+
+@given(schedule=right(), data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_the_quick_look_accepts_what_the_checks_accept(schedule: Schedule, data: st.DataObject):
+    programs = [list(program) for program in schedule.programs]
+    for _ in range(data.draw(st.integers(0, 2))):
+        rank = data.draw(st.integers(0, schedule.ranks - 1))
+        place = data.draw(st.integers(0, len(programs[rank]) - 1))
+        action = programs[rank].pop(place)
+        changed = replace(
+            action,
+            kind=data.draw(st.sampled_from([action.kind, *Kind])),
+            index=data.draw(st.sampled_from([action.index, action.index, 0, -1, schedule.microbatches])),
+        )
+        target = data.draw(st.sampled_from([rank, rank, 0]))
+        programs[target].insert(data.draw(st.integers(0, len(programs[target]))), changed)
+    odd = replace(
+        schedule,
+        programs=tuple(map(tuple, programs)),
+        frozen_stages=data.draw(st.sampled_from([0, 0, 0, 1])),
+        synchronous=data.draw(st.sampled_from([True, True, False])),
+    )
+    quick = all(odd.programs) and _plainly_valid(odd)
+    try:
+        _check_sizes(odd)
+        places = _check_actions(odd)
+        _check_needs(odd, places)
+        _check_complete(odd, places)
+        if odd.synchronous:
+            _check_microbatch_order(odd)
+        _check_deadlock(odd, places)
+    except ScheduleError:
+        assert not quick
+    else:
+        assert quick

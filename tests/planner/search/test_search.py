@@ -9,18 +9,22 @@ from small_profile import DEVICE, layer, profile
 
 from benchmarks.parts.optimality import regret
 from benchmarks.parts.random_pipelines import random_profile, with_memory
-from planner.ir import Kind
+from planner.ir import Kind, Schedule
 from planner.partition.refine import refine
 from planner.partition.stage_costs import Ranges, StageCosts
-from planner.plan import PlanError
+from planner.plan import Plan, PlanError
 from planner.profile import Link, Profile
+from planner.schedule.expand import schedule_of
 from planner.schedule.registry import build, families
 from planner.schedule.validate import ScheduleError
+from planner.search import evaluate
 from planner.search.convergence import Convergence
 from planner.search.evaluate import PROGRAMS, Evaluator
+from planner.search.replan import Replanner
 from planner.search.search import Choice, Wish, choose
 from planner.search.shapes import Shape, shapes
-from planner.simulation.predict import predict
+from planner.search.unmeasured import unmeasured_plan
+from planner.simulation.predict import Prediction, predict
 
 MODEL = random_profile(Random(3), 10, 4)
 
@@ -290,3 +294,26 @@ def test_restarts_leave_a_local_top():
     start: Ranges = ((0, 4), (4, 5), (5, 9))
     assert refine([start], better, evaluations=1_000) == start
     assert refine([start], better, evaluations=1_000, restarts=20) == ((0, 1), (1, 2), (2, 9))
+
+
+def test_a_plan_after_a_loss_simulates_a_few_cuts_of_many_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds rule out most of the 23 smaller pipelines before one is built."""
+    simulated: list[int] = []
+    predicted = evaluate.predict
+
+    def counted(profile: Profile, plan: Plan, schedule: Schedule) -> Prediction:
+        simulated.append(plan.pipeline_ranks)
+        return predicted(profile, plan, schedule)
+
+    monkeypatch.setattr(evaluate, "predict", counted)
+    profile = random_profile(Random(7), 300, 24)
+    sizes = tuple(layer.parameters for layer in profile.model.layers)
+    first = replace(unmeasured_plan(build("1f1b", 24, 48), sizes, replicas=1), partition="dynpipe")
+    replanner = Replanner(
+        first=first, schedule=schedule_of(first), parameters=sizes, copies=1, profile=profile
+    )
+    names = [f"node {number}" for number in range(23)]
+    plan, _ = replanner.plan_for(23, epoch=0, version=2, reason="", domains=names)
+    assert plan.world_size in simulated
+    assert 5 <= len(simulated) <= 12
+    assert min(simulated) >= 20

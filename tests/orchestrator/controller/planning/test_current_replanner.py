@@ -68,6 +68,47 @@ def test_a_recovery_is_planned_with_what_holds_by_then() -> None:
     asyncio.run(recover())
 
 
+def test_plans_ahead_end_with_the_membership_that_they_are_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a rank is lost, and once the others are planned for, the machine has something better to do."""
+    planning = CurrentReplanner(replanner(profiled()))
+    plans = PrecomputedPlans(planning, steps=10)
+    domains = {0: "a", 1: "a", 2: "b", 3: "c", 4: "c"}
+    loss = RecoveryPlan(cause="loss", reason="rank 4 failed", lineup=(0, 1, 2, 3), step=4)
+    command = MakePlan(recovery_plan=loss, first=None, domains=domains, epoch=1, version=2, round=1)
+    there = dict(domains)
+    made: list[str] = []
+
+    async def look() -> list[str]:
+        made.clear()
+        await plans.look_ahead(domains, lambda: there)
+        return [*made]
+
+    def plan_for(self: Replanner, ranks: int, *, reason: str, **told: object) -> tuple[Plan, None]:
+        made.append(reason or "ahead")
+        if len(made) == 2 and not reason:
+            meanwhile()
+        return FIRST, None
+
+    def lose_one() -> None:
+        there.pop(4, None)
+
+    def plan_for_the_others() -> None:
+        asyncio.run_coroutine_threadsafe(plans.make(command), loop).result()
+
+    monkeypatch.setattr(Replanner, "plan_for", plan_for)
+    loop, meanwhile = asyncio.new_event_loop(), lambda: None
+    try:
+        assert loop.run_until_complete(look()) == ["ahead"] * 5
+        meanwhile = lose_one
+        assert loop.run_until_complete(look()) == ["ahead"] * 2
+        there.update(domains)
+        meanwhile = plan_for_the_others
+        assert loop.run_until_complete(look()) == ["ahead", "ahead", "rank 4 failed"]
+    finally:
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
+
+
 @pytest.mark.parametrize("on_host", [False, True])
 @pytest.mark.parametrize("memory_bytes", [TIGHT, 10**9])
 def test_layers_whose_copies_are_in_host_memory_are_built_ahead_where_they_fit(
