@@ -24,7 +24,7 @@ from planner.shards import Piece
 from planner.shares import check_shares
 from planner.simulation.costs import memory_limits
 from planner.simulation.predict import Prediction, predict
-from planner.simulation.resized_cluster import Sites, limited, links_are_uniform, resized
+from planner.simulation.resized_cluster import Sites, limited, links_are_uniform, resized, with_links_of
 from planner.simulation.shard_parts import built_ahead_bytes, built_bytes
 from planner.simulation.slow_links import SlowLink, with_slow_links
 from planner.wording import counted, named, seconds
@@ -61,6 +61,8 @@ class ReplannerInputs:
     device has."""
     links: tuple[SlowLink, ...] = ()
     """By place, the links that are slower than those of the profile."""
+    linked: tuple[int | None, ...] = ()
+    """By place, the device of the profile whose measured links it has; None, or no entry: it has typical links."""
     divisible: bool = True
     """Whether pipelines may have uneven shares: no layer has buffers that training changes."""
 
@@ -265,7 +267,8 @@ class Replanner(ReplannerInputs):
 
     def _new_answer(self, sites: Sites) -> _Answer:
         ranks, first = len(sites.domains), self.first
-        alike = sites.alike and not self.links
+        as_measured = not self.linked or self.linked == tuple(range(ranks))
+        alike = sites.alike and not self.links and as_measured
         if ranks == first.world_size and (alike or self.profile is None):
             plan = self.with_standbys(first, sites.names)
             prediction = self._prediction(plan, self.schedule, sites)
@@ -283,7 +286,7 @@ class Replanner(ReplannerInputs):
     def _as_before(self, profile: Profile, sites: Sites) -> _Answer | None:
         """The known plan for as many ranks in other domains, if domains change only standbys; None if there is none, or
         if it does not fit the memory with the new standbys."""
-        if self.links or not links_are_uniform(profile.cluster):
+        if self.links or self.linked or not links_are_uniform(profile.cluster):
             return None
         for known, answer in list(self._known.items()):
             if len(known.domains) == len(sites.domains) and known.slowdowns == sites.slowdowns:
@@ -324,7 +327,8 @@ class Replanner(ReplannerInputs):
     ) -> _Answer:
         resized_profile, pattern = self._profile_on(profile, sites), sites.domains
         # The other programs were chosen for devices and links that are alike, and some know no memory.
-        as_first = sites.alike and not self.limits and not self.links and self.first.partition in PROGRAMS
+        alike = sites.alike and not self.limits and not self.links and not self.linked
+        as_first = alike and self.first.partition in PROGRAMS
         program = self.first.partition if as_first else END_TO_END
 
         def chosen(pool: Sequence[Option]) -> Choice:
@@ -409,6 +413,7 @@ class Replanner(ReplannerInputs):
 
     def _profile_on(self, profile: Profile, sites: Sites) -> Profile:
         cluster = resized(profile.cluster, sites.domains, sites.slowdowns)
+        cluster = with_links_of(cluster, profile.cluster, self.linked)
         return replace(profile, cluster=with_slow_links(limited(cluster, self.limits), self.links))
 
     def _step_s(self, plan: Plan, schedule: Schedule, sites: Sites) -> float:

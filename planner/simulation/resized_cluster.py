@@ -17,6 +17,10 @@ from planner.profile import Cluster, Link
 
 _TYPICAL_BYTES = 1_000_000
 """Size of the message whose transfer time orders the links."""
+UNLIKE = 1.2
+"""Factor between the times of a message on two links from which they are not alike."""
+_UNNOTICED_S = 2e-4
+"""What a message may take longer without a plan that notices."""
 SPEED_STEP = 1.02
 """Factor between two slowdowns that plans tell apart."""
 
@@ -112,6 +116,46 @@ def resized(
             for a in range(len(pattern))
         ),
     )
+
+
+def with_links_of(cluster: Cluster, measured: Cluster, devices: Sequence[int | None]) -> Cluster:
+    """`cluster` with the links that were measured between devices of `measured`.
+
+    Args:
+        devices: by place, which device of `measured` it is; None, or no entry: unknown, and its links stay.
+    """
+    known = [
+        (place, device) for place, device in enumerate(devices[: len(cluster.devices)]) if device is not None
+    ]
+    if len(known) < 2:
+        return cluster
+    links = [list(row) for row in cluster.links]
+    for source, a in known:
+        for target, b in known:
+            if source != target:
+                links[source][target] = measured.links[a][b] or links[source][target]
+    return replace(cluster, links=tuple(map(tuple, links)))
+
+
+def links_differ(measured: Cluster) -> bool:
+    """Whether some link is another one than the typical one within a machine, or between two, stands for."""
+    devices = measured.devices
+    typical = {same: _typical(measured, same=same) for same in (True, False)}
+    for a, row in enumerate(measured.links):
+        for b, link in enumerate(row):
+            usual = typical[devices[a].machine == devices[b].machine]
+            if link is None or usual is None:
+                continue
+            for size in (0, _TYPICAL_BYTES):
+                ratio = _sent_s(link, size) / _sent_s(usual, size)
+                if not 1 / UNLIKE <= ratio <= UNLIKE:
+                    return True
+    return False
+
+
+def _sent_s(link: Link, size: int) -> float:
+    """What a message takes as a whole; never nothing."""
+    return _UNNOTICED_S + link.sender_busy_s(size) + link.transfer_s(size) + link.receiver_busy_s(size)
 
 
 def limited(cluster: Cluster, limits: Sequence[int | None]) -> Cluster:

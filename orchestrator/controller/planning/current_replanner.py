@@ -13,6 +13,7 @@ from planner.adapt.link_times import Links
 from planner.adapt.speeds import Slowdowns
 from planner.schedule.expand import schedule_after
 from planner.search.replan import Replanner
+from planner.simulation.resized_cluster import links_differ
 
 
 class CurrentReplanner:
@@ -32,8 +33,12 @@ class CurrentReplanner:
         self._factors: Factors = ()
         self._limits: Mapping[int, int] = {}
         self._links: Links = ()
-        self._special: dict[tuple[tuple[int | None, ...], Links], Replanner] = {}
-        """Replanners with the limits and the slow links of some ranks, by place: each remembers its answers."""
+        self._special: dict[tuple[tuple[int | None, ...], Links, tuple[int | None, ...]], Replanner] = {}
+        """Replanners with the limits, the slow links and the measured ones of some ranks, by place: each remembers its
+        answers."""
+        cluster = None if first.profile is None else first.profile.cluster
+        self._devices = 0 if cluster is None or not links_differ(cluster) else len(cluster.devices)
+        """Ranks whose links the profile has, and that are not all alike."""
         self._changed = changed
 
     @property
@@ -42,7 +47,8 @@ class CurrentReplanner:
         return self._replanner
 
     def of(self, ranks: Sequence[int]) -> Replanner:
-        """The replanner as of now for `ranks`, by place: with the limits of their memory and their slow links."""
+        """The replanner as of now for `ranks`, by place: with the limits of their memory, their slow links,
+        and where the profile's are unlike those that it has of them."""
         limits = tuple(self._limits.get(rank) for rank in ranks)
         if all(limit is None for limit in limits):
             limits = ()
@@ -52,11 +58,15 @@ class CurrentReplanner:
             for link in self._links
             if link.source in place_of and link.target in place_of
         )
-        if not limits and not links:
+        linked = tuple(rank if rank < self._devices else None for rank in ranks)
+        if all(device is None for device in linked):
+            linked = ()
+        if not limits and not links and not linked:
             return self._replanner
-        if (limits, links) not in self._special:
-            self._special[limits, links] = replace(self._replanner, limits=limits, links=links)
-        return self._special[limits, links]
+        key = limits, links, linked
+        if key not in self._special:
+            self._special[key] = replace(self._replanner, limits=limits, links=links, linked=linked)
+        return self._special[key]
 
     @property
     def limits(self) -> Mapping[int, int]:
