@@ -26,7 +26,7 @@ from workers.checkpoint.storage import open_folder
 from workers.config import WorkerConfig
 from workers.control.rank_error import RankError, travelling_errors
 from workers.control.rank_program import RankProgram
-from workers.control.report_mail import ReportMail
+from workers.control.report_mail import UNANSWERED, ReportMail
 from workers.control.telemetry_lane import TelemetryLane
 from workers.fault_injection.fault import Fault
 from workers.notices.reporting import watch_node
@@ -73,6 +73,8 @@ class Home:
     """Of the node; empty if it is unknown."""
     port: int = 0
     """Where the rank serves layers; it refuses connections as soon as the process is dead."""
+    machine: str = ""
+    """Its hardware and library, as far as they decide of the last digits; empty: unknown."""
 
 
 class RankActor:
@@ -101,11 +103,20 @@ class RankActor:
         self._config = config
         self._number = rank
         self._marker = marker
-        self._mail = ReportMail(_to(controller), _arrived)
+        self._machine = ""
+        self._mail = ReportMail(_to(controller), _answers)
         self._outcome: Outcome | Parted | RankError | None = None
         self._host = ray.util.get_node_ip_address()
         self._lane = TelemetryLane(_observing(controller), _over)
-        self._rank = Rank(config, rank, self._send, secret=secret, host=self._host, observe=self._lane.offer)
+        self._rank = Rank(
+            config,
+            rank,
+            self._send,
+            secret=secret,
+            host=self._host,
+            observe=self._lane.offer,
+            log_sha256=self._mail.log_sha256,
+        )
         if controller is not None:
             node = ray.get_runtime_context().get_node_id()
             run = marker[1] if marker is not None else config.output.encode()
@@ -124,6 +135,9 @@ class RankActor:
                 with suppress(OSError):
                     keep_output(self._config.output, self._number)
             self._rank.setup()
+        from workers.profiling.machine import arithmetic
+
+        self._machine = arithmetic(self._config.device)
         settle_objects()
         return self._home()
 
@@ -136,6 +150,7 @@ class RankActor:
             pid=os.getpid(),
             zone=labels.get(ZONE_LABEL, ""),
             port=self._rank.port,
+            machine=self._machine,
         )
 
     def follow(self, assignment: Assignment) -> DamagedCheckpoint | None:
@@ -300,18 +315,15 @@ def _over(handle: Any) -> bool:
     return bool(ended)
 
 
-def _arrived(handles: Sequence[Any]) -> list[bool]:
+def _answers(handles: Sequence[Any]) -> list[Any]:
     if not handles:
         return []
     ended, _ = ray.wait(list(handles), num_returns=len(handles), timeout=0)
-    there: dict[Any, bool] = {}
+    answers: dict[Any, Any] = {}
     for handle in ended:
-        try:
-            ray.get(handle)
-            there[handle] = True
-        except RayError:
-            there[handle] = False
-    return [there.get(handle, False) for handle in handles]
+        with suppress(RayError):
+            answers[handle] = ray.get(handle)
+    return [answers.get(handle, UNANSWERED) for handle in handles]
 
 
 def check_folder(output: str, marker: tuple[str, bytes], host: str) -> None:

@@ -96,6 +96,8 @@ class GenerationSetup:
     faults: FaultPoints
     activity: Activity
     report: Callable[[Report], None]
+    log_sha256: Callable[[], str | None] = lambda: None
+    """Returns the hash of a line of the job's event log, if one is known."""
     observe: Callable[[StepTimes], None] | None = None
     """Takes the times of each step, before it is settled. None: nobody wants them."""
     surroundings: Callable[[], Sample | None] = lambda: None

@@ -98,6 +98,8 @@ class Rank:
             serves none.
         host: address at which it serves layers.
         observe: receives the times of every step if `[adapt]` wants them; must not block.
+        log_sha256: returns the hash of a line of the job's event log, for the manifests of checkpoints; None if it
+            knows none. Must not block.
     """
 
     def __init__(
@@ -109,10 +111,12 @@ class Rank:
         secret: bytes = b"",
         host: str = "127.0.0.1",
         observe: Callable[[StepTimes], None] | None = None,
+        log_sha256: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._config = config
         self._rank = rank
         self._report = report
+        self._log_sha256 = log_sha256
         self._observe = observe if config.adapt.policy != "off" else None
         self._sampler: Sampler | None = None
         """Of its surroundings, if anyone wants to know them."""
@@ -398,6 +402,7 @@ class Rank:
             faults=self.faults,
             activity=self._activity,
             report=self._report,
+            log_sha256=self._log_sha256,
             observe=self._observe,
             surroundings=self._surroundings,
         )
@@ -586,7 +591,8 @@ class Rank:
             )
         files = {record.name: record for record in records}
         try:
-            seal(self._config, self._definition.names, plan, folder, step, generation, files, scale)
+            log = self._log_sha256()
+            seal(self._config, self._definition.names, plan, folder, step, generation, files, scale, log)
         except OSError as error:
             raise JobError(f"could not complete {folder}: {error.strerror or error}") from error
 

@@ -156,6 +156,7 @@ class Training:
             setup.report,
             setup.faults,
             setup.greeting.left,
+            setup.log_sha256,
         )
 
     @property

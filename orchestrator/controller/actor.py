@@ -325,8 +325,12 @@ class Controller:
             self._publishing = asyncio.get_running_loop().create_task(publishing)
         self._begun.set()
 
-    async def report(self, report: Report) -> None:
+    async def report(self, report: Report) -> str | None:
         """Take a rank's report; once this returns it is logged, and the rank forgets it.
+
+        Returns:
+            The hash of a line of the log that is there to stay, for the manifests of checkpoints: the newest one, or
+            where the log is copied to a store the newest one that has been copied, if any.
 
         Raises:
             JobError: the job is not taken over yet, or is over. The rank keeps it until it is asked for it.
@@ -334,7 +338,8 @@ class Controller:
         if self._over or not self._begun.is_set():
             raise JobError("the controller has not taken the job over yet")
         await self._loop.post_and_wait(Reported(report))
-        await self._written()
+        assert self._writer is not None
+        return self._folder.durable_head(await self._writer.written())
 
     async def observe(self, batch: Sequence[StepTimes]) -> None:
         """Take what a rank observed of its work. Nothing of it is logged as it is, and nobody waits for it."""

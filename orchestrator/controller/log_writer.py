@@ -29,6 +29,11 @@ class Log(Protocol):
         """Its bytes."""
         ...
 
+    @property
+    def head(self) -> str:
+        """Hash of its newest line."""
+        ...
+
     def append(self, record: Record) -> None:
         """Write `record` through. Raises OSError."""
         ...
@@ -47,7 +52,7 @@ class LogWriter:
         self._log = log
         self._snapshot = snapshot
         self._loop = asyncio.get_running_loop()
-        self._work: queue.SimpleQueue[Record | bytes | asyncio.Future[None] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Record | bytes | asyncio.Future[str] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="event log", daemon=True)
         self._thread.start()
 
@@ -59,11 +64,12 @@ class LogWriter:
         """Write `view`, of all that was appended so far, beside the log."""
         self._work.put(view)
 
-    async def written(self) -> None:
-        """Return once all that was appended so far is in the file, or writing it has failed."""
-        done: asyncio.Future[None] = self._loop.create_future()
+    async def written(self) -> str:
+        """Return once all that was appended so far is in the file, or writing it has failed; the hash of the newest
+        line."""
+        done: asyncio.Future[str] = self._loop.create_future()
         self._work.put(done)
-        await done
+        return await done
 
     async def close(self) -> None:
         """Write the rest and close the log."""
@@ -74,7 +80,7 @@ class LogWriter:
         while (item := self._work.get()) is not None:
             if isinstance(item, asyncio.Future):
                 with suppress(RuntimeError):  # the loop is closed: there is no waiter any more
-                    self._loop.call_soon_threadsafe(_resolve, item)
+                    self._loop.call_soon_threadsafe(_resolve, item, self._log.head)
                 continue
             # A full disk costs a line of the log, not the training; the checkpoint reports the error.
             with suppress(OSError):
@@ -85,6 +91,6 @@ class LogWriter:
         self._log.close()
 
 
-def _resolve(done: asyncio.Future[None]) -> None:
+def _resolve(done: asyncio.Future[str], head: str) -> None:
     if not done.done():  # the waiter may be gone
-        done.set_result(None)
+        done.set_result(head)

@@ -22,7 +22,7 @@ from orchestrator.events.segments import FOLDER, SegmentedLog, Segments
 from orchestrator.events.types import Record
 from orchestrator.history.freeze_history import FreezeHistory
 from orchestrator.history.job_view import fold
-from orchestrator.history.snapshot import SNAPSHOT, goes_further
+from orchestrator.history.snapshot import SNAPSHOT, goes_further, load, position, write_snapshot
 from planner.plan import Plan
 from planner.wording import counted
 from workers.checkpoint.storage import join, open_folder
@@ -147,8 +147,16 @@ class JobFolder:
         """
         return self.segments.begin(epoch) if self.segments is not None else EventLog(self.events_path)
 
+    def durable_head(self, written: str) -> str | None:
+        """Hash of the newest line that the log keeps even if this machine is lost; None if there is none.
+
+        Args:
+            written: hash of the newest line that was written.
+        """
+        return written if self.segments is None else self.segments.published_head
+
     def add(self, record: Record) -> None:
-        """Write one more record to the log of a job that has ended.
+        """Write one more record to the log of a job that has ended, and a snapshot that has it.
 
         Raises:
             OSError: it cannot be written.
@@ -156,6 +164,8 @@ class JobFolder:
         log = self.open_log(self.segments.newest_epoch() if self.segments is not None else 0)
         log.append(record)
         log.close()
+        view = load(self.log_files(), self.fetch_snapshot()).view
+        write_snapshot(self.snapshot_path, view.to_json(), position(log.path, log.size))
         self.publish_log()
         self.fetch_events()
 

@@ -1,8 +1,13 @@
-"""The event log as a file: appends records and reads them back. Knows no event by name."""
+"""The event log as a file: appends records and reads them back. Knows no event by name.
+
+Each line carries the sha256 of the line before it: of its bytes as they lie in the file, newline included.
+`orchestrator/verify/chain.py` checks it.
+"""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 from collections.abc import Iterator
@@ -11,19 +16,27 @@ from typing import BinaryIO
 
 from orchestrator.events.types import Record
 
+NO_LINE = hashlib.sha256().hexdigest()
+"""What a log's first line carries: the hash of nothing."""
 _BLOCK = 1 << 16
 """Bytes per read when looking for a log's last line."""
 
 
 class EventLog:
-    """Appends records to a file, each flushed as it is written. `size` is the bytes of whole lines in the file."""
+    """Appends records to a file, each flushed as it is written. `size` is the bytes of whole lines in the file, `head`
+    the hash of the last one.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        before: hash of the line before the file's first.
+    """
+
+    def __init__(self, path: Path, before: str = NO_LINE) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         # No buffer: bytes that could not be written must not be written again with the next line.
         self._file = path.open("a+b", buffering=0)
         self.path = path
-        self.size = self._drop_torn_line()
+        self.size, last = self._drop_torn_line()
+        self.head = line_sha256(last) if last else before
 
     def append(self, record: Record) -> None:
         """Write `record` through to the file.
@@ -32,33 +45,46 @@ class EventLog:
             OSError: the disk is full or gone; no part of the line remains.
         """
         whole = self._file.seek(0, os.SEEK_END)
-        line = memoryview(record.to_json().encode() + b"\n")
+        line = record.to_json(self.head).encode() + b"\n"
+        left = memoryview(line)
         try:
-            while line:
-                line = line[self._file.write(line) :]
+            while left:
+                left = left[self._file.write(left) :]
         except OSError:
             self._file.truncate(whole)
             raise
         self.size = self._file.tell()
+        self.head = line_sha256(line)
 
     def close(self) -> None:
         self._file.close()
 
-    def _drop_torn_line(self) -> int:
+    def _drop_torn_line(self) -> tuple[int, bytes]:
         """Cut what a killed writer left after its last newline, so that the next record has its own line. Return the
-        remaining bytes."""
-        size = end = self._file.seek(0, os.SEEK_END)
-        while end > 0:
-            first = max(end - _BLOCK, 0)
-            self._file.seek(first)
-            newline = self._file.read(end - first).rfind(b"\n")
-            end = first
-            if newline >= 0:
-                end += newline + 1
-                break
+        remaining bytes, and the last line of them."""
+        size = self._file.seek(0, os.SEEK_END)
+        end = self._line_begin(size)
         if end < size:
             self._file.truncate(end)
-        return end
+        begin = self._line_begin(end - 1)
+        self._file.seek(begin)
+        return end, self._file.read(end - begin)
+
+    def _line_begin(self, place: int) -> int:
+        """Where the line that `place` lies in begins: after the last newline before it."""
+        while place > 0:
+            first = max(place - _BLOCK, 0)
+            self._file.seek(first)
+            newline = self._file.read(place - first).rfind(b"\n")
+            if newline >= 0:
+                return first + newline + 1
+            place = first
+        return 0
+
+
+def line_sha256(line: bytes) -> str:
+    """Hash of a line of a log, newline included, as the next line carries it."""
+    return hashlib.sha256(line).hexdigest()
 
 
 class DamagedLogError(ValueError):

@@ -11,7 +11,7 @@ import os
 import time
 from pathlib import Path
 
-from orchestrator.events.log import EventLog
+from orchestrator.events.log import NO_LINE, EventLog, line_sha256
 from orchestrator.events.types import Record
 from workers.checkpoint.storage import Folder
 
@@ -36,6 +36,8 @@ class Segments:
         self._remote = remote
         self._published: dict[str, int] = {}
         """Name -> bytes of the copy in the store."""
+        self.published_head: str | None = None
+        """Hash of the newest line that this process has copied to the store."""
 
     def files(self) -> list[Path]:
         """The segments on this machine, in order."""
@@ -59,7 +61,9 @@ class Segments:
 
     def begin(self, epoch: int) -> SegmentedLog:
         """Begin a log for one start of a controller, after all segments of earlier incarnations."""
-        return SegmentedLog(self._local, epoch, time.time_ns() // 1_000_000)
+        contents = (path.read_bytes() for path in reversed(self.files()))
+        before = next(filter(None, map(head_of, contents)), NO_LINE)
+        return SegmentedLog(self._local, epoch, time.time_ns() // 1_000_000, before)
 
     def newest_epoch(self) -> int:
         """Epoch of the newest controller with a segment on this machine."""
@@ -79,6 +83,7 @@ class Segments:
                 content = path.read_bytes()
                 self._remote.write(path.name, content)
                 self._published[path.name] = len(content)
+                self.published_head = head_of(content)
 
 
 class SegmentedLog:
@@ -87,13 +92,14 @@ class SegmentedLog:
     Args:
         epoch: the controller's epoch.
         started_ms: orders two starts of the same epoch if the store has nothing of the first yet.
+        before: hash of the last line before these segments.
     """
 
-    def __init__(self, folder: Path, epoch: int, started_ms: int) -> None:
+    def __init__(self, folder: Path, epoch: int, started_ms: int, before: str) -> None:
         self._folder = folder
         self._prefix = f"{epoch:06d}-{started_ms:013d}-"
         self._number = 0
-        self._log = EventLog(self.path)
+        self._log = EventLog(self.path, before)
 
     @property
     def path(self) -> Path:
@@ -105,6 +111,11 @@ class SegmentedLog:
         """Bytes of that segment."""
         return self._log.size
 
+    @property
+    def head(self) -> str:
+        """Hash of the newest line."""
+        return self._log.head
+
     def append(self, record: Record) -> None:
         """Write `record` through to the newest segment.
 
@@ -114,7 +125,7 @@ class SegmentedLog:
         if self._log.size >= SEGMENT_BYTES:
             self._log.close()
             self._number += 1
-            self._log = EventLog(self.path)
+            self._log = EventLog(self.path, self._log.head)
         self._log.append(record)
 
     def close(self) -> None:
@@ -124,6 +135,12 @@ class SegmentedLog:
 def whole_lines(content: bytes) -> bytes:
     """`content` without what a killed writer left after its last newline."""
     return content[: content.rfind(b"\n") + 1]
+
+
+def head_of(content: bytes) -> str | None:
+    """Hash of the last whole line of `content`; None if it has none."""
+    whole = whole_lines(content)
+    return line_sha256(whole[whole.rfind(b"\n", 0, -1) + 1 :]) if whole else None
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -87,6 +87,8 @@ class RankStarted:
     pid: int
     zone: str = ""
     """Of the node, by its labels; empty if it is unknown."""
+    machine: str = ""
+    """Its hardware and library, as far as they decide of the last digits of what it computes; empty: unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -593,6 +595,10 @@ KINDS: dict[str, type[Event]] = {
 """Kind of a line -> type of its payload."""
 
 
+PREVIOUS = "previous_sha256"
+"""Key of a line under which it carries the hash of the line before it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Record:
     """One line of the log."""
@@ -601,10 +607,16 @@ class Record:
     """Seconds since the Unix epoch."""
     event: Event
 
-    def to_json(self) -> str:
-        """One line; numbers that are not finite are written as the strings `NaN`, `Infinity`, `-Infinity`."""
+    def to_json(self, previous_sha256: str | None = None) -> str:
+        """One line; numbers that are not finite are written as the strings `NaN`, `Infinity`, `-Infinity`.
+
+        Args:
+            previous_sha256: hash of the line before it, which the line is to carry.
+        """
         kind = next(kind for kind, payload in KINDS.items() if payload is type(self.event))
         line = {"time_s": self.time_s, "kind": kind, **named_floats(asdict(self.event))}
+        if previous_sha256 is not None:
+            line[PREVIOUS] = previous_sha256
         return json.dumps(line, allow_nan=False)
 
     @staticmethod
@@ -618,6 +630,7 @@ class Record:
         time_s, kind = fields.pop("time_s"), fields.pop("kind")
         if type(time_s) not in (int, float) or not math.isfinite(time_s):
             raise ValueError(f"its time is no number of seconds: {time_s!r}")
+        fields.pop(PREVIOUS, None)
         if kind not in KINDS:
             raise ValueError(f"unknown kind of event {kind!r}")
         return Record(time_s=time_s, event=_adapter(kind).validate_python(fields))

@@ -64,6 +64,16 @@ def position(log: Path, offset: int) -> Position:
     return Position(file=log.name, offset=offset, sha256=_digest(log, offset))
 
 
+def position_of(snapshot: bytes) -> Position | None:
+    """The place up to which the view in the file `snapshot` holds its log; None if it is no snapshot."""
+    try:
+        fields = json.loads(snapshot.partition(b"\n")[0])
+        at = Position(file=fields["file"], offset=fields["offset"], sha256=fields["sha256"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return at if type(at.offset) is int and at.offset >= 0 else None
+
+
 def write_snapshot(path: Path, view: bytes, at: Position) -> None:
     """Write the view, given as JSON, atomically: a reader sees the previous snapshot or this one.
 

@@ -102,7 +102,14 @@ def lost_preparing(order: Order, state: Preparing, stimulus: RankLost) -> Step:
 
 def welcome(job: Job, ready: Ready) -> tuple[Job, Log]:
     """Return `job` with a rank that is up."""
-    up = events.RankStarted(rank=ready.rank, node=ready.node, host=ready.host, pid=ready.pid, zone=ready.zone)
+    up = events.RankStarted(
+        rank=ready.rank,
+        node=ready.node,
+        host=ready.host,
+        pid=ready.pid,
+        zone=ready.zone,
+        machine=ready.machine,
+    )
     job = replace(
         job,
         membership=replace(

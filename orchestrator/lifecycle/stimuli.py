@@ -44,6 +44,8 @@ class Ready:
     pid: int
     zone: str = ""
     """Of the node; empty if it is unknown."""
+    machine: str = ""
+    """As in `RankStarted`."""
 
 
 @dataclass(frozen=True)

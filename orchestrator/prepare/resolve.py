@@ -19,7 +19,7 @@ from planner.schedule.table_format import CSV_PREFIX
 from planner.search import unmeasured
 from planner.search.standbys import protected
 from planner.wording import counted
-from workers.config import AdaptConfig, ElasticConfig, WorkerConfig
+from workers.config import AdaptConfig, ElasticConfig, EmulatedConfig, WorkerConfig
 from workers.protocol import JobError
 
 
@@ -71,9 +71,21 @@ def resolve(settled: SettledSpec, *, epoch: int, plan: Plan | None = None) -> Re
     spec = spec.model_copy(update={"pipeline": pipeline, "elastic": elastic, "adapt": adapt})
     table = settled.schedule if plan.schedule.startswith(CSV_PREFIX) else None
     schedule = schedule_of(plan, table)
-    device = spec.cluster.device
+    config = worker_config(spec, language=found.language, emulated=found.emulated)
+    return Resolved(spec=spec, config=config, plan=plan, schedule=schedule, outline=found)
+
+
+def worker_config(spec: Spec, *, language: bool, emulated: EmulatedConfig) -> WorkerConfig:
+    """The part of the resolved `spec` that ranks need.
+
+    Args:
+        language: whether the model is one of language, of which text can be sampled.
+        emulated: the times of emulated devices, with nothing left to read.
+    """
+    device, pipeline = spec.cluster.device, spec.pipeline
     assert device != AUTO
-    config = WorkerConfig(
+    assert pipeline.microbatches != AUTO
+    return WorkerConfig(
         job=spec.job.name,
         seed=spec.job.seed,
         steps=spec.job.steps,
@@ -83,23 +95,22 @@ def resolve(settled: SettledSpec, *, epoch: int, plan: Plan | None = None) -> Re
         validate_every=spec.job.validate_every,
         timeline_every=spec.job.timeline_every,
         curvature_every=spec.job.curvature_every,
-        sample_tokens=spec.job.sample_tokens if found.language else 0,
+        sample_tokens=spec.job.sample_tokens if language else 0,
         output=spec.job.folder,
         device=device,
         pin_cores=spec.cluster.pin_cores,
         microbatch_size=pipeline.microbatch_size,
-        microbatches=plan.microbatches,
-        replicas=plan.replicas,
+        microbatches=pipeline.microbatches,
+        replicas=pipeline.replicas,
         model=spec.model,
         data=spec.data,
         optimizer=spec.optimizer,
         checkpoint=spec.checkpoint,
-        emulated=found.emulated,
+        emulated=emulated,
         freeze=spec.freeze,
         adapt=spec.adapt,
         elastic=spec.elastic,
     )
-    return Resolved(spec=spec, config=config, plan=plan, schedule=schedule, outline=found)
 
 
 def _settled_adapt(adapt: AdaptConfig, step_samples: int, found: ModelOutline) -> AdaptConfig:

@@ -5,10 +5,26 @@ Reads every file; imports torch.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from orchestrator.events.folder import undamaged
 from orchestrator.events.types import Finished
 from orchestrator.verify.ledger import Batches, Ledger
 from workers.protocol import CheckpointRef
+
+
+def log_heads(output: str) -> Iterator[tuple[str, str]]:
+    """The checkpoints in the job folder `output` whose manifests name a line of the event log, in words, and the hash
+    of that line."""
+    from workers.checkpoint.folder import DamagedCheckpointError, checkpoints, read_manifest
+
+    for ref in checkpoints(output):
+        try:
+            sha256 = read_manifest(ref).log_sha256
+        except DamagedCheckpointError:  # the audit says so
+            continue
+        if sha256 is not None:
+            yield f"the manifest of the checkpoint of step {ref.step}", sha256
 
 
 def audit_checkpoints(output: str, ledger: Ledger) -> int:

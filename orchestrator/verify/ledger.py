@@ -73,6 +73,12 @@ class Ledger:
     """Errors, each with its numbers; a correct job has none."""
     unproved: list[str] = field(default_factory=list)
     """Facts that the log does not prove."""
+    assumed: list[str] = field(default_factory=list)
+    """What every proof takes for granted, or what was not looked into."""
+    facts: list[str] = field(default_factory=list)
+    """What was looked into, by other audits than this one."""
+    claims: list[str] = field(default_factory=list)
+    """What they prove, if nothing is wrong."""
     spec: dict[str, Any] = field(default_factory=dict)
     """The resolved spec of the newest start."""
     standing: list[StepReport | None] = field(default_factory=list)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from orchestrator.events.rehearsed import CopiesSaved, NodeLife, Rehearsed
 from orchestrator.events.types import (
     Event,
@@ -34,13 +36,13 @@ BATCHES = Batches.of(SPEC)
 
 
 class Samples:
-    """A data set that is never read."""
+    """A data set that nobody trains on."""
 
     train_samples = TRAIN_SAMPLES
     validation_samples = 0
 
     def train(self, indices: list[int]) -> Batch:
-        raise LookupError(indices)
+        return Batch(inputs=(torch.zeros(len(indices), 4),), targets=())
 
     def validation(self, indices: list[int]) -> Batch:
         raise LookupError(indices)

@@ -39,6 +39,7 @@ class Checkpointing:
         report: receives a `CheckpointReport` per checkpoint, on the first rank.
         faults: the drills armed on this rank.
         left: what an earlier generation left unfinished.
+        log_sha256: returns the hash of a line of the event log for the manifest, if one is known.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Checkpointing:
         report: Callable[[Report], None],
         faults: FaultPoints | None = None,
         left: Unfinished | None = None,
+        log_sha256: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._config = config
         self._names = names
@@ -58,6 +60,7 @@ class Checkpointing:
         self._generation = generation
         self._report = report
         self._faults = faults
+        self._log_sha256 = log_sha256
         self._writer = CheckpointWriter(faults)
         self._finished: list[WriteResult] = []
         self._expected = {file for i, name in enumerate(names) for file in layer_files(i, name)}
@@ -173,7 +176,8 @@ class Checkpointing:
             if self._faults is not None:
                 self._faults.reach(Phase.SAVING, step)
             number, scale = self._generation.number, self._scales[folder]
-            seal(self._config, self._names, self.plan, folder, step, number, files, scale)
+            log = self._log_sha256()
+            seal(self._config, self._names, self.plan, folder, step, number, files, scale, log)
         except OSError as error:
             self._drop(folder, str(error))
             self._take(
@@ -214,8 +218,12 @@ def seal(
     generation: int,
     files: Mapping[str, FileRecord],
     loss_scale: LossScale | None,
+    log_sha256: str | None,
 ) -> None:
     """Complete the checkpoint at `folder`, and delete checkpoints that are too old.
+
+    Args:
+        log_sha256: as in `Manifest`.
 
     Raises:
         OSError: the file system refused.
@@ -229,6 +237,7 @@ def seal(
         samples=step * config.replicas * config.microbatches * config.microbatch_size,
         files=files,
         loss_scale=loss_scale,
+        log_sha256=log_sha256,
     )
     write_manifest(folder, manifest)
     # If an old checkpoint cannot be deleted now, the next call tries again.

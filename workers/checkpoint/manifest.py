@@ -15,9 +15,9 @@ from typing import Any
 from workers.checkpoint.storage import join
 from workers.state.loss_scale import LossScale
 
-FORMAT = 2
-"""Version of the checkpoint format that this code writes. It reads version 1 too, in which `bfloat16` was the name of
-what is `bfloat16-autocast` now."""
+FORMAT = 3
+"""Version of the checkpoint format that this code writes. It reads version 2 too, which has no `log_sha256`, and
+version 1, in which moreover `bfloat16` was the name of what is `bfloat16-autocast` now."""
 
 _LAYER_NAME = re.compile(r"[A-Za-z0-9_-]+")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -54,6 +54,9 @@ class Manifest:
     """File name -> record, two files per layer."""
     loss_scale: LossScale | None = None
     """Of the next step, where the job's precision needs one."""
+    log_sha256: str | None = None
+    """Hash of a line of the job's event log, written before this manifest: the newest one that its writer knew of; None
+    if it knew none. As long as the checkpoint is there, neither that line nor one before it can change unnoticed."""
 
     def to_json(self) -> str:
         """The text of `manifest.json`. Raises ValueError or TypeError if spec or plan are not JSON values."""
@@ -66,6 +69,7 @@ class Manifest:
             "layers": list(self.layers),
             "samples": self.samples,
             "loss_scale": None if self.loss_scale is None else self.loss_scale.to_json(),
+            "log_sha256": self.log_sha256,
             "files": {
                 name: {"bytes": record.bytes, "sha256": record.sha256} for name, record in self.files.items()
             },
@@ -88,14 +92,16 @@ class Manifest:
             raise ValueError(f"is not JSON: {error}") from error
         if not isinstance(fields, dict):
             raise ValueError("is not a JSON object")
-        if fields.get("format") not in (1, FORMAT):
+        if fields.get("format") not in range(1, FORMAT + 1):
             raise ValueError(
-                f"is of format {fields.get('format')!r}, where this version reads formats 1 and {FORMAT}"
+                f"is of format {fields.get('format')!r}, where this version reads formats 1 to {FORMAT}"
             )
         if fields.pop("sha256", None) != _checksum(fields):
             raise ValueError("was altered: its values do not have the sha256 that it states")
         if fields["format"] == 1:
             fields.setdefault("loss_scale", None)
+        if fields["format"] < 3:
+            fields.setdefault("log_sha256", None)
         _check_types(fields)
         if fields["format"] == 1 and fields["spec"].get("precision") == "bfloat16":
             fields["spec"]["precision"] = "bfloat16-autocast"
@@ -136,13 +142,16 @@ _TYPES: Mapping[str, type] = {
 
 
 def _check_types(fields: Mapping[str, Any]) -> None:
-    expected = {*_TYPES, "loss_scale"}
+    expected = {*_TYPES, "loss_scale", "log_sha256"}
     if fields.keys() != expected:
         odd = ", ".join(sorted(fields.keys() ^ expected))
         raise ValueError(f"has missing or unknown fields: {odd}")
     for name, kind in _TYPES.items():
         if type(fields[name]) is not kind or (kind is int and fields[name] < 0):
             raise ValueError(f"has a wrong {name}: {str(fields[name])[:80]}")
+    head = fields["log_sha256"]
+    if head is not None and not (isinstance(head, str) and _SHA256.fullmatch(head)):
+        raise ValueError(f"has a wrong log_sha256: {str(head)[:80]}")
     layers = fields["layers"]
     # File names are made from these: none may lead out of the folder.
     if not all(isinstance(name, str) and _LAYER_NAME.fullmatch(name) for name in layers):

@@ -15,6 +15,8 @@ KEPT = 10_000
 """Reports kept while the controller is away; beyond that, the oldest that are no `StepReport` are dropped."""
 LOOK_EVERY = 32
 """Reports sent between two checks of which have arrived."""
+UNANSWERED = object()
+"""In place of the answer to a report that has not arrived."""
 
 
 class ReportMail:
@@ -22,17 +24,19 @@ class ReportMail:
 
     Args:
         send: starts sending a report and returns a handle.
-        arrived: says for each handle whether its report has arrived; does not wait. A failed send never arrives.
+        answers: returns for each handle the controller's answer to its report, which is the hash of a line of the event
+            log or None; `UNANSWERED` while the report is under way. Does not wait; a failed send is never answered.
     """
 
     def __init__(
-        self, send: Callable[[Report], Any], arrived: Callable[[Sequence[Any]], Sequence[bool]]
+        self, send: Callable[[Report], Any], answers: Callable[[Sequence[Any]], Sequence[Any]]
     ) -> None:
         self._send = send
-        self._arrived = arrived
+        self._answers = answers
         self._lock = threading.Lock()
         self._kept: list[tuple[Report, Any]] = []
         self._since_look = 0
+        self._log_sha256: str | None = None
 
     def put(self, report: Report) -> Any:
         """Send `report`; returns its handle."""
@@ -57,10 +61,21 @@ class ReportMail:
             self._look()
             return [handle for _, handle in self._kept]
 
+    def log_sha256(self) -> str | None:
+        """Return the hash of a line of the event log, of the newest one that the controller has told of; None if it has
+        told of none. Does not wait."""
+        with self._lock:
+            self._look()
+            return self._log_sha256
+
     def _look(self) -> None:
         self._since_look = 0
-        there = self._arrived([handle for _, handle in self._kept])
-        self._kept = [kept for kept, arrived in zip(self._kept, there, strict=True) if not arrived]
+        answers = self._answers([handle for _, handle in self._kept])
+        for answer in answers:
+            if answer is not UNANSWERED and answer is not None:
+                self._log_sha256 = answer
+        pairs = zip(self._kept, answers, strict=True)
+        self._kept = [kept for kept, answer in pairs if answer is UNANSWERED]
         excess = len(self._kept) - KEPT
         if excess > 0:
             minor = [i for i, (report, _) in enumerate(self._kept) if not isinstance(report, StepReport)]

@@ -1,7 +1,7 @@
 """Ranks without Ray: threads of a process, or processes of a forkserver.
 
-`ranks.py` is the reference runner, which trains a whole job: for tests, GPU checks and benchmarks, so no other module
-of the product imports it.
+`ranks.py` is the reference runner, which trains a whole job: for tests, GPU checks and benchmarks, and for `freshet
+verify --rerun`, which computes steps of a run again.
 
 Not here: Ranks as Ray actors (`workers/actor.py`).
 """

@@ -1,6 +1,7 @@
 """Runs all ranks of a job without Ray: as threads of this process, or as processes of a forkserver.
 
-For tests, GPU checks and benchmarks. Where a rank fails the others are ended, and its error is raised here.
+For tests, GPU checks and benchmarks, and to compute steps of a run again. Where a rank fails the others are ended, and
+its error is raised here.
 """
 
 from __future__ import annotations

@@ -25,6 +25,13 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def arithmetic(kind: str) -> str:
+    """What decides of the last digits of what this process computes on a device of that kind: hardware and library."""
+    if kind == "cuda":
+        return f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}"
+    return f"{cpu_name()}, {torch.backends.cpu.get_cpu_capability()}, PyTorch {torch.__version__}"
+
+
 def host_memory_bytes() -> int:
     """The machine's memory, or what its control group leaves of it."""
     total = psutil.virtual_memory().total

@@ -132,7 +132,7 @@ class RankProcesses:
         else:
             self._hosts.started(rank)
             self._up(rank, home)
-            self._post(Ready(rank, home.node, home.host, home.pid, home.zone))
+            self._post(Ready(rank, home.node, home.host, home.pid, home.zone, home.machine))
         finally:
             self._calling.discard(rank)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -28,8 +29,9 @@ from orchestrator.cluster import connection as cluster
 from orchestrator.cluster.actor_names import living_ranks
 from orchestrator.events import types as events
 from orchestrator.events.folder import LOCK, JobFolder
-from orchestrator.events.log import read_log
+from orchestrator.events.log import line_sha256, read_log
 from orchestrator.trainer import PipelineTrainer
+from orchestrator.verify.verification import verify_run
 from workers.protocol import JobError, StepReport
 
 STEPS = 12
@@ -156,6 +158,13 @@ def test_a_controller_is_killed_and_then_it_and_a_rank_together(tmp_path: Path, 
     assert issued == [(1, 1), (3, 1)]
     records = list(read_log(tmp_path / "headless" / "events.jsonl"))
     assert [record.event for record in records] == log.events
+    # Each controller went on with the chain of hashes where the one before had left it, and a checkpoint names a line.
+    ledger, _ = verify_run(str(tmp_path / "headless"))
+    assert ledger.wrong == ledger.unproved == []
+    assert any("no line of the log changed" in claim for claim in ledger.claims)
+    (manifest,) = (tmp_path / "headless" / "checkpoints").glob("*/manifest.json")
+    lines = (tmp_path / "headless" / "events.jsonl").read_bytes().splitlines(keepends=True)
+    assert json.loads(manifest.read_text())["log_sha256"] in map(line_sha256, lines)
     log.assert_processes_gone()
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from workers.checkpoint.folder import (
     write_layer,
     write_manifest,
 )
-from workers.checkpoint.manifest import FORMAT, Manifest, layer_files
+from workers.checkpoint.manifest import FORMAT, FileRecord, Manifest, layer_files
 from workers.config import OptimizerConfig
 from workers.protocol import JobError
 from workers.state.layer_state import LayerState, digest, host_copy, load_
@@ -68,6 +70,20 @@ def test_a_checkpoint_comes_back_bit_for_bit(output: str, tmp_path: Path) -> Non
         assert state.updates["gain"] == 2
     for name, record in read.files.items():
         assert (folder / name).stat().st_size == record.bytes
+
+
+def test_a_manifest_of_format_2_names_no_line_of_the_log() -> None:
+    def as_written(fields: dict[str, Any]) -> str:
+        text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+        return json.dumps({**fields, "sha256": hashlib.sha256(text.encode()).hexdigest()})
+
+    files = [file for layer, name in enumerate(NAMES) for file in layer_files(layer, name)]
+    made = manifest(20, 1, [FileRecord(name=file, bytes=1, sha256="0" * 64) for file in files])
+    fields = json.loads(made.to_json())
+    del fields["log_sha256"], fields["sha256"]
+    assert Manifest.from_json(as_written({**fields, "format": 2})).log_sha256 is None
+    with pytest.raises(ValueError, match="missing or unknown fields: log_sha256"):
+        Manifest.from_json(as_written(fields))
 
 
 def test_what_format_1_calls_bfloat16_is_autocast(output: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from workers.control.announcements import Announcements
-from workers.control.report_mail import ReportMail
+from workers.control.report_mail import UNANSWERED, ReportMail
 from workers.protocol import Report, Request, TimelineReport, ValidationReport
 from workers.unfinished import Greeting, Unfinished, agree
 
@@ -85,18 +85,21 @@ class Post:
         return self, len(self.sent) - 1
 
 
-def looked_at(handles: Any) -> list[bool]:
-    return [number in post.arrived for post, number in handles]
+def looked_at(handles: Any) -> list[Any]:
+    return [f"line {number}" if number in post.arrived else UNANSWERED for post, number in handles]
 
 
 def test_a_new_controller_gets_what_no_other_took_in() -> None:
     old, new = Post(), Post()
     mail = ReportMail(old.send, looked_at)
+    assert mail.log_sha256() is None
     for step in (1, 2, 3):
         mail.put(shared(step))
     old.arrived = {0}
+    assert mail.log_sha256() == "line 0"
     mail.send_again(new.send)
     mail.put(shared(4))
     assert new.sent == [shared(2), shared(3), shared(4)]
     new.arrived = {0, 1, 2}
     assert mail.under_way() == []
+    assert mail.log_sha256() == "line 2"
