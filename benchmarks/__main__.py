@@ -50,6 +50,7 @@ BENCHMARKS = (
     "takeover",
     "dashboard_load",
     "dashboard_pages",
+    "dashboard_attacks",
 )
 
 

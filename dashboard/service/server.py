@@ -37,6 +37,8 @@ STALLED_MS = 20_000
 LEAVE_S = 3.0
 ENDS_S = 15
 """Seconds after a signal in which the service ends in order. Whatever hangs then, the process ends."""
+GIVE_WAY_S = 0.001
+"""How soon a thread that computes gives way to the event loop, which needs a turn several times for each answer."""
 CLUSTER_LOST = "RAY_gcs_rpc_server_reconnect_timeout_s"
 CLUSTER_LOST_S = 3600
 """How long the service goes on without its cluster. Ray would end the process after a minute."""
@@ -54,6 +56,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
     if (settings.tls_certificate is None) != (settings.tls_key is None):
         raise JobError("TLS needs both --tls-cert and --tls-key")
     _log_to_stderr()
+    sys.setswitchinterval(GIVE_WAY_S)
     listener = listener_of(settings)
     with ExitStack() as ending:
         ending.enter_context(listener)

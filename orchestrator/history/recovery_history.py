@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
+import numpy as np
+
 from orchestrator.events.rehearsed import Rehearsed
 from orchestrator.events.types import Formed, Paused, RankStarted, Record, Regrouped
 from orchestrator.history.columns import Columns
-from orchestrator.history.thinning import Grid, thin_runs
+from orchestrator.history.thinning import Grid, same_as_next
 from workers.protocol import StepReport
 
 KEPT_GENERATIONS = 400
@@ -120,11 +122,18 @@ class RecoveryHistory:
 
     def thin(self, grid: Grid) -> None:
         """Keep one commit per bucket of `grid`, generation and `voided_by`."""
-        self.commits = thin_runs(
-            self.commits,
-            lambda commit: (grid.bucket(commit.step), commit.generation, commit.voided_by),
-            _sum,
+        commits, count = list(self.commits), len(self.commits)
+        places = same_as_next(
+            grid.buckets(np.fromiter((commit.step for commit in commits), np.int64, count)),
+            np.fromiter((commit.generation for commit in commits), np.int64, count),
+            np.fromiter(
+                (-1 if (by := commit.voided_by) is None else by for commit in commits), np.int64, count
+            ),
         )
+        for place in places:
+            commits[place + 1] = _sum(commits[place], commits[place + 1])
+        merged = set(places)
+        self.commits = [commit for place, commit in enumerate(commits) if place not in merged]
 
     @property
     def regroupings(self) -> tuple[Membership, ...]:

@@ -5,9 +5,12 @@ Every series of a view is thinned on the same grid, so that their entries are at
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 T = TypeVar("T")
 
@@ -39,10 +42,10 @@ class Grid:
         # whole / stride + (newest - whole) = kept
         return Grid(stride, -(-(newest - kept) * stride // (stride - 1)))
 
-    def bucket(self, step: int) -> int:
-        """The last of the steps that `step` shares an entry with. The first step of a job stands alone."""
-        last = -(-step // self.stride) * self.stride
-        return min(last, self.whole) if 1 < step <= self.whole else step
+    def buckets(self, steps: NDArray[np.int64]) -> NDArray[np.int64]:
+        """For each of `steps` the last that it shares an entry with. The first step of a job stands alone."""
+        last = np.minimum(-(-steps // self.stride) * self.stride, self.whole)
+        return np.where((steps > 1) & (steps <= self.whole), last, steps)
 
 
 def thin(
@@ -53,26 +56,18 @@ def thin(
     Args:
         merge: makes one entry of two; by default the later one.
     """
-    thinned: dict[int, tuple[int, T]] = {}
-    for step in sorted(series):
-        bucket, entry = grid.bucket(step), series[step]
-        if bucket in thinned:
-            entry = merge(thinned[bucket][1], entry)
-        thinned[bucket] = step, entry
-    return dict(thinned.values())
-
-
-def thin_runs(
-    entries: Sequence[T], place: Callable[[T], tuple[object, ...]], merge: Callable[[T, T], T]
-) -> list[T]:
-    """`entries` with neighbours of the same `place` merged into one."""
-    thinned: list[T] = []
-    for entry in entries:
-        if thinned and place(thinned[-1]) == place(entry):
-            thinned[-1] = merge(thinned[-1], entry)
-        else:
-            thinned.append(entry)
+    thinned = {step: series[step] for step in sorted(series)}
+    steps = np.fromiter(thinned, np.int64, len(thinned))
+    for place in same_as_next(grid.buckets(steps)):
+        earlier, later = int(steps[place]), int(steps[place + 1])
+        thinned[later] = merge(thinned.pop(earlier), thinned[later])
     return thinned
+
+
+def same_as_next(*columns: NDArray[np.int64]) -> list[int]:
+    """The places at which each of `columns` has the value of the next place."""
+    same = [column[1:] == column[:-1] for column in columns]
+    return np.flatnonzero(np.logical_and.reduce(same)).tolist()
 
 
 def up_to(series: dict[int, T], step: int) -> dict[int, T]:
