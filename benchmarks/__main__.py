@@ -46,6 +46,7 @@ BENCHMARKS = (
     "double_losses",
     "trace_copies",
     "control_plane",
+    "busy_machine",
     "soak",
     "takeover",
     "dashboard_load",

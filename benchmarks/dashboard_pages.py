@@ -182,7 +182,7 @@ def show_lags(rounds: int, folder: Path) -> None:
 
 def main(rounds: int) -> None:
     tests = Path(__file__).parents[1] / "tests"
-    sys.path[:0] = [str(tests / "dashboard"), str(tests / "orchestrator")]
+    sys.path[:0] = [str(tests), str(tests / "dashboard"), str(tests / "orchestrator")]
     with tempfile.TemporaryDirectory(prefix="pages") as name:
         for part in (show_first_views, show_lags):
             folder = Path(name, part.__name__)

@@ -5,6 +5,7 @@ import os
 
 import pytest
 from hypothesis import HealthCheck, settings
+from pace import patient
 
 from orchestrator.cluster.connection import prepare_local
 
@@ -50,7 +51,7 @@ GROUP = {stem: f"two nodes {number}" for number, stems in enumerate(SHARING) for
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give all tests of a file that starts Ray clusters to one test process: they share a cluster, which has its own
-    address. And all that share something else that takes long to make."""
+    address. And all that share something else that takes long to make. Limits follow the machine's pace."""
     for item in items:
         if item.path.name.startswith(STARTS_A_CLUSTER):
             item.add_marker(pytest.mark.xdist_group(GROUP.get(item.path.stem, item.path.stem)))
@@ -58,6 +59,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.timeout(900))
         elif MADE_ONCE & {*getattr(item, "fixturenames", ())} and not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
+        if item.config.getoption("timeout") is not None:
+            continue
+        limit = item.get_closest_marker("timeout")
+        limit_s = float(limit.args[0] if limit is not None else item.config.getini("timeout"))
+        item.add_marker(pytest.mark.timeout(patient(limit_s)), append=False)
 
 
 def pytest_collection_finish() -> None:

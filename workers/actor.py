@@ -33,6 +33,7 @@ from workers.notices.reporting import watch_node
 from workers.process.host_memory import collect_objects, settle_objects, without_collections
 from workers.process.name_lookups import keep_lookups_short
 from workers.process.output import keep_output
+from workers.process.process_times import ProcessTimes, process_times
 from workers.process.stacks import stacks
 from workers.profiling.measured import Measured
 from workers.protocol import (
@@ -241,6 +242,11 @@ class RankActor:
     def ping(self) -> Working | None:
         """Answer with what this rank computes; see `Rank.working`."""
         return self._rank.working()
+
+    @ray.method(concurrency_group=CONTROL)
+    def look(self, pid: int) -> ProcessTimes:
+        """Look at another process of this machine: a rank that does not answer."""
+        return process_times(pid)
 
     @ray.method(concurrency_group=CONTROL)
     def stacks(self) -> str:

@@ -270,7 +270,8 @@ class ElasticConfig(Section):
     hang_timeout_s: Annotated[float, Field(gt=0)] = 30.0
     """A rank that does not answer for this long is killed. So is a rank that computes a single action for
     this long and for ten times as long as a usual step; the first step of a generation has
-    `cluster.timeout_s`."""
+    `cluster.timeout_s`. Time in which the rank had no processor, or its whole host was silent, does not count, up to
+    four times as long or `cluster.timeout_s`."""
     wait_s: NonNegativeSeconds = 600.0
     """How long a job with too few ranks waits for capacity before it ends. It first writes a checkpoint of
     what they hold."""

@@ -422,6 +422,8 @@ class Working:
     """Its token, e.g. `2F0`."""
     for_s: float
     """How long it has been computing; waiting for other ranks does not count."""
+    starved_s: float = 0.0
+    """How long of that its threads waited for a processor, as far as that is known."""
 
 
 @dataclass(frozen=True, kw_only=True)

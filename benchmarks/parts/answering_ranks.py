@@ -111,6 +111,9 @@ class AnsweringHosts:
             port=40_000,
         )
 
+    async def look(self, home: Home) -> None:
+        return
+
     async def end(self, rank: int) -> None:
         self._ranks.pop(rank, None)
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 # The modules that the tests share import each other by their bare names, as pytest has them do.
+sys.path.append(str(Path(__file__).parents[2] / "tests"))
 sys.path.append(str(Path(__file__).parents[2] / "tests" / "orchestrator"))
 
 from adapting_job import AdaptingJob

@@ -21,6 +21,8 @@ class Use(StrEnum):
 
     TRAINED = "trained"
     """In steps that were committed and stand."""
+    STALLED = "stalled"
+    """In those steps, longer than usual, because a rank stood still and went on."""
     IN_FLIGHT = "in_flight"
     """In a step that a failure interrupted, from the commit before it to the first sign of the failure."""
     RECOVERING = "recovering"
@@ -52,6 +54,8 @@ class _Phase:
     """Ids of its nodes; other nodes join, leave or are idle."""
     caused: int | None
     """Index of the generation whose formation caused it."""
+    stalled: float = 0.0
+    """The share of it that standstills have added to what its steps usually take."""
 
 
 @dataclass
@@ -74,7 +78,9 @@ def spend(history: RecoveryHistory, rehearsed: Rehearsed) -> Spent:
                 seconds = min(end_s, down_s) - max(start_s, up_s)
                 if seconds <= 0:
                     continue
-                spent.by_use[use] += seconds
+                stalled_s = seconds * phase.stalled if use is Use.TRAINED else 0.0
+                spent.by_use[Use.STALLED] += stalled_s
+                spent.by_use[use] += seconds - stalled_s
                 if phase.caused is not None and use is phase.use:
                     price = spent.by_generation.setdefault(phase.caused, {})
                     price[use] = price.get(use, 0.0) + seconds
@@ -89,7 +95,9 @@ def _phases(history: RecoveryHistory, rehearsed: Rehearsed) -> Iterator[_Phase]:
             yield from _gap(history, last_s, stretch.start_s, last, stretch.generation)
         use = Use.TRAINED if stretch.stands else Use.UNDONE
         nodes = _nodes(history, stretch.generation)
-        yield _Phase(stretch.start_s, stretch.end_s, use, nodes, stretch.voided_by)
+        length_s = stretch.end_s - stretch.start_s
+        stalled = min(1.0, stretch.stalled_s / length_s) if length_s > 0 else 0.0
+        yield _Phase(stretch.start_s, stretch.end_s, use, nodes, stretch.voided_by, stalled)
         last_s, last = stretch.end_s, stretch.generation
     if last_s < rehearsed.ended_s:
         yield from _gap(history, last_s, rehearsed.ended_s, last, None)

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Collection, Sequence
 from typing import Any, Protocol
 
 from workers.actor import Home
+from workers.process.process_times import ProcessTimes
 
 CONNECT_S = 1.0
 """How long a reachable machine takes at most to accept or refuse a connection."""
@@ -55,6 +56,13 @@ class Hosts(Protocol):
         The awaitable raises:
             Gone: the process died before it answered.
             RankError: the rank raised.
+        """
+        ...
+
+    async def look(self, home: Home) -> ProcessTimes | None:
+        """Look at the process at `home` from its own machine; None: nobody there can.
+
+        It may never return, if the machine stands still.
         """
         ...
 

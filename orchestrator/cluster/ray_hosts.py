@@ -21,7 +21,7 @@ from ray.util.placement_group import (
     placement_group_table,
     remove_placement_group,
 )
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from orchestrator.cluster import connection as cluster
 from orchestrator.cluster.actor_names import NAMESPACE, living_ranks, rank_name, ranks_among
@@ -32,6 +32,7 @@ from orchestrator.cluster.placement import Node, assign, congestion, fits, short
 from orchestrator.cluster.rank_setup import RankSetup
 from workers.actor import CONTROL, Home, RankActor
 from workers.control.rank_error import RankError
+from workers.process.process_times import ProcessTimes, process_times
 
 CONTROL_THREADS = 4
 """Calls of a rank's control group that may be under way at once."""
@@ -62,6 +63,8 @@ class RayHosts:
         self._backoff = Backoff()
         hosted: Any = ray.remote(concurrency_groups={CONTROL: CONTROL_THREADS})  # pyright: ignore[reportCallIssue]
         self._remote: Any = hosted(RankActor)
+        watching: Any = ray.remote(num_cpus=0, max_retries=0, enable_task_events=False)  # pyright: ignore[reportCallIssue]
+        self._watcher: Any = watching(process_times)
 
     async def reserve(self, ranks: Sequence[int], wait_s: float) -> str | None:
         setup = self._setup
@@ -116,6 +119,28 @@ class RayHosts:
         answer = asyncio.get_running_loop().create_task(_answered(reference))
         answer.add_done_callback(_retrieved)
         return answer
+
+    async def look(self, home: Home) -> ProcessTimes | None:
+        if home.node == ray.get_runtime_context().get_node_id():
+            return await asyncio.to_thread(process_times, home.pid)
+        # The rank that is looked at is among them. A new process takes long on a busy node, and has no rank's troubles.
+        beside = [self._actors[rank] for rank in self.placed_on(home.node) if rank in self._actors]
+        there = NodeAffinitySchedulingStrategy(home.node, soft=False)
+        looks = [
+            *(rank.look.remote(home.pid) for rank in beside),
+            self._watcher.options(scheduling_strategy=there).remote(home.pid),
+        ]
+        answers = [asyncio.ensure_future(_answered(look)) for look in looks]
+        for answer in answers:
+            answer.add_done_callback(_retrieved)
+        try:
+            for answer in asyncio.as_completed(answers):
+                with suppress(Gone, RankError):
+                    return await answer
+            return None
+        finally:
+            for answer in answers:
+                answer.cancel()
 
     async def end(self, rank: int) -> None:
         actor, group = self._actors.pop(rank, None), self._groups.pop(rank, None)

@@ -45,7 +45,15 @@ from orchestrator.lifecycle.states import (
     Stopping,
     Training,
 )
-from orchestrator.lifecycle.stimuli import CopiesOverdue, RanksOverdue, Released, Start, Stimulus, WaitOver
+from orchestrator.lifecycle.stimuli import (
+    CopiesOverdue,
+    RankLost,
+    RanksOverdue,
+    Released,
+    Start,
+    Stimulus,
+    WaitOver,
+)
 
 KEPT_HISTORY = 200
 """How many of the newest stimuli the error for an illegal transition shows."""
@@ -103,6 +111,10 @@ class EventLoop:
         """Those of them that the next assessment cancels."""
         self._entered_s = time.monotonic()
         self._spent_s: dict[str, float] = {}
+        self._left_s = self._entered_s
+        """When the last generation that trained ended."""
+        self._stood_s: dict[int, float] = {}
+        """Lost rank -> since when it had stood still."""
         # First in the queue, before reports from ranks of an earlier controller.
         self.post(Start())
 
@@ -131,6 +143,8 @@ class EventLoop:
                     raise stimulus
                 state, commands = handle(self._order, self.state, stimulus, tuple(self._history))
                 self._history.append(stimulus)
+                if isinstance(stimulus, RankLost) and stimulus.silent_s:
+                    self._stood_s[stimulus.rank] = time.monotonic() - stimulus.silent_s
                 self._enter(state)
                 await self._carry_out_all(commands, effects)
             except Exception as error:  # a bug of ours: the job must not hang, nor leave anything behind
@@ -170,7 +184,10 @@ class EventLoop:
             case Log(event):
                 self._log(event)
             case LogRegroup(event):
-                self._log(replace(event, **self._spent_s))
+                stood_s = [self._stood_s.pop(rank) for rank in event.lost if rank in self._stood_s]
+                silent_s = max(0.0, self._left_s - min(stood_s, default=self._left_s))
+                spent_s = {**self._spent_s, "detect_s": self._spent_s.get("detect_s", 0.0) + silent_s}
+                self._log(replace(event, **spent_s, silent_s=silent_s))
             case Wait(seconds, pause):
                 self.spawn(self._wait(seconds, WaitOver(pause)))
             case AwaitRanks(seconds, id):
@@ -200,6 +217,7 @@ class EventLoop:
         part = _PARTS.get(type(self.state))
         if isinstance(self.state, Training | Stopping) and not isinstance(state, Training | Stopping):
             self._spent_s = dict.fromkeys(_PARTS.values(), 0.0)
+            self._left_s = now_s
         elif part is not None:
             self._spent_s[part] = self._spent_s.get(part, 0.0) + now_s - self._entered_s
         self._entered_s = now_s

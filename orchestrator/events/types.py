@@ -233,7 +233,8 @@ class Regrouped:
     steps_lost: int
     """Committed steps that are run again because no checkpoint has them."""
     detect_s: float
-    """From the first sign of failure until it was known which ranks are left."""
+    """From the first sign of failure until it was known which ranks are left. The first sign of a hang is the rank's
+    last answer, or the beginning of the action in which it hung."""
     settle_s: float
     """Until all ranks are at one step."""
     plan_s: float
@@ -244,6 +245,8 @@ class Regrouped:
     fetched: int | None = None
     """Layers that ranks lacked, and fetched from others in that time; None: they came from a checkpoint, or nobody
     counted."""
+    silent_s: float = 0.0
+    """The part of `detect_s` in which nobody knew of the failure: a lost rank stood still."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -452,6 +455,19 @@ class Warned:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stalled:
+    """A rank that had stood still goes on."""
+
+    rank: int
+    seconds: float
+    """From its last answer until the next one; or how long it computed one action."""
+    reason: str = ""
+    """What explains a part of it, in words; empty: nothing that was seen."""
+    action: str = ""
+    """The action that it computed; empty: it did not answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankEnded:
     """A rank's training ended as planned."""
 
@@ -517,6 +533,7 @@ Event = (
     | OutOfMemory
     | MemoryLimited
     | Warned
+    | Stalled
     | RankEnded
     | RankFailed
     | Finished
@@ -569,6 +586,7 @@ KINDS: dict[str, type[Event]] = {
     "out_of_memory": OutOfMemory,
     "memory_limit": MemoryLimited,
     "warned": Warned,
+    "stalled": Stalled,
     "rank_ended": RankEnded,
     "rank_failed": RankFailed,
     "finished": Finished,

@@ -12,6 +12,7 @@ from orchestrator.events.types import (
     OutOfMemory,
     Paused,
     SpeedsChanged,
+    Stalled,
 )
 from orchestrator.quantities import seconds, size
 from planner.simulation.slow_links import SlowLink
@@ -132,6 +133,13 @@ def moved_text(moved: Migrated) -> str:
         f"{named('layer', moved.layers)} {has} moved ({moved.mode}): {seconds(moved.seconds)} and"
         f" {counted(moved.steps, 'step')} on the way, {seconds(moved.stall_s)} of standing still"
     )
+
+
+def stalled_text(stalled: Stalled) -> str:
+    """Which rank stood still and goes on, for how long and why, in words."""
+    did = f"computed {stalled.action}" if stalled.action else "answered nothing"
+    why = f" ({stalled.reason})" if stalled.reason else ""
+    return f"rank {stalled.rank} {did} for {seconds(stalled.seconds)} and goes on{why}"
 
 
 def paused_text(paused: Paused) -> str:

@@ -75,7 +75,7 @@ from workers.protocol import (
     ValidationReport,
 )
 
-VERSION = 18
+VERSION = 19
 """Version of a view's contents and of its fold: a snapshot of another version is not read."""
 RECENT_TIMELINES = 20
 """Newest measured steps whose timelines are kept, besides those of the monitoring phase."""

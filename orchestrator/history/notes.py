@@ -18,6 +18,7 @@ from orchestrator.events.types import (
     Scaled,
     Skipped,
     SpeedsChanged,
+    Stalled,
     Submitted,
     Undrained,
     Warned,
@@ -29,6 +30,7 @@ from orchestrator.events.wording import (
     noticed_text,
     some_slower,
     speeds_text,
+    stalled_text,
     undrained_text,
 )
 from planner.wording import counted
@@ -90,6 +92,9 @@ def note_of(event: Event) -> Note | None:
             return Note("note", f"Undrained: {undrained_text(node, host)}.")
         case Warned(text=text):
             return Note("warning", text)
+        case Stalled():
+            text = stalled_text(event)
+            return Note("warning", f"{text[0].upper()}{text[1:]}.")
         case FaultReport():
             return Note("note", f"{injected_text(event).capitalize()}.")
         case WarningReport(rank=rank, text=text):

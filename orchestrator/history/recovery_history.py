@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Annotated
 
 import numpy as np
 
 from orchestrator.events.rehearsed import Rehearsed
-from orchestrator.events.types import Formed, Paused, RankStarted, Record, Regrouped
+from orchestrator.events.types import Formed, Paused, RankStarted, Record, Regrouped, Stalled
 from orchestrator.history.columns import Columns
 from orchestrator.history.thinning import Grid, same_as_next
 from workers.protocol import StepReport
@@ -21,6 +22,9 @@ KEPT_GENERATIONS = 400
 """The newest generations are kept; the commits of earlier ones are forgotten too."""
 KEPT_HOMES = 2_000
 KEPT_PAUSES = 400
+KEPT_STALLS = 100
+USUAL_STEPS = 20
+"""How many steps before one say how long it usually takes."""
 
 
 @dataclass(kw_only=True)
@@ -57,6 +61,20 @@ class Commit:
     voided_by: int | None = None
     """Index of the generation that went back before it."""
     steps: int = 1
+    stalled_s: float = 0.0
+    """The part of `step_s` that standstills of ranks have added to what a step usually takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stall:
+    """A rank stood still and went on."""
+
+    event: Stalled
+    end_s: float
+
+    @property
+    def start_s(self) -> float:
+        return self.end_s - self.event.seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +87,8 @@ class Stretch:
     """Index in `RecoveryHistory.generations`."""
     voided_by: int | None
     """Index of the generation that went back before it; None if it stands."""
+    stalled_s: float = 0.0
+    """How much longer its steps took than usual because ranks stood still."""
 
     @property
     def stands(self) -> bool:
@@ -85,6 +105,8 @@ class RecoveryHistory:
     commits: Annotated[list[Commit], Columns(Commit)] = field(default_factory=list)
     """Ordered by time."""
     pauses: list[float] = field(default_factory=list)
+    stalls: list[Stall] = field(default_factory=list)
+    """The newest standstills, oldest first."""
     undone: int = 0
     """Committed steps that a return to a checkpoint voided, over the whole log."""
     rehearsed: Rehearsed | None = None
@@ -106,6 +128,8 @@ class RecoveryHistory:
                         generation.regrouped, generation.trains_s = regrouped, record.time_s
             case Paused():
                 self.pauses = [*self.pauses[1 - KEPT_PAUSES :], record.time_s]
+            case Stalled() as stalled:
+                self._stall(Stall(event=stalled, end_s=record.time_s))
             case Rehearsed() as rehearsed:
                 self.rehearsed = rehearsed
             case _:
@@ -167,10 +191,36 @@ class RecoveryHistory:
                 end_s=commit.time_s,
                 generation=commit.generation,
                 voided_by=commit.voided_by,
+                stalled_s=commit.stalled_s + (current.stalled_s if current is not None and same else 0.0),
             )
             last_s = commit.time_s
         if current is not None:
             yield current
+
+    def _stall(self, stall: Stall) -> None:
+        """Keep a standstill, and find the steps that it made longer: some may have been committed already."""
+        self.stalls = [*self.stalls[1 - KEPT_STALLS :], stall]
+        for index in range(len(self.commits) - 1, -1, -1):
+            commit = self.commits[index]
+            if commit.time_s <= stall.start_s:
+                break
+            self.commits[index] = replace(commit, stalled_s=self._stalled_s(commit, index))
+
+    def _stalled_s(self, commit: Commit, index: int) -> float:
+        """How much longer than usual a step took while ranks stood still; 0 if nothing is known of usual steps.
+
+        Args:
+            index: of the commit.
+        """
+        if not self.stalls or self.stalls[-1].end_s <= (start_s := commit.time_s - commit.step_s):
+            return 0.0
+        before = [each.step_s / each.steps for each in self.commits[max(0, index - USUAL_STEPS) : index]]
+        still_s, until_s = 0.0, start_s
+        for stall in sorted(self.stalls, key=lambda stall: stall.start_s):
+            begin_s, end_s = max(stall.start_s, until_s), min(stall.end_s, commit.time_s)
+            if end_s > begin_s:
+                still_s, until_s = still_s + end_s - begin_s, end_s
+        return min(still_s, max(0.0, commit.step_s - median(before))) if before else 0.0
 
     def _form(self, formed: Formed, time_s: float) -> None:
         self.generations.append(
@@ -200,15 +250,14 @@ class RecoveryHistory:
         time_s, index = report.committed_s, len(self.generations) - 1
         while index >= 0 and self.generations[index].formed_s >= time_s:
             index -= 1
-        self.commits.append(
-            Commit(
-                step=report.step,
-                time_s=time_s,
-                step_s=report.step_s,
-                samples=report.tokens or report.samples,
-                generation=index,
-            )
+        commit = Commit(
+            step=report.step,
+            time_s=time_s,
+            step_s=report.step_s,
+            samples=report.tokens or report.samples,
+            generation=index,
         )
+        self.commits.append(replace(commit, stalled_s=self._stalled_s(commit, len(self.commits))))
         for generation in reversed(self.generations[: index + 1]):
             if generation.committed_s is not None:
                 break
@@ -225,4 +274,5 @@ def _sum(earlier: Commit, later: Commit) -> Commit:
         generation=later.generation,
         voided_by=later.voided_by,
         steps=earlier.steps + later.steps,
+        stalled_s=earlier.stalled_s + later.stalled_s,
     )

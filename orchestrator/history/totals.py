@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from orchestrator.events.types import Event, Migrated, Regrouped
+from orchestrator.events.types import Event, Migrated, Regrouped, Stalled
 
 PARTS = ("detect", "settle", "plan", "move", "resume")
 """Parts of a recovery."""
@@ -25,6 +25,10 @@ class Totals:
     """Cause -> ranks that failed or were released."""
     interrupted: int = 0
     """Interrupted steps that were run again."""
+    stalls: int = 0
+    """How often a rank stood still and went on."""
+    stalled_s: float = 0.0
+    """For how long, all ranks together."""
     moves: dict[str, int] = field(default_factory=dict)
     """Mode -> moves of layers between training ranks."""
     move_s: dict[str, float] = field(default_factory=dict)
@@ -42,6 +46,9 @@ class Totals:
                 spent_s = self.recovery_s.setdefault(cause, dict.fromkeys(PARTS, 0.0))
                 for part, seconds in part_seconds(event).items():
                     spent_s[part] += seconds
+            case Stalled(seconds=seconds):
+                self.stalls += 1
+                self.stalled_s += seconds
             case Migrated(mode=mode):
                 self.moves[mode] = self.moves.get(mode, 0) + 1
                 self.move_s[mode] = self.move_s.get(mode, 0.0) + event.seconds

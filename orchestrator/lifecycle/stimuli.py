@@ -155,6 +155,8 @@ class RankLost:
     shortage: MemoryShortage | None = None
     """It ran out of memory."""
     round: int = 0
+    silent_s: float = 0.0
+    """How long it had stood still when it was killed for that: since its last answer, or in one action."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from planner.wording import counted
 
 USES = {
     Use.TRAINED: "in committed steps",
+    Use.STALLED: "in committed steps, longer than usual: a rank stood still",
     Use.IN_FLIGHT: "in steps that a failure cut off",
     Use.RECOVERING: "recovering",
     Use.UNDONE: "in steps undone by a return to a checkpoint",

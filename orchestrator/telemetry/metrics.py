@@ -97,7 +97,8 @@ METRICS = (
     _gauge(
         "training_time_ratio",
         "ratio",
-        "Effective training time: time in committed steps that stand over all time since the first step",
+        "Effective training time: time in committed steps that stand, less what standstills of ranks added to them,"
+        " over all time since the first step",
     ),
     _counter("moves_total", "moves", "Moves of layers between training ranks", "mode"),
     _counter("move_seconds_total", "seconds", "Time of moves, from request to switch", "mode"),

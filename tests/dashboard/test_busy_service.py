@@ -17,6 +17,7 @@ import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI
+from pace import patient
 from serving import client_of, live_job, settings_in, show, token
 
 import dashboard.jobs.live_jobs
@@ -68,7 +69,7 @@ async def waiting(
         asked = [asyncio.create_task(client.get(path)) for path in paths]
         try:
             assert await asyncio.to_thread(held.begun.wait, 20)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(patient(20)):
                 yield client
         finally:
             held.go.set()
@@ -178,7 +179,7 @@ def test_a_cluster_that_does_not_answer_costs_only_what_needs_it(
             ]
             needing = [asyncio.create_task(each) for each in asked]
             await asyncio.sleep(0.1)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(patient(20)):
                 assert await statuses(browser, PAST) == [200] * len(PAST)
                 answers = await asyncio.gather(*needing)
             assert {answer.status_code for answer in answers} == {503}
@@ -234,7 +235,7 @@ def kept(connection: Any) -> int:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + patient(10)
     while not true():
         assert time.monotonic() < deadline_s
         await asyncio.sleep(0.02)

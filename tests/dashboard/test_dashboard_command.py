@@ -19,6 +19,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from pace import patient
 from serving import made_runs
 
 from dashboard.service.access import Role, open_tokens
@@ -67,7 +68,7 @@ def test_over_tls_until_it_is_ended(tmp_path: Path) -> None:
     try:
         assert address.startswith("https://127.0.0.1:")
         trusted = ssl.create_default_context(cafile=str(certificate))
-        with httpx.Client(base_url=address, verify=trusted, trust_env=False, timeout=30) as client:
+        with httpx.Client(base_url=address, verify=trusted, trust_env=False, timeout=patient(30)) as client:
             token = open_tokens(tmp_path / "t.json")[Role.READ]
             answer = client.post("/login", data={"token": token})
             assert answer.status_code == 303
@@ -104,7 +105,7 @@ def test_on_every_address_it_names_one_that_it_answers_to(
         address = urlsplit(service.stdout.readline().split()[1])
         assert address.hostname == name
         url = f"http://127.0.0.1:{address.port}/healthz"
-        answer = httpx.get(url, headers={"Host": address.netloc}, trust_env=False, timeout=30)
+        answer = httpx.get(url, headers={"Host": address.netloc}, trust_env=False, timeout=patient(30))
         assert answer.status_code == 200
     finally:
         service.stdin.close()

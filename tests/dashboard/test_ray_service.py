@@ -21,6 +21,7 @@ import psutil
 import pytest
 import ray
 import synthetic_run
+from pace import patient
 from ray.cluster_utils import Cluster
 from ray_jobs import assert_nothing_left, driver_of, job_of, start_head
 from serving import write_run
@@ -71,7 +72,7 @@ class Service:
         assert line.startswith("dashboard: http://127.0.0.1:"), line
         self.address = line.split()[1].rstrip("/")
         bearer = {"Authorization": f"Bearer {open_tokens(tokens)[Role.CONTROL]}"}
-        self.client = httpx.Client(base_url=f"{self.address}/api/v1", headers=bearer, timeout=60)
+        self.client = httpx.Client(base_url=f"{self.address}/api/v1", headers=bearer, timeout=patient(60))
 
     def get(self, path: str) -> Any:
         answer = self.client.get(path)
@@ -97,7 +98,7 @@ def service(folder: Path, *options: str, **how: Any) -> Iterator[Service]:
 
 
 def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + patient(120)
     while not true():
         assert time.monotonic() < deadline, "it did not happen within two minutes"
         time.sleep(0.05)
@@ -277,7 +278,7 @@ def test_a_service_outlives_its_cluster_for_as_long_as_it_chooses(tmp_path: Path
 def test_an_unreachable_cluster_is_named(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "orchestrator", "dashboard", "--address", "127.0.0.1:9", "--port", "0"]
     done = subprocess.run(
-        [*command, "--token-file", str(tmp_path / "t")], capture_output=True, text=True, timeout=60
+        [*command, "--token-file", str(tmp_path / "t")], capture_output=True, text=True, timeout=patient(60)
     )
     assert done.returncode == 2
     assert "cluster.address = '127.0.0.1:9': no Ray cluster answers there" in done.stderr

@@ -17,6 +17,7 @@ import pytest
 import synthetic_run
 import uvicorn
 from fastapi import FastAPI
+from pace import patient
 from report_page import Page
 from serving import Made, settings_in, show, token
 
@@ -71,7 +72,7 @@ async def read(
     kinds: list[str] = []
     steps: list[int] = []
     missed = 0
-    async with client.stream("GET", path, headers=headers, timeout=20) as answer:
+    async with client.stream("GET", path, headers=headers, timeout=patient(20)) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         kind = ""
         async for line in answer.aiter_lines():

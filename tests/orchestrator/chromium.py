@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from pace import patient
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "")
 
@@ -53,6 +54,6 @@ def open_page(page: Path, profile: Path, *options: str, real_time: bool = False)
         check=True,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patient(120),
     )
     return Opened(done.stdout, re.findall(r".*CONSOLE.*", done.stderr))

@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 import psutil
+from pace import patient
 from served_rank import SECRET, serve
 
 from orchestrator.cluster.exits import UNKNOWN
@@ -36,6 +37,7 @@ from workers.actor import Home
 from workers.config import WorkerConfig
 from workers.control.rank_error import RankError
 from workers.launch.processes import forkserver
+from workers.process.process_times import ProcessTimes, process_times
 from workers.protocol import Report
 
 Kind = TypeVar("Kind")
@@ -119,6 +121,9 @@ class ProcessHosts:
     async def _home(self, rank: int, answer: asyncio.Future[tuple[int, int]]) -> Home:
         pid, port = await answer
         return Home(node=self._node_of(rank), host="127.0.0.1", pid=pid, port=port)
+
+    async def look(self, home: Home) -> ProcessTimes:
+        return process_times(home.pid)
 
     async def end(self, rank: int) -> None:
         held = self._processes.get(rank)
@@ -210,7 +215,7 @@ class Ran:
 
 def assert_gone(pids: Sequence[int]) -> None:
     """Check that none of these processes exists; a killed process may take a moment to disappear."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + patient(30)
     while any(psutil.pid_exists(pid) for pid in pids):
         assert time.monotonic() < deadline, "a process of the job is still there"
         time.sleep(0.02)
@@ -222,7 +227,7 @@ class ElasticJob:
     Args:
         act: called with this job and each event when the event is logged.
         rig: see `ProcessHosts`.
-        timeout_s: see `cluster.timeout_s`.
+        timeout_s: see `cluster.timeout_s`; None: a minute on a quiet machine.
         profile: plans are made with it.
         order: fields of the order, for a job that does not start from nothing.
     """
@@ -235,10 +240,11 @@ class ElasticJob:
         node_of: Callable[[int], str] = lambda rank: f"node{rank}",
         room: int | None = None,
         rig: Callable[[int], None] | None = None,
-        timeout_s: float = 60.0,
+        timeout_s: float | None = None,
         profile: Profile | None = None,
         **order: Any,
     ) -> None:
+        timeout_s = patient(60.0) if timeout_s is None else timeout_s
         self.resolved = resolved
         self.log: list[events.Event] = []
         self._act = act
@@ -246,7 +252,7 @@ class ElasticJob:
         self.setup = ControllerConfig(
             config=resolved.config,
             per_rank={},
-            wait_s=60.0,
+            wait_s=patient(60.0),
             timeout_s=timeout_s,
             marker=None,
             replanner=replanner_of(resolved, profile),
@@ -277,7 +283,7 @@ class ElasticJob:
 
     def run(self, limit_s: float = 120.0) -> Ran:
         """Run the job to its end; no process is left."""
-        asyncio.run(asyncio.wait_for(self._run(), limit_s))
+        asyncio.run(asyncio.wait_for(self._run(), patient(limit_s)))
         return Ran(self.loop.state, self.log, self.hosts.pids)
 
     async def _run(self) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from pace import patient
 from ray_jobs import started
 
 from orchestrator.cluster.ports import free_ports
@@ -103,7 +104,7 @@ def end(head: Head) -> None:
         for each in (head.process, *reversed(family)):
             with suppress(psutil.NoSuchProcess):
                 each.kill()
-        _, alive = psutil.wait_procs(family, timeout=30)
+        _, alive = psutil.wait_procs(family, timeout=patient(30))
         assert not alive
     head.process.communicate()
     shutil.rmtree(head.folder, ignore_errors=True)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import psutil
 import ray
+from pace import patient
 from ray._raylet import GcsClient  # pyright: ignore[reportAttributeAccessIssue]
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
@@ -86,7 +87,7 @@ def driver_of(nodes: Cluster) -> Iterator[None]:
             namespace=NAMESPACE,
             log_to_driver=False,
             logging_level=logging.ERROR,
-            job_config=JobConfig(_py_driver_sys_path=[here, *cluster.import_paths()]),
+            job_config=JobConfig(_py_driver_sys_path=[here, os.path.dirname(here), *cluster.import_paths()]),
         )
         yield
     finally:
@@ -105,7 +106,7 @@ def drain(node: str, left_s: float | None) -> None:
 
 def wait_for(true: Callable[[], bool]) -> None:
     """Wait until `true` holds."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + patient(120)
     while not true():
         assert time.monotonic() < deadline, "it did not happen within two minutes"
         time.sleep(0.02)
@@ -142,7 +143,7 @@ class Log:
         return [event for event in self.events if isinstance(event, kind)]
 
     def wait_for(self, kind: type) -> None:
-        deadline = time.monotonic() + 180
+        deadline = time.monotonic() + patient(180)
         while not self.of(kind):
             assert time.monotonic() < deadline, f"no {kind.__name__} within three minutes"
             time.sleep(0.05)
@@ -151,7 +152,7 @@ class Log:
         ranks = [started.pid for started in self.of(events.RankStarted)]
         assert ranks
         pids = [*ranks, *(started.pid for started in self.of(events.PlannerStarted))]
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + patient(30)
         while any(psutil.pid_exists(pid) for pid in pids):
             assert time.monotonic() < deadline, "a process of the job is still there"
             time.sleep(0.05)

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from jobs import DEVICE
+from pace import patient
 
 from planner.plan import Plan
 from workers.config import ElasticConfig, WorkerConfig
@@ -125,7 +126,7 @@ class RankGroup:
             return all(n in self._answers or n not in self.alive for n in numbers)
 
         with self._heard:
-            assert self._heard.wait_for(there, timeout_s), f"no answer: {self._answers}"
+            assert self._heard.wait_for(there, patient(timeout_s)), f"no answer: {self._answers}"
             return {n: self._answers.get(n, Died(exit_code=None)) for n in numbers}
 
     def each(self, name: str, *arguments: Any) -> dict[int, Any]:
@@ -139,11 +140,11 @@ class RankGroup:
 
     def wait_for(self, seen: Callable[[list[Report]], bool], timeout_s: float = 120.0) -> None:
         with self._heard:
-            assert self._heard.wait_for(lambda: seen([r for _, r in self.reports]), timeout_s)
+            assert self._heard.wait_for(lambda: seen([r for _, r in self.reports]), patient(timeout_s))
 
     def wait_for_log(self, seen: Callable[[list[tuple[int, str]]], bool], timeout_s: float = 60.0) -> None:
         with self._heard:
-            assert self._heard.wait_for(lambda: seen(self.logged), timeout_s), self.logged
+            assert self._heard.wait_for(lambda: seen(self.logged), patient(timeout_s)), self.logged
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [report for _, report in self.reports if isinstance(report, kind)]
@@ -197,7 +198,7 @@ class RankGroup:
             members=tuple(members),
             store_host="127.0.0.1",
             store_port=port,
-            timeout_s=60.0,
+            timeout_s=patient(60.0),
         )
         self._check(self.call("join", dict.fromkeys(members, (generation,))))
         if regroup_by is not None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from pace import patient
 from torch import Tensor
 
 from workers.state.layer_state import LayerState
@@ -117,7 +118,7 @@ def serving(
 
 
 def eventually(what: str, condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patient(60)
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.002)

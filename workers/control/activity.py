@@ -5,11 +5,13 @@ One thread computes; any thread may look.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from planner.ir import Action
+from workers.process.process_times import ProcessTimes, process_times, starved_s
 from workers.protocol import Working
 
 
@@ -18,12 +20,22 @@ class Activity:
 
     Args:
         clock: monotonic seconds.
+        look: returns the times of this process.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        look: Callable[[], ProcessTimes] = lambda: process_times(os.getpid()),
+    ) -> None:
         self._clock = clock
+        self._look = look
         self._now: tuple[Action, float] | None = None
         """The action and when its computation began."""
+        self._asked: tuple[Action, float] | None = None
+        """As `_now`, when someone asked last."""
+        self._before: ProcessTimes | None = None
+        """This process when someone asked about the same action for the second time."""
 
     def begin(self, action: Action) -> None:
         """Record that the rank computes `action` from now on."""
@@ -46,6 +58,16 @@ class Activity:
             self.begin(before[0])
 
     def working(self) -> Working | None:
-        """Return what the rank computes; None while it waits or does something else."""
-        now = self._now
-        return None if now is None else Working(action=str(now[0]), for_s=self._clock() - now[1])
+        """Return what the rank computes; None while it waits or does something else. One thread asks."""
+        now, asked = self._now, self._asked
+        self._asked = now
+        if now is None:
+            return None
+        starved = 0.0
+        if now is not asked:
+            self._before = None  # most actions are short: nobody needs to look at the threads
+        elif self._before is None:
+            self._before = self._look()
+        else:
+            starved = starved_s(self._before, self._look()) or 0.0
+        return Working(action=str(now[0]), for_s=self._clock() - now[1], starved_s=starved)

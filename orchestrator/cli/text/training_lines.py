@@ -17,6 +17,7 @@ from orchestrator.events.wording import (
     solved_text,
     some_slower,
     speeds_text,
+    stalled_text,
     undrained_text,
 )
 from orchestrator.quantities import seconds
@@ -88,6 +89,8 @@ def observer(
                 progress.note(undrained_text(node, host))
             case events.Warned(text=text):
                 progress.note(text, warning=True)
+            case events.Stalled() as stalled:
+                progress.note(stalled_text(stalled), warning=True)
             case events.FaultReport() as inject:
                 progress.note(injected_text(inject), warning=True)
             case events.WarningReport(rank=rank, text=text):

@@ -54,7 +54,8 @@ class PrecomputedPlans:
             case Regrouped():
                 self._steps_s = []
                 parts = (event.detect_s, event.settle_s, event.plan_s, event.move_s, event.resume_s)
-                self._regroup_s = sum(parts)
+                # The next regroup need not wait until a hang is found.
+                self._regroup_s = sum(parts) - event.silent_s
             case _:
                 pass
 

@@ -9,17 +9,19 @@ from typing import Any
 
 from orchestrator.cluster.hosts import Gone, stands
 from orchestrator.controller.event_loop import Work
-from orchestrator.controller.ranks.calls import Calls, raised
+from orchestrator.controller.ranks.calls import LOOK_EVERY_S, Calls, raised
 from orchestrator.controller.ranks.living import LivingRanks
+from orchestrator.controller.ranks.patience import Overdue, Patience
 from orchestrator.lifecycle.stimuli import Positioned, Stimulus
 from workers.control.rank_error import RankError
+from workers.protocol import Position
 
 
 class Assessment:
     """Of one job's ranks.
 
     Args:
-        patience_s: how long a rank may take to leave its step.
+        timeout_s: how long a rank may take to leave its step, not counting what its host or the controller takes.
         post: takes each position.
         spawn: runs work in the background; ends it with the job.
     """
@@ -28,13 +30,15 @@ class Assessment:
         self,
         calls: Calls,
         living: LivingRanks,
-        patience_s: float,
+        patience: Patience,
+        timeout_s: float,
         post: Callable[[Stimulus], None],
         spawn: Callable[[Work], asyncio.Future[Any]],
     ) -> None:
         self._calls = calls
         self._living = living
-        self._patience_s = patience_s
+        self._patience = patience
+        self._timeout_s = timeout_s
         self._post = post
         self._spawn = spawn
 
@@ -64,16 +68,17 @@ class Assessment:
         # The call queues behind what the rank is doing.
         position = asyncio.ensure_future(self._calls.reached(rank, "position"))
         try:
-            async with asyncio.timeout(self._patience_s):
-                if training is not None:
-                    await self._last_words(rank, training)
-                told = await position
-                # A `leave` that arrived later would interrupt what follows.
-                await asyncio.shield(left)
-                self._post(Positioned(told, number))
-        except TimeoutError:
-            limit = f"{self._patience_s:g} s (cluster.timeout_s)"
-            await self._living.bury_late(rank, f"did not leave its step within {limit}, and was killed")
+            told, _ = await self._patience.answer(
+                rank,
+                self._left_at(rank, training, position, left),
+                limit_s=self._timeout_s,
+                every_s=min(LOOK_EVERY_S, self._timeout_s / 4),
+                what="did not leave its step within",
+                setting="cluster.timeout_s",
+            )
+            self._post(Positioned(told, number))
+        except Overdue as overdue:
+            await self._living.bury_late(rank, str(overdue))
         except Gone as error:
             if rank in self._living.homes:
                 await self._living.found_dead(rank, str(error))
@@ -81,6 +86,21 @@ class Assessment:
             await self._living.bury(rank, f"cannot report its position, and was killed: {error}")
         finally:
             position.cancel()
+
+    async def _left_at(
+        self,
+        rank: int,
+        training: asyncio.Future[Any] | None,
+        position: asyncio.Future[Position],
+        left: asyncio.Future[Any],
+    ) -> Position:
+        """Return where a rank stands once it has left its generation."""
+        if training is not None:
+            await self._last_words(rank, training)
+        told = await position
+        # A `leave` that arrived later would interrupt what follows.
+        await asyncio.shield(left)
+        return told
 
     async def _leave(self, rank: int, generation: int) -> None:
         """Have a rank leave `generation`; return once it has, or is dead."""

@@ -9,26 +9,35 @@ from typing import Any
 
 from orchestrator.cluster.hosts import Gone, Hosts
 from orchestrator.controller.ranks.living import LivingRanks
+from orchestrator.controller.ranks.patience import Overdue, Patience
 from orchestrator.lifecycle.stimuli import RankLost, Stimulus
 from workers.control.rank_error import RankError
 
 UNREACHABLE_S = 0.1
 """Before a rank that could not be reached is called again."""
+LOOK_EVERY_S = 1.0
+"""Between two looks at how a call goes, at most."""
 
 
 class Calls:
     """To the ranks of one job.
 
     Args:
-        timeout_s: how long a rank may take to answer.
+        timeout_s: how long a rank may take to answer, not counting what its host or the controller takes.
         post: takes each answer.
     """
 
     def __init__(
-        self, hosts: Hosts, living: LivingRanks, timeout_s: float, post: Callable[[Stimulus], None]
+        self,
+        hosts: Hosts,
+        living: LivingRanks,
+        patience: Patience,
+        timeout_s: float,
+        post: Callable[[Stimulus], None],
     ) -> None:
         self._hosts = hosts
         self._living = living
+        self._patience = patience
         self._timeout_s = timeout_s
         self._post = post
 
@@ -85,11 +94,17 @@ class Calls:
             number: of the round.
         """
         try:
-            async with asyncio.timeout(self._timeout_s):
-                return (await answer,)
-        except TimeoutError:
-            text = f"did not {what} within {self._timeout_s:g} s (cluster.timeout_s), and was killed"
-            await self._living.bury_late(rank, text)
+            given, _ = await self._patience.answer(
+                rank,
+                answer,
+                limit_s=self._timeout_s,
+                every_s=min(LOOK_EVERY_S, self._timeout_s / 4),
+                what=f"did not {what} within",
+                setting="cluster.timeout_s",
+            )
+            return (given,)
+        except Overdue as overdue:
+            await self._living.bury_late(rank, str(overdue))
         except Gone as error:
             await self._living.found_dead(rank, str(error))
         except RankError as error:

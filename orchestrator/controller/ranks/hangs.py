@@ -1,17 +1,13 @@
-"""When a rank counts as hung: it does not answer, or computes one action far longer than whole steps take.
+"""When a rank that answers counts as hung: it computes one action far longer than whole steps take.
 
-Decides only: times and clocks come in as arguments.
+Decides only: times come in as arguments. A rank that does not answer is in `silence.py`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import statistics
-import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TypeVar
 
 from orchestrator.events.types import Event, Formed
 from orchestrator.quantities import seconds
@@ -21,10 +17,11 @@ KEPT_STEPS = 20
 """How many of the newest steps give the usual time of a step."""
 MANY = 10.0
 """An action that takes this many times as long as a usual step has hung."""
+TIMES_LIMIT = 4.0
+"""A rank may take this many times its limit, whatever explains it: one that runs for ever without an answer, or only
+seems to wait for a processor, is found then."""
 TELL_AT = 0.5
 """The share of its limit at which a slow action is reported."""
-
-Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -81,34 +78,12 @@ def judge(
     if working.for_s < TELL_AT * limit_s:
         return Verdict.FINE, ""
     compared = f", where a step takes {seconds(usual_s)}" if usual_s is not None else ""
-    computes = f"has computed {working.action} for {seconds(working.for_s)}{compared}"
+    starved = (
+        f"; it waited for a processor for {seconds(working.starved_s)} of it" if working.starved_s else ""
+    )
+    computes = f"has computed {working.action} for {seconds(working.for_s)}{compared}{starved}"
     setting = "elastic.hang_timeout_s" if pace.steady else "cluster.timeout_s for a first step"
-    if working.for_s < limit_s:
-        return Verdict.SLOW, f"{computes}: it is killed after {seconds(limit_s)} ({setting})"
-    return Verdict.HUNG, f"{computes}, and was killed ({setting})"
-
-
-async def within(
-    answer: Awaitable[Answer], limit_s: float, every_s: float, clock: Callable[[], float] = time.monotonic
-) -> Answer:
-    """Return the result of `answer`. If this process itself was suspended, the limit starts again.
-
-    Args:
-        every_s: between two looks at the clock; twice that shows that this process was suspended.
-
-    Raises:
-        TimeoutError: there was no answer within `limit_s`.
-    """
-    future = asyncio.ensure_future(answer)
-    began_s = looked_s = clock()
-    try:
-        while not (await asyncio.wait({future}, timeout=every_s))[0]:
-            now_s = clock()
-            if now_s - looked_s > 2 * every_s:
-                began_s = now_s
-            looked_s = now_s
-            if now_s - began_s >= limit_s:
-                raise TimeoutError
-        return future.result()
-    finally:
-        future.cancel()
+    # A rank that gets no processor makes no progress, and has not hung.
+    if working.for_s - working.starved_s >= limit_s or working.for_s >= TIMES_LIMIT * limit_s:
+        return Verdict.HUNG, f"{computes}, and was killed ({setting})"
+    return Verdict.SLOW, f"{computes}: it is killed after {seconds(limit_s)} with a processor ({setting})"

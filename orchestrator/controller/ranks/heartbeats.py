@@ -7,14 +7,20 @@ from collections.abc import Callable
 
 from orchestrator.cluster.hosts import Gone
 from orchestrator.controller.ranks.calls import Calls
-from orchestrator.controller.ranks.hangs import Pace, Verdict, judge, within
+from orchestrator.controller.ranks.hangs import Pace, Verdict, judge
 from orchestrator.controller.ranks.living import LivingRanks
-from orchestrator.events.types import Event, Warned
+from orchestrator.controller.ranks.patience import Overdue, Patience
+from orchestrator.controller.ranks.silence import Silence
+from orchestrator.events.types import Event, Stalled, Warned
 from orchestrator.lifecycle.stimuli import Noted, Stimulus
+from orchestrator.quantities import seconds
 from workers.control.rank_error import RankError
+from workers.protocol import Working
 
 PING_EVERY_S = 1.0
 """Between two heartbeats of a rank, at most."""
+STALL_S = 3.0
+"""A rank that stood still for so long, or for its whole limit, leaves a mark in the log."""
 
 
 class Heartbeats:
@@ -22,13 +28,14 @@ class Heartbeats:
 
     Args:
         timeout_s: what a generation's first step may take.
-        post: takes warnings.
+        post: takes warnings and standstills.
     """
 
     def __init__(
         self,
         calls: Calls,
         living: LivingRanks,
+        patience: Patience,
         *,
         hang_timeout_s: float,
         timeout_s: float,
@@ -36,6 +43,7 @@ class Heartbeats:
     ) -> None:
         self._calls = calls
         self._living = living
+        self._patience = patience
         self._hang_timeout_s = hang_timeout_s
         self._timeout_s = timeout_s
         self._post = post
@@ -48,26 +56,54 @@ class Heartbeats:
     async def listen(self, rank: int) -> None:
         """Send heartbeats to one rank until it is gone: check that it answers and makes progress."""
         limit_s, every_s = self._hang_timeout_s, ping_every_s(self._hang_timeout_s)
-        slow = False
+        slow: Working | None = None
         while rank in self._living.homes:
             try:
-                # The last answer came up to `every_s` before this call.
-                working = await within(self._calls.reached(rank, "ping"), limit_s - every_s, every_s)
-            except TimeoutError:
-                text = f"answered nothing for {limit_s:g} s (elastic.hang_timeout_s), and was killed"
-                await self._living.bury(rank, text)
+                working, silence = await self._patience.answer(
+                    rank,
+                    self._calls.reached(rank, "ping"),
+                    limit_s=limit_s,
+                    every_s=every_s,
+                    what="answered nothing for",
+                    setting="elastic.hang_timeout_s",
+                    silence=self._patience.silence_of(rank),
+                )
+            except Overdue as overdue:
+                await self._living.bury(rank, str(overdue), silent_s=overdue.silence.silent_s)
             except Gone as error:
                 await self._living.found_dead(rank, str(error))
             except RankError:
                 pass
             else:
-                verdict, why = judge(working, self._pace, hang_timeout_s=limit_s, timeout_s=self._timeout_s)
-                if verdict is Verdict.HUNG:
-                    await self._living.bury_late(rank, why)
-                elif verdict is Verdict.SLOW and not slow:
-                    self._post(Noted(Warned(text=f"rank {rank} {why}")))
-                slow = verdict is Verdict.SLOW
+                self._mark_silence(rank, silence)
+                slow = await self._judge(rank, working, slow)
             await asyncio.sleep(every_s)
+
+    def _mark_silence(self, rank: int, silence: Silence) -> None:
+        """Log that a rank which stood still goes on. While the controller stood still, the rank may have trained."""
+        if silence.listened_s >= min(STALL_S, self._hang_timeout_s):
+            self._post(Noted(Stalled(rank=rank, seconds=silence.listened_s, reason=silence.reasons())))
+
+    async def _judge(self, rank: int, working: Working | None, slow: Working | None) -> Working | None:
+        """Kill a rank whose action takes too long, or warn of it once; return what it computes if that is slow.
+
+        Args:
+            slow: what it computed at the heartbeat before, if that was slow.
+        """
+        verdict, why = judge(
+            working, self._pace, hang_timeout_s=self._hang_timeout_s, timeout_s=self._timeout_s
+        )
+        if verdict is Verdict.HUNG:
+            assert working is not None
+            await self._living.bury_late(rank, why, silent_s=working.for_s)
+        elif verdict is Verdict.SLOW:
+            if slow is None:
+                self._post(Noted(Warned(text=f"rank {rank} {why}")))
+            return working
+        elif slow is not None:
+            starved = f"it waited for a processor for {seconds(slow.starved_s)}" if slow.starved_s else ""
+            self._post(Noted(Stalled(rank=rank, seconds=slow.for_s, reason=starved, action=slow.action)))
+        return None
 
 
 def ping_every_s(hang_timeout_s: float) -> float:

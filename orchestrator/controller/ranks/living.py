@@ -65,22 +65,27 @@ class LivingRanks:
         words = await last_output(self._folder, rank)
         await self.bury(rank, f"its process{where} died: {words.cause or cause}{words.place}", words.lines)
 
-    async def bury(self, rank: int, why: str, details: str = "") -> None:
+    async def bury(self, rank: int, why: str, details: str = "", *, silent_s: float = 0.0) -> None:
         """Kill the rank, if it lives, and report it dead: anything it still does is ignored.
 
         Args:
             details: its threads' stacks, or its last output.
+            silent_s: how long it had stood still.
         """
         self.homes.pop(rank, None)
-        self._post(RankLost(rank, why, dead=True, details=details))
+        self._post(RankLost(rank, why, dead=True, details=details, silent_s=silent_s))
         self.training.pop(rank, None)
         await self._hosts.end(rank)
 
-    async def bury_late(self, rank: int, why: str) -> None:
-        """Kill a rank that took too long, after asking for its threads' stacks."""
+    async def bury_late(self, rank: int, why: str, *, silent_s: float = 0.0) -> None:
+        """Kill a rank that took too long, after asking for its threads' stacks.
+
+        Args:
+            silent_s: how long it had stood still.
+        """
         up, details = rank in self.homes, ""
         with suppress(TimeoutError, Gone, RankError):
             async with asyncio.timeout(STACKS_S):
                 details = await self._hosts.call(rank, "stacks")
         if rank in self.homes or not up:  # else it was found dead meanwhile, and that was reported
-            await self.bury(rank, why, details)
+            await self.bury(rank, why, details, silent_s=silent_s)

@@ -14,10 +14,10 @@ from orchestrator.cluster.hosts import Gone, Hosts
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.event_loop import Work
 from orchestrator.controller.ranks.calls import raised
-from orchestrator.controller.ranks.hangs import within
 from orchestrator.controller.ranks.heartbeats import Heartbeats, ping_every_s
 from orchestrator.controller.ranks.last_output import last_output
 from orchestrator.controller.ranks.living import LivingRanks
+from orchestrator.controller.ranks.patience import Overdue, Patience
 from orchestrator.events.types import Event, Noticed, Scaled, Undrained, Warned
 from orchestrator.lifecycle.stimuli import (
     Noted,
@@ -49,6 +49,7 @@ class RankProcesses:
         setup: ControllerConfig,
         hosts: Hosts,
         living: LivingRanks,
+        patience: Patience,
         heartbeats: Heartbeats,
         post: Callable[[Stimulus], None],
         spawn: Callable[[Work], asyncio.Future[Any]],
@@ -56,6 +57,7 @@ class RankProcesses:
         self._setup = setup
         self._hosts = hosts
         self._living = living
+        self._patience = patience
         self._heartbeats = heartbeats
         self._post = post
         self._spawn = spawn
@@ -172,8 +174,17 @@ class RankProcesses:
     async def _reclaim_one(self, rank: int, number: int) -> None:
         limit_s = self._setup.config.elastic.hang_timeout_s
         try:
-            home = await within(self._hosts.reclaim(rank), limit_s, ping_every_s(limit_s))
-        except (TimeoutError, RankError):
+            home, _ = await self._patience.answer(
+                rank,
+                self._hosts.reclaim(rank),
+                limit_s=limit_s,
+                every_s=ping_every_s(limit_s),
+                what="did not answer the controller that took over within",
+                setting="elastic.hang_timeout_s",
+            )
+        except Overdue as overdue:
+            await self._living.bury(rank, str(overdue), silent_s=overdue.silence.silent_s)
+        except RankError:
             await self._living.bury(rank, "did not answer the controller that took over, and was killed")
         except Gone as error:
             await self._living.found_dead(rank, str(error))

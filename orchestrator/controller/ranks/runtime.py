@@ -21,6 +21,7 @@ from orchestrator.controller.ranks.calls import Calls
 from orchestrator.controller.ranks.heartbeats import Heartbeats
 from orchestrator.controller.ranks.living import LivingRanks
 from orchestrator.controller.ranks.next_plans import NextPlans
+from orchestrator.controller.ranks.patience import Patience
 from orchestrator.controller.ranks.processes import RankProcesses
 from orchestrator.controller.ranks.settling import Settling
 from orchestrator.controller.ranks.training import Training
@@ -72,16 +73,18 @@ class Runtime:
         on_host = setup.config.elastic.copies_on_host(setup.config.device)
         self._precomputed = PrecomputedPlans(self._planning, setup.config.steps, on_host=on_host)
         self.living = LivingRanks(setup.config.output, hosts, post, spawn)
-        self.calls = Calls(hosts, self.living, setup.timeout_s, post)
+        patience = Patience(hosts, self.living, setup.timeout_s, post)
+        self.calls = Calls(hosts, self.living, patience, setup.timeout_s, post)
         self._heartbeats = Heartbeats(
             self.calls,
             self.living,
+            patience,
             hang_timeout_s=setup.config.elastic.hang_timeout_s,
             timeout_s=setup.timeout_s,
             post=post,
         )
-        self._processes = RankProcesses(setup, hosts, self.living, self._heartbeats, post, spawn)
-        self._assessment = Assessment(self.calls, self.living, setup.timeout_s, post, spawn)
+        self._processes = RankProcesses(setup, hosts, self.living, patience, self._heartbeats, post, spawn)
+        self._assessment = Assessment(self.calls, self.living, patience, setup.timeout_s, post, spawn)
         self._settling = Settling(setup, hosts, self.calls, post)
         self.training = Training(hosts, self.calls, self.living, self._precomputed, post, spawn)
         self._next_plans = NextPlans(hosts, self.living, post)

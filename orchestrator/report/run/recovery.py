@@ -37,10 +37,12 @@ def recovery(run: JobView) -> RecoveryPart | None:
     history = run.recovery
     found = effective_time(history, emulated=run.emulated)
     if found is None:
-        if not history.regroupings:
+        if not history.regroupings and not history.stalls:
             return None
         return RecoveryPart(
-            title="Recoveries", tiles=_recovery_tiles(history), tables=_changes(_regroupings(history))
+            title="Recoveries",
+            tiles=(*_recovery_tiles(history), *_stall_tiles(run)),
+            tables=(*_changes(_regroupings(history)), *_stalls(run)),
         )
     rehearsed = history.rehearsed
     assert rehearsed is not None
@@ -48,9 +50,9 @@ def recovery(run: JobView) -> RecoveryPart | None:
         title="Rehearsal",
         how=f"{rehearsed.trace}, {found.speedup:.3g} times as fast",
         emulated=found.emulated,
-        tiles=_tiles(found),
+        tiles=(*_tiles(found), *_stall_tiles(run)),
         charts=_charts(history, rehearsed, run.emulated),
-        tables=(_uses(found), *_copies(found), *_changes(_costs(found.costs))),
+        tables=(_uses(found), *_copies(found), *_changes(_costs(found.costs)), *_stalls(run)),
     )
 
 
@@ -102,6 +104,40 @@ def _recovery_tiles(history: RecoveryHistory) -> tuple[Tile, ...]:
             ("Recovery", seconds(total.p50), f"p95 {seconds(total.p95)}, max {seconds(total.max)}")
         )
     return tuple(tile(*entry) for entry in entries)
+
+
+def _stall_tiles(run: JobView) -> tuple[Tile, ...]:
+    """How long ranks stood still; empty if none did."""
+    if not run.totals.stalls:
+        return ()
+    of = f"{counted(run.totals.stalls, 'standstill')}, all ranks together"
+    return (tile("Stood still", seconds(run.totals.stalled_s), of),)
+
+
+def _stalls(run: JobView) -> tuple[Table, ...]:
+    """The standstills of ranks that went on; empty if there were none."""
+    shown = run.recovery.stalls[-MOST_ROWS:]
+    left = run.totals.stalls - len(shown)
+    table = Table(
+        label="Ranks that stood still and went on",
+        columns=(
+            Column("Went on", "number"),
+            Column("Rank"),
+            Column("Stood still", "number"),
+            Column("What was seen", "text"),
+        ),
+        rows=tuple(
+            (
+                f"{seconds(stall.end_s - run.started_s)} after the start",
+                str(stall.event.rank),
+                seconds(stall.event.seconds),
+                stall.event.reason or (f"it computed {stall.event.action}" if stall.event.action else "–"),
+            )
+            for stall in shown
+        ),
+        more=f"{counted(left, 'earlier one')} in the event log." if left > 0 else "",
+    )
+    return (table,) if shown else ()
 
 
 def _charts(history: RecoveryHistory, rehearsed: Rehearsed, emulated: bool) -> tuple[Chart, ...]:

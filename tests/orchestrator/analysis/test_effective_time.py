@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from elastic_run import ElasticRun, eventful, life, rehearse
 from hypothesis import given
@@ -9,8 +11,9 @@ from hypothesis import strategies as st
 
 from orchestrator.analysis.effective_time import EffectiveTime, effective_time
 from orchestrator.analysis.node_time import Use
+from orchestrator.analysis.training_time import training_time_ratio
 from orchestrator.events.rehearsed import Rehearsed
-from orchestrator.events.types import Paused, RankFailed, Record
+from orchestrator.events.types import Paused, RankFailed, Record, Stalled
 from orchestrator.history.job_view import fold
 from orchestrator.verify.ledger import audit
 
@@ -33,6 +36,7 @@ def test_each_node_second_of_an_eventful_rehearsal_is_accounted_for() -> None:
     found = measure(run)
     assert found.node_seconds == {
         Use.TRAINED: pytest.approx(4 * 3 + 2 * 8),
+        Use.STALLED: 0,
         Use.IN_FLIGHT: pytest.approx(4 * 0.5 + 4 * 0.5),
         Use.RECOVERING: pytest.approx(3 * 1.5 + 4 * 0.4 + 2 * 1.5),
         Use.UNDONE: pytest.approx(3 * 3 + 4 * 3),
@@ -119,6 +123,64 @@ def test_a_pause_is_no_recovery() -> None:
     found = measure(run)
     assert found.node_seconds[Use.PAUSED] > 0
     assert found.live == pytest.approx(13.7 + 1.5 + 4.7)
+
+
+def stalled_run(*, reported_first: bool) -> ElasticRun:
+    """Steps of 1 s; in the sixth rank 1 stands still for 28 s."""
+    run = ElasticRun()
+    run.submit()
+    for rank in range(2):
+        run.rank(rank)
+    run.form((0, 1))
+    run.train(5)
+    if reported_first:
+        run.clock_s += 28.5
+        run.put(Stalled(rank=1, seconds=28.5))
+        run.clock_s -= 28.5
+        run.train(1, 29.0)
+    else:
+        run.train(1, 29.0)
+        run.clock_s -= 0.5
+        run.put(Stalled(rank=1, seconds=28.5))
+        run.clock_s += 0.5
+    run.train(10)
+    return run
+
+
+@pytest.mark.parametrize("reported_first", [True, False])
+def test_a_standstill_is_lost_time_whichever_is_reported_first(reported_first: bool) -> None:
+    run = stalled_run(reported_first=reported_first)
+    view = fold(run.records)
+    assert [commit.stalled_s for commit in view.recovery.commits if commit.stalled_s] == [28.0]
+    ratio = training_time_ratio(view)
+    assert ratio == pytest.approx(16 / 44)
+    rehearse(run, (life(0, 990), life(1, 990)), began_s=1000, ended_s=1044)
+    found = measure(run)
+    assert found.node_seconds[Use.STALLED] == pytest.approx(2 * 28)
+    assert found.node_seconds[Use.TRAINED] == pytest.approx(2 * 16)
+
+
+def test_a_rank_that_answers_late_while_steps_are_as_long_as_usual_loses_no_time() -> None:
+    run = ElasticRun()
+    run.submit()
+    run.rank(0)
+    run.form((0,))
+    run.train(10)
+    run.put(Stalled(rank=0, seconds=4.0))
+    run.train(2)
+    assert training_time_ratio(fold(run.records)) == pytest.approx(1.0)
+
+
+def test_ranks_that_stand_still_together_lose_the_time_once() -> None:
+    run = stalled_run(reported_first=False)
+    twin = [
+        Record(time_s=record.time_s, event=replace(record.event, rank=0))
+        for record in run.records
+        if isinstance(record.event, Stalled)
+    ]
+    view = fold([*run.records, *twin])
+    assert view.totals.stalls == 2
+    assert training_time_ratio(view) == pytest.approx(16 / 44)
 
 
 def test_a_step_rolled_forward_was_trained_by_the_generation_before() -> None:

@@ -16,6 +16,7 @@ import httpx
 import psutil
 import pytest
 from command_line import freshet_here
+from pace import patient
 from resolving import resolve_spec
 from safetensors.torch import load_file
 from tiny_jobs import STEPS, tiny, write_spec
@@ -77,9 +78,9 @@ def read_until(process: subprocess.Popen[str], start: str) -> list[str]:
 def assert_ends(process: subprocess.Popen[str], code: int) -> str:
     """Wait until `process` ends with `code` and none of its processes is left. Returns what it printed."""
     family = psutil.Process(process.pid).children(recursive=True)
-    output, _ = process.communicate(timeout=240)
+    output, _ = process.communicate(timeout=patient(240))
     assert process.returncode == code, output
-    _, alive = psutil.wait_procs(family, timeout=60)
+    _, alive = psutil.wait_procs(family, timeout=patient(60))
     assert alive == []
     return output
 
@@ -145,7 +146,7 @@ def test_a_second_ctrl_c_ends_at_once_and_takes_the_page_along(tmp_path: Path) -
     with freshet(tmp_path, "train", str(spec), *slow, "--set", "pipeline.ranks=1", "--dashboard") as process:
         address = read_until(process, "dashboard: ")[-1].split()[1]
         bearer = {"Authorization": f"Bearer {open_tokens(tmp_path / '.freshet/tokens.json')[Role.READ]}"}
-        page = httpx.Client(base_url=address, headers=bearer, timeout=30, trust_env=False)
+        page = httpx.Client(base_url=address, headers=bearer, timeout=patient(30), trust_env=False)
         read_until(process, "step ")
         assert page.get("/api/v1/jobs/stuck").json()["state"] == "training"
         os.killpg(process.pid, signal.SIGINT)

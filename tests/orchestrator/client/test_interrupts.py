@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from pace import patient
 
 from orchestrator.client.interrupts import Interrupts
 
@@ -52,7 +53,7 @@ def test_a_closed_terminal_stops_the_job_in_order(tmp_path: Path) -> None:
     try:
         assert b"held" in os.read(terminal, 100)
         os.close(terminal)
-        assert child.wait(timeout=60) == 0
+        assert child.wait(timeout=patient(60)) == 0
     finally:
         child.kill()
     assert (tmp_path / "end").read_text() == "stopped in order"

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 import ray
+from pace import patient
 
 from orchestrator.cluster.connection import ATTEMPTS, SUBMITTED, connected, prepare_local
 from workers.protocol import JobError
@@ -127,7 +128,7 @@ def test_a_call_that_outlives_its_connection_starts_no_cluster() -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patient(120),
     )
     assert "Ray has not been started yet" in done.stdout, done
     assert done.stdout.rstrip().endswith("False")

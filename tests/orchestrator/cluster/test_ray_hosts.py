@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from pace import patient
 from process_hosts import ElasticJob
 from ray_jobs import resolved
 from tiny_jobs import tiny
@@ -41,7 +42,7 @@ def test_waiting_for_placement_holds_no_threads(monkeypatch: pytest.MonkeyPatch)
         groups = [cast(Any, f"group {number}") for number in range(100)]
         waiting = [asyncio.ensure_future(ray_hosts._placed([group], 30.0)) for group in groups]
         await asyncio.sleep(0.05)
-        async with asyncio.timeout(2.0):
+        async with asyncio.timeout(patient(2.0)):
             await asyncio.to_thread(threading.get_ident)
         state = "CREATED"
         return await asyncio.gather(*waiting)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from pace import patient
 
 from orchestrator.controller.publisher import Publisher
 from orchestrator.controller.retry import persist
@@ -23,7 +24,7 @@ def attempts(*errors: Exception | None, for_s: float) -> tuple[str | None, list[
             raise error
 
     async def bounded() -> str | None:
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(patient(10.0)):
             return await persist(attempt, said.append, for_s=for_s, every_s=0.001, hopeless=DamagedLogError)
 
     why = asyncio.run(bounded())

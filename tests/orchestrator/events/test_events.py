@@ -113,6 +113,7 @@ EVERY_KIND: tuple[events.Event, ...] = (
         plan_s=0.25,
         move_s=0.5,
         resume_s=0.75,
+        silent_s=0.03125,
     ),
     events.Migrated(
         version=3,
@@ -163,6 +164,7 @@ EVERY_KIND: tuple[events.Event, ...] = (
     events.Noticed(node="n0", host="10.0.0.1", source="aws", ranks=(1, 2), left_s=120.0),
     events.Undrained(node="n0", host="10.0.0.1", id="u"),
     events.Warned(text="the planner died"),
+    events.Stalled(rank=1, seconds=28.5, reason="it waited", action="2F0"),
     events.RankEnded(outcome=OUTCOME),
     events.RankFailed(rank=1, error="killed"),
     events.Finished(step=7, stopped=True, state_sha256="ef"),

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
+from pace import patient
 from ray_jobs import assert_nothing_left, controller_pid
 from ray_jobs import wait_for as wait_until
 from test_ray_recovery import DRIVER, ONE, job, logged, wait_for
@@ -97,14 +98,14 @@ def test_another_driver_follows_a_job_whose_own_was_killed(
             assert line, "it ended"
         before = steps_of(log)[-1]
         other.send_signal(signal.SIGINT)
-        output, _ = other.communicate(timeout=120)
+        output, _ = other.communicate(timeout=patient(120))
         assert other.returncode == INTERRUPTED, output
         assert "no longer following led, which goes on; end it with freshet cancel led" in output
 
     # Two drivers follow at a time; the one that learns of the end later reads it in the log.
     with driver("-m", "orchestrator", "follow", "led") as other:
         assert follow_command("led", "auto") == DONE
-        beside, _ = other.communicate(timeout=120)
+        beside, _ = other.communicate(timeout=patient(120))
         assert other.returncode == DONE, beside
     told = capsys.readouterr().out
     report = tmp_path / "led" / REPORT_NAME
@@ -210,7 +211,7 @@ def test_a_controller_that_hangs_keeps_nobody_waiting(
     assert reap_job("hung", "auto", force=True).startswith("hung: 1 rank and its controller cleared away")
     assert (tmp_path / "hung" / "job.json").read_bytes() == marker
     assert_nothing_left()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patient(60)
     while any(psutil.pid_exists(pid) for pid in (*ranks, pid)):
         assert time.monotonic() < deadline
         time.sleep(0.05)

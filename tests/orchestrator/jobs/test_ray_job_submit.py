@@ -17,6 +17,7 @@ import psutil
 import pytest
 import ray
 from command_line import freshet_here
+from pace import patient
 from ray.job_submission import JobSubmissionClient
 from ray_heads import Head, command, python_without_freshet, ray_head
 from ray_jobs import state_sha256
@@ -84,7 +85,7 @@ def client(head: Head, *arguments: str | Path, folder: Path) -> Iterator[subproc
 def output_of(head: Head, *arguments: str | Path, folder: Path, code: int = DONE) -> str:
     """What a client prints; it ends with `code`."""
     with client(head, *arguments, folder=folder) as process:
-        output, _ = process.communicate(timeout=240)
+        output, _ = process.communicate(timeout=patient(240))
     assert process.returncode == code, output
     return output
 
@@ -119,7 +120,7 @@ def ranks(run: Path) -> list[int]:
 
 
 def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + patient(120)
     while not true():
         assert time.monotonic() < deadline, "it did not happen within two minutes"
         time.sleep(0.05)
@@ -177,7 +178,7 @@ def test_two_jobs_of_a_cluster_that_asks_for_a_token(
             assert f"stop, with a checkpoint: ray job stop {id} --address {head.url}\n" in seen
             assert f"page: {PAGE}\n" in seen
             following.send_signal(signal.SIGINT)
-            rest, _ = following.communicate(timeout=60)
+            rest, _ = following.communicate(timeout=patient(60))
             assert following.returncode == INTERRUPTED, rest
             assert f"no longer following {id}, which goes on" in rest
 
@@ -228,7 +229,7 @@ def as_announced(head: Head) -> None:
 
 @pytest.mark.soak
 def test_a_job_of_a_cluster_that_asks_for_none(meanwhile: Meanwhile) -> None:
-    said, _ = meanwhile.client.communicate(timeout=240)
+    said, _ = meanwhile.client.communicate(timeout=patient(240))
     assert meanwhile.client.returncode == DONE, said
     assert f"job renamed is submitted to {meanwhile.url} as renamed-" in said
     assert "done: 3 steps" in said

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import ray
+from pace import patient
 from ray._private.state import state
 from ray.core.generated.gcs_pb2 import TaskEvents
 from ray_jobs import Log, assert_nothing_left, state_sha256
@@ -63,7 +64,7 @@ def recorded_tasks() -> set[str]:
         return
 
     ray.get(probe.remote())
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + patient(30)
     while True:
         records = state._connect_and_get_accessor().get_task_events()
         names = {TaskEvents.FromString(record).task_info.name for record in records}

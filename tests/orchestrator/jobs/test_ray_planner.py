@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pace import patient
 from ray_jobs import Log, job_of, kill_controller, resolved
 from tiny_jobs import tiny
 
@@ -341,7 +342,7 @@ def link_events(
     async def ask() -> None:
         question = FreezeQuestion(plan=plan, schedule=schedule_of(plan), phases=SHORT, r_max=0.8)
         running = asyncio.ensure_future(PlannerLink(question, history, 2, post).run(step))
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(patient(120)):
             await done.wait()
         running.cancel()
         await asyncio.wait([running])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import os
@@ -12,12 +13,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import pytest
 import ray
-from ray_jobs import Log, assert_nothing_left, controller_pid, kill_controller, state_sha256
+from pace import patient
+from process_hosts import ElasticJob
+from ray_jobs import Log, assert_nothing_left, controller_pid, kill_controller, resolved, state_sha256
 from ray_jobs import wait_for as wait_until
 from tiny_jobs import tiny
 
@@ -27,11 +31,14 @@ from orchestrator.client.blocking import Call
 from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.cluster import connection as cluster
 from orchestrator.cluster.actor_names import living_ranks
+from orchestrator.cluster.ray_hosts import RayHosts
 from orchestrator.events import types as events
 from orchestrator.events.folder import LOCK, JobFolder
 from orchestrator.events.log import line_sha256, read_log
 from orchestrator.trainer import PipelineTrainer
 from orchestrator.verify.verification import verify_run
+from workers.actor import Home
+from workers.process.process_times import ProcessTimes, Standing
 from workers.protocol import JobError, StepReport
 
 STEPS = 12
@@ -127,10 +134,31 @@ def test_a_rank_is_killed_and_then_one_hangs_and_the_last_goes_on(tmp_path: Path
     assert (second.cause, second.lost, second.steps_lost) == ("loss", (1,), 0)
     assert first.rerun <= 1
     assert second.rerun <= 1
-    assert "answered nothing for 8 s" in log.of(events.RankFailed)[-1].error
+    # Someone on its own node looked.
+    failed = log.of(events.RankFailed)[-1]
+    assert "answered nothing for 8 s" in failed.error
+    assert "its process is stopped" in failed.error
+    assert second.detect_s >= second.silent_s >= 7.0
     # The survivors were never restarted, and they end with the job.
     assert len(log.of(events.RankStarted)) == 3
     log.assert_processes_gone()
+
+
+def test_a_silent_process_is_looked_at_from_its_own_node(tmp_path: Path) -> None:
+    """No rank of the job is there to look: a process of Ray's is started for it."""
+    setup = replace(ElasticJob(resolved(job(tmp_path, "looked-at"))).setup, per_rank={"CPU": 1.0})
+
+    async def look() -> list[ProcessTimes | None]:
+        hosts = RayHosts(setup.ranks, cast(Any, None))
+        nodes = [node.id for node in cluster.nodes()]
+        homes = [Home(node=node, host="h", pid=os.getpid()) for node in nodes]
+        async with asyncio.timeout(patient(120)):
+            return [await hosts.look(home) for home in homes]
+
+    seen = [times for times in asyncio.run(look()) if times is not None]
+    assert len(seen) == 2
+    assert all(times.standing in (Standing.RUNNABLE, Standing.SLEEPING) for times in seen)
+    assert all(times.ran_s > 0 for times in seen)
 
 
 def test_a_controller_is_killed_and_then_it_and_a_rank_together(tmp_path: Path, quiet: str) -> None:
@@ -242,7 +270,7 @@ def logged(path: Path) -> list[events.Event]:
 
 
 def wait_for(path: Path, true: Callable[[list[events.Event]], bool]) -> list[events.Event]:
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + patient(240)
     while not true(seen := logged(path)):
         assert time.monotonic() < deadline, f"it did not happen; the log ends with {seen[-3:]}"
         time.sleep(0.1)

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import psutil
+from pace import patient
 from ray_jobs import state_sha256
 from tiny_jobs import tiny, write_spec
 
@@ -46,14 +47,14 @@ def start(folder: Path, trace: str, *options: str) -> subprocess.Popen[str]:
 
 
 def assert_gone(processes: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=60)
+    _, alive = psutil.wait_procs(processes, timeout=patient(60))
     assert alive == []
 
 
 def test_a_job_whose_nodes_die_and_come_ends_with_the_bits_of_a_quiet_one(tmp_path: Path) -> None:
     trace = "0,add,a\n0,add,b\n2000,remove,b\n6000,add,d\n"
     driver = start(tmp_path, trace, "--speedup", "1", "--finish", "--json")
-    output, errors = driver.communicate(timeout=600)
+    output, errors = driver.communicate(timeout=patient(600))
     assert driver.returncode == 0, errors
     numbers = json.loads(output)
     found = numbers["rehearsal"]
@@ -86,7 +87,7 @@ def test_ctrl_c_stops_the_job_and_leaves_no_process(tmp_path: Path) -> None:
     one = ("--set", "pipeline.ranks=1")
     driver = start(tmp_path, "0,add,a\n600000,remove,a\n", "--speedup", "1", *one)
     log = tmp_path / "out" / "events.jsonl"
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + patient(300)
     while not (log.exists() and '"kind": "step"' in log.read_text()):
         assert time.monotonic() < deadline
         assert driver.poll() is None, driver.communicate()
@@ -94,7 +95,7 @@ def test_ctrl_c_stops_the_job_and_leaves_no_process(tmp_path: Path) -> None:
     family = psutil.Process(driver.pid).children(recursive=True)
     assert len([process for process in family if process.name() == "raylet"]) == 2
     driver.send_signal(signal.SIGINT)
-    output, errors = driver.communicate(timeout=300)
+    output, errors = driver.communicate(timeout=patient(300))
     assert driver.returncode == INTERRUPTED, output + errors
     assert "stopping after this step" in output
     assert_gone(family)

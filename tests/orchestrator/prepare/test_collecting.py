@@ -12,6 +12,7 @@ from itertools import cycle
 import numpy as np
 import psutil
 import pytest
+from pace import patient
 
 from orchestrator.prepare.collecting import BRIEF, Condition, brief_conditions, collect, conditions
 from planner.features import NAMES, Sample
@@ -170,7 +171,7 @@ def test_a_neighbour_works_until_its_block_ends_and_leaves_nothing(kind: str) ->
     with beside(kind, "heavy"):
         started = set(psutil.Process().children(recursive=True)) - before
         assert started
-    _, alive = psutil.wait_procs(started, timeout=10)
+    _, alive = psutil.wait_procs(started, timeout=patient(10))
     assert not alive
 
 
@@ -182,11 +183,11 @@ def test_a_neighbour_works_on_the_device_and_leaves_nothing(kind: str, level: st
         started = set(psutil.Process().children(recursive=True)) - before
         assert len(started) == processes
         spent_s = {process: sum(process.cpu_times()[:2]) for process in started}
-        limit_s = time.monotonic() + 20.0
+        limit_s = time.monotonic() + patient(20.0)
         while any(sum(process.cpu_times()[:2]) <= spent for process, spent in spent_s.items()):
             assert time.monotonic() < limit_s, "a process of the neighbour does not work"
             time.sleep(0.05)
-    _, alive = psutil.wait_procs(started, timeout=10)
+    _, alive = psutil.wait_procs(started, timeout=patient(10))
     assert not alive
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import psutil
 import pytest
+from pace import patient
 
 from orchestrator.events.rehearsed import Visit
 from orchestrator.events.types import Event, Finished, Record
@@ -50,7 +51,7 @@ def pass_in(disturber: Disturber, *events: Event) -> None:
 
 
 def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20.0
+    deadline = time.monotonic() + patient(20.0)
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.002)

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import psutil
 import pytest
+from pace import patient
 
 from orchestrator.rehearsal.local_nodes import LocalNodes
 from workers.protocol import JobError
@@ -32,7 +33,7 @@ def told(ask: Callable[[], Told]) -> Told | None:
 
 
 def gone(processes: list[psutil.Process]) -> bool:
-    _, alive = psutil.wait_procs(processes, timeout=20)
+    _, alive = psutil.wait_procs(processes, timeout=patient(20))
     return not [process for process in alive if told(process.status) not in (None, psutil.STATUS_ZOMBIE)]
 
 
@@ -94,7 +95,7 @@ def test_nodes_go_with_a_driver_that_is_killed() -> None:
     assert any(told(process.name) == "raylet" for process in ours)
     os.kill(driver.pid, signal.SIGKILL)
     driver.wait()
-    deadline = time.monotonic() + 150
+    deadline = time.monotonic() + patient(150)
     while not gone(ours):
         assert time.monotonic() < deadline
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from elastic_run import ElasticRun
+from pace import patient
 
 from orchestrator.events.rehearsed import NodeLife
 from orchestrator.events.types import Event, Failed, Record, Requested
@@ -46,7 +47,7 @@ class WrittenDown:
 
     def wait(self, count: int) -> None:
         with self.changed:
-            assert self.changed.wait_for(lambda: len(self.done) >= count, 30)
+            assert self.changed.wait_for(lambda: len(self.done) >= count, patient(30))
 
 
 def script(speedup: float | None = 100.0, **fields: object) -> Script:

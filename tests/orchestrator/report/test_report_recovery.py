@@ -9,7 +9,7 @@ from report_page import Page
 from synthetic_run import records
 
 from orchestrator.events.rehearsed import CopiesSaved
-from orchestrator.events.types import Migrated, Record
+from orchestrator.events.types import Migrated, Record, Stalled
 from orchestrator.history.job_view import fold
 from orchestrator.report.page import render
 
@@ -49,6 +49,18 @@ def test_a_job_that_lost_ranks_shows_its_recoveries() -> None:
     assert "Changes of ranks33 ranks failed or drained" in text
     assert "−rank 0, −rank 1" in text
     assert "Rehearsal" not in text
+
+
+def test_ranks_that_stood_still_have_a_row_each() -> None:
+    run = eventful()
+    run.put(Stalled(rank=1, seconds=28.0, reason="its process was stopped"))
+    run.put(Stalled(rank=2, seconds=2.0, action="1F0"))
+    text = page(run).text
+    assert "Stood still30.0s2 standstills, all ranks together" in text
+    assert "128.0 sits process was stopped" in text
+    assert "22.00 sit computed 1F0" in text
+    alone = fold([*records(), Record(time_s=records()[-1].time_s, event=Stalled(rank=1, seconds=4.0))])
+    assert "Stood still4.00s" in Page(render(alone)).text
 
 
 def test_layers_that_moved_have_a_row_each() -> None:

@@ -26,6 +26,7 @@ from eventful_run import eventful
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
+from pace import patient
 
 from orchestrator.events.types import Finished, Record
 from orchestrator.history.job_view import JobView, fold
@@ -123,7 +124,7 @@ class Prometheus:
 
     def get(self, path: str, **query: str) -> Any:
         with urllib.request.urlopen(
-            f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(query)}", timeout=10
+            f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(query)}", timeout=patient(10)
         ) as answer:
             return json.load(answer)["data"]
 
@@ -196,7 +197,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     )
     try:
         found = Prometheus(f"http://127.0.0.1:{port}")
-        deadline_s = time.monotonic() + 60
+        deadline_s = time.monotonic() + patient(60)
         while not is_ready(found):
             assert process.poll() is None, (folder / "log").read_text()
             assert time.monotonic() < deadline_s, (folder / "log").read_text()

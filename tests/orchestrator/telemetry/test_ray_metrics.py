@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import ray
+from pace import patient
 from prometheus_client.parser import text_string_to_metric_families
 from ray_jobs import Log, assert_nothing_left, driver_of, kill_controller, start_head
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -41,10 +42,10 @@ def scraped(job: str) -> dict[str, list[Any]]:
     controller has passed its last metrics on before it ended; the agent takes them in one by one."""
     (node,) = ray.nodes()
     url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + patient(10)
     before = None
     while True:
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=patient(10)) as answer:
             families = text_string_to_metric_families(answer.read().decode())
         found = {
             family.name: [sample for sample in family.samples if sample.labels.get("job") == job]

@@ -8,6 +8,7 @@ import pytest
 
 from planner.ir import Action, Kind
 from workers.control.activity import Activity
+from workers.process.process_times import ProcessTimes, Standing
 from workers.protocol import Working
 
 FORWARD = Action(Kind.FORWARD, 2, 0)
@@ -15,7 +16,9 @@ FORWARD = Action(Kind.FORWARD, 2, 0)
 
 def test_an_action_counts_from_when_its_input_came() -> None:
     ticks = itertools.count()
-    activity = Activity(lambda: float(next(ticks)))
+    activity = Activity(
+        lambda: float(next(ticks)), lambda: ProcessTimes(standing=Standing.SLEEPING, at_s=0.0)
+    )
     assert activity.working() is None
     with activity.until_done():
         activity.begin(FORWARD)
@@ -25,6 +28,22 @@ def test_an_action_counts_from_when_its_input_came() -> None:
             assert activity.working() is None
         assert activity.working() == Working(action="2F0", for_s=1.0)
     assert activity.working() is None
+
+
+def test_an_action_that_is_asked_about_again_tells_how_long_it_waited_for_a_processor() -> None:
+    ticks = itertools.count()
+    looks = iter(
+        ProcessTimes(standing=Standing.RUNNABLE, at_s=at_s, waits_s={1: 10.0 + 0.75 * at_s})
+        for at_s in range(9)
+    )
+    activity = Activity(lambda: float(next(ticks)), lambda: next(looks))
+    activity.begin(FORWARD)
+    starved = [working.starved_s for _ in range(4) if (working := activity.working()) is not None]
+    assert starved == [0.0, 0.0, 0.75, 1.5]
+    activity.begin(FORWARD)
+    working = activity.working()
+    assert working is not None
+    assert working.starved_s == 0.0
 
 
 def test_nothing_is_computed_after_an_error() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pace import patient
 
 from workers.config import DataConfig, ModelConfig
 from workers.data.corpus import TextFiles
@@ -151,7 +152,7 @@ def test_being_overtaken_while_writing_is_harmless(corpus: CountingCorpus, tmp_p
 def open_at_once(barrier: Barrier, text: str, caches: list[str]) -> None:
     expected = Path(text).read_bytes()
     for cache in caches:
-        barrier.wait(timeout=60)
+        barrier.wait(timeout=patient(60))
         tokens = open_tokens(TextFiles((Path(text),)), ByteTokenizer(), "bytes", Path(cache)).tokens
         assert tokens.tobytes() == expected
 
@@ -166,7 +167,7 @@ def test_two_processes_open_at_once(tmp_path: Path) -> None:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(timeout=120)
+        process.join(timeout=patient(120))
     assert [process.exitcode for process in processes] == [0, 0]
     for cache in caches:
         assert sorted(file.suffix for file in Path(cache).iterdir()) == [".sha256", ".uint8"]

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from jobs import job, small_config
+from pace import patient
 from small_models import Vectors
 
 from workers.config import DataConfig, ModelConfig
@@ -38,7 +39,7 @@ def running() -> list[threading.Thread]:
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     yield
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + patient(5)
     while running() and time.monotonic() < deadline:
         time.sleep(0.001)
     assert not running()
@@ -98,7 +99,7 @@ def test_no_more_is_read_than_a_few_and_what_is_not_needed_is_let_go() -> None:
     source, reading = Source(), ReadAhead(CPU, 1)
     reading.begin(reads(0), source)
     take_all(reading, reads(0)[:SLOW_READS])
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + patient(5)
     while len(source.read) < SLOW_READS + AHEAD and time.monotonic() < deadline:
         time.sleep(0.001)
     time.sleep(10 * SLOW_S)
@@ -250,7 +251,7 @@ def test_an_error_is_raised_where_its_microbatch_is_needed(kind: type[BaseExcept
     source, reading = Source(fails), ReadAhead(CPU, 1)
     reading.begin(reads(0), source)
     take_all(reading, reads(0)[:5])
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + patient(5)
     while len(source.read) < 6 and time.monotonic() < deadline:
         time.sleep(0.001)
     with pytest.raises(kind, match="no such file"):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from jobs import job, small_config
+from pace import patient
 
 from planner.shards import Piece, Shard
 from workers.launch.ranks import assignment
@@ -35,7 +36,7 @@ GENERATION = Generation(number=4, epoch=1, members=(0,), store_host="", store_po
 
 
 def until(there: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + patient(30)
     while not there():
         assert time.monotonic() < deadline, "it does not come"
         time.sleep(0.005)

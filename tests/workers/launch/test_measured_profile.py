@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from jobs import small_config
+from pace import patient
 
 from workers.config import DataConfig, ModelConfig
 from workers.launch.profile import Request, _exit, profile_processes
@@ -78,7 +79,7 @@ def test_a_late_process_shows_whether_it_waits_for_a_rank(
         "faulthandler.dump_traceback_later(0.5, exit=True, file=2)",
         wait,
     )
-    subprocess.run([sys.executable, "-c", "\n".join(code)], check=False, timeout=60)
+    subprocess.run([sys.executable, "-c", "\n".join(code)], check=False, timeout=patient(60))
     calls = innermost_calls(rank_log_path(str(tmp_path), 1))
     assert calls.late
     assert waits_for_a_rank("\n".join(calls.lines)) == waits

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from metadata_service import Reply, metadata_service
+from pace import patient
 
 from workers.config import ElasticConfig
 from workers.notices import node_turn
@@ -352,7 +353,7 @@ def test_of_the_ranks_of_a_job_one_on_each_node_reports(
             return watch
 
         def heard() -> tuple[int, str]:
-            report = told.get(timeout=10)
+            report = told.get(timeout=patient(10))
             assert isinstance(report, NoticeReport)
             return report.rank, report.node
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pace import patient
 
 from workers.process.name_lookups import RESOLVER, keep_lookups_short
 
@@ -63,7 +64,7 @@ def test_a_silent_name_server_is_asked_for_three_seconds(tmp_path: Path) -> None
                     check=True,
                     capture_output=True,
                     text=True,
-                    timeout=60,
+                    timeout=patient(60),
                 ).stdout
             )
 

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from pace import patient
 
 from planner.profile import Link
 from workers.profiling import stream_probe
@@ -58,7 +59,7 @@ def test_each_rank_gets_another_ones_state_and_nothing_stays(monkeypatch: pytest
         assert 0 <= found.socket_s_per_byte <= found.stream_s_per_byte < 1e-6
     assert sorted(state.layer for state in came) == sorted([*range(RANKS)] * ROUNDS)
     assert {bytes_of(state) for state in came} == {LEAST_STATE_BYTES}
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + patient(10)
     while left := [one.name for one in threading.enumerate() if one.name.startswith(("state-", "stream-"))]:
         assert time.monotonic() < deadline, left
         time.sleep(0.01)

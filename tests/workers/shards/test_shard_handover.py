@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from jobs import small_config
+from pace import patient
 from test_layer_shards import ADAMW, CPU, Odd, assert_same, updated
 
 from planner.plan import Plan
@@ -198,7 +199,7 @@ def test_a_module_that_is_wanted_no_more_and_cannot_be_built_keeps_no_other_from
     assert began.wait(10)
     assert not ahead.ready({PIECE})  # asked once, as for the next generation
     go_on.set()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + patient(10)
     while not ahead.settled and time.monotonic() < deadline:
         time.sleep(0.001)
     assert (ahead.taken(), told) == ({PIECE: PIECE.layer}, [])

@@ -10,6 +10,7 @@ from math import ceil, inf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pace import patient
 
 from workers.state_stream.flow import MOST_GIVE_WAY_S, Ahead, Pace, give_way, queue_length
 
@@ -74,7 +75,7 @@ def threads() -> list[str]:
 
 
 def wait_until(happened: Callable[[], bool]) -> None:
-    over = time.monotonic() + 30
+    over = time.monotonic() + patient(30)
     while not happened():
         assert time.monotonic() < over
         time.sleep(0.001)

@@ -6,6 +6,7 @@ import threading
 import time
 
 import torch
+from pace import patient
 from state_streams import HOST, LIVELY, SECRET, between, bits, eventually, fetching, rich_state, serving
 
 from workers.state.layer_state import LayerState
@@ -25,7 +26,7 @@ def test_no_chunk_moves_while_training_sends() -> None:
         to.server.offer(17, [rich_state()])
         with fetching(to.fetch) as got:
             for _ in range(50):
-                assert looked.acquire(timeout=10)
+                assert looked.acquire(timeout=patient(10))
             assert got == []
             busy.clear()
         assert isinstance(got[0], LayerState)

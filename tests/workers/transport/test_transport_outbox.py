@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from pace import patient
 from test_transport_process_group import ends
 from torch import Tensor
 
@@ -32,7 +33,7 @@ class Work:
 
 
 def eventually(what: object, condition: object) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patient(60)
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline, what
         time.sleep(0.001)

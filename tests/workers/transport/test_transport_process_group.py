@@ -7,13 +7,14 @@ from contextlib import contextmanager
 import pytest
 import torch
 import torch.distributed as dist
+from pace import patient
 
 from workers.protocol import Generation
 from workers.transport.channel import Channel, ChannelError, Stream
 from workers.transport.process_group import ProcessGroupChannel
 
 STREAM = Stream(0, 1, 2, "forward stage 0 -> 1")
-TIMEOUT_S = 20.0
+TIMEOUT_S = patient(20.0)
 
 
 def generation_of(ranks: int, store: dist.TCPStore, timeout_s: float) -> Generation:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from pace import patient
 from test_transport_process_group import STREAM, ends
 
 from workers.state_stream.sending import prioritize
@@ -43,7 +44,7 @@ def connection() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def eventually(what: str, condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patient(60)
     while not condition():
         assert time.monotonic() < deadline, what
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 
 import pytest
+from pace import patient
 
 from orchestrator.controller.ranks.drains import Fresh, drained, watch_drains
 from orchestrator.events.types import Noticed, RankStarted, Warned
@@ -84,7 +85,7 @@ def test_the_watch_tells_drains_and_bears_a_table_that_fails() -> None:
         await over.wait()
         watch.cancel()
 
-    asyncio.run(asyncio.wait_for(run(), 10))
+    asyncio.run(asyncio.wait_for(run(), patient(10)))
     assert told == [
         Noted(Warned(text="Ray does not say which nodes it drains: no GCS")),
         going("b", (2, 3), None),
