@@ -17,7 +17,7 @@ from ray_jobs import resolved
 from rigs import dies_before_the_decision, never_settles
 from tiny_jobs import tiny
 
-from orchestrator.controller.ranks import heartbeats
+from orchestrator.controller.ranks import heartbeats, living
 from orchestrator.events import types as events
 from orchestrator.lifecycle.states import Failed, Finished
 from orchestrator.lifecycle.stimuli import Asked, Going, PauseAsked, ResumeAsked
@@ -145,7 +145,10 @@ def test_a_rank_that_is_stopped_and_goes_on_leaves_a_mark(
     ]
 
 
-def test_a_rank_that_comes_to_no_end_is_killed_and_has_told_where_it_was(tmp_path: Path, quiet: str) -> None:
+def test_a_rank_that_comes_to_no_end_is_killed_and_has_told_where_it_was(
+    tmp_path: Path, quiet: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(living, "STACKS_S", patient(living.STACKS_S))
     kill = once(at_step(3), lambda running: running.signal(0))
     limit_s = patient(5.0)
     ran = ElasticJob(job(tmp_path), kill, rig=never_settles, timeout_s=limit_s).run()

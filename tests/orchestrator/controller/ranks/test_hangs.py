@@ -13,6 +13,7 @@ from ray_jobs import resolved
 from rigs import hangs_in_step_4
 from tiny_jobs import tiny
 
+from orchestrator.controller.ranks import living
 from orchestrator.controller.ranks.hangs import MANY, TIMES_LIMIT, Pace, Verdict, judge
 from orchestrator.events import types as events
 from orchestrator.lifecycle.states import Failed
@@ -75,7 +76,10 @@ def test_an_action_for_which_no_processor_was_free_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_step_that_hangs_each_time_ends_the_job_in_words(tmp_path: Path, ranks: int) -> None:
+def test_a_step_that_hangs_each_time_ends_the_job_in_words(
+    tmp_path: Path, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(living, "STACKS_S", patient(living.STACKS_S))
     spec = resolved(
         tiny(
             tmp_path,
