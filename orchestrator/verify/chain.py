@@ -199,13 +199,22 @@ def _ask_witnesses(chain: Chain, heads: Iterable[tuple[str, str]]) -> None:
     reach = -1
     # The line that a witness names may be the one that was changed: the line after it says so.
     carried = {line.previous: index - 1 for index, line in enumerate(chain.lines)}
+    missing: list[tuple[str, str]] = []
     for who, sha256 in heads:
         place = chain.places.get(sha256, carried.get(sha256))
         if place is None:
-            chain.wrong.append(
-                f"{who} names a line of sha256 {sha256[:SHOWN]}, and the log of {counted(len(chain.lines), 'line')} has"
-                " none: its end was cut off, or lines were changed and all later hashes made anew"
-            )
+            missing.append((who, sha256))
         else:
             reach = max(reach, place)
+    after = (
+        f" after {chain.lines[reach]}, which another witness names,"
+        if 0 <= reach < len(chain.lines) - 1
+        else ""
+    )
+    total = counted(len(chain.lines), "line")
+    for who, sha256 in missing:
+        chain.wrong.append(
+            f"{who} names a line of sha256 {sha256[:SHOWN]}, and the log of {total} has none: its end was cut off, or a"
+            f" line was changed{after} and all later hashes made anew"
+        )
     chain.unwitnessed = len(chain.lines) - 1 - reach

@@ -104,7 +104,11 @@ def test_a_changed_line_is_named(sound: Lines, kind: str, fields: dict[str, Any]
     # Whoever makes the later hashes anew contradicts the checkpoint.
     consistent = chain(with_new_hashes(forged), line_sha256(sound[-1]))
     assert len(consistent.wrong) == 1
-    assert "all later hashes made anew" in consistent.wrong[0]
+    assert "a line was changed and all later hashes made anew" in consistent.wrong[0]
+    early = line_sha256(sound[0])
+    if index:
+        told = chain(with_new_hashes(forged), line_sha256(sound[-1]), early).wrong[0]
+        assert "changed after events.jsonl, line 1, which another witness names, and" in told
     assert chain(with_new_hashes(forged)).wrong == []
 
 
