@@ -29,6 +29,7 @@ from orchestrator.events.folder import MARKER, JobFolder, Marker, starting_point
 from orchestrator.history.freeze_history import FreezeHistory
 from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle.states import Order
+from orchestrator.prepare.first_step import own_code
 from orchestrator.prepare.model_outline import ModelOutline, absolute, outline_model
 from orchestrator.prepare.preparation import Prepared, prepare
 from orchestrator.prepare.replay import recorded
@@ -121,7 +122,13 @@ class Submission:
             check_stages(self.spec, schedule, self._opening.result())
 
     def check_opened(self) -> None:
-        """Raise what opening the model and the data has raised so far, before Ray starts for nothing."""
+        """Raise what opening the model and the data raises, before Ray starts for nothing.
+
+        Waits for it where a user wrote something that may be wrong: code, or the files that it reads. Elsewhere it
+        goes on while Ray starts, and only what it has raised so far is raised.
+        """
+        if own_code(self.spec) or _own_files(self.spec):
+            self._opening.result()
         self._opening.check()
 
     @property
@@ -196,6 +203,11 @@ def _check_imports(spec: Spec) -> None:
         return
     if (found := shadowing(import_paths())) is not None:
         raise JobError(refusal(found, "the ranks, which import"))
+
+
+def _own_files(spec: Spec) -> bool:
+    """Whether the job reads text, a tokenizer or weights of the user's."""
+    return bool(spec.data.path) or spec.data.tokenizer != "bytes" or spec.model.weights is not None
 
 
 class _Opening:

@@ -1,4 +1,4 @@
-"""Opens what a spec names: its paths, and the outline of its model and data.
+"""Opens what a spec names: its paths, and the outline of its model and data, whose first step it tries.
 
 `outline_model` imports torch, so that a user's mistakes show before any actor starts. Decides nothing.
 """
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from orchestrator.prepare.first_step import try_first_step
 from orchestrator.spec.job_spec import Spec
 from planner.wording import counted
 from workers.config import EmulatedConfig, ModelConfig
@@ -84,7 +85,7 @@ def outline_model(spec: Spec) -> ModelOutline:
     """Open the model's outline and the data of an `absolute` spec. Imports torch.
 
     Raises:
-        JobError: a factory, a source, a size or a file of weights does not work.
+        JobError: a factory, a source, a layer, a size or a file of weights does not work.
     """
     from workers.data.registry import open_dataset
     from workers.devices.emulated import layer_times
@@ -95,6 +96,7 @@ def outline_model(spec: Spec) -> ModelOutline:
     _check_microbatch(spec, data.dataset.train_samples)
     definition = build_definition(spec.model, data.vocabulary)
     outlines = outline(definition)
+    try_first_step(spec, definition, [layer.parameters for layer in outlines], data.dataset)
     emulated = spec.cluster.emulated
     if spec.cluster.device == "emulated":
         emulated = EmulatedConfig.model_validate(layer_times(emulated, len(outlines)))

@@ -1,4 +1,4 @@
-"""A user's model whose last layer fails when it runs."""
+"""A user's model whose last layer works once in a process: the driver tries it before anything starts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ from torch import nn
 
 
 class Broken(nn.Linear):
+    passes = 0
+
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        raise ValueError("this layer never works")
+        Broken.passes += 1
+        if Broken.passes > 1:
+            raise ValueError("this layer works no more")
+        return super().forward(input)
 
 
 def build() -> tuple[list[partial[nn.Module]], object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -123,6 +124,39 @@ def test_a_model_that_could_not_be_opened_starts_no_ray(
     monkeypatch.setattr(submit, "outline_model", outline_model)
     with pytest.raises(JobError, match="the factory is wrong"):
         start(tiny(tmp_path, "a"), resume=False, say=print)
+
+
+@pytest.mark.parametrize(
+    ("given", "waits"),
+    [
+        ({}, False),
+        ({"model": {"family": None, "factory": "users:model"}}, True),
+        ({"data": {"source": "users:data"}}, True),
+        ({"data": {"source": "text", "path": ("users.txt",)}}, True),
+        ({"data": {"tokenizer": "users.json"}}, True),
+        ({"model": {"weights": "users.safetensors"}}, True),
+    ],
+    ids=str,
+)
+def test_ray_starts_beside_the_opening_of_what_is_freshets_own_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, dict[str, object]], waits: bool
+) -> None:
+    started = threading.Event()
+
+    def connected(*given: object, **named: object) -> None:
+        started.set()
+        raise AssertionError("Ray was started")
+
+    def outline_model(spec: Spec) -> Never:
+        started.wait(0.2 if waits else 60)
+        raise JobError("the user's own is wrong")
+
+    monkeypatch.setattr("orchestrator.client.running.cluster.connected", connected)
+    monkeypatch.setattr(submit, "outline_model", outline_model)
+    data = {"source": "python-docs", "path": None, **given.pop("data", {})}
+    spec = tiny(tmp_path, "a", data=data, **given)
+    with pytest.raises(JobError if waits else AssertionError):
+        run(spec, resume=False, observe=print, say=print)
 
 
 def test_a_job_of_a_local_cluster_cannot_be_left(tmp_path: Path) -> None:

@@ -225,7 +225,7 @@ def test_what_a_layer_raises_is_a_users_error_and_not_tried_again(tmp_path: Path
     model = {"family": None, "factory": "raising_model:build"}
     log = Log()
     spec = tiny(tmp_path, "raising", model=model, pipeline={"ranks": 1})
-    said = r"rank 0: the forward pass of layer \S+ raised ValueError: this layer never works, at .*raising_model\.py:"
+    said = r"rank 0: the forward pass of layer \S+ raised ValueError: this layer works no more, at .*raising_model\.py:"
     with pytest.raises(JobError, match=said):
         PipelineTrainer(spec, observe=log).fit()
     failed = log.of(events.RankFailed)
