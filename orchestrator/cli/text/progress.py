@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -16,6 +17,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from orchestrator.analysis.remaining_time import RECENT_STEPS, remaining_s
 from orchestrator.cli.text.freeze_status import FreezeStatus
 from orchestrator.quantities import percent, rate, seconds, significant, size
 from workers.protocol import CheckpointReport, FreezeReport, Report, StepReport, ValidationReport
@@ -71,6 +73,7 @@ class LineProgress:
         self._due_s = -math.inf
         self._held: StepReport | None = None
         """The newest step, until it is printed."""
+        self._newest: deque[StepReport] = deque(maxlen=RECENT_STEPS)
         self._freezing = FreezeStatus()
 
     def __enter__(self) -> Self:
@@ -89,6 +92,7 @@ class LineProgress:
         """Print `report`, unless it is a step and the last line of a step is younger than `every_s`."""
         if isinstance(report, StepReport):
             self._held = report
+            self._newest.append(report)
             now_s = self._clock()
             if report.skipped:
                 self._print_held()
@@ -113,7 +117,9 @@ class LineProgress:
         """Print the held step; with `step`, only if it is that one."""
         if self._held is not None and step in (None, self._held.step):
             fields = step_fields(self._held, freezing=self._freezing.fields(self._held.step))
-            self._print(f"step {self._count(self._held.step)}  {fields}")
+            left_s = remaining_s(tuple(self._newest), self._steps)
+            left = f"  about {seconds(left_s)} left" if left_s else ""
+            self._print(f"step {self._count(self._held.step)}  {fields}{left}")
             self._held = None
 
     def _count(self, step: int) -> str:

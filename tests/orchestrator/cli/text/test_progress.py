@@ -58,7 +58,8 @@ def test_a_log_line_has_every_field_and_is_never_wrapped() -> None:
     with LineProgress(console, 20) as progress:
         progress.show(a_step(1))
     assert written(console) == (
-        "step  1/20  loss 2.3457  grad norm 0.812  25.6k tokens/s  step time 160 ms  bubble 27.3 %\n"
+        "step  1/20  loss 2.3457  grad norm 0.812  25.6k tokens/s  step time 160 ms  bubble 27.3 %"
+        "  about 3.04 s left\n"
     )
 
 
@@ -69,6 +70,19 @@ def test_a_log_shows_the_first_step_one_per_interval_and_the_last() -> None:
             progress.show(a_step(step))
             clock.now_s += 0.75
     assert [line.split()[1] for line in written(console).splitlines()] == ["1/10", "4/10", "7/10", "10/10"]
+
+
+def test_a_log_says_what_time_is_left_at_the_pace_of_the_newest_steps_and_not_at_the_end() -> None:
+    console = plain_console()
+    with LineProgress(console, 4, every_s=0.0) as progress:
+        for step, step_s in enumerate((9.0, 0.2, 0.4, 0.3), 1):
+            progress.show(a_step(step, step_s=step_s))
+    assert [line.rpartition("%  ")[2] for line in written(console).splitlines()[:3]] == [
+        "about 27.0 s left",
+        "about 400 ms left",
+        "about 300 ms left",
+    ]
+    assert written(console).endswith("bubble 27.3 %\n")
 
 
 def test_a_log_that_ends_early_still_shows_its_last_step() -> None:
@@ -89,7 +103,8 @@ def test_validations_and_checkpoints_bring_the_figures_of_their_step_along() -> 
         progress.show(saved(5, error="no space left on device"))
         progress.note("rank 2 is slow", warning=True)
     assert written(console).splitlines()[1:] == [
-        "step   5/100  loss 2.3457  grad norm 0.812  25.6k tokens/s  step time 160 ms  bubble 27.3 %",
+        "step   5/100  loss 2.3457  grad norm 0.812  25.6k tokens/s  step time 160 ms  bubble 27.3 %"
+        "  about 15.2 s left",
         "step   5/100  validation loss 2.5000",
         "checkpoint of step 5 saved: 1.24 MB in 500 ms, runs/a/step-5",
         "checkpoint of step 5 FAILED, the ones before it stay: no space left on device",
@@ -211,10 +226,10 @@ def test_a_line_says_the_phase_and_what_is_frozen() -> None:
                 progress.show(froze(step, 0.8))
             progress.show(a_step(step))
     assert [line.split("  bubble 27.3 %  ")[1].split("  ") for line in written(console).splitlines()] == [
-        ["phase warm-up"],
-        ["phase monitoring, nothing frozen"],
-        ["phase monitoring, all frozen", "frozen 60.0 %"],
-        ["phase ramp", "frozen 60.0 %"],
+        ["phase warm-up", "about 1.44 s left"],
+        ["phase monitoring, nothing frozen", "about 960 ms left"],
+        ["phase monitoring, all frozen", "frozen 60.0 %", "about 640 ms left"],
+        ["phase ramp", "frozen 60.0 %", "about 480 ms left"],
         ["phase stable", "frozen 60.0 %"],
     ]
 
