@@ -94,7 +94,7 @@ SIZES = (
 def row(which: Size, device: str, gigabits: float) -> None:
     checked = check(absolute(load(SPEC, which.overrides)))
     found = outline_model(checked.spec)
-    cluster = PaperCluster.parse(f"{which.devices}x{device}", gigabits)
+    cluster = PaperCluster.parse(f"{which.devices}x{device}", f"{gigabits:g}")
     settled = settle(checked, found, {"GPU": float("inf")})
     begun_s = time.perf_counter()
     profile = paper_profile(settled, cluster)
@@ -114,7 +114,7 @@ def row(which: Size, device: str, gigabits: float) -> None:
     told = at_most(text, 100 * share, 100 * MOST) if gigabits == max(NETWORKS_GBIT) else text
     tokens = plan.replicas * plan.microbatches * profile.model.microbatch_size * checked.spec.model.context
     flops = 6 * sum(found.parameters) * tokens
-    mfu = flops / (prediction.step_s * which.devices * cluster.accelerator.bfloat16_flops)
+    mfu = flops / (prediction.step_s * which.devices * cluster.accelerator.half_flops)
     fullest = max(prediction.memory.ranks, key=lambda rank: rank.peak.total).peak
     parts = ", ".join(f"{part} {size(count)}" for part, count in asdict(fullest).items() if count)
     print(

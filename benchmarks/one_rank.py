@@ -231,7 +231,7 @@ def main() -> None:
         )
         if options.gpu:
             h100 = ACCELERATORS["h100"]
-            peak = h100.float32_flops if options.precision == "float32" else h100.bfloat16_flops
+            peak = h100.float32_flops if options.precision == "float32" else h100.half_flops
             rates = [flops_per_step(job.config) / median(found.taken_s) for found in (own, theirs)]
             print(
                 f"  ours {rates[0] / 1e12:.0f} TFLOP/s, MFU {100 * rates[0] / peak:.1f} %; plain"

@@ -18,25 +18,42 @@ from workers.protocol import JobError
 
 LATENCY_S = 30e-6
 """Of a message between two machines of one data centre. An assumption."""
+LINK_LATENCY_S = 10e-6
+"""Of a message between two GPUs of one machine. An assumption too."""
+LINK = "link"
+"""In place of a network: all devices are in one machine, connected as their maker connects them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaperCluster:
-    """Equal machines with one accelerator each, and the network between any two."""
+    """Equal accelerators, one per machine or all in one, and what connects any two."""
 
     accelerator: Accelerator
     count: int
     gigabits_per_s: float
+    one_machine: bool = False
 
     def __str__(self) -> str:
-        return f"{self.count} x {self.accelerator.name}, {self.gigabits_per_s:g} Gbit/s between any two"
+        where = " in one machine" if self.one_machine else ""
+        return (
+            f"{self.count} x {self.accelerator.name}{where}, {self.gigabits_per_s:g} Gbit/s between any two"
+        )
+
+    @property
+    def link(self) -> Link:
+        """Between any two."""
+        latency_s = LINK_LATENCY_S if self.one_machine else LATENCY_S
+        return Link(latency_s=latency_s, bytes_per_s=self.gigabits_per_s * 1e9 / 8)
 
     @staticmethod
-    def parse(devices: str, gigabits_per_s: float) -> PaperCluster:
+    def parse(devices: str, network: str) -> PaperCluster:
         """The cluster of `devices`, such as `8xh100`.
 
+        Args:
+            network: Gbit/s between any two machines, or `LINK`.
+
         Raises:
-            JobError: the text is of another form, or names no known accelerator.
+            JobError: a text is of another form, or names no known accelerator.
         """
         found = re.fullmatch(r"(\d+)x(.+)", devices.strip().lower())
         known = ", ".join(sorted(ACCELERATORS))
@@ -47,11 +64,17 @@ class PaperCluster:
                 f"--on {devices}: no data sheet of {found[2]!r} is known, only of {known}; or measure on such a device"
                 " with freshet profile, and plan with --profile"
             )
-        if not 0 < gigabits_per_s < math.inf:
-            raise JobError(f"--network {gigabits_per_s:g}: a network carries more than 0 Gbit/s")
-        return PaperCluster(
-            accelerator=ACCELERATORS[found[2]], count=int(found[1]), gigabits_per_s=gigabits_per_s
-        )
+        accelerator, count = ACCELERATORS[found[2]], int(found[1])
+        if network == LINK:
+            rate = accelerator.link_bytes_per_s * 8 / 1e9
+            return PaperCluster(accelerator=accelerator, count=count, gigabits_per_s=rate, one_machine=True)
+        try:
+            rate = float(network)
+        except ValueError:
+            raise JobError(f"--network {network}: write Gbit/s, such as 400, or {LINK}") from None
+        if not 0 < rate < math.inf:
+            raise JobError(f"--network {network}: a network carries more than 0 Gbit/s")
+        return PaperCluster(accelerator=accelerator, count=count, gigabits_per_s=rate)
 
 
 def paper_profile(settled: SettledSpec, cluster: PaperCluster) -> Profile:
@@ -75,6 +98,12 @@ def paper_profile(settled: SettledSpec, cluster: PaperCluster) -> Profile:
             'job.precision = "bfloat16-autocast", and autocast needs a device: plan with job.precision = "bfloat16" or'
             ' "float32"'
         )
+    device = cluster.accelerator
+    if spec.job.precision == "bfloat16" and not device.bfloat16:
+        raise JobError(
+            f'job.precision = "bfloat16", and the {device.name} does not compute in bfloat16: plan with job.precision ='
+            ' "float16" or "float32", or on another device'
+        )
     ranks = ranks_to_profile(spec, len(settled.outline.layers), cluster.count)
     if ranks > cluster.count:
         lower = "pipeline.replicas" if spec.pipeline.ranks == AUTO else "pipeline.ranks"
@@ -83,17 +112,19 @@ def paper_profile(settled: SettledSpec, cluster: PaperCluster) -> Profile:
             f" or lower {lower}"
         )
     data = open_dataset(spec.data, spec.model, spec.job.folder)
-    device, used = cluster.accelerator, replace(cluster, count=ranks)
+    used = replace(cluster, count=ranks)
     machines = [
         DeviceProfile(
-            kind="cuda", name=device.name, memory_bytes=device.memory_bytes, machine=f"machine {number}"
+            kind="cuda",
+            name=device.name,
+            memory_bytes=device.memory_bytes,
+            machine=f"machine {0 if cluster.one_machine else number}",
         )
         for number in range(ranks)
     ]
-    link = Link(latency_s=LATENCY_S, bytes_per_s=cluster.gigabits_per_s * 1e9 / 8)
     definition = build_definition(spec.model, data.vocabulary)
     try:
-        profile = profile_on_paper(worker_config(spec), definition, data, device, machines, link)
+        profile = profile_on_paper(worker_config(spec), definition, data, device, machines, cluster.link)
     except JobError as error:
         raise JobError(
             f"{error}. --on passes tensors without values: where a layer reads them, measure with freshet profile and"

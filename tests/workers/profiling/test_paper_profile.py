@@ -28,8 +28,10 @@ DEVICE = Accelerator(
     name="made up",
     memory_bytes=10**9,
     float32_flops=FLOPS / MATRIX_EFFICIENCY,
-    bfloat16_flops=4 * FLOPS / MATRIX_EFFICIENCY,
+    tf32_flops=None,
+    half_flops=4 * FLOPS / MATRIX_EFFICIENCY,
     bytes_per_s=RATE / MEMORY_EFFICIENCY,
+    link_bytes_per_s=1e9,
 )
 LINK = Link(latency_s=1e-5, bytes_per_s=1e9)
 BYTES = [field.name for field in fields(LayerProfile) if field.name.endswith("_bytes")]

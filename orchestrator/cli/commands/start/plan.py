@@ -10,7 +10,7 @@ import typer
 from orchestrator.cli.options import Address, Json, Wait
 from workers.protocol import JobError
 
-NETWORK_GBIT = 400.0
+NETWORK_GBIT = "400"
 
 
 def plan(
@@ -31,9 +31,11 @@ def plan(
         ),
     ] = None,
     network: Annotated[
-        float | None,
+        str | None,
         typer.Option(
-            metavar="GBIT/S", help="With --on: of the link between any two machines. [default: 400]"
+            metavar="GBIT/S",
+            help="With --on: of the link between any two machines; or link, for devices of one machine that are"
+            " connected as their maker connects them. [default: 400]",
         ),
     ] = None,
     as_json: Json = False,
