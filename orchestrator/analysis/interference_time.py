@@ -12,11 +12,17 @@ from orchestrator.analysis.decided_plans import DecidedPlan, decided_plans
 from orchestrator.events.rehearsed import Visit
 from orchestrator.events.types import Finished
 from orchestrator.history.job_view import JobView
+from orchestrator.quantities import percent
+from planner.wording import counted
 
 WARM_STEPS = 5
 """The first steps of a job are slower than the rest and are not counted."""
 LEAST_STEPS = 8
 """Steps beside the neighbour with one cut, of which a median is the time of that cut."""
+DISTURBED = 0.15
+"""Share of the processors that, taken by other work, makes a rehearsal inconclusive."""
+SMALL_GAIN = 0.02
+"""Relative difference of productive times that counts as none."""
 NOTICED = 1.1
 """Factor by which the slowest rank's slowdown grows when the neighbour is noticed."""
 
@@ -82,6 +88,12 @@ class Trial:
     plans: tuple[PlanChange, ...]
     state_sha256: str | None
     answers: tuple[Answer, ...]
+    early: int = 0
+    """How often layers moved before the neighbour came for the first time."""
+    others: float | None = None
+    """Share of the machine's processors that other work took meanwhile; None: unknown."""
+    out_of_time: bool = False
+    """Whether it was stopped before its last step, as the time was over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,9 +113,53 @@ class InterferenceTime:
         hashes = [trial.state_sha256 for trial in self.trials]
         return None if None in hashes or len(hashes) < 2 else len(set(hashes)) == 1
 
+    @property
+    def conclusive(self) -> bool:
+        """Whether the numbers are the neighbour's: all jobs came to their end, and nothing else disturbed them."""
+        return not self._against()
+
+    @property
+    def verdict(self) -> str:
+        """What the rehearsal shows, in words, or why it shows nothing."""
+        if against := self._against():
+            return f"inconclusive: {'; '.join(against)}"
+        base, *rest = self.trials
+        known = [trial for trial in rest if trial.productive is not None]
+        if base.productive is None or not known:
+            return "nothing to compare: one job, or no step beside the neighbour, was measured"
+        best = max(known, key=lambda trial: trial.productive or 0.0)
+        assert best.productive is not None
+        gain = best.productive / base.productive - 1 if base.productive > 0 else 0.0
+        numbers = f"productive time {percent(base.productive)} -> {percent(best.productive)}"
+        if abs(gain) < SMALL_GAIN:
+            return f"adapt.policy = {best.policy!r} makes no difference: {numbers}"
+        pays = "pays" if gain > 0 else "does not pay"
+        return f"adapt.policy = {best.policy!r} {pays}: {numbers}"
+
+    def _against(self) -> list[str]:
+        """Why the numbers cannot be trusted."""
+        found: list[str] = []
+        shares = [trial.others for trial in self.trials if trial.others is not None]
+        early = sum(trial.early for trial in self.trials)
+        if shares and max(shares) > DISTURBED:
+            moved = f", and layers moved {counted(early, 'time')} before the neighbour came" if early else ""
+            found.append(
+                f"the machine was disturbed, other work took {percent(max(shares))} of its processors{moved}"
+            )
+        late = [trial for trial in self.trials if trial.out_of_time]
+        if late:
+            policies = ", ".join(repr(trial.policy) for trial in late)
+            found.append(f"the time was over before the last step with adapt.policy = {policies}")
+        return found
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
-        return {**asdict(self), "same_state": self.same_state}
+        return {
+            **asdict(self),
+            "same_state": self.same_state,
+            "conclusive": self.conclusive,
+            "verdict": self.verdict,
+        }
 
 
 def interference_time(runs: Sequence[JobView]) -> InterferenceTime:
@@ -186,6 +242,9 @@ def _trial(run: JobView, times: dict[int, float], undisturbed_s: float | None, b
         plans=tuple(_change(plan) for plan in decided_plans(run) if plan.changes),
         state_sha256=run.outcome.state_sha256 if isinstance(run.outcome, Finished) else None,
         answers=tuple(answer for visit in visits if (answer := _answer(run, visit, times)) is not None),
+        early=sum(move.step < visits[0].first - 1 for move in run.moves) if visits else len(run.moves),
+        others=run.disturbed.others if run.disturbed is not None else None,
+        out_of_time=run.disturbed is not None and run.disturbed.out_of_time,
     )
 
 

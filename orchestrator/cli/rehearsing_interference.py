@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -46,6 +48,7 @@ from workers.fault_injection.fault import Fault
 from workers.protocol import JobError
 
 OFF = "off"
+MINUTES = 10.0
 NAME_LENGTH = 50
 """Of a job's name, before the policy is added to it."""
 
@@ -62,6 +65,8 @@ class InterferenceOptions:
     """Empty: the job's own, or `measured` if that is off."""
     beside_off: bool = True
     dashboard: bool = False
+    minutes: float = MINUTES
+    """Limit for the steps of all jobs together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +104,14 @@ def interference_command(options: Options, given: InterferenceOptions) -> int:
     with nothing_left_unless_begun(trials.folder):
         say("measuring the job before any neighbour comes")
         profile = _measured(trials, say)
-        for spec in trials.specs:
+        left_s = given.minutes * 60
+        for number, spec in enumerate(trials.specs):
             say(f"training with adapt.policy = {spec.adapt.policy!r}")
-            trained, trace = _train(spec, trials.interference, profile, trace, console, given.dashboard)
+            limit_s, begun_s = left_s / (len(trials.specs) - number), time.monotonic()
+            trained, trace = _train(
+                spec, trials.interference, profile, trace, console, given.dashboard, limit_s
+            )
+            left_s = max(0.0, left_s - (time.monotonic() - begun_s))
             done.append(trained)
             if trained.interrupted or isinstance(trained.end, events.Failed):
                 break
@@ -117,6 +127,8 @@ def trials_of(options: Options, given: InterferenceOptions, cores: int, say: Say
     Raises:
         JobError: an option makes no sense, or the spec cannot be disturbed or adapt.
     """
+    if not 0 < given.minutes < math.inf:
+        raise JobError(f"--minutes {given.minutes:g}: give the jobs more than no time")
     if OFF in given.policies:
         raise JobError("--policy off adapts nothing: it is the job that the other one is compared with")
     if len({*given.policies}) < len(given.policies):
@@ -206,6 +218,7 @@ def _train(
     trace: Performance | None,
     console: Console,
     dashboard: bool,
+    limit_s: float,
 ) -> tuple[Run, Performance | None]:
     """Train one of the jobs. Returns also the trace at the speed at which it was replayed."""
     with (
@@ -236,7 +249,12 @@ def _train(
         def arm(rank: int, fault: Fault) -> None:
             BlockingJobClient().fault(spec.job.name, drill_of(rank, fault))
 
-        done = train_disturbed(spec, plan, play, arm=arm, observe=watch, say=progress.note)
+        def stop() -> None:
+            BlockingJobClient().stop(spec.job.name)
+
+        done = train_disturbed(
+            spec, plan, play, arm=arm, observe=watch, say=progress.note, stop=stop, limit_s=limit_s
+        )
     return done, replayed
 
 

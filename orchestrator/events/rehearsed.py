@@ -71,3 +71,7 @@ class Disturbed:
     """Its number."""
     visits: tuple[Visit, ...]
     """In order of steps; those that the job's end left out are missing."""
+    others: float | None = None
+    """Share of the machine's processors that other work took meanwhile, in [0, 1]; None: it was not watched."""
+    out_of_time: bool = False
+    """Whether the job was stopped before its last step, as the time for it was over."""

@@ -162,6 +162,51 @@ class ComingNeighbour:
             return not self._over
 
 
+class TimeLimit:
+    """Stops a job that is not through in time.
+
+    Args:
+        limit_s: from the job's first step on.
+        stop: stops the job after the step in flight; may block.
+        say: takes what happens, in words.
+    """
+
+    def __init__(self, limit_s: float, stop: Callable[[], object], say: Callable[[str], None]) -> None:
+        self.over = False
+        """Whether the time was over before the job's end."""
+        self._limit_s = limit_s
+        self._stop = stop
+        self._say = say
+        self._step = 0
+        self._timer: threading.Timer | None = None
+
+    def observe(self, record: Record) -> None:
+        match record.event:
+            case StepReport(step=step):
+                self._step = step
+                if self._timer is None and self._limit_s < threading.TIMEOUT_MAX:
+                    self._timer = threading.Timer(self._limit_s, self._end)
+                    self._timer.start()
+            case Finished() | Failed():
+                self.close()
+            case _:
+                pass
+
+    def close(self) -> None:
+        """Wait for nothing any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer.join()
+
+    def _end(self) -> None:
+        self._say(f"time is over: the job is stopped at step {self._step}; --minutes sets another limit")
+        self.over = True
+        try:
+            self._stop()
+        except JobError as error:  # it has just ended
+            self._say(f"the job was not stopped: {error}")
+
+
 class InjectedSlowdown:
     """A fault that slows the rank down, armed for all visits once the job trains.
 

@@ -6,8 +6,10 @@ What is made of the event logs afterwards is in `analysis/interference_time.py`.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from orchestrator.client.following import Observer, Run
@@ -19,8 +21,10 @@ from orchestrator.rehearsal.disturbing import (
     Disturber,
     InjectedSlowdown,
     Interference,
+    TimeLimit,
     visits_of,
 )
+from orchestrator.rehearsal.machine_watch import MachineWatch
 from orchestrator.spec.checks import AUTO
 from orchestrator.spec.job_spec import Spec
 from planner.wording import counted
@@ -132,28 +136,50 @@ def disturber(spec: Spec, plan: Interference, arm: Arm, say: Say) -> Disturber:
 
 
 def train_disturbed(
-    spec: Spec, plan: Interference, play: Play, *, arm: Arm, observe: Observer, say: Say
+    spec: Spec,
+    plan: Interference,
+    play: Play,
+    *,
+    arm: Arm,
+    observe: Observer,
+    say: Say,
+    stop: Callable[[], object] | None = None,
+    limit_s: float = math.inf,
 ) -> Run:
-    """Train the job of `spec` while it is disturbed, and write into its log when it was. No neighbour stays behind.
+    """Train the job of `spec` while it is disturbed, and write into its log when it was, and what else ran on this
+    machine. No neighbour stays behind.
+
+    Args:
+        stop: stops the job after the step in flight.
+        limit_s: from the job's first step on; then it is stopped.
 
     Raises:
         JobError: something that the user can mend, or the neighbour did not come.
         KeyboardInterrupt: a signal came before the job was running.
     """
     disturbs = disturber(spec, plan, arm, say)
+    limit = TimeLimit(limit_s, stop, say) if stop is not None else None
+    watch = MachineWatch(say)
 
     def take(record: Record) -> None:
         disturbs.observe(record)
+        if limit is not None:
+            limit.observe(record)
         observe(record)
 
     try:
         done = play(spec, take)
     finally:
+        others = watch.close()
         disturbs.close()
+        if limit is not None:
+            limit.close()
     if disturbs.trouble:
         raise JobError(f"the job was not disturbed as asked: {disturbs.trouble}")
+    over = limit is not None and limit.over
+    event = replace(disturbs.disturbed(), others=others, out_of_time=over)
     try:
-        JobFolder(done.spec.job.folder).add(Record(time_s=time.time(), event=disturbs.disturbed()))
+        JobFolder(done.spec.job.folder).add(Record(time_s=time.time(), event=event))
     except OSError as error:
         raise JobError(
             f"rehearsed, but cannot write {done.events_path}: {error.strerror or error}"

@@ -32,6 +32,7 @@ def lines(found: InterferenceTime) -> list[str]:
             if found.same_state
             else "the jobs end with DIFFERENT state_sha256"
         )
+    text.append(f"verdict: {found.verdict}")
     return text
 
 

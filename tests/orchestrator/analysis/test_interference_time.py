@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from disturbed_run import ALONE_S, BEST_S, SLOW_S, disturbed
 
 from orchestrator.analysis.interference_time import interference_time
 from orchestrator.events.rehearsed import Visit
+from orchestrator.history.job_view import JobView
 
 COUNTED = 95
 """Steps 6 to 100."""
@@ -62,3 +65,36 @@ def test_a_job_that_ended_early_has_the_numbers_of_its_steps() -> None:
     assert trial.productive == pytest.approx(1.0)  # the only cut that was measured is the best one
     (nothing,) = interference_time([disturbed("off", last=3, visits=())]).trials
     assert (nothing.steps, nothing.productive, nothing.answers) == (0, None, ())
+
+
+def watched(policy: str, others: float, *, out_of_time: bool = False, **changes: Any) -> JobView:
+    view = disturbed(policy, **changes)
+    assert view.disturbed is not None
+    view.disturbed = replace(view.disturbed, others=others, out_of_time=out_of_time)
+    return view
+
+
+def test_the_verdict_says_whether_adaptation_pays() -> None:
+    found = interference_time([watched("off", 0.02), watched("measured", 0.03)])
+    assert found.conclusive
+    assert found.verdict.startswith("adapt.policy = 'measured' pays: productive time ")
+    swapped = interference_time([watched("measured", 0.0), watched("off", 0.0)])
+    assert "adapt.policy = 'off' does not pay" in swapped.verdict
+    same = interference_time([watched("off", 0.0), watched("off", 0.0)])
+    assert "makes no difference" in same.verdict
+    assert "nothing to compare" in interference_time([watched("off", 0.0)]).verdict
+    # Logs of programs that did not watch the machine.
+    assert interference_time([disturbed("off"), disturbed("measured")]).conclusive
+
+
+def test_a_disturbed_machine_and_a_job_out_of_time_make_it_inconclusive() -> None:
+    busy = interference_time([watched("off", 0.1), watched("measured", 0.48)])
+    assert not busy.conclusive
+    assert busy.verdict == "inconclusive: the machine was disturbed, other work took 48.0 % of its processors"
+    early = watched("measured", 0.48)
+    early.moves[0] = replace(early.moves[0], step=5)
+    told = interference_time([watched("off", 0.1), early]).verdict
+    assert told.endswith(", and layers moved 1 time before the neighbour came")
+    late = interference_time([watched("off", 0.0, out_of_time=True), watched("measured", 0.0)])
+    assert late.verdict == "inconclusive: the time was over before the last step with adapt.policy = 'off'"
+    assert late.to_dict()["verdict"] == late.verdict

@@ -87,6 +87,7 @@ def test_a_trace_may_be_replayed_meanwhile(options: Options) -> None:
         ({}, {"policies": ("guess",)}, "adapt.policy"),
         ({}, {"policies": ("forest", "forest")}, "one of them is named twice"),
         ({}, {"rank": 2}, "--rank 2: the job has ranks 0 to 1"),
+        ({}, {"minutes": 0.0}, "--minutes 0: give the jobs more than no time"),
         ({}, {"every": 3}, "--every 3: a visit lasts at least 10 steps"),
         ({}, {"every": 100}, "--every 100: the job has 100 steps, and the neighbour would never come"),
         ({"overrides": ()}, {}, "job.steps = 6: too few"),
@@ -124,6 +125,7 @@ def test_the_command_line_passes_its_options_on(options: Options) -> None:
         ["--kind", "disk"],
         ["--rank", "0"],
         ["--every", "20"],
+        ["--minutes", "5"],
         ["--dashboard"],
     ],
 )

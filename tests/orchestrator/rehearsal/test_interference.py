@@ -3,6 +3,7 @@ which specs cannot be disturbed."""
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from adapting_job import AdaptingJob
+from lifecycle_jobs import step_report
 from made_profile import made_profile
 from process_hosts import ElasticJob
 from resolving import resolve_spec
@@ -164,3 +166,42 @@ def test_what_cannot_be_disturbed_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(JobError, match=said):
             interference(of, level, kind, rank, None)
+
+
+def test_a_job_that_is_not_through_in_time_is_stopped_and_says_so(tmp_path: Path) -> None:
+    stopped = threading.Event()
+    said: list[str] = []
+
+    def play(spec: Spec, observe: Observer) -> Run:
+        path = JobFolder(spec.job.folder).events_path
+        path.parent.mkdir(parents=True)
+        log = EventLog(path)
+        step = 0
+        while not stopped.wait(0.001):
+            step += 1
+            record = events.Record(time_s=time.time(), event=step_report(step))
+            log.append(record)
+            observe(record)
+        end = events.Finished(step=step, stopped=True, state_sha256=None)
+        log.append(events.Record(time_s=time.time(), event=end))
+        log.close()
+        return Run(spec=spec, partition=(3, 3), end=end, events_path=path, interrupted=False)
+
+    spec = emulated(tmp_path)
+    plan = interference(spec, "heavy", None, 1, 10)
+    done = train_disturbed(
+        spec,
+        plan,
+        play,
+        arm=lambda rank, fault: None,
+        observe=lambda record: None,
+        say=said.append,
+        stop=stopped.set,
+        limit_s=0.05,
+    )
+    (disturbed,) = [
+        record.event for record in read_log(done.events_path) if isinstance(record.event, events.Disturbed)
+    ]
+    assert disturbed.out_of_time
+    assert disturbed.others is not None
+    assert any(text.startswith("time is over: the job is stopped at step ") for text in said)

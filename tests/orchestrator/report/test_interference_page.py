@@ -75,6 +75,7 @@ def test_the_numbers_are_told_in_words() -> None:
         "  plan after step 41, 2 + 3 + 2 + 3 layers: 150 ms a step predicted, 100 ms measured (-33.3 %)",
         "  plan after step 61, 2 + 3 + 2 + 3 layers: 150 ms a step predicted, 150 ms measured (+0.0 %)",
         "all jobs end with the same state_sha256",
+        "verdict: adapt.policy = 'measured' pays: productive time 65.7 % -> 92.7 %",
     ]
 
 

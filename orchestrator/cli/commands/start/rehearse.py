@@ -90,6 +90,13 @@ def rehearse(
             " comes twice.",
         ),
     ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            help="--interference: stop each job that would train for longer than its part of so many minutes."
+            " [default: 10]",
+        ),
+    ] = None,
     dashboard: Annotated[
         bool,
         typer.Option(
@@ -146,6 +153,7 @@ def rehearse(
         "--kind": kind,
         "--rank": rank,
         "--every": every,
+        "--minutes": minutes,
         "--dashboard": dashboard or None,
     }
     alone = [name for name, value in of_neighbour.items() if value is not None]
@@ -163,6 +171,7 @@ def rehearse(
                 policies=tuple(policy or ()),
                 beside_off=beside_off,
                 dashboard=dashboard,
+                **({} if minutes is None else {"minutes": minutes}),
             )
             code = interference_command(options, given)
     except KeyboardInterrupt:
