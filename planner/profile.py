@@ -271,6 +271,18 @@ class Cluster:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Noise:
+    """What disturbed a measurement, where it was worst."""
+
+    __pydantic_config__ = _STRICT
+
+    others: float
+    """Share of a machine's processors that was busy with anything else than the measuring ranks, in [0, 1]."""
+    spread: float
+    """Interquartile range of a rank's repeats over their median."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Profile:
     """A model on a cluster."""
 
@@ -284,6 +296,10 @@ class Profile:
     """Hash of everything on which the measurement depends; see `orchestrator/prepare/profiling.py`."""
     source: str
     """Where the numbers come from, as text: `measured on ...`, `emulated`, a file."""
+    measured_s: float | None = None
+    """When it was measured, in seconds since the Unix epoch; None: unknown, or not measured."""
+    noise: Noise | None = None
+    """What disturbed the measurement of its layers; None: unknown, or not measured."""
 
     def frozen_by(self, method: str) -> Profile:
         """The profile with what a freezing method keeps of each layer."""

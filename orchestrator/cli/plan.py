@@ -18,7 +18,7 @@ from orchestrator.pictures.forms import check_suffix
 from orchestrator.prepare.model_outline import ModelOutline, absolute, outline_model
 from orchestrator.prepare.on_paper import PaperCluster, paper_profile
 from orchestrator.prepare.planning import Freezing, first_plan, freezing, price_of_copies, redundancy
-from orchestrator.prepare.profiling import profile_of, read
+from orchestrator.prepare.profiling import profile_of, read, trusted
 from orchestrator.prepare.settling import SettledSpec, settle
 from orchestrator.report.step.plan_page import write_timeline
 from orchestrator.spec.checks import CheckedSpec, check
@@ -77,7 +77,7 @@ def _measured(
         settled = settle(checked, found, {"GPU": float("inf")})
         return settled, paper_profile(settled, on)
     if profile is not None:
-        given = read(profile, found)
+        given = trusted(read(profile, found), lambda text: typer.echo(text, err=True))
         has_gpus = given.cluster.devices[0].kind == "cuda"
         return settle(checked, found, {"GPU": float("inf") if has_gpus else 0.0}), given
     return profile_of(checked, found, say=lambda text: typer.echo(text, err=True))

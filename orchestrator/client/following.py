@@ -6,6 +6,7 @@ through `JobClient`.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -26,6 +27,7 @@ from orchestrator.events.folder import MARKER, JobFolder
 from orchestrator.events.log import read_log
 from orchestrator.events.page import Page
 from orchestrator.history.starts import since_start
+from orchestrator.prepare.profile_cache import cache_folder, mark_stale
 from orchestrator.spec.job_spec import Spec
 from planner.wording import counted
 from workers.protocol import JobError
@@ -152,6 +154,9 @@ class Following:
             reading = None
             self._answered_s, self._told = time.monotonic(), False
             for record in (*self._missed(page, say), *page.records):
+                if isinstance(record.event, events.ProfileDoubted):
+                    # The cache of this machine, from which the plan was made, may be out of the controller's reach.
+                    mark_stale(cache_folder(os.environ), record.event)
                 observe(record)
             self._after, over = page.next, page.over
             end = _end_among(page.records) or end

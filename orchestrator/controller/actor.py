@@ -32,6 +32,7 @@ from orchestrator.controller.freeze.freeze_watch import FreezeWatch
 from orchestrator.controller.garbage import exclude_kept_objects
 from orchestrator.controller.log_writer import LogWriter
 from orchestrator.controller.outlets import Outlets
+from orchestrator.controller.planning.profile_watch import ProfileWatch
 from orchestrator.controller.publisher import Publisher
 from orchestrator.controller.ranks.drains import watch_drains
 from orchestrator.controller.ranks.runtime import Runtime
@@ -51,6 +52,7 @@ from orchestrator.lifecycle.commands import Command, Train
 from orchestrator.lifecycle.states import Order
 from orchestrator.lifecycle.stimuli import Noted, Reported
 from orchestrator.lifecycle.takeover import start_of, taken_over
+from orchestrator.prepare.profile_cache import cache_folder, mark_stale
 from planner.observed import StepTimes
 from workers.actor import check_folder
 from workers.protocol import JobError, Report
@@ -128,6 +130,7 @@ class Controller:
         self._runtime = self._make_runtime()
         self._reshaping = Reshaping(order, self._setup, self._loop, self._runtime, self._hosts)
         self._watch = FreezeWatch(order.freezing)
+        self._profile_watch = ProfileWatch(self._setup.profile)
         self._freezing = FreezeControl(
             order, self._setup, self._loop, lambda: self._view, self._runtime.planning
         )
@@ -493,6 +496,9 @@ class Controller:
         self._adaptation.take(event)
         if (warning := self._watch.take(event)) is not None:
             self._loop.post(Noted(warning))
+        if (doubt := self._profile_watch.take(event)) is not None:
+            self._loop.post(Noted(doubt))
+            self._spawn(asyncio.to_thread(mark_stale, cache_folder(os.environ), doubt))
 
     async def _written(self) -> None:
         """Return once all that was recorded so far is in the log."""

@@ -338,6 +338,26 @@ class Undrained:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProfileDoubted:
+    """The first steps took another time than the profile that the plan was made with predicts."""
+
+    key: str
+    """Of the profile."""
+    profile_s: float | None
+    """When it was measured, in seconds since the Unix epoch; None: unknown."""
+    disturbed: str
+    """What disturbed its measurement, in words; empty: nothing that is known."""
+    predicted_s: float
+    """A step, by the profile."""
+    took_s: float
+    """Median of the steps that were compared."""
+    step: int
+    """The last of them."""
+    again: bool
+    """Whether the next start measures again; a quiet, fresh profile would come out the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SpeedsChanged:
     """The planner's picture of the ranks' speeds changed."""
 
@@ -525,6 +545,7 @@ Event = (
     | Paused
     | Noticed
     | Undrained
+    | ProfileDoubted
     | SpeedsChanged
     | Sampled
     | LayersTimed
@@ -578,6 +599,7 @@ KINDS: dict[str, type[Event]] = {
     "paused": Paused,
     "noticed": Noticed,
     "undrained": Undrained,
+    "profile_doubted": ProfileDoubted,
     "speeds": SpeedsChanged,
     "sampled": Sampled,
     "layers_timed": LayersTimed,

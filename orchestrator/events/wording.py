@@ -11,6 +11,7 @@ from orchestrator.events.types import (
     Noticed,
     OutOfMemory,
     Paused,
+    ProfileDoubted,
     SpeedsChanged,
     Stalled,
 )
@@ -33,6 +34,19 @@ def noticed_text(notice: Noticed) -> str:
             who = f"ranks {numbers}{where}"
     left = f", {seconds(notice.left_s)} left" if notice.left_s is not None else ""
     return f"{who} must leave ({notice.source}{left})"
+
+
+def doubted_text(doubt: ProfileDoubted) -> str:
+    """What contradicts a profile, and what happens to it, in words."""
+    text = (
+        f"the profile does not hold: steps take {seconds(doubt.took_s)},"
+        f" and {seconds(doubt.predicted_s)} were predicted"
+    )
+    if doubt.disturbed:
+        text += f"; while it was measured, {doubt.disturbed}"
+    if doubt.again:
+        return f"{text}. The next start of the job measures again"
+    return f"{text}. It was measured just before, and nothing is known that disturbed it"
 
 
 def undrained_text(node: str, host: str) -> str:

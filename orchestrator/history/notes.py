@@ -13,6 +13,7 @@ from orchestrator.events.types import (
     LinksTimed,
     MemoryLimited,
     Noticed,
+    ProfileDoubted,
     RankFailed,
     Requested,
     Scaled,
@@ -24,6 +25,7 @@ from orchestrator.events.types import (
     Warned,
 )
 from orchestrator.events.wording import (
+    doubted_text,
     injected_text,
     limited_text,
     links_text,
@@ -88,6 +90,9 @@ def note_of(event: Event) -> Note | None:
             return Note("warning", f"{text[0].upper()}{text[1:]}.")
         case Noticed():
             return Note("note", f"Notice: {noticed_text(event)}.")
+        case ProfileDoubted():
+            text = doubted_text(event)
+            return Note("warning", f"{text[0].upper()}{text[1:]}.")
         case Undrained(node=node, host=host):
             return Note("note", f"Undrained: {undrained_text(node, host)}.")
         case Warned(text=text):

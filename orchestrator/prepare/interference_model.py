@@ -17,7 +17,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from orchestrator.cluster.connection import import_paths
-from orchestrator.prepare.profiling import cache_folder, machine_key
+from orchestrator.prepare.profile_cache import cache_folder
+from orchestrator.prepare.profiling import machine_key
 from planner.features import VERSION
 from planner.interference.dataset import DatasetError
 from planner.interference.fitting import Fit, fit

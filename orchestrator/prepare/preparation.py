@@ -14,7 +14,8 @@ from orchestrator.events.folder import PROFILE, JobFolder
 from orchestrator.prepare.interference_model import interference_model
 from orchestrator.prepare.model_outline import ModelOutline
 from orchestrator.prepare.planning import check_profile, first_plan, ranks_to_profile, replanner_of
-from orchestrator.prepare.profiling import cache_folder, key_of, obtain, parsed, read
+from orchestrator.prepare.profile_cache import cache_folder
+from orchestrator.prepare.profiling import key_of, obtain, parsed, read
 from orchestrator.prepare.resolve import Resolved, resolve
 from orchestrator.prepare.resumption import still_right
 from orchestrator.prepare.settling import SettledSpec, settle

@@ -10,7 +10,17 @@ import inspect
 import re
 from collections.abc import Iterator
 
-from planner.profile import SCHEMA, Cluster, DeviceProfile, LayerProfile, Link, Matrix, ModelProfile, Profile
+from planner.profile import (
+    SCHEMA,
+    Cluster,
+    DeviceProfile,
+    LayerProfile,
+    Link,
+    Matrix,
+    ModelProfile,
+    Noise,
+    Profile,
+)
 
 _INTRODUCTION = f"""# The profile
 
@@ -23,7 +33,9 @@ medians of these over repeats, and then over ranks. Bytes are counted storages, 
 Measurements are kept in `~/.cache/freshet/profiles` (`freshet/profiles` in `XDG_CACHE_HOME` if that is set, or the
 folder that `FRESHET_PROFILES` names), under a hash of what they depend on: model and data, microbatch size, precision,
 threads, device, ranks, optimizer, torch, the user's own code, and the machine with its GPUs, or the cluster. `freshet
-profile` always measures; everything else takes what is there.
+profile` always measures; everything else takes what is there, and says so if it is old or was measured beside other
+work. Where the first steps of a job take another time than predicted, and no slow rank is the reason, such a profile is
+marked as stale, and the next start measures again.
 
 This file is the output of `python -m orchestrator.prepare.profile_reference`.
 """
@@ -36,6 +48,7 @@ _PARTS: tuple[tuple[str, type], ...] = (
     ("cluster", Cluster),
     ("cluster.devices", DeviceProfile),
     ("cluster.links", Link),
+    ("noise", Noise),
 )
 
 

@@ -13,7 +13,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -26,6 +27,7 @@ from orchestrator.cluster import connection as cluster
 from orchestrator.cluster.placement import Node, capacity
 from orchestrator.prepare.model_outline import ModelOutline
 from orchestrator.prepare.planning import ranks_to_profile
+from orchestrator.prepare.profile_cache import cache_folder, doubts, forget_stale, noise, stale
 from orchestrator.prepare.settling import SettledSpec, settle
 from orchestrator.spec.checks import CheckedSpec
 from orchestrator.spec.job_spec import Spec
@@ -37,8 +39,6 @@ from workers.protocol import JobError
 
 MEASUREMENT = 4
 """Version of what is measured and how; a new version invalidates old profiles."""
-CACHE_VARIABLE = "FRESHET_PROFILES"
-"""Environment variable that names another folder for the cache."""
 
 
 def obtain(
@@ -66,17 +66,36 @@ def obtain(
         JobError: the file is no profile, or another model's; the ranks cannot be started, or the model does not work.
     """
     if profile_file is not None:
-        return read(profile_file, found)
+        return trusted(read(profile_file, found), say)
     key = key_of(spec, ranks)
-    path = (cache or cache_folder(os.environ)) / f"{key}.json"
+    folder = cache or cache_folder(os.environ)
+    path = folder / f"{key}.json"
+    kept: Profile | None = None
     if not afresh:
         with suppress(JobError):  # missing, or no longer usable
-            return read(path, found)
-    say(f"profiling {counted(len(found.layers), 'layer')} on {counted(ranks, 'rank')}")
+            kept = read(path, found)
+    wrong = stale(folder, kept) if kept is not None else None
+    if kept is not None and wrong is None:
+        return trusted(kept, say)
+    why = f", as the last profile does not hold: {wrong}" if wrong is not None else ""
+    say(f"profiling {counted(len(found.layers), 'layer')} on {counted(ranks, 'rank')}{why}")
     profile = _measure(spec, ranks)
-    profile = replace(profile, key=key, source=_source(profile, ranks))
+    profile = replace(profile, key=key, source=_source(profile, ranks), measured_s=time.time())
+    if kept is not None and noise(kept) is None and (disturbed := noise(profile)) is not None:
+        say(
+            f"the profile of before stays, until a quieter start measures again: {disturbed} in this measurement"
+        )
+        return kept
     with suppress(OSError):  # a cache that cannot be written costs the next run a few seconds
         write(profile, path)
+        forget_stale(folder, key)
+    return trusted(profile, say)
+
+
+def trusted(profile: Profile, say: Callable[[str], None]) -> Profile:
+    """`profile`, once it is said what speaks against it."""
+    for text in doubts(profile, time.time()):
+        say(text)
     return profile
 
 
@@ -137,14 +156,6 @@ def write(profile: Profile, path: Path) -> None:
     with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
         file.write(profile.to_json() + "\n")
     os.replace(file.name, path)
-
-
-def cache_folder(environment: Mapping[str, str]) -> Path:
-    """The folder of kept profiles: `FRESHET_PROFILES`, or `freshet/profiles` in the user's cache folder."""
-    if environment.get(CACHE_VARIABLE):
-        return Path(environment[CACHE_VARIABLE])
-    home = environment.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "freshet" / "profiles"
 
 
 def key_of(spec: Spec, ranks: int) -> str:

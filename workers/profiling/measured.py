@@ -6,12 +6,24 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, quantiles
 
-from planner.profile import Cluster, DeviceProfile, LayerProfile, Link, ModelProfile, Profile
+from planner.profile import Cluster, DeviceProfile, LayerProfile, Link, ModelProfile, Noise, Profile
 from workers.config import WorkerConfig
 from workers.profiling.cost_settings import cost_settings
 
 NOISE = 0.05
 """Ranks whose times differ by less count as equal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """The processors of one rank's machine while layers were measured."""
+
+    window_s: float
+    cores: int
+    busy_s: float
+    """Of all cores together."""
+    own_s: float
+    """The rank's part of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +42,13 @@ class Measured:
     """See `Cluster.receives_ahead`."""
     sends_kept: int
     """See `Cluster.sends_kept`."""
+    load: Load | None = None
+    """None: its system does not tell."""
 
 
 def combine(measured: Sequence[Measured], config: WorkerConfig) -> Profile:
-    """One profile, its `key` and `source` still empty: a layer's time is the median over ranks of each rank's median,
-    and what traffic takes of computing the median over ranks.
+    """One profile, its `key`, `source` and date still empty: a layer's time is the median over ranks of each rank's
+    median, and what traffic takes of computing the median over ranks.
 
     Args:
         measured: in rank order, of equal layers.
@@ -69,7 +83,30 @@ def combine(measured: Sequence[Measured], config: WorkerConfig) -> Profile:
         ),
         key="",
         source="",
+        noise=Noise(others=_others(measured), spread=max(_spread(one.repeats_s) for one in measured)),
     )
+
+
+def _others(measured: Sequence[Measured]) -> float:
+    """The largest share of a machine's processors that was busy with something else than its ranks."""
+    machines: dict[str, list[Load]] = {}
+    for one in measured:
+        if one.load is not None and one.load.window_s > 0:
+            machines.setdefault(one.device.machine, []).append(one.load)
+    shares = [
+        max(load.busy_s / load.window_s for load in loads) - sum(load.own_s / load.window_s for load in loads)
+        for loads in machines.values()
+    ]
+    cores = [loads[0].cores for loads in machines.values()]
+    return max((min(1.0, max(0.0, share / of)) for share, of in zip(shares, cores, strict=True)), default=0.0)
+
+
+def _spread(repeats_s: Sequence[float]) -> float:
+    """Interquartile range of the repeats over their median."""
+    if len(repeats_s) < 2:
+        return 0.0
+    low, middle, high = quantiles(repeats_s, n=4)
+    return (high - low) / middle if middle > 0 else 0.0
 
 
 def _median_of_known(values: Iterable[float | None]) -> float | None:
@@ -102,10 +139,6 @@ def _slowdowns(measured: Sequence[Measured]) -> list[float]:
     typical = median(own)
     slowdowns = []
     for one, seconds in zip(measured, own, strict=True):
-        spread = 0.0
-        if len(one.repeats_s) > 1:
-            low, _, high = quantiles(one.repeats_s, n=4)
-            spread = (high - low) / seconds
         slowdown = seconds / typical
-        slowdowns.append(1.0 if abs(slowdown - 1.0) <= max(NOISE, spread) else slowdown)
+        slowdowns.append(1.0 if abs(slowdown - 1.0) <= max(NOISE, _spread(one.repeats_s)) else slowdown)
     return slowdowns

@@ -33,10 +33,13 @@ from workers.profiling.layer_bytes import LayerBytes, count_bytes
 from workers.profiling.layer_times import LayerTimes
 from workers.profiling.link_probe import probe_commit, probe_links
 from workers.profiling.machine import describe_device
-from workers.profiling.measured import Measured
-from workers.profiling.reading import Reading, reading
+from workers.profiling.measured import Load, Measured
+from workers.profiling.reading import Reading as BatchReading
+from workers.profiling.reading import reading
 from workers.profiling.stopwatch import Stopwatch
 from workers.profiling.stream_probe import probe_streams
+from workers.sampling.host import HostReader
+from workers.sampling.readings import Reading
 from workers.state.layer_state import LayerState
 from workers.state.optim import Optimizer
 from workers.state.precision import boundary_dtype
@@ -94,7 +97,9 @@ def measure(subject: Subject, budget_s: float = BUDGET_S) -> Measured:
     device = describe_device(subject.config.device, subject.device.torch_device, subject.channel)
     memories = subject.channel.all_gather(str(device.memory_bytes).encode())
     limit_bytes = int(min(map(int, memories)) * SHARE)
+    before = HostReader().read()
     profiles, repeats_s, times = _measure_layers(subject, budget_s, limit_bytes)
+    load = _load(before, HostReader().read())
     streams = device.kind == "cpu" and subject.channel.size > 1
     compute = partial(times.repeat, 1) if streams else None
     del times  # and with them the layers, unless they compute again
@@ -114,6 +119,22 @@ def measure(subject: Subject, budget_s: float = BUDGET_S) -> Measured:
         commit_s=probe_commit(subject.channel, len(profiles), subject.config.microbatches, sleeps=sleeps),
         receives_ahead=subject.channel.receives_ahead,
         sends_kept=subject.channel.sends_kept,
+        load=load,
+    )
+
+
+def _load(before: Reading, after: Reading) -> Load | None:
+    """The load of this rank's machine between two readings; None: the machine does not tell."""
+    if not before.cores_s or len(before.cores_s) != len(after.cores_s):
+        return None
+    if before.own_s is None or after.own_s is None:
+        return None
+    return Load(
+        window_s=after.time_s - before.time_s,
+        cores=len(after.cores_s),
+        # Counters of idle time may go back by a tick.
+        busy_s=sum(max(0.0, now - then) for then, now in zip(before.cores_s, after.cores_s, strict=True)),
+        own_s=after.own_s - before.own_s,
     )
 
 
@@ -183,7 +204,7 @@ def _measure_part(
     subject: Subject,
     chain: Chain,
     begin: Callable[[int], Flight],
-    reads: Reading,
+    reads: BatchReading,
     budget_s: float,
     limit_bytes: int,
 ) -> tuple[list[LayerProfile], LayerTimes]:

@@ -8,6 +8,7 @@ from orchestrator.cli.text.progress import BarProgress, LineProgress
 from orchestrator.events import types as events
 from orchestrator.events.wording import (
     adapted_text,
+    doubted_text,
     injected_text,
     limited_text,
     links_text,
@@ -85,6 +86,8 @@ def observer(
                 progress.note(f"freezing: its ratios take effect with step {plan.start}")
             case events.Noticed() as notice:
                 progress.note(noticed_text(notice), warning=True)
+            case events.ProfileDoubted() as doubt:
+                progress.note(doubted_text(doubt), warning=True)
             case events.Undrained(node=node, host=host):
                 progress.note(undrained_text(node, host))
             case events.Warned(text=text):

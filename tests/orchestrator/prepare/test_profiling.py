@@ -14,9 +14,8 @@ from tiny_jobs import tiny, write_spec
 from orchestrator.cli.main import main
 from orchestrator.prepare import profile_reference, profiling
 from orchestrator.prepare.model_outline import ModelOutline, absolute, outline_model
+from orchestrator.prepare.profile_cache import CACHE_VARIABLE, cache_folder
 from orchestrator.prepare.profiling import (
-    CACHE_VARIABLE,
-    cache_folder,
     key_of,
     machine_key,
     obtain,
@@ -48,7 +47,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Spec, ModelOutli
     spec, found = settled(folder)
     said: list[str] = []
     profile = obtain(spec, found, ranks=2, cache=folder / "cache", say=said.append)
-    assert said == ["profiling 6 layers on 2 ranks"]
+    # Other work beside these tests may make it say more.
+    assert said[0] == "profiling 6 layers on 2 ranks"
     return spec, found, profile, folder / "cache"
 
 
@@ -72,6 +72,9 @@ def test_a_measurement_is_of_the_spec_and_says_what_it_is(
     }
     assert len(profile.cluster.devices) == 2
     assert profile.key == key_of(spec, 2)
+    assert profile.noise is not None
+    assert 0 <= profile.noise.others <= 1
+    assert profile.measured_s is not None
     assert profile.source.startswith("measured on ")
     assert profile.source.endswith(f"by 2 ranks on 1 machine ({profile.cluster.devices[0].name})")
 
