@@ -107,7 +107,7 @@ class Service:
         self.headers = {"Authorization": f"Bearer {json.loads(tokens.read_text())['read']}"}
 
     def client(self) -> httpx.Client:
-        return httpx.Client(base_url=self.address, headers=self.headers, timeout=120, trust_env=False)
+        return httpx.Client(base_url=self.address, headers=self.headers, timeout=600, trust_env=False)
 
     @property
     def lines(self) -> int:
@@ -184,11 +184,13 @@ def listed(name: str, folder: Path, grown: Path) -> None:
         print(under(text, p99_ms, 100), flush=True)
 
 
-async def hold(host: str, port: int, until_s: float) -> None:
-    """Hold one connection whose headers never end."""
+async def hold(host: str, port: int, until_s: float) -> int:
+    """Hold one connection whose headers never end; return how often it was opened."""
+    opened = 0
     while time.monotonic() < until_s:
         with suppress(OSError):
             _, writer = await asyncio.open_connection(host, port)
+            opened += 1
             try:
                 writer.write(b"GET / HTTP/1.1\r\n")
                 while time.monotonic() < until_s:
@@ -198,10 +200,12 @@ async def hold(host: str, port: int, until_s: float) -> None:
             finally:
                 writer.transport.abort()
         await asyncio.sleep(LINE_S)
+    return opened
 
 
-async def send(host: str, port: int, request: bytes, until_s: float) -> None:
-    """Send a bad request again and again, each on a connection of its own."""
+async def send(host: str, port: int, request: bytes, until_s: float) -> int:
+    """Send a bad request again and again, each on a connection of its own; return how many were answered."""
+    answered = 0
     while time.monotonic() < until_s:
         began_s = time.monotonic()
         with suppress(OSError, TimeoutError):
@@ -209,19 +213,23 @@ async def send(host: str, port: int, request: bytes, until_s: float) -> None:
                 reader, writer = await asyncio.open_connection(host, port)
                 try:
                     writer.write(request)
-                    await reader.read(65_536)
+                    answered += bool(await reader.read(65_536))
                 finally:
                     writer.transport.abort()
         await asyncio.sleep(max(0.0, 1 / SENT_PER_S - (time.monotonic() - began_s)))
+    return answered
 
 
 async def attack(address: str, name: str, for_s: float) -> None:
-    """Attack the service on this machine for some seconds."""
+    """Attack the service on this machine for some seconds. Prints a line as it begins, and at the end how many
+    connections were opened or requests answered."""
+    print("begun", flush=True)
     host, port, until_s = "127.0.0.1", urlsplit(address).port or 0, time.monotonic() + for_s
     if name == SLOW:
-        await asyncio.gather(*(hold(host, port, until_s) for _ in range(HELD)))
+        counts = await asyncio.gather(*(hold(host, port, until_s) for _ in range(HELD)))
     else:
-        await asyncio.gather(*(send(host, port, BAD[name], until_s) for _ in range(SENDERS)))
+        counts = await asyncio.gather(*(send(host, port, BAD[name], until_s) for _ in range(SENDERS)))
+    print(sum(counts), flush=True)
 
 
 def reads(service: Service, for_s: float) -> tuple[list[float], list[float]]:
@@ -242,18 +250,22 @@ def reads(service: Service, for_s: float) -> tuple[list[float], list[float]]:
 def attacked(service: Service, name: str | None, for_s: float) -> None:
     """Print what reads take beside an attack; None: beside none."""
     lines, cpu_s, began_s = service.lines, service.cpu_s, time.perf_counter()
-    attacker = None
+    attacker, count = None, 0
     if name is not None:
         command = [sys.executable, "-m", "benchmarks.dashboard_attacks", "--attack", service.address, name]
-        attacker = subprocess.Popen([*command, str(for_s + 2)], preexec_fn=lambda: os.nice(19))
+        attacker = subprocess.Popen(
+            [*command, str(for_s + 2)], stdout=subprocess.PIPE, text=True, preexec_fn=lambda: os.nice(19)
+        )
+        assert attacker.stdout is not None
+        attacker.stdout.readline()
         time.sleep(2.0)
     kept, fresh = reads(service, for_s)
     if attacker is not None:
-        attacker.wait(60)
+        count = int(attacker.communicate()[0])
     busy = (service.cpu_s - cpu_s) / (time.perf_counter() - began_s)
     kept_ms, fresh_ms = (percentile(found, 0.99) * 1e3 for found in (kept, fresh))
     text = (
-        f"{name or 'no attack'}: p99 of a read {kept_ms:.0f} ms on a connection that is kept (p50"
+        f"{name or 'no attack'} ({count:,}): p99 of a read {kept_ms:.0f} ms on a connection that is kept (p50"
         f" {median(kept) * 1e3:.0f} ms), {fresh_ms:.0f} ms on a new one; {len(kept) + len(fresh)} reads, {busy:.0%} of"
         f" a core, {service.lines - lines:,} lines of log"
     )

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
-from orchestrator.analysis.job_summary import JobSummary, job_summary
 from orchestrator.client.errors import JobError, NoSuchJob
 from orchestrator.events.folder import EVENTS, MARKER, PLANNER, PROFILE, JobFolder
 from orchestrator.history.copying import copied
@@ -25,7 +24,7 @@ log = logging.getLogger(__name__)
 
 KEPT_VIEWS = 16
 MOST_RUNS = 1_000
-"""Runs that are listed, and whose summaries are kept."""
+"""Runs that are listed, and of which `PastRuns.cached` keeps what was made."""
 LEVELS = 2
 """How far below a folder of runs they are looked for."""
 READ = (EVENTS, SNAPSHOT, PROFILE, MARKER, PLANNER)
@@ -60,15 +59,15 @@ class _Kept:
 class PastRuns:
     """The runs in `folders`; each folder is one, or holds some up to two levels below.
 
-    Views of the newest `KEPT_VIEWS` runs that were asked for are kept, and summaries of `MOST_RUNS`, as long as their
-    files stay as they were.
+    Views of the newest `KEPT_VIEWS` runs that were asked for are kept, and summaries, or what else `cached` is given to
+    make, of `MOST_RUNS`, as long as their files stay as they were.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = [folder.resolve() for folder in folders]
         self._views: OrderedDict[Path, _Kept] = OrderedDict()
-        self._summaries: OrderedDict[Path, tuple[_State, JobSummary | str]] = OrderedDict()
-        """Summary of each run, or why it has none."""
+        self._made: OrderedDict[Path, tuple[_State, object]] = OrderedDict()
+        """What was made of each run, or the error that nothing can be."""
         self._left_out: set[Path] = set()
         """Links that lead out of their folder; the service's log has them."""
         self._lock = threading.Lock()
@@ -100,8 +99,9 @@ class PastRuns:
         listed = ", ".join(run.name for run in runs[:10]) or "none"
         raise NoSuchJob(f"there is no run {name!r}; there is: {listed}")
 
-    def summary(self, run: PastRun) -> JobSummary:
-        """The summary of a run. Reads its log, in the calling thread, unless that was read before.
+    def cached(self, run: PastRun, make: Callable[[JobView], object]) -> object:
+        """`make(view)` of a run, made again only when its files have changed. For one `make`. Reads the run's log then,
+        in the calling thread.
 
         Raises:
             JobError: it has no log, or a damaged one; says at which line.
@@ -109,17 +109,16 @@ class PastRuns:
         _check_inside(run)
         state = _state(run)
         with self._lock:
-            known = self._summaries.get(run.path)
+            known = self._made.get(run.path)
         if known is None or known[0] != state:
             try:
-                found = _understood(run, lambda: job_summary(self.view(run), lost=True))
+                known = state, _understood(run, lambda: make(self.view(run)))
             except JobError as error:
-                found = str(error)
-            known = state, found
+                known = state, error
             with self._lock:
-                _keep(self._summaries, run.path, known, MOST_RUNS)
-        if isinstance(known[1], str):
-            raise JobError(known[1])
+                _keep(self._made, run.path, known, MOST_RUNS)
+        if isinstance(known[1], JobError):
+            raise JobError(str(known[1]))
         return known[1]
 
     def view(self, run: PastRun) -> JobView:

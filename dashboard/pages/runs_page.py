@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated
 
 from fastapi import Query, Response
@@ -24,16 +23,20 @@ MOST_COMPARED = 6
 @router.get("/runs")
 async def runs(parts: Parts, caller: From) -> Response:
     """Past runs in the folders that the service was started with."""
-    found = await parts.threads.read_files(partial(list_of, parts.past))
-    rows = [
-        (run, tone_of(run.summary.state), sparkline(run.summary.losses))
-        if run.summary
-        else (run, "bad", None)
-        for run in found.runs
-    ]
-    return page(
-        "runs.html.j2", runs=rows, left_out=found.left_out, folders=parts.settings.runs, caller=caller
-    )
+
+    def made() -> Response:
+        found = list_of(parts.past)
+        rows = [
+            (run, tone_of(run.summary.state), sparkline(run.summary.losses))
+            if run.summary
+            else (run, "bad", None)
+            for run in found.runs
+        ]
+        return page(
+            "runs.html.j2", runs=rows, left_out=found.left_out, folders=parts.settings.runs, caller=caller
+        )
+
+    return await parts.threads.read_files(made)
 
 
 @router.get("/compare")

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 CLOSE_S = 3
 STALLED_MS = 20_000
 LEAVE_S = 3.0
-ENDS_S = 15
+ENDS_S = 30
 """Seconds after a signal in which the service ends in order. Whatever hangs then, the process ends."""
 GIVE_WAY_S = 0.001
 """How soon a thread that computes gives way to the event loop, which needs a turn several times for each answer."""
