@@ -124,12 +124,15 @@ def test_other_machines_and_missing_data_are_told_and_not_called_wrong(
     trained: tuple[Path, Sequence[Record]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, records = trained
+    norm = next(r.event.grad_norm for r in records if isinstance(r.event, StepReport) and r.event.step == 7)
     elsewhere = [
         replace(record, event=replace(record.event, machine="another CPU"))
         if isinstance(record.event, events.RankStarted)
         else record
-        for record in edited(records, 7, grad_norm=1.0)
+        for record in edited(records, 7, grad_norm=norm * (1 + 2**-30))
     ]
+    (wrong,) = verified(folder, edited(elsewhere, 7, grad_norm=2 * norm), 1).wrong
+    assert wrong.startswith("step 7: grad_norm")
     ledger = verified(folder, elsewhere, 1)
     assert ledger.wrong == []
     assert "which another machine (another CPU in the log" in " ".join(ledger.unproved)
