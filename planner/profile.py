@@ -109,6 +109,8 @@ class LayerProfile:
     """The parameters whose gradients W computes, in queue order."""
     uncovered: tuple[str, ...] = ()
     """Parameters whose gradient needs a second traversal of the graph."""
+    whole: str = ""
+    """Why plain autograd forms all its gradients, at once, in the backward pass; empty: W forms those of `matrices`."""
     trained: tuple[int, ...] = ()
     """Scalars of each parameter that it trains, in the order in which they lie in memory: where shards may be cut.
     Empty: not known."""
@@ -150,6 +152,8 @@ class ModelProfile:
     """`float32`, `bfloat16`, `bfloat16-autocast` or `float16`."""
     threads: int
     """Torch threads per rank."""
+    checked: bool = False
+    """Whether each layer was compared with plain autograd before it was measured."""
     settings: dict[str, Any] = field(default_factory=dict, hash=False)
     """The other settings on which the costs depend: `section.key` of the spec -> value. A job whose spec differs is
     refused; settings that are not listed are not compared."""

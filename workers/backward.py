@@ -1,12 +1,15 @@
-"""Starts a backward pass at several outputs, each with its own gradient, and says what it left at a tensor."""
+"""Starts a backward pass at several outputs, each with its own gradient; says what it left at a tensor, and what a
+graph ends in."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import _engine_run_backward
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import Node, _engine_run_backward
 
 
 def backward(
@@ -30,6 +33,33 @@ def backward(
         allow_unreachable=True,
         accumulate_grad=True,
     )
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What is found at the nodes of a graph."""
+
+    leaves: tuple[Tensor, ...]
+    """The tensors at which its backward pass leaves gradients."""
+    custom: bool
+    """Whether it has nodes whose backward pass is written in Python."""
+
+
+def ends_of(outputs: Iterable[Tensor]) -> Ends:
+    """What the graph behind `outputs` ends in."""
+    leaves = {id(t): t for t in outputs if t.requires_grad and t.grad_fn is None}
+    stack: list[Node] = [t.grad_fn for t in outputs if t.grad_fn is not None]
+    seen: set[Node] = set()
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            leaves[id(variable)] = variable
+        stack.extend(following for following, _ in node.next_functions if following is not None)
+    return Ends(tuple(leaves.values()), any(isinstance(node, BackwardCFunction) for node in seen))
 
 
 def gradient_of(tensor: Tensor) -> Tensor:

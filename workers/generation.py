@@ -36,6 +36,7 @@ from workers.gradients.curvature import CurvatureProbe, Place
 from workers.gradients.exchange import TiedUse
 from workers.gradients.parts import Apart
 from workers.layer import Layer, Loss
+from workers.layer_check import LayerCheck
 from workers.models.definition import ModelDefinition
 from workers.protocol import CurvatureReport, Report
 from workers.stage import Stage
@@ -95,6 +96,8 @@ class GenerationSetup:
     """Freeze plans whose start is known; adopted ones are added."""
     faults: FaultPoints
     activity: Activity
+    check: LayerCheck
+    """Compares its layers with plain autograd."""
     report: Callable[[Report], None]
     log_sha256: Callable[[], str | None] = lambda: None
     """Returns the hash of a line of the job's event log, if one is known."""
@@ -172,10 +175,11 @@ def make_stages(setup: GenerationSetup, freezer: Freezer, parts: Apart | None = 
     stages: dict[int, Stage] = {}
     for stage in setup.program.own_stages:
         first, stop = plan.layers[stage]
+        layers = [setup.layers[index][0] for index in range(first, stop)]
         loss = None
         if stop == len(setup.definition.layers):
-            loss = Loss(setup.definition.loss, precision=config.precision, device=setup.device.torch_device)
-        layers = [setup.layers[index][0] for index in range(first, stop)]
+            device = setup.device.torch_device
+            loss = Loss(layers[-1], setup.definition.loss, precision=config.precision, device=device)
         stages[stage] = Stage(
             layers,
             loss,
@@ -184,6 +188,7 @@ def make_stages(setup: GenerationSetup, freezer: Freezer, parts: Apart | None = 
             masks=freezer.mask,
             forward_only=stage < setup.program.frozen_stages,
             parts=parts,
+            check=setup.check,
         )
     return stages
 

@@ -8,17 +8,19 @@ and no rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from workers.backward import backward, gradient_of
+from workers.absent import absent_like, is_absent
+from workers.backward import backward, ends_of
 from workers.blamed import blamed
 from workers.compiled.forward import CompiledForward, Traced, Untraceable
 from workers.deferred.cover import cover
 from workers.deferred.queue import WeightGradQueue, Workspace
+from workers.models.trained_loss import LOSS, layer_alone, loss_beside
 from workers.protocol import JobError
 from workers.reproducibility import rng
 from workers.reproducibility.canonical import canonical
@@ -46,6 +48,10 @@ class Pass:
     """Parameters whose gradient this microbatch does not compute."""
     root_grads: Tensors = ()
     """Kept only for parameters whose gradient needs a second walk of the graph."""
+    buffers: Tensors = ()
+    """The persistent buffers as the forward pass found them, for a recomputation."""
+    whole: bool = False
+    """Whether stock autograd forms all gradients in one walk of the graph; nothing is queued."""
 
 
 class Layer:
@@ -75,7 +81,12 @@ class Layer:
         """Its weights, where siblings share out its states."""
         self.compiled: CompiledForward | None = None
         """Computes the forward passes of training; None: the module does, operation by operation."""
-        self.deferral, self.uncovered = cover(module, workspace, self.summed.home)
+        self._cover = cover(layer_alone(module), workspace, self.summed.home)
+        self.deferral, self.uncovered = self._cover.deferral, self._cover.uncovered
+        self.checked = False
+        """Whether it was compared with plain autograd (`layer_check.py`)."""
+        self.whole = ""
+        """Why stock autograd forms all its gradients in one walk of the graph, in B or I; empty: they are deferred."""
         self._uncovered = {n: self.trained[n] for n in self.uncovered}
         self._covered = {n: p for n, p in self.trained.items() if n not in self._uncovered}
         self._buffers = _persistent_buffers(module)
@@ -99,14 +110,11 @@ class Layer:
         """
         leaves = tuple(_leaf(t, t.requires_grad) for t in inputs)
         versions = [t._version for t in leaves]
-        # A walk that skips the uncovered matrices must still reach the covered ones: the other factor of a
-        # product may depend on uncovered ones only.
-        queue = WeightGradQueue(anchored=bool(self._uncovered))
-        if keep:
-            outputs = self._train(leaves, draw_key, queue, frozen, write_buffers=True)
-        else:
-            with torch.no_grad():
-                outputs = self._train(leaves, draw_key, queue, frozen, write_buffers=True)
+        done = Pass(draw_key, leaves, None, self._queue(), frozen)
+        if not keep:
+            done.buffers = tuple(buffer.clone() for _, _, buffer in self._buffers)
+        with torch.set_grad_enabled(keep):
+            outputs = self._train(done, write_buffers=True)
         if [t._version for t in leaves] != versions:
             raise JobError(
                 f"layer {self.name} changes its input in place: the layer before may need it, and a recomputation would"
@@ -114,8 +122,9 @@ class Layer:
             )
         # Derived from the layer's parameters: with the activations dropped, autograd cannot tell.
         carries = bool(self.trained) or any(t.requires_grad for t in leaves)
-        detached = tuple(_leaf(canonical(t), carries) for t in outputs)
-        return detached, Pass(draw_key, leaves, outputs if keep else None, queue, frozen)
+        if keep:
+            done.outputs = outputs
+        return tuple(_leaf(canonical(t), carries) for t in outputs), done
 
     @torch.no_grad()
     def evaluate(self, inputs: Tensors) -> Tensors:
@@ -127,46 +136,52 @@ class Layer:
             self.module.train()
 
     def recompute(self, done: Pass) -> None:
-        """Recompute the activations that `forward` dropped, with the same draws and unchanged buffers."""
+        """Recompute the activations that `forward` dropped, with its draws and from the buffers that it found; change
+        none."""
         assert done.outputs is None, f"layer {self.name}: activations are there already"
         with torch.enable_grad():
-            done.outputs = self._train(
-                done.inputs, done.draw_key, done.queue, done.frozen, write_buffers=False
-            )
+            done.outputs = self._train(done, write_buffers=False)
+        done.buffers = ()
 
     def backward(self, done: Pass, grads: Tensors, *, weights: bool) -> Tensors:
         """Input gradient: walk the graph and queue the weight gradients; with `weights`, compute them too.
 
         Args:
             grads: the canonical gradient of each output that carries one, in order. These are the
-                floating-point outputs, if the layer has weights or its inputs carry gradients.
+                floating-point and complex outputs, if the layer has weights or its inputs carry gradients.
+                `absent` ones reach nothing.
 
         Returns:
-            The canonical gradient of each input that carries one, in order; zeros for unused inputs.
+            The canonical gradient of each input that carries one, in order; `absent_like` that of an unused input.
         """
         assert done.outputs is not None, f"layer {self.name}: backward before its activations were recomputed"
-        if weights:
-            done.queue.at_once = True
+        # A recomputation inside the graph (a checkpoint) defers for this microbatch too.
+        self.deferral.queue = queue = done.queue
+        queue.walked, queue.at_once = True, weights
         leaves = [t for t in done.inputs if t.requires_grad]
-        carrying = [o for o in done.outputs if o.is_floating_point()] if self.trained or leaves else []
-        roots = [(o, g) for o, g in zip(carrying, grads, strict=True) if o.requires_grad]
+        carrying = [o for o in done.outputs if carries_gradient(o)] if self.trained or leaves else []
+        roots = [(o, g) for o, g in zip(carrying, grads, strict=True) if o.requires_grad and not is_absent(g)]
         if roots:
-            split = any(n not in done.frozen for n in self._uncovered)
-            targets = [*leaves, *(p for n, p in self._covered.items() if n not in done.frozen)]
+            parameters = {n: p for n, p in self.trained.items() if n not in done.frozen}
+            later = [] if weights or done.whole else [n for n in self._uncovered if n in parameters]
+            targets = [*leaves, *(p for n, p in parameters.items() if n not in later)]
             if targets:
+                # What is covered and frozen has no gradient here anyway. A checkpoint that is walked by the rules of
+                # torch's first one takes no choice of parameters.
+                chosen = bool(later) or (self._chooses(done) and len(parameters) < len(self.trained))
                 with self._backward_pass:
                     backward(
                         [o for o, _ in roots],
                         [g for _, g in roots],
-                        retain_graph=split,
-                        inputs=targets if self._uncovered else None,
+                        retain_graph=bool(later),
+                        inputs=targets if chosen else None,
                     )
-            if split:
+            if later:
                 done.root_grads = tuple(g for _, g in roots)
                 done.outputs = tuple(o for o, _ in roots)
         if not done.root_grads:
             done.outputs = None
-        gradients = tuple(canonical(gradient_of(t)) for t in leaves)
+        gradients = tuple(absent_like(t) if t.grad is None else canonical(t.grad) for t in leaves)
         for leaf in leaves:
             leaf.grad = None
         if weights:
@@ -194,56 +209,93 @@ class Layer:
         """Drop the gradients summed in its parameters."""
         self.summed.drop()
 
-    def _train(
-        self,
-        inputs: Tensors,
-        draw_key: int,
-        queue: WeightGradQueue,
-        frozen: frozenset[str],
-        *,
-        write_buffers: bool,
-    ) -> Tensors:
-        if self.compiled is not None:
+    def compute_whole(self, why: str) -> None:
+        """Leave all gradients of the microbatches that follow to stock autograd, in one walk of the graph.
+
+        Args:
+            why: said of the layer, as in `a Linear has a hook on a weight`.
+        """
+        self.whole = why
+        self._cover.lift()
+
+    def plain_forward(self, inputs: Tensors, draw_key: int) -> tuple[Tensors, Tensors]:
+        """A forward pass of the module as its builder made it, by stock autograd; writes buffers.
+
+        Returns:
+            (leaves, outputs): the ends of its graph, which is to be walked inside `as_made`.
+        """
+        leaves = tuple(_leaf(t, t.requires_grad) for t in inputs)
+        done = Pass(draw_key, leaves, None, self._queue())
+        with self.as_made(), torch.enable_grad(), self.seen_buffers(done, write=True):
+            return leaves, self._run(self.module, leaves, draw_key, done.queue)
+
+    @property
+    def buffers(self) -> Tensors:
+        """The persistent buffers, which forward passes of training change."""
+        return tuple(buffer for _, _, buffer in self._buffers)
+
+    def as_made(self) -> AbstractContextManager[None]:
+        """Context manager: the module is as its builder made it inside."""
+        return self._cover.off()
+
+    def _chooses(self, done: Pass) -> bool:
+        """Whether the graph of `done` forms gradients of parameters that may be frozen."""
+        return done.whole or bool(self._uncovered)
+
+    def _queue(self) -> WeightGradQueue:
+        # A walk that skips the uncovered matrices must still reach the covered ones: the other factor of a
+        # product may depend on uncovered ones only.
+        return WeightGradQueue(anchored=bool(self._uncovered))
+
+    def _train(self, done: Pass, *, write_buffers: bool) -> Tensors:
+        """Run the forward pass of `done`, whose queue, buffers and way to the gradients are set as it needs them."""
+        if self.compiled is not None and not self.whole:
             try:
-                return self._train_compiled(
-                    self.compiled, inputs, draw_key, queue, frozen, write_buffers=write_buffers
-                )
+                return self._train_compiled(self.compiled, done, write_buffers=write_buffers)
             except Untraceable:
                 # Nothing has run. The way depends on the layer as it is now, not on what it was before.
                 pass
+        if not self.whole:
+            outputs = self._train_deferring(done, write_buffers=write_buffers)
+            if outputs is not None:
+                return outputs
+            done.queue = self._queue()
+        done.whole = True
+        with self.seen_buffers(done, write=write_buffers):
+            return self._run(self.module, done.inputs, done.draw_key, done.queue)
+
+    def _train_deferring(self, done: Pass, *, write_buffers: bool) -> Tensors | None:
+        """`_train` with the covered modules deferring; None: the pass met what none understands."""
         # Not the uncovered ones: torch's product of a stack and a matrix depends on whether the matrix has a
         # gradient, which may change the last bits. The backward walks leave them out instead.
-        still = [self._covered[name] for name in frozen if name in self._covered]
+        still = [self._covered[name] for name in done.frozen if name in self._covered]
         for parameter in still:
             parameter.requires_grad_(False)
         try:
-            return self._run_on_buffers(self.module, inputs, draw_key, queue, write_buffers=write_buffers)
+            # Entered for each layer and microbatch: most have no buffers.
+            seen = self.seen_buffers(done, write=write_buffers) if self._buffers else nullcontext(_nothing)
+            with seen as keep_old:
+                outputs = self._run(self.module, done.inputs, done.draw_key, done.queue)
+                if not done.queue.odd:
+                    return outputs
+                keep_old()
         finally:
             for parameter in still:
                 parameter.requires_grad_(True)
+        self.compute_whole(done.queue.odd)
+        return None
 
-    def _train_compiled(
-        self,
-        compiled: CompiledForward,
-        inputs: Tensors,
-        draw_key: int,
-        queue: WeightGradQueue,
-        frozen: frozenset[str],
-        *,
-        write_buffers: bool,
-    ) -> Tensors:
+    def _train_compiled(self, compiled: CompiledForward, done: Pass, *, write_buffers: bool) -> Tensors:
         """`_train` with one and the same compiled function, whatever is frozen, kept, or carries a gradient."""
-        compiled.frozen = frozenset(id(self.trained[name]) for name in frozen if name in self.trained)
-        with torch.enable_grad():
-            return self._run_on_buffers(
-                compiled, self._requiring(inputs), draw_key, queue, write_buffers=write_buffers
-            )
+        compiled.frozen = frozenset(id(self.trained[name]) for name in done.frozen if name in self.trained)
+        with torch.enable_grad(), self.seen_buffers(done, write=write_buffers):
+            return self._run(compiled, self._requiring(done.inputs), done.draw_key, done.queue)
 
     def _requiring(self, inputs: Tensors) -> Tensors:
         """`inputs` as a compiled function takes them: with a gradient wherever a layer before this one may have any."""
         if self.index == 0:
             return inputs
-        return tuple(t if t.requires_grad or not t.is_floating_point() else _leaf(t, True) for t in inputs)
+        return tuple(t if t.requires_grad or not carries_gradient(t) else _leaf(t, True) for t in inputs)
 
     def warm(self, compiled: CompiledForward, inputs: Callable[[], Tensors]) -> list[Traced]:
         """Trace what `compiled` will compute in training, without running it; as `CompiledForward.warm`.
@@ -258,27 +310,22 @@ class Layer:
         ):
             return compiled.warm(lambda: cast_floats(self._requiring(inputs()), self._cast))
 
-    def _run_on_buffers(
-        self,
-        call: Callable[..., object],
-        inputs: Tensors,
-        draw_key: int,
-        queue: WeightGradQueue,
-        *,
-        write_buffers: bool,
-    ) -> Tensors:
-        with self._buffers_copied(write=write_buffers) if self._buffers else nullcontext():
-            return self._run(call, inputs, draw_key, queue)
-
     @contextmanager
-    def _buffers_copied(self, *, write: bool) -> Iterator[None]:
+    def seen_buffers(self, done: Pass, *, write: bool) -> Iterator[Callable[[], None]]:
         """Autograd keeps the buffers that a forward pass read, and the next microbatch would change them. So each pass
-        gets a copy, whose values are copied back afterwards if they are to be written."""
-        for owner, name, buffer in self._buffers:
-            owner._buffers[name] = buffer.clone()
+        gets copies, whose values are copied back afterwards if they are to be written. A recomputation starts from
+        those that its first pass found.
+
+        Yields:
+            A function that has nothing written.
+        """
+        found = done.buffers or tuple(buffer for _, _, buffer in self._buffers)
+        for (owner, name, _), seen in zip(self._buffers, found, strict=True):
+            owner._buffers[name] = seen.clone()
+        written = [write]
         try:
-            yield
-            if write:
+            yield written.clear
+            if written and write:
                 with torch.no_grad():
                     for owner, name, buffer in self._buffers:
                         buffer.copy_(getattr(owner, name))
@@ -307,10 +354,20 @@ class Layer:
 
 
 class Loss:
-    """The loss after the last layer, treated as a layer without weights."""
+    """The loss after the last layer, treated as a layer. What it trains is part of that layer.
 
-    def __init__(self, function: Callable[..., Tensor], *, precision: str, device: torch.device) -> None:
-        self._function = function
+    Args:
+        layer: the last one.
+        function: the loss, where nothing of it is trained.
+    """
+
+    def __init__(
+        self, layer: Layer, function: Callable[..., Tensor], *, precision: str, device: torch.device
+    ) -> None:
+        self._layer = layer
+        self._module = loss_beside(layer.module)
+        self._function = self._module or function
+        self._checked = False
         self._precision = precision
         self._cast = boundary_dtype(precision)
         self._device = device
@@ -319,11 +376,24 @@ class Loss:
         self._forward_pass, self._backward_pass = blamed("the loss"), blamed("the backward pass of the loss")
 
     def forward(
-        self, outputs: Tensors, targets: Tensors, draw_key: int, *, keep: bool
+        self,
+        outputs: Tensors,
+        targets: Tensors,
+        draw_key: int,
+        *,
+        keep: bool,
+        frozen: frozenset[str] = NOTHING_FROZEN,
     ) -> tuple[Tensor, Pass]:
-        """The microbatch's mean loss, a detached scalar, and the pass to go back through."""
+        """The microbatch's mean loss, a detached scalar, and the pass to go back through.
+
+        Args:
+            frozen: as for the last layer.
+        """
         leaves = tuple(_leaf(t, t.requires_grad and keep) for t in outputs)
+        queue = WeightGradQueue()
+        of_layer = Pass(draw_key, (), None, queue, frozen)
         with (
+            nullcontext() if self._module is None else self._layer.seen_buffers(of_layer, write=keep),
             self._forward_pass,
             torch.set_grad_enabled(keep),
             rng.keyed(draw_key, self._device),
@@ -333,15 +403,58 @@ class Loss:
             loss = self._function(*(t.float() if t.dtype == self._cast else t for t in leaves), *targets)
         if not isinstance(loss, Tensor) or loss.dim() != 0:
             raise JobError("the loss must be a scalar tensor, the mean over the microbatch")
-        return loss.detach(), Pass(draw_key, leaves, (loss,) if keep else None, WeightGradQueue())
+        if keep and not self._checked:
+            self._check_graph(loss)
+        of_layer.inputs, of_layer.outputs = leaves, (loss,) if keep else None
+        return loss.detach(), of_layer
+
+    def _check_graph(self, loss: Tensor) -> None:
+        """Check, once, that the loss uses no parameters but those that are trained."""
+        self._checked = True
+        own = set() if self._module is None else set(map(id, self._module.parameters()))
+        for leaf in ends_of([loss]).leaves:
+            if isinstance(leaf, torch.nn.Parameter) and id(leaf) not in own:
+                raise JobError(
+                    f"the loss uses a parameter {list(leaf.shape)} that nothing would train: return the module that"
+                    " holds it as the loss itself, not a function that calls it"
+                )
+
+    def evaluate(self, outputs: Tensors, targets: Tensors) -> Tensor:
+        """The mean loss in evaluation mode, a detached scalar."""
+        if self._module is not None:
+            self._module.eval()
+        try:
+            return self.forward(outputs, targets, 0, keep=False)[0]
+        finally:
+            if self._module is not None:
+                self._module.train()
 
     def backward(self, done: Pass) -> tuple[Tensor | None, ...]:
-        """The canonical gradient of each output of the last layer; None if the output carries none."""
+        """The canonical gradient of each output of the last layer; None if the output carries none, `absent_like` of
+        one that the loss does not use."""
         assert done.outputs is not None
         (loss,) = done.outputs
+        trained = {} if self._module is None else dict(self._module.named_parameters(LOSS))
+        still = [name for name in trained if name in done.frozen]
+        moving = [p for name, p in trained.items() if p.requires_grad and name not in still]
+        leaves = [t for t in done.inputs if t.requires_grad]
         with self._backward_pass:
-            backward([loss], [torch.full_like(loss, self.scale)])
-        return tuple(canonical(gradient_of(t)) if t.requires_grad else None for t in done.inputs)
+            backward(
+                [loss], [torch.full_like(loss, self.scale)], inputs=[*leaves, *moving] if still else None
+            )
+        return tuple(
+            None if not t.requires_grad else absent_like(t) if t.grad is None else canonical(t.grad)
+            for t in done.inputs
+        )
+
+
+def _nothing() -> None:
+    pass
+
+
+def carries_gradient(tensor: Tensor) -> bool:
+    """Whether a gradient can belong to numbers of its kind."""
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _persistent_buffers(module: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
@@ -369,4 +482,4 @@ def _attributes_kept(module: nn.Module) -> Iterator[None]:
 
 def _leaf(tensor: Tensor, carries: bool) -> Tensor:
     leaf = tensor.detach()
-    return leaf.requires_grad_() if carries and leaf.is_floating_point() else leaf
+    return leaf.requires_grad_() if carries and carries_gradient(leaf) else leaf

@@ -248,6 +248,19 @@ class WarningReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LayersChecked:
+    """A rank compared layers with plain autograd, before the first step that they took part in was committed."""
+
+    rank: int
+    """Its number."""
+    layers: tuple[str, ...]
+    """Their names."""
+    whole: dict[str, str]
+    """Of them, those whose gradients plain autograd forms, and why."""
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class FreezeStarted:
     """All ranks adopted a freeze plan at a commit; sent by the first rank."""
 
@@ -386,6 +399,7 @@ Report = (
     | FaultReport
     | NoticeReport
     | MemoryLow
+    | LayersChecked
     | WarningReport
 )
 

@@ -44,6 +44,7 @@ from workers.freezing.plans import Plans, Settings, check_plan
 from workers.generation import GenerationSetup
 from workers.last_commit import LastCommit
 from workers.layer import Layer
+from workers.layer_check import LayerCheck
 from workers.memory.shortage import shortage_in
 from workers.models.definition import ModelDefinition
 from workers.models.registry import build_definition
@@ -135,6 +136,7 @@ class Rank:
         self._newest_order = (0, 0)
         """Epoch and change of the newest order to copy layers, or to let go of them."""
         self._freeze_plans = Plans()
+        self._check = LayerCheck(self._warn, config.precision)
         self._assignment: Assignment | None = None
         self._training: Training | None = None
         """The newest training, which settles an undecided commit."""
@@ -172,7 +174,7 @@ class Rank:
         self._data: OpenData = open_dataset(config.data, config.model, config.output)
         self._definition: ModelDefinition = build_definition(config.model, self._data.vocabulary)
         self._device: Device = make_device(config, len(self._definition.layers))
-        self._reading = ReadAhead(self._device.torch_device, config.threads)
+        self._reading = ReadAhead(self._device.torch_device, config.threads, config.seed)
         if self._observe is not None and self._sampler is None:
             self._sampler = sampler_of(self._device.torch_device)
         self._optimizer: Optimizer = make_optimizer(config.optimizer, config.steps)
@@ -401,6 +403,7 @@ class Rank:
             freeze_plans=self._freeze_plans,
             faults=self.faults,
             activity=self._activity,
+            check=self._check,
             report=self._report,
             log_sha256=self._log_sha256,
             observe=self._observe,
@@ -619,6 +622,7 @@ class Rank:
             channel=channel,
             host=self._host,
             compiler=self._compiler,
+            check=LayerCheck(_nobody, self._config.precision),
         )
         return measure(subject, budget_s)
 
@@ -719,3 +723,7 @@ class Rank:
             self._sampler = None
         if self._compiler is not None:
             self._compiler.close()
+
+
+def _nobody(text: str) -> None:
+    """Takes what the profile says by itself."""

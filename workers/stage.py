@@ -11,6 +11,8 @@ from workers.gradients.parts import Apart
 from workers.layer import Layer, Loss, Pass, Tensors
 from workers.reproducibility import rng
 
+Check = Callable[[Layer, Tensors, int], None]
+"""Layer, its inputs, the key of its draws; see `LayerCheck`."""
 Masks = Callable[[int, int], Mask]
 """Layer, global microbatch -> what the layer skips in that microbatch of the current step."""
 
@@ -26,6 +28,7 @@ class Stage:
         masks: which parameters freeze; None for none.
         forward_only: no backward pass follows: this stage, and all before it, are frozen permanently.
         parts: keeps gradients of different microbatches apart; None: there is one sum for all.
+        check: compares each layer with plain autograd before its first pass; None: nobody does.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class Stage:
         masks: Masks | None = None,
         forward_only: bool = False,
         parts: Apart | None = None,
+        check: Check | None = None,
     ) -> None:
         self.layers = tuple(layers)
         self.loss = loss
@@ -46,6 +50,7 @@ class Stage:
         self._masks = masks
         self._forward_only = forward_only
         self._parts = parts
+        self._check = None if forward_only else check
         self._passes: dict[int, list[Pass]] = {}
         self._loss_passes: dict[int, Pass] = {}
         self._frozen_shares: dict[int, tuple[float, ...]] = {}
@@ -59,6 +64,8 @@ class Stage:
         ]
         for layer, mask in zip(self.layers, masks, strict=True):
             draw_key = rng.key(self._seed, "forward", step, microbatch, layer.name)
+            if self._check is not None and not layer.checked:
+                self._check(layer, tensors, draw_key)
             keep = layer.index not in self._recompute and not self._forward_only
             tensors, done = layer.forward(tensors, draw_key, keep=keep, frozen=mask.frozen)
             passes.append(done)
@@ -71,7 +78,9 @@ class Stage:
             return tensors
         assert targets is not None
         draw_key = rng.key(self._seed, "loss", step, microbatch)
-        loss, done = self.loss.forward(tensors, targets, draw_key, keep=not self._forward_only)
+        loss, done = self.loss.forward(
+            tensors, targets, draw_key, keep=not self._forward_only, frozen=masks[-1].frozen
+        )
         if not self._forward_only:
             self._loss_passes[microbatch] = done
         return (loss,)
@@ -111,6 +120,7 @@ class Stage:
         """
         passes = self._passes.pop(microbatch) if weights else self._passes[microbatch]
         if self.loss is not None:
+            self._open(self.layers[-1], microbatch)
             outputs = self.loss.backward(self._loss_passes.pop(microbatch))
             grads = tuple(g for g in outputs if g is not None)
         for layer, done in zip(reversed(self.layers), reversed(passes), strict=True):
@@ -153,7 +163,7 @@ class Stage:
             inputs = layer.evaluate(inputs)
         if self.loss is None or targets is None:
             return inputs
-        return (self.loss.forward(inputs, targets, 0, keep=False)[0],)
+        return (self.loss.evaluate(inputs, targets),)
 
     def drop(self) -> None:
         """Drop the microbatches in flight, and their gradients."""

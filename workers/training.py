@@ -136,6 +136,11 @@ class Training:
         if before is not None:
             self._continue(before)
 
+    def _tell_checked(self) -> None:
+        """Report the layers that were compared with plain autograd in this step."""
+        if (checked := self._setup.check.taken(self._setup.rank)) is not None:
+            self._setup.report(checked)
+
     def _continue(self, before: Training) -> None:
         """Take over the state that lasts for a generation."""
         self.vector, self._owners = before.vector, before._owners
@@ -342,6 +347,7 @@ class Training:
                 # Statistics of freezing go with the gradients.
                 final = None if self._freezer.on else self.upkeep.shipping
                 window, buffers = self._minibatch.run(self.step, scale, final)
+            self._tell_checked()
             self._observe(step, window)
             # A finished window proves that every rank of the pipeline has passed the newest commit. Not so
             # with forward-only stages: they may run ahead of those behind them.

@@ -10,6 +10,7 @@ from workers.data.dataset import Batch
 from workers.data.sampling import validation_indices, validation_windows
 from workers.engine import Engine
 from workers.generation import GenerationSetup
+from workers.reproducibility import rng
 from workers.transport.channel import Channel
 
 VALIDATION, SAMPLING = 1, 2
@@ -28,9 +29,10 @@ def validate(setup: GenerationSetup, engine: Engine, channel: Channel) -> float 
     for numbers, window in itertools.product(setup.windows, range(windows)):
 
         def batch(microbatch: int, numbers: Sequence[int] = numbers, window: int = window) -> Batch:
-            return dataset.validation(
-                validation_indices(window, numbers[microbatch], total, config.microbatch_size, samples)
-            )
+            number = numbers[microbatch]
+            indices = validation_indices(window, number, total, config.microbatch_size, samples)
+            with rng.keyed(rng.key(config.seed, "validation data", window, number)):
+                return dataset.validation(indices)
 
         results = engine.evaluate(batch, len(numbers), purpose=VALIDATION)
         for microbatch, (loss,) in results.items():

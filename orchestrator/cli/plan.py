@@ -99,8 +99,8 @@ def as_dict(
     is the cost of copies of layers on other ranks: bytes that all ranks together send in a step, seconds that they add
     to a step, memory on the rank that keeps most, and the most committed steps that a lost rank undoes; the numbers
     above include it. Its `copies` hold the same, the step and whether it fits, for no copy, for snapshots every so many
-    steps (`every`), and for each further copy that follows every step. `convergence` is present if a run's estimates
-    were given.
+    steps (`every`), and for each further copy that follows every step. `gradients` says whether layers were compared
+    with plain autograd, and why some are left to it. `convergence` is present if a run's estimates were given.
     """
     plan, prediction = choice.plan, choice.prediction
     return {

@@ -30,6 +30,7 @@ from workers.protocol import (
     FreezeStarted,
     FrozenCounts,
     Generation,
+    LayersChecked,
     MemoryLow,
     MemoryShortage,
     NoticeReport,
@@ -574,6 +575,7 @@ Event = (
     | FaultReport
     | NoticeReport
     | MemoryLow
+    | LayersChecked
     | WarningReport
     | Rehearsed
     | Disturbed
@@ -630,6 +632,7 @@ KINDS: dict[str, type[Event]] = {
     "disturbed": Disturbed,
     "notice": NoticeReport,
     "memory_low": MemoryLow,
+    "layers_checked": LayersChecked,
     "warning": WarningReport,
 }
 """Kind of a line -> type of its payload."""

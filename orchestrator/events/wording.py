@@ -18,7 +18,7 @@ from orchestrator.events.types import (
 from orchestrator.quantities import seconds, size
 from planner.simulation.slow_links import SlowLink
 from planner.wording import counted, link_rate, named, shares_text
-from workers.protocol import CopiedAhead, FaultReport, MemoryLow
+from workers.protocol import CopiedAhead, FaultReport, LayersChecked, MemoryLow
 
 
 def noticed_text(notice: Noticed) -> str:
@@ -136,6 +136,16 @@ def low_text(low: MemoryLow) -> str:
         f"the device of rank {low.rank} has {size(low.left_bytes)} left beside what step {low.step} takes of it, less"
         f" than the reserve of {size(low.reserve_bytes)}"
     )
+
+
+def checked_text(checked: LayersChecked) -> str:
+    """The layers that a rank compared with plain autograd, in words."""
+    text = (
+        f"rank {checked.rank} compared {counted(len(checked.layers), 'layer')} with plain autograd in"
+        f" {seconds(checked.seconds)}: the same numbers"
+    )
+    left = "; ".join(f"{name} is left to it, as {why}" for name, why in checked.whole.items())
+    return f"{text}; {left}" if left else text
 
 
 def moved_text(moved: Migrated) -> str:

@@ -22,7 +22,7 @@ from orchestrator.events.types import (
 )
 from planner.wording import counted
 from workers.data.sampling import samples_digest, train_indices
-from workers.protocol import CheckpointReport, Outcome, StepReport
+from workers.protocol import CheckpointReport, LayersChecked, Outcome, StepReport
 from workers.reproducibility.digest import state_digest
 
 NEARBY = 3
@@ -92,6 +92,10 @@ class Ledger:
     """Checkpoints reported as complete, oldest first."""
     end: Finished | Failed | None = None
     """End of the newest start; None if the job runs, or was killed."""
+    compared: set[str] = field(default_factory=set)
+    """The layers that ranks compared with plain autograd before they trained them."""
+    left_whole: set[str] = field(default_factory=set)
+    """Of them, those that were left to it."""
     proved_samples: int = 0
     """Steps whose samples were compared."""
 
@@ -146,6 +150,9 @@ class _Reading:
                 self._regrouped(regrouped)
             case StepReport() as report:
                 self._step(report)
+            case LayersChecked(layers=layers, whole=whole):
+                self.ledger.compared.update(layers)
+                self.ledger.left_whole.update(whole)
             case CheckpointReport(error=None) as checkpoint:
                 self.ledger.checkpoints.append(checkpoint)
             case RankEnded(outcome=outcome):

@@ -171,6 +171,8 @@ def report(ledger: Ledger, checkpoints: int) -> list[str]:
 def _open(ledger: Ledger) -> Iterator[str]:
     yield from (f"not proved: {text}" for text in ledger.unproved)
     yield from (f"taken for granted: {text}" for text in ledger.assumed)
+    if ledger.steps and not ledger.compared:
+        yield "taken for granted: layers train as in plain autograd: this log has no comparison of them"
 
 
 def _facts(ledger: Ledger, checkpoints: int) -> Iterator[str]:
@@ -182,6 +184,9 @@ def _facts(ledger: Ledger, checkpoints: int) -> Iterator[str]:
     yield (
         f"samples compared in {counted(ledger.proved_samples, 'step')}; {counted(checkpoints, 'checkpoint')} read"
     )
+    if ledger.compared:
+        left = f"; {counted(len(ledger.left_whole), 'layer')} left to it" if ledger.left_whole else ""
+        yield f"{counted(len(ledger.compared), 'layer')} compared with plain autograd before they trained{left}"
     yield from ledger.facts
 
 

@@ -18,6 +18,7 @@ from workers.data.sampling import train_indices
 from workers.deferred import modules as deferred
 from workers.deferred.defer import product
 from workers.models.registry import build_definition
+from workers.models.trained_loss import loss_beside
 from workers.reproducibility import determinism, rng
 from workers.reproducibility.canonical import canonical
 from workers.state.layer_state import LayerState, digest, state_digest
@@ -171,7 +172,9 @@ def train_plainly(
                     tensors = tuple(Boundary.apply(t) for t in tensors)
             with autocast:
                 wide = (t.float() if t.dtype == dtype else t for t in tensors)
-                loss = definition.loss(*wide, *(t.to(DEVICE) for t in batch.targets))
+                loss = (loss_beside(modules[-1]) or definition.loss)(
+                    *wide, *(t.to(DEVICE) for t in batch.targets)
+                )
             before = {}
             for module, name in zip(modules, definition.names, strict=True):
                 for key in frozen(step + 1, microbatch, name, module):
@@ -206,4 +209,8 @@ def train_plainly(
             gradients = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
             optimizer.update_(state, gradients, clip / len(numbers), step)
             module.zero_grad()
+    for module, state in zip(modules, states, strict=True):
+        for name, buffer in module.named_buffers():  # a forward pass may have put others in their place
+            if name in state.buffers:
+                state.buffers[name].copy_(buffer)
     return state_digest([digest(s) for s in states]), losses

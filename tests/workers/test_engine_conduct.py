@@ -32,7 +32,8 @@ def test_each_layer_is_recomputed_exactly_once_per_microbatch(
     original = Layer.recompute
 
     def counting(self: Layer, done: object) -> None:
-        recomputed.append(self.index)
+        if self.checked:  # the comparison with plain autograd recomputes too
+            recomputed.append(self.index)
         original(self, done)
 
     monkeypatch.setattr(Layer, "recompute", counting)
@@ -183,16 +184,14 @@ class Broken(torch.nn.Module):
 
 
 class Shrinking(torch.nn.Module):
-    """Returns one row less from its second call on, so that the shape changes between microbatches."""
+    """Returns one row less of some microbatches, so that the shape changes between them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = torch.nn.Linear(24, 24)
-        self.calls = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        return self.linear(x) if self.calls == 1 else self.linear(x)[:1]
+        return self.linear(x) if float(x.detach().sum()) > 0 else self.linear(x)[:1]
 
 
 def faulty(kind: str) -> ModelDefinition:

@@ -87,6 +87,7 @@ class CompiledForward:
             JobError: it was traced too often.
         """
         _current.call = _Call(self._deferral, self.frozen)
+        self._deferral.compiles = True
         try:
             return self._function(*inputs)
         except Exception as error:
@@ -99,6 +100,7 @@ class CompiledForward:
                 raise
             raise
         finally:
+            self._deferral.compiles = False
             del _current.call
 
     def warm(self, inputs: Callable[[], Tensors]) -> list[Traced]:
@@ -129,9 +131,11 @@ class CompiledForward:
 
     def _warm(self, inputs: Tensors) -> list[Traced]:
         call = _current.call = _Call(self._deferral, frozenset(), warms=True)
+        self._deferral.compiles = True
         try:
             self._function(*inputs)
         finally:
+            self._deferral.compiles = False
             del _current.call
         return call.traced
 

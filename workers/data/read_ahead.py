@@ -111,7 +111,8 @@ def timed(read: Callable[[], Made], device: torch.device, *, watch: bool = True)
     """What `read` returns, and how long it took.
 
     It is slow if the thread lost `SLOW_S` and more; on a CPU, to waiting while the process did not compute. A thread
-    waits too while others have Python's interpreter. It is never slow if it drew from torch's generator.
+    waits too while others have Python's interpreter. It is never slow if it drew from the default generators of torch,
+    or, as far as they are watched, of random and numpy.
 
     Args:
         watch: whether to notice also what it draws and takes back, which costs time.
@@ -119,10 +120,13 @@ def timed(read: Callable[[], Made], device: torch.device, *, watch: bool = True)
     draws = _Draws(refuse=False)
     with rng.turn, draws if watch else nullcontext():  # what draws meanwhile is the source
         drawn = torch.default_generator.get_state()
+        beside = rng.state_beside_torch() if watch else ()
         before = _now()
         made = read()
         seconds, computed_s, all_computed_s, waits = (a - b for a, b in zip(_now(), before, strict=True))
-        undrawn = torch.equal(drawn, torch.default_generator.get_state())
+        undrawn = torch.equal(drawn, torch.default_generator.get_state()) and (
+            not watch or beside == rng.state_beside_torch()
+        )
     lost_s = idle_s = seconds
     if device.type != "cuda":
         lost_s, idle_s = (seconds - computed_s if waits else 0.0), seconds - all_computed_s
@@ -141,17 +145,20 @@ class ReadAhead:
     A read is slow if the training thread waits for it long: on a CPU, where a thread takes its processor time from
     computing, for something else than instructions of this process. After `AGAIN` reads ahead, one in place shows
     whether they still are. A source that draws from torch's generator, be it in some reads alone, is read where its
-    microbatch is needed, between the keyed draws of layers; so is one that fails in another thread than the one that
+    microbatch is needed, with draws keyed by step and microbatch, between those of layers; so is one that draws from
+    random or numpy in its first slow reads, and one that fails in another thread than the one that
     opened it. The read that shows this is made again.
 
     Args:
         device: of the rank.
         threads: torch threads of its training thread.
+        seed: keys the draws of a source.
     """
 
-    def __init__(self, device: torch.device, threads: int) -> None:
+    def __init__(self, device: torch.device, threads: int, seed: int = 0) -> None:
         self._device = device
         self._threads = threads
+        self._seed = seed
         self._staging = Staging(device)
         self._changed = threading.Condition()
         self._read: Read | None = None
@@ -253,10 +260,13 @@ class ReadAhead:
         self.wait()
         read, wanted = self._read, self._coming[0]
         assert read is not None
+        draws = rng.keyed(rng.key(self._seed, "data", wanted.step, wanted.microbatch))
         if self._refused:
             self._coming.popleft()
-            return read(wanted)
-        found, took = timed(lambda: read(wanted), self._device, watch=self._slow > 0)
+            with draws:
+                return read(wanted)
+        with draws:
+            found, took = timed(lambda: read(wanted), self._device, watch=self._slow > 0)
         self._coming.popleft()
         slow = self._again if took.slow is None else took.slow
         if slow or took.slow is not None:

@@ -24,9 +24,13 @@ from workers.data.token_cache import open_tokens
 from workers.data.tokenizer import load_tokenizer, tokenizer_identity
 from workers.data.user_source import as_open_data
 from workers.data.windows import TokenWindows
+from workers.process.grad_mode import check_gradients_on
 from workers.process.import_path import call_import_path
 from workers.protocol import JobError
+from workers.reproducibility import rng
 
+_SOURCE = rng.key(0, "source")
+"""Key of what a source draws as it is opened, by each process."""
 _TEXT_SOURCES = ("python-docs", "text", "jsonl")
 _SOURCES = (*_TEXT_SOURCES, "digits")
 
@@ -123,5 +127,7 @@ def _cache_folder(cache: str | None, output: str) -> Path:
 
 
 def _imported(config: DataConfig) -> OpenData:
-    returned = call_import_path(config.source, config.arguments, "data.source")
+    with rng.keyed(_SOURCE):
+        returned = call_import_path(config.source, config.arguments, "data.source")
+    check_gradients_on(f"data.source = {config.source!r}")
     return as_open_data(returned, config.validation_fraction, f"data.source = {config.source!r}")

@@ -16,8 +16,10 @@ from workers.data.dataset import Batch, Dataset, OpenData
 from workers.data.split import held_out
 from workers.process.user_code import what_it_did, where
 from workers.protocol import JobError
+from workers.reproducibility import rng
 
 _MEMBERS = ("train_samples", "validation_samples", "train", "validation")
+_FIRST = rng.key(0, "first sample")
 _MAP_STYLE = ("__len__", "__getitem__")
 
 
@@ -106,12 +108,31 @@ class _Samples:
 
 def _read_first(dataset: Dataset, origin: str) -> None:
     """Find what is wrong with the samples here, where a mistake costs no cluster."""
-    try:
-        dataset.train([0])
-    except JobError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise JobError(f"{origin}: the first training sample {what_it_did(error)}{where(error)}") from error
+    read = []
+    for _ in range(2):
+        try:
+            with rng.keyed(_FIRST):
+                batch = dataset.train([0])
+        except JobError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise JobError(
+                f"{origin}: the first training sample {what_it_did(error)}{where(error)}"
+            ) from error
+        read.append([tensor.clone() for tensor in (*batch.inputs, *batch.targets)])
+    first, again = read
+    if len(first) != len(again) or not all(map(_same, first, again)):
+        raise JobError(
+            f"{origin}: the first training sample is another one each time that it is read, so ranks would read"
+            " different ones: draw from the default generators of torch, random or numpy, whose draws are keyed, or"
+            " from one that you seed by the index"
+        )
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 def _as_batch(returned: Any, size: int, origin: str) -> Batch:

@@ -16,7 +16,8 @@ from torch.nn import functional
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from workers.deferred.defer import Held, compute_dtype, defer_together, product
-from workers.deferred.modules import linear_forward
+from workers.deferred.intact import Intact
+from workers.deferred.modules import product_forward
 from workers.deferred.queue import Deferral, Use
 
 
@@ -35,10 +36,10 @@ def attention_forward(
     module: nn.MultiheadAttention, deferral: Deferral
 ) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """Takes the place of `module.forward`, for a module that `attention_is_covered`."""
-    # Held by its class and weakly: a module whose forward kept it alive would outlive its layer.
-    stock, held = type(module).forward, weakref.ref(module)
-    project_in = linear_forward(module.in_proj_weight, module.in_proj_bias, deferral)
-    project_out = linear_forward(module.out_proj.weight, module.out_proj.bias, deferral)
+    held = weakref.ref(module)  # a module whose forward kept it alive would outlive its layer
+    as_covered, out_as_covered = Intact(module, deferral), Intact(module.out_proj, deferral)
+    project_in = product_forward(module.in_proj_weight, module.in_proj_bias, deferral)
+    project_out = product_forward(module.out_proj.weight, module.out_proj.bias, deferral)
 
     def forward(
         query: Tensor,
@@ -52,9 +53,11 @@ def attention_forward(
     ) -> tuple[Tensor, Tensor | None]:
         module = held()
         assert module is not None
-        if not module.training and not torch.is_grad_enabled():
-            return stock(
-                module,
+        compiling = torch.compiler.is_dynamo_compiling()
+        if (not module.training and not torch.is_grad_enabled()) or not (
+            deferral.compiles if compiling else as_covered(query, key, value) and out_as_covered()
+        ):
+            return as_covered.stock(
                 query,
                 key,
                 value,

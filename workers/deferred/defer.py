@@ -74,13 +74,19 @@ def defer(output: Tensor, accumulator: Accumulator, queue: WeightGradQueue, use_
         return output
     queue.used(accumulator)
     if queue.anchored or not output.requires_grad:
-        return _Meeting.apply(accumulator.parameter, queue, use_of, output)[0]  # type: ignore[index]
+        return _Anchor.apply(accumulator.parameter, queue, use_of, output)  # type: ignore[return-value]
 
-    def hook(grad: Tensor) -> None:
-        if not queue.closed:
-            queue.put(use_of(grad))
+    def hook(grads: tuple[Tensor, ...]) -> None:
+        queue.reached(use_of, grads[0])
 
-    output.register_hook(hook)
+    # On the node rather than on the tensor: so it sees the gradient after all hooks of the tensor, and still sees it
+    # if the tensor is changed in place. A view gets another node then, so the hook goes to the product behind it.
+    node = output.grad_fn
+    assert node is not None
+    if output._is_view():
+        node = node.next_functions[0][0]
+        assert node is not None
+    node.register_prehook(hook)
     return output
 
 
@@ -94,8 +100,25 @@ def defer_together(
     return _Meeting.apply(accumulator.parameter, queue, use_of, *outputs)  # type: ignore[return-value]
 
 
+class _Anchor(Function):
+    """A node that hangs on a parameter, and which begins a graph where nothing else does. The output stays one that may
+    be changed in place."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, queue: WeightGradQueue, use_of: UseOf, output: Tensor) -> Tensor:
+        ctx.queue, ctx.use_of = queue, use_of
+        ctx.mark_dirty(output)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        ctx.queue.reached(ctx.use_of, grad)
+        return None, None, None, grad
+
+
 class _Meeting(Function):
-    """A node at which the gradients of outputs meet, and which begins a graph where nothing else does."""
+    """A node at which the gradients of several outputs meet, and which begins a graph where nothing else does."""
 
     @staticmethod
     def forward(
@@ -112,8 +135,7 @@ class _Meeting(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> Any:  # type: ignore[override]
-        if not ctx.queue.closed:
-            ctx.queue.put(ctx.use_of(*grads))
+        ctx.queue.reached(ctx.use_of, *grads)
         return None, None, None, *grads
 
 

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from workers.deferred import traced
 from workers.deferred.defer import Held, UseOf, add_product_, adds_wide, compute_dtype, defer, product
+from workers.deferred.intact import Intact
 from workers.deferred.queue import Accumulator, Deferral, Use
 from workers.state.flat import grad_dtype
 
@@ -71,7 +72,8 @@ def convolution_use(accumulator: Accumulator, x: Tensor, geometry: Sequence[Any]
     return use_of
 
 
-def linear_forward(weight: Tensor, bias: Tensor | None, deferral: Deferral) -> Callable[[Tensor], Tensor]:
+def product_forward(weight: Tensor, bias: Tensor | None, deferral: Deferral) -> Callable[[Tensor], Tensor]:
+    """The product with a matrix, `functional.linear`, that defers its gradient."""
     accumulator = deferral.accumulator(weight)
 
     def of_rows(x: Tensor) -> Tensor:
@@ -92,32 +94,51 @@ def linear_forward(weight: Tensor, bias: Tensor | None, deferral: Deferral) -> C
     return forward
 
 
-def embedding_forward(module: nn.Embedding, deferral: Deferral) -> Callable[[Tensor], Tensor]:
-    accumulator, parameter = deferral.accumulator(module.weight), module.weight
-    padding_idx = module.padding_idx
+def linear_forward(part: nn.Linear, deferral: Deferral) -> Callable[[Tensor], Tensor]:
+    weight, bias = part.weight, part.bias
+    multiply, as_covered = product_forward(weight, bias, deferral), Intact(part, deferral)
 
-    def forward(tokens: Tensor) -> Tensor:
+    def forward(input: Tensor) -> Tensor:
         if torch.compiler.is_dynamo_compiling():
-            return traced.embedding(tokens, parameter, padding_idx)
-        output = functional.embedding(tokens, parameter.detach(), padding_idx)
-        use_of = embedding_use(accumulator, tokens, padding_idx)
+            return multiply(input) if deferral.compiles else functional.linear(input, weight, bias)
+        return multiply(input) if as_covered(input) else as_covered.stock(input)
+
+    return forward
+
+
+def embedding_forward(part: nn.Embedding, deferral: Deferral) -> Callable[[Tensor], Tensor]:
+    weight, padding_idx = part.weight, part.padding_idx
+    accumulator, as_covered = deferral.accumulator(weight), Intact(part, deferral)
+
+    def forward(input: Tensor) -> Tensor:
+        if torch.compiler.is_dynamo_compiling():
+            if deferral.compiles:
+                return traced.embedding(input, weight, padding_idx)
+            return functional.embedding(input, weight, padding_idx)
+        if not as_covered(input):
+            return as_covered.stock(input)
+        output = functional.embedding(input, weight.detach(), padding_idx)
+        use_of = embedding_use(accumulator, input, padding_idx)
         return defer(output, accumulator, deferral.queue, use_of)
 
     return forward
 
 
 def convolution_forward(
-    module: nn.Conv1d | nn.Conv2d | nn.Conv3d, deferral: Deferral
+    part: nn.Conv1d | nn.Conv2d | nn.Conv3d, deferral: Deferral
 ) -> Callable[[Tensor], Tensor]:
-    spatial = len(module.kernel_size)
-    assert not isinstance(module.padding, str)
-    geometry = (module.stride, module.padding, module.dilation, False, (0,) * spatial, module.groups)
-    accumulator, parameter, bias = deferral.accumulator(module.weight), module.weight, module.bias
+    spatial = len(part.kernel_size)
+    assert not isinstance(part.padding, str)
+    geometry = (part.stride, part.padding, part.dilation, False, (0,) * spatial, part.groups)
+    weight, bias = part.weight, part.bias
+    accumulator, as_covered = deferral.accumulator(weight), Intact(part, deferral)
 
     def of_batch(x: Tensor) -> Tensor:
         if torch.compiler.is_dynamo_compiling():
-            return traced.convolution(x, parameter, bias, *geometry)
-        dtype = compute_dtype(x, parameter)
+            if deferral.compiles:
+                return traced.convolution(x, weight, bias, *geometry)
+            return torch.convolution(x, weight, bias, *geometry)
+        dtype = compute_dtype(x, weight)
         if x.dtype != dtype:
             x = x.to(dtype)
         use_of = convolution_use(accumulator, x, geometry)
@@ -126,7 +147,9 @@ def convolution_forward(
         )
         return defer(output, accumulator, deferral.queue, use_of)
 
-    def forward(x: Tensor) -> Tensor:
-        return of_batch(x.unsqueeze(0)).squeeze(0) if x.dim() == spatial + 1 else of_batch(x)
+    def forward(input: Tensor) -> Tensor:
+        if not torch.compiler.is_dynamo_compiling() and not as_covered(input):
+            return as_covered.stock(input)
+        return of_batch(input.unsqueeze(0)).squeeze(0) if input.dim() == spatial + 1 else of_batch(input)
 
     return forward

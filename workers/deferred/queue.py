@@ -5,7 +5,8 @@ Knows no module: `modules.py` and `attention.py` put uses of their matrices here
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -26,6 +27,18 @@ class Workspace:
         if place not in self._scratch:
             self._scratch[place] = torch.empty(parameter.shape, dtype=dtype, device=parameter.device)
         return self._scratch[place]
+
+    @contextmanager
+    def lent(self, accumulators: Iterable[Accumulator]) -> Iterator[None]:
+        """Context manager: scratch that `accumulators` first need inside is free again afterwards."""
+        known = dict(self._scratch)
+        lacking = [one for one in accumulators if one.scratch_bytes == 0]
+        try:
+            yield
+        finally:
+            self._scratch = known
+            for one in lacking:
+                one.forget_scratch()
 
 
 Home = Callable[[Tensor], Tensor]
@@ -60,6 +73,10 @@ class Accumulator:
     def scratch_bytes(self) -> int:
         """Size of the scratch that it shares with parameters of its shape."""
         return 0 if self._scratch is None else self._scratch.nbytes
+
+    def forget_scratch(self) -> None:
+        """Take scratch from the workspace again when some is needed."""
+        self._scratch = None
 
     def cast(self, dtype: torch.dtype) -> Tensor:
         """The parameter, detached, in `dtype`; cast once per change of it rather than once per microbatch."""
@@ -126,7 +143,7 @@ class Use:
 class WeightGradQueue:
     """The uses of one layer's parameters in one microbatch, in the order the backward pass met them."""
 
-    __slots__ = ("_forward_uses", "_uses", "anchored", "at_once", "closed")
+    __slots__ = ("_forward_uses", "_uses", "anchored", "at_once", "closed", "odd", "walked")
 
     def __init__(self, *, anchored: bool = False) -> None:
         self.anchored = anchored
@@ -138,10 +155,27 @@ class WeightGradQueue:
         """Whether each gradient is formed as soon as its last use has come, while its operands are in the cache."""
         self.closed = False
         """Whether a further walk of the graph goes on, whose uses were drained already."""
+        self.walked = False
+        """Whether the backward pass of the microbatch has begun: only that one queues."""
+        self.odd = ""
+        """What the forward pass met that no deferral understands: stock autograd has to compute the entire layer."""
+
+    def found_odd(self, what: str) -> None:
+        """The forward pass met `what`; the first counts."""
+        self.odd = self.odd or what
 
     def used(self, accumulator: Accumulator) -> None:
         """The forward pass used the parameter."""
         self._forward_uses[accumulator] = self._forward_uses.get(accumulator, 0) + 1
+
+    def reached(self, use_of: Callable[..., Use], *grads: Tensor | None) -> None:
+        """A walk of the graph reached a use, with the gradients of its outputs."""
+        if self.closed:
+            return
+        if not self.walked:
+            self.found_odd("it takes gradients in its forward pass")
+            return
+        self.put(use_of(*grads))
 
     def put(self, use: Use) -> None:
         """The backward pass reached a use."""
@@ -176,6 +210,9 @@ class Deferral:
     queue: WeightGradQueue = field(default_factory=WeightGradQueue)
     accumulators: dict[int, Accumulator] = field(default_factory=dict)
     """By identity of the parameter: two modules may share one."""
+    compiles: bool = False
+    """Whether the layer is compiled as a whole, so that taps take the place of hooks; else what a user compiles of it
+    keeps its own gradients."""
 
     def accumulator(self, parameter: Tensor) -> Accumulator:
         return self.accumulators.setdefault(id(parameter), Accumulator(parameter, self.workspace, self.home))

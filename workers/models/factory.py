@@ -15,6 +15,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from workers.models.definition import LayerBuilder, ModelDefinition
+from workers.models.trained_loss import with_loss
 from workers.protocol import JobError
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -58,7 +59,7 @@ def as_definition(returned: Any, origin: str) -> ModelDefinition:
     for ref in (ref for group in ties for ref in group):
         if ref.layer not in names:
             raise JobError(f"{origin} ties {ref}, but its layers are {', '.join(names)}")
-    return ModelDefinition(builders, _loss(loss, origin), tuple(map(tuple, ties)), language)
+    return with_loss(ModelDefinition(builders, _loss(loss, origin), tuple(map(tuple, ties)), language))
 
 
 def _loss(loss: Any, origin: str) -> Callable[..., Tensor]:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from workers.models.definition import LayerBuilder, ModelDefinition, ParameterRef
+from workers.models.refusals import Refusals
 from workers.process.user_code import what_it_did, where
 from workers.protocol import JobError
 from workers.state.layer_state import saved_tensors
@@ -43,14 +44,17 @@ def outline(definition: ModelDefinition) -> tuple[LayerOutline, ...]:
     One layer after another is built on the meta device (on the CPU where that fails) and dropped.
 
     Raises:
-        JobError: a layer cannot be built or is no module, a tied parameter is missing or of another shape.
+        JobError: a layer cannot be built or is no module, holds what cannot be trained, a tied parameter is missing or
+            of another shape.
     """
     weights: dict[str, Shapes] = {}
     fixed: set[ParameterRef] = set()
     outlines = []
+    refusals = Refusals()
     with torch.random.fork_rng(devices=[]):
         for builder in definition.layers:
             module = sketch(builder)
+            refusals.check(builder.name, module)
             parameters = sum(parameter.numel() for parameter in module.parameters())
             size = sum(parameter.nbytes for parameter in module.parameters())
             own, buffers = ({n: tuple(t.shape) for n, t in group.items()} for group in saved_tensors(module))

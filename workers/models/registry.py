@@ -11,9 +11,13 @@ from workers.models.factory import as_definition
 from workers.models.gpt import gpt
 from workers.models.llama import llama
 from workers.models.vit import vit
+from workers.process.grad_mode import check_gradients_on
 from workers.process.import_path import call_import_path
 from workers.protocol import JobError
+from workers.reproducibility import rng
 
+_FACTORY = rng.key(0, "factory")
+"""Key of what a factory draws itself: the same for all seeds, as each process calls it. Layers draw by `job.seed`."""
 _FAMILIES = "gpt, llama or vit"
 
 
@@ -31,7 +35,9 @@ def build_definition(config: ModelConfig, vocabulary: int | None) -> ModelDefini
             " keep one of them"
         )
     if config.factory is not None:
-        returned = call_import_path(config.factory, config.arguments, "model.factory")
+        with rng.keyed(_FACTORY):
+            returned = call_import_path(config.factory, config.arguments, "model.factory")
+        check_gradients_on(f"model.factory = {config.factory!r}")
         return as_definition(returned, f"model.factory = {config.factory!r}")
     if config.family is None:
         raise JobError(

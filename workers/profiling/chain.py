@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from workers.deferred.queue import Accumulator
 from workers.layer import Layer, Loss, Pass, Tensors
 from workers.reproducibility import rng
+from workers.stage import Check
 from workers.state.layer_state import LayerState
 
 
@@ -34,6 +35,7 @@ class Chain:
         layers: in order.
         loss: the loss that follows, if the last of them is the model's last.
         seed: keys the random draws.
+        check: compares each layer with plain autograd before its first pass; None: nobody does.
     """
 
     def __init__(
@@ -41,11 +43,13 @@ class Chain:
         layers: Sequence[tuple[Layer, LayerState]],
         loss: Loss | None,
         seed: int,
+        check: Check | None = None,
     ) -> None:
         self.layers = [layer for layer, _ in layers]
         self.states = [state for _, state in layers]
         self._loss = loss
         self._seed = seed
+        self._check = check
 
     def reads(self, number: int) -> bool:
         """Whether layer `number` takes the batch's inputs, or the loss that takes its targets follows."""
@@ -55,6 +59,8 @@ class Chain:
         """The forward pass of layer `number`; of the last one, the loss's too."""
         layer = self.layers[number]
         draw_key = rng.key(self._seed, "forward", 0, flight.microbatch, layer.name)
+        if self._check is not None and not layer.checked:
+            self._check(layer, flight.tensors, draw_key)
         flight.tensors, done = layer.forward(flight.tensors, draw_key, keep=True)
         flight.passes.append(done)
         if self._loss is not None and number == len(self.layers) - 1:
@@ -78,7 +84,7 @@ class Chain:
         while (accumulator := done.queue.form_next()) is not None:
             yield accumulator
         self.layers[number].weight_grad(done)
-        if self.layers[number].uncovered:
+        if self.layers[number].uncovered and not self.layers[number].whole:
             yield None
 
     def forget_gradients(self) -> None:

@@ -32,6 +32,8 @@ class Measured:
 
     rank: int
     layers: tuple[LayerProfile, ...]
+    checked: bool
+    """Whether each layer was compared with plain autograd first."""
     repeats_s: tuple[float, ...]
     """Per repeat, the computing time of all layers."""
     device: DeviceProfile
@@ -64,6 +66,7 @@ def combine(measured: Sequence[Measured], config: WorkerConfig) -> Profile:
             microbatch_size=config.microbatch_size,
             precision=config.precision,
             threads=config.threads,
+            checked=all(one.checked for one in measured),
             settings=cost_settings(config),
         ),
         cluster=Cluster(

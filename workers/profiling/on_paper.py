@@ -90,7 +90,8 @@ def profile_on_paper(
         )
         for index, builder in enumerate(definition.layers)
     ]
-    chain = Chain(layers, Loss(definition.loss, precision=config.precision, device=META), config.seed)
+    loss = Loss(layers[-1][0], definition.loss, precision=config.precision, device=META)
+    chain = Chain(layers, loss, config.seed)
     batch = _on_paper(data.dataset.train(list(range(config.microbatch_size))))
 
     def begin(microbatch: int) -> Flight:

@@ -25,6 +25,7 @@ from workers.data.dataset import Batch, OpenData
 from workers.data.sampling import train_indices
 from workers.devices.device import Device
 from workers.layer import Loss, Tensors
+from workers.layer_check import LayerCheck
 from workers.models.definition import ModelDefinition
 from workers.models.outline import outline
 from workers.process.pinned_memory import to_device
@@ -71,6 +72,8 @@ class Subject:
     """Address at which this rank serves states."""
     compiler: Compiler | None = None
     """Compiles the layers that are timed."""
+    check: LayerCheck
+    """Compares them with plain autograd first."""
 
     def read(self, microbatch: int) -> Batch:
         """As training reads it: a microbatch of the first step, on the device."""
@@ -113,6 +116,7 @@ def measure(subject: Subject, budget_s: float = BUDGET_S) -> Measured:
     return Measured(
         rank=subject.rank,
         layers=tuple(profiles),
+        checked={*subject.check.names} == {*subject.definition.names},
         repeats_s=tuple(repeats_s),
         device=device,
         links=links,
@@ -192,11 +196,15 @@ def _next_part(subject: Subject, first: int, limit_bytes: int) -> Chain:
         device=subject.device.torch_device,
         optimizer=subject.optimizer,
     )
-    loss = Loss(definition.loss, precision=config.precision, device=subject.device.torch_device)
+    loss = None
+    if stop == len(outlines):
+        last, device = built[stop - 1][0], subject.device.torch_device
+        loss = Loss(last, definition.loss, precision=config.precision, device=device)
     return Chain(
         [built[index] for index in range(first, stop)],
-        loss if stop == len(outlines) else None,
+        loss,
         config.seed,
+        subject.check,
     )
 
 
@@ -213,7 +221,8 @@ def _measure_part(
     counted = count_bytes(chain, lambda: begin(0), fresh=chain.layers[0].index == 0)
     chain.forget_gradients()
     if subject.compiler is not None:
-        # Not before: what a compiled function allocates is not to be counted, and is hardly more.
+        # Not before: what a compiled function allocates is not to be counted, and is hardly more. Then the compiled
+        # layers are compared with plain autograd too, as they first run.
         subject.compiler.compile(chain.layers)
     kept = sum(one.activation_bytes for one in counted) or 1
     most = 1 if subject.config.device == "emulated" else MICROBATCHES
@@ -282,7 +291,8 @@ def layer_profile(
         optimizer_bytes=sum(slot.nbytes for slots in state.slots.values() for slot in slots.values()),
         **asdict(counted),
         matrices=_matrices(chain, times, number, weight_grad_s),
-        uncovered=layer.uncovered,
+        uncovered=() if layer.whole else layer.uncovered,
+        whole=layer.whole,
         trained=tuple(trained),
         tied_from=tied_from,
     )

@@ -11,6 +11,8 @@ from torch import Tensor, contiguous_format
 
 def canonical(tensor: Tensor) -> Tensor:
     """`tensor` itself if it is laid out as a fresh allocation of its shape would be, else a copy that is."""
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
     if tensor.is_contiguous() and tensor.storage_offset() == 0:
         # Torch lets dimensions of size one have any stride. Checking them costs Python time, so only if there
         # are any.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from workers.reproducibility.rng import keyed, turn
+from workers.reproducibility.rng import keyed, set_state_beside_torch, state_beside_torch, turn
 
 LARGE_ELEMENTS = 2**16
 """An operation on this many elements takes longer than handing the turn over."""
@@ -63,15 +63,17 @@ class keyed_in_turns(TorchDispatchMode):
 
 @contextmanager
 def _turn_given_away(own: torch.Generator) -> Iterator[None]:
-    """Let others take their turn inside. `own` continues the default generator's draws, and afterwards the
-    default generator continues those of `own`."""
+    """Let others take their turn inside. `own` continues the draws of torch's default generator, which afterwards
+    continues those of `own`; random and numpy go on where they were."""
     own.set_state(torch.default_generator.get_state())
+    others = state_beside_torch()
     turn.release()
     try:
         yield
     finally:
         turn.acquire()
         torch.default_generator.set_state(own.get_state())
+        set_state_beside_torch(others)
 
 
 def _elements(args: tuple[Any, ...]) -> int:

@@ -6,13 +6,16 @@ Every draw is keyed by (seed, purpose, ...): a layer draws the same numbers on a
 from __future__ import annotations
 
 import hashlib
+import random
 import struct
 import threading
+from typing import Any
 
+import numpy as np
 import torch
 
 turn = threading.RLock()
-"""Torch's default generators belong to the process: threads that draw from them take turns."""
+"""The default generators of torch, random and numpy belong to the process: threads that draw from them take turns."""
 
 
 def key(seed: int, purpose: str, *parts: int | str) -> int:
@@ -28,8 +31,8 @@ def uniforms(count: int, seed: int, purpose: str, *parts: int | str) -> list[flo
 
 
 class keyed:
-    """Context manager: torch's default generators (the CPU's, and `device`'s if it is a CUDA device) start at
-    `draw_key` inside."""
+    """Context manager: the default generators of torch (the CPU's, and `device`'s if it is a CUDA device), of random
+    and of numpy start at `draw_key` inside."""
 
     # A class, not a generator function: it runs once per layer and microbatch.
     __slots__ = ("_device", "_draw_key")
@@ -41,6 +44,8 @@ class keyed:
     def __enter__(self) -> None:
         turn.acquire()
         torch.default_generator.manual_seed(self._draw_key)
+        random.seed(self._draw_key)
+        np.random.seed(self._draw_key & 0xFFFFFFFF)
         device = self._device
         if device is not None and device.type == "cuda":
             index = device.index if device.index is not None else torch.cuda.current_device()
@@ -48,6 +53,19 @@ class keyed:
 
     def __exit__(self, *_: object) -> None:
         turn.release()
+
+
+def state_beside_torch() -> tuple[Any, ...]:
+    """The state of the default generators of random and numpy; equal as long as nobody draws."""
+    _, numbers, position, *gauss = np.random.get_state(legacy=True)
+    return random.getstate(), numbers.tobytes(), position, *gauss  # type: ignore[union-attr]
+
+
+def set_state_beside_torch(state: tuple[Any, ...]) -> None:
+    """Have these generators go on from what `state_beside_torch` returned."""
+    of_random, numbers, position, *gauss = state
+    random.setstate(of_random)
+    np.random.set_state(("MT19937", np.frombuffer(numbers, dtype=np.uint32), position, *gauss))
 
 
 def generator(draw_key: int) -> torch.Generator:

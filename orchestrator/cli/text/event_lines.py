@@ -11,6 +11,7 @@ from orchestrator.events import types as events
 from orchestrator.events.types import KINDS, Event, Record, named_floats
 from orchestrator.events.wording import (
     adapted_text,
+    checked_text,
     copied_text,
     low_text,
     moved_text,
@@ -25,6 +26,7 @@ from workers.protocol import (
     CheckpointReport,
     CopiedAhead,
     FreezeStarted,
+    LayersChecked,
     MemoryLow,
     NoticeReport,
     StandbyReport,
@@ -69,6 +71,8 @@ def _text(event: Event) -> str:
             return short_text(event)
         case MemoryLow():
             return low_text(event)
+        case LayersChecked():
+            return checked_text(event)
         case events.FreezeSolved():
             return solved_text(event)
         case events.Adapted():

@@ -15,6 +15,7 @@ from orchestrator.pictures.timeline_text import legend, memory_peaks, terminal
 from orchestrator.prepare.planning import Freezing
 from orchestrator.quantities import percent, seconds, significant, size
 from planner.plan import PlanError
+from planner.profile import ModelProfile
 from planner.search.copies_cost import CopiesCost
 from planner.search.search import Alternative, Choice
 from planner.wording import counted, shares_text
@@ -51,6 +52,7 @@ def show(
         post(f"a step has {shares_text(plan.shares)}")
     post(plan.reason)
     post(f"profile: {prediction.profile.source}")
+    post(f"gradients: {checked_text(prediction.profile.model)}")
     console.print(_stages(choice))
     post(
         f"predicted step {seconds(prediction.step_s)}, bubble {percent(prediction.bubble)}, peak memory"
@@ -79,6 +81,15 @@ def show(
         post(heat_map(freezing.ratios, console.width))
     for limit in binding_limits(choice, freezing):
         post(f"limit: {limit}")
+
+
+def checked_text(model: ModelProfile) -> str:
+    """Whether the layers were compared with plain autograd, and which are left to it."""
+    if not model.checked:
+        return "not compared with plain autograd yet; the ranks do that in their first step"
+    text = f"{counted(len(model.layers), 'layer')} compared with plain autograd: the same numbers"
+    left = "; ".join(f"{layer.name} is left to it, as {layer.whole}" for layer in model.layers if layer.whole)
+    return f"{text}; {left}" if left else text
 
 
 def _redundancy(choice: Choice, mode: str) -> str:

@@ -20,7 +20,7 @@ from orchestrator.events.types import Finished, Formed, Record, Regrouped, Submi
 from orchestrator.verify.ledger import Ledger, audit
 from orchestrator.verify.verification import report, verify_run
 from workers.data.sampling import train_indices
-from workers.protocol import CheckpointReport, JobError, StepReport
+from workers.protocol import CheckpointReport, JobError, LayersChecked, StepReport
 
 
 def wrong(records: list[Record]) -> list[str]:
@@ -145,6 +145,23 @@ def test_old_logs_are_not_proved() -> None:
     assert ledger.wrong == []
     assert ledger.unproved == ["which samples 12 of 12 steps used: their reports do not say"]
     assert "no sample" not in report(ledger, checkpoints=1)[-1]
+
+
+def test_it_says_which_layers_were_compared_with_plain_autograd() -> None:
+    records = eventful().records
+    assert "taken for granted: layers train as in plain autograd" in "\n".join(
+        report(audit(records, TRAIN_SAMPLES), checkpoints=1)
+    )
+    compared = [
+        LayersChecked(rank=0, layers=("a", "b"), whole={}, seconds=0.1),
+        LayersChecked(
+            rank=1, layers=("b", "c"), whole={"c": "it takes gradients in its forward pass"}, seconds=0.1
+        ),
+    ]
+    records += [Record(time_s=records[-1].time_s, event=event) for event in compared]
+    told = report(audit(records, TRAIN_SAMPLES), checkpoints=1)
+    assert "3 layers compared with plain autograd before they trained; 1 layer left to it" in told
+    assert not [line for line in told if "layers train as in" in line]
 
 
 def edit(kind: type, change: Callable[[Any], Any], number: int = -1) -> list[Record]:

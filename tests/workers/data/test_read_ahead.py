@@ -26,6 +26,7 @@ from workers.launch.ranks import Run, assignment, run_threads
 from workers.profiling.reading import reading
 from workers.protocol import Generation, Report, SampleReport, ValidationReport
 from workers.rank import Rank
+from workers.reproducibility import rng
 from workers.transport.local import Hub, LocalChannel
 
 CPU = torch.device("cpu")
@@ -278,8 +279,11 @@ def test_a_source_that_draws_later_draws_between_the_layers_again(generator: tor
     assert source.ahead == (3 if generator is None else 5)
     assert [by for by, _ in drawn] == [here if generator is None else AHEAD_OF_IT] * 3
     if generator is None:
-        torch.manual_seed(3)
-        assert [number for _, number in drawn] == [float(torch.rand(())) for _ in range(3)]
+        keyed = []
+        for microbatch in range(5, 8):
+            with rng.keyed(rng.key(0, "data", 0, microbatch)):
+                keyed.append(float(torch.rand(())))
+        assert [number for _, number in drawn] == keyed
     assert reading.ahead == (generator is not None)
     reading.stop()
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 from workers.data.dataset import Batch, OpenData
 from workers.data.user_source import as_open_data
 from workers.protocol import JobError
+from workers.reproducibility import rng
 
 ORIGIN = "data.source = 'mine:open'"
 
@@ -132,3 +135,34 @@ def test_samples_of_unequal_size_are_named() -> None:
     data = opened(Ragged(4)).dataset
     with pytest.raises(JobError, match=r"samples 0, 2 do not stack into a batch: stack expects"):
         data.train([0, 2])
+
+
+class Augmented(Squares):
+    """Adds noise that `draw` makes."""
+
+    def __init__(self, draw: Any) -> None:
+        super().__init__(8)
+        self._draw = draw
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        sample, target = super().__getitem__(index)
+        return sample + self._draw(), target
+
+
+@pytest.mark.parametrize("draw", [random.random, lambda: float(np.random.rand()), lambda: torch.rand(2)])
+def test_augmentation_with_the_default_generators_is_taken(draw: Any) -> None:
+    dataset = opened(Augmented(draw)).dataset
+    first, again, other = (_keyed(dataset, key) for key in (1, 1, 2))
+    assert first.equal(again)
+    assert not first.equal(other)
+
+
+def _keyed(dataset: Any, key: int) -> Tensor:
+    with rng.keyed(key):
+        return dataset.train([0]).inputs[0]
+
+
+def test_a_source_that_reads_another_sample_each_time_is_refused() -> None:
+    generator = np.random.default_rng(3)
+    with pytest.raises(JobError, match=r"another one each time that it is read.*default generators"):
+        opened(Augmented(lambda: float(generator.random())))

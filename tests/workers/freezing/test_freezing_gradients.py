@@ -59,7 +59,7 @@ class Pipeline:
         )
         layers = [layer for layer, _ in built.values()]
         dropped = frozenset(range(count) if recompute else ())
-        loss = Loss(definition.loss, precision=precision, device=CPU)
+        loss = Loss(layers[-1], definition.loss, precision=precision, device=CPU)
         self.layers = layers
         self._stages = [
             Stage(layers[: count // 2], None, dropped, 3, masks=masks),

@@ -275,6 +275,7 @@ def slow(rank: int, repeats_s: tuple[float, ...], like: Profile) -> Measured:
     return Measured(
         rank=rank,
         layers=like.model.layers,
+        checked=True,
         repeats_s=repeats_s,
         device=DeviceProfile(kind="cpu", name="x", memory_bytes=1),
         links=((None,) * 3,) * 3,

@@ -16,7 +16,7 @@ from orchestrator.events.types import KINDS, Record
 from orchestrator.history.job_view import fold
 from orchestrator.history.proposal import Proposal
 from planner.shards import Piece, Shard
-from workers.protocol import CopiedAhead, JobError, MemoryLow, MemoryShortage, StandbyReport
+from workers.protocol import CopiedAhead, JobError, LayersChecked, MemoryLow, MemoryShortage, StandbyReport
 
 PROPOSAL = Proposal(
     partition=(3, 1),
@@ -89,6 +89,13 @@ def test_every_event_is_one_line() -> None:
                 seen_s=1_700_000_000.5,
             ),
             "the device of rank 4 has 100 B left beside what step 8 takes of it, less than the reserve of 900 kB",
+        ),
+        (
+            LayersChecked(
+                rank=1, layers=("a", "b"), whole={"b": "it takes gradients in its forward pass"}, seconds=0.25
+            ),
+            "rank 1 compared 2 layers with plain autograd in 250 ms: the same numbers; b is left to it, as it takes"
+            " gradients in its forward pass",
         ),
         (
             events.Adapted(

@@ -1,0 +1,71 @@
+"""Any module trains to the bits of a plain loop, whatever it does to stock layers, or is refused by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import job, small_config
+from odd_models import PAIRS, REFUSED, RIGHT
+from reference import train_plainly
+
+from workers.config import ModelConfig, WorkerConfig
+from workers.launch.ranks import run_threads
+from workers.protocol import JobError, LayersChecked, StepReport
+
+
+def config_of(output: Path, factory: str, **arguments: Any) -> WorkerConfig:
+    return small_config(
+        output, model=ModelConfig(factory=f"odd_models:{factory}", arguments=arguments), steps=3
+    )
+
+
+def equals_the_plain_loop(
+    config: WorkerConfig, output: Path, names: Sequence[str] = ("l0", "l1", "l2", "l3")
+) -> None:
+    expected, expected_losses = train_plainly(config, output)
+    for family, recompute in (("1f1b", False), ("zb-h1", True)):
+        run = run_threads(job(config, ranks=2, schedule=family, layers=4, recompute=recompute))
+        losses = [report.loss for report in run.reports if isinstance(report, StepReport)]
+        assert losses == expected_losses, (family, recompute)
+        assert run.state_sha256 == expected, (family, recompute)
+        checked = [
+            name for report in run.reports if isinstance(report, LayersChecked) for name in report.layers
+        ]
+        assert sorted(checked) == [*names]
+
+
+@pytest.mark.parametrize("odd", RIGHT)
+def test_an_odd_layer_trains_as_in_a_plain_loop(tmp_path: Path, odd: str) -> None:
+    equals_the_plain_loop(config_of(tmp_path, "model", odd=odd), tmp_path)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_what_goes_between_odd_layers_keeps_its_gradient_or_its_absence(tmp_path: Path, name: str) -> None:
+    equals_the_plain_loop(config_of(tmp_path, "pair", name=name), tmp_path)
+
+
+@pytest.mark.parametrize("odd", REFUSED)
+def test_a_layer_that_cannot_train_so_is_refused_by_name(tmp_path: Path, odd: str) -> None:
+    config = config_of(tmp_path, "model", odd=odd)
+    with pytest.raises(JobError, match=f"layer l1 .*{REFUSED[odd][1]}") as refusal:
+        run_threads(job(config, ranks=2, schedule="1f1b", layers=4))
+    assert not re.search(r"Traceback|AssertionError", str(refusal.value))
+
+
+def test_what_a_loss_trains_is_part_of_the_last_layer(tmp_path: Path) -> None:
+    """Its parameters, of which one is a matrix, and its buffer."""
+    equals_the_plain_loop(
+        config_of(tmp_path, "trained_loss"), tmp_path, names=["layer0", "layer1", "layer2", "layer3"]
+    )
+
+
+def test_a_function_that_hides_what_a_loss_trains_is_refused(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "hidden_loss")
+    with pytest.raises(
+        JobError, match=r"the loss uses a parameter \[\] that nothing would train: return the module"
+    ):
+        run_threads(job(config, layers=4))

@@ -1,0 +1,392 @@
+"""Compares a layer as training runs it with plain autograd, before the first step that it takes part in.
+
+Training defers weight gradients, recomputes activations, and has several microbatches in flight. A layer may do
+something that none of this understands. So each kind of layer makes two microbatches in the way of training and in that
+of a plain loop, from the same inputs, draws and buffers: what comes out must be the same numbers. Knows no schedule.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from workers.absent import absent_like, is_absent
+from workers.backward import backward, ends_of
+from workers.blamed import blamed
+from workers.layer import Layer, Tensors, carries_gradient
+from workers.protocol import JobError, LayersChecked
+from workers.reproducibility import rng
+from workers.reproducibility.canonical import canonical
+
+NEAR = {"float32": 1e-4, "float16": 2.0**-6, "bfloat16": 2.0**-4, "bfloat16-autocast": 2.0**-4}
+"""By precision, by how much of its length a tensor may differ where kernels do: compiled layers, sums of 16 bits."""
+
+
+@dataclass
+class LayerCheck:
+    """The check of one rank's layers. A kind that it knows is not compared again.
+
+    Args:
+        tell: takes what a user should know: a layer that is left to plain autograd, or that nothing trains.
+    """
+
+    tell: Callable[[str], None]
+    precision: str
+    names: list[str] = field(default_factory=list)
+    """The layers that were compared or are of a kind that was, since this list was last emptied."""
+    whole: dict[str, str] = field(default_factory=dict)
+    """Of all, those that are left to plain autograd, and why."""
+    seconds: float = 0.0
+    """How long that took."""
+    _kinds: dict[str, str] = field(default_factory=dict)
+    """Kind -> why its layers are left to plain autograd; empty: they are not."""
+
+    def __call__(self, layer: Layer, inputs: Tensors, draw_key: int) -> None:
+        """Compare `layer` with plain autograd, unless that was done. Afterwards the layer is as it was, but for the way
+        in which its gradients are formed.
+
+        Args:
+            inputs: those of a microbatch, as `Layer.forward` takes them.
+            draw_key: of its random draws.
+
+        Raises:
+            JobError: no way of training it gives the numbers of plain autograd; names the layer and what differs.
+        """
+        if layer.checked or any(t.is_meta for t in (*inputs, *layer.trained.values())):
+            return
+        begun_s = time.perf_counter()
+        kind = kind_of(layer, inputs)
+        if kind not in self._kinds:
+            reason = _Comparison(layer, inputs, draw_key, self.precision, self.tell).made()
+            self._kinds[kind] = reason
+            if reason:
+                self.tell(
+                    f"layer {layer.name}, with those of its kind, trains by plain autograd: {reason}. All gradients are"
+                    " formed in its backward pass: no schedule can put its weight gradients off, and freezing does not"
+                    " make its steps shorter"
+                )
+        elif self._kinds[kind]:
+            layer.compute_whole(self._kinds[kind])
+        layer.checked = True
+        self.names.append(layer.name)
+        if layer.whole:
+            self.whole[layer.name] = layer.whole
+        self.seconds += time.perf_counter() - begun_s
+
+    def taken(self, rank: int) -> LayersChecked | None:
+        """What was compared since the last call; None: nothing."""
+        if not self.names:
+            return None
+        names, self.names = tuple(self.names), []
+        took_s, self.seconds = self.seconds, 0.0
+        whole = {name: self.whole[name] for name in names if name in self.whole}
+        return LayersChecked(rank=rank, layers=names, whole=whole, seconds=took_s)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What two microbatches came to."""
+
+    outputs: Tensors
+    buffers: Tensors
+    input_grads: Tensors
+    weight_grads: Mapping[str, Tensor]
+    recomputed: str = ""
+    """How the recomputed outputs differ from those of the first pass, in words."""
+
+    def differs(self, other: Numbers, near: float) -> str:
+        """What is not the same, in words; empty if all is.
+
+        Args:
+            near: by how much of its length a tensor may differ; 0: not at all.
+        """
+        if self.recomputed:
+            return self.recomputed
+        for what, mine, theirs in (
+            ("output", self.outputs, other.outputs),
+            ("buffer", self.buffers, other.buffers),
+            ("input gradient", self.input_grads, other.input_grads),
+        ):
+            if len(mine) != len(theirs):
+                return f"it has {len(mine)} {what}s instead of {len(theirs)}"
+            for one, expected in zip(mine, theirs, strict=True):
+                if text := _difference(one, expected, near):
+                    return f"its {what} {text}"
+        for name in sorted(self.weight_grads.keys() | other.weight_grads.keys()):
+            one, expected = self.weight_grads.get(name), other.weight_grads.get(name)
+            if one is None or expected is None:
+                return f"{name} gets {'no' if one is None else 'a'} gradient"
+            if text := _difference(one, expected, near):
+                return f"the gradient of {name} {text}"
+        return ""
+
+
+def _difference(one: Tensor, expected: Tensor, near: float) -> str:
+    if one.shape != expected.shape or one.dtype != expected.dtype:
+        return f"is {one.dtype} {list(one.shape)} instead of {expected.dtype} {list(expected.shape)}"
+    if is_absent(one) or is_absent(expected):
+        return "" if is_absent(one) and is_absent(expected) else "is absent on one side"
+    if torch.equal(one, expected):
+        return ""
+    if not carries_gradient(one):
+        return "has other values"
+    one, expected = (
+        torch.view_as_real(t) if t.is_complex() else t for t in (one.detach(), expected.detach())
+    )
+    if bool(((one == expected) | (one.isnan() & expected.isnan())).all()):
+        return ""
+    length = float(torch.linalg.vector_norm(expected, dtype=torch.float64)) or 1.0
+    apart = float(torch.linalg.vector_norm(one.double() - expected.double()))
+    return "" if apart <= near * length else f"differs by {apart / length:.1e} of its length"
+
+
+class _Comparison:
+    """One layer in training's way and in that of a plain loop."""
+
+    def __init__(
+        self, layer: Layer, inputs: Tensors, draw_key: int, precision: str, tell: Callable[[str], None]
+    ) -> None:
+        self._layer = layer
+        self._keys = (draw_key, rng.key(draw_key, "another microbatch"))
+        self._inputs = (inputs, tuple(_rolled(t) for t in inputs))
+        self._tell = tell
+        exact = layer.compiled is None and precision == "float32"
+        self._near = 0.0 if exact else NEAR[precision]
+        self._backward = blamed(f"the backward pass of layer {layer.name}")
+
+    def made(self) -> str:
+        """Compare; returns why the layer is left to plain autograd, if it is."""
+        layer = self._layer
+        aside, buffers = layer.summed.set_aside(), [buffer.clone() for buffer in layer.buffers]
+        try:
+            # What a step needs no scratch for, such as one microbatch of a parameter, shall not keep any.
+            with layer.deferral.workspace.lent(layer.deferral.accumulators.values()):
+                return self._compare(buffers)
+        finally:
+            self._restore(buffers)
+            layer.summed.take_back(aside)
+
+    def _compare(self, buffers: Sequence[Tensor]) -> str:
+        layer = self._layer
+        expected = self._plain()
+        if layer.trained and not expected.weight_grads:
+            self._tell(
+                f"no gradient reaches layer {layer.name}, though it has"
+                f" {len(layer.trained)} parameters to train: they stay as they are"
+            )
+        reason = layer.whole
+        if not reason:
+            try:
+                reason = self._in_training(buffers).differs(expected, self._near)
+            except JobError as error:
+                reason = str(error)
+            if reason:
+                layer.compute_whole(reason)
+            else:
+                reason = layer.whole  # found while it ran
+        if not reason:
+            return ""
+        problem = self._in_training(buffers).differs(expected, self._near)
+        if problem:
+            raise JobError(self._why_not(buffers, expected, problem))
+        return reason
+
+    def _why_not(self, buffers: Sequence[Tensor], expected: Numbers, problem: str) -> str:
+        name = self._layer.name
+        self._restore(buffers)
+        again = self._plain().differs(expected, 0.0)
+        if again:
+            return (
+                f"layer {name} computes something else each time, from the same inputs, weights, buffers and draws:"
+                f" {again}. It keeps a state that training cannot repeat or move: hold it in a"
+                " persistent buffer (register_buffer), and draw from the default generators of torch, random or numpy,"
+                " whose draws are keyed"
+            )
+        return (
+            f"layer {name} does not train as in a plain loop: {problem}, once a second microbatch goes forward before"
+            " the first goes back, and one is recomputed. It keeps something from one pass to the next outside of its"
+            " buffers: hand it on as an output, or hold it in a persistent buffer (register_buffer)"
+        )
+
+    def _restore(self, buffers: Sequence[Tensor]) -> None:
+        self._layer.summed.drop()
+        with torch.no_grad():
+            for buffer, before in zip(self._layer.buffers, buffers, strict=True):
+                buffer.copy_(before)
+
+    def _plain(self) -> Numbers:
+        """As a plain loop has it: the module as it was made, forward and back, then the next microbatch."""
+        layer = self._layer
+        outputs: list[Tensor] = []
+        input_grads: list[Tensor] = []
+        # Fixed ones too: somebody may average others into them.
+        parameters = dict(layer.module.named_parameters())
+        before = {name: (p._version, p.data_ptr()) for name, p in parameters.items()}
+        for inputs, key in zip(self._inputs, self._keys, strict=True):
+            leaves, roots = layer.plain_forward(inputs, key)
+            early = [name for name, p in layer.trained.items() if p.grad is not None and not outputs]
+            if early:
+                raise JobError(
+                    f"layer {layer.name} gives {early[0]} a gradient in its forward pass, as backward() does there:"
+                    " give the loss that it needs as an output of the layer"
+                )
+            changed = [n for n, p in parameters.items() if before[n] != (p._version, p.data_ptr())]
+            if changed:
+                raise JobError(
+                    f"layer {layer.name} changes its parameter {changed[0]} in its forward pass, while other"
+                    " microbatches still need it as it was: compute what you need of it as a new tensor"
+                )
+            self._check_graph(roots)
+            outputs += [t.detach().clone() for t in roots]
+            grads = [(o, g) for o, g in zip(roots, self._grads(roots), strict=True) if o.requires_grad]
+            if grads:
+                with self._backward, layer.as_made():
+                    backward([o for o, _ in grads], [g for _, g in grads])
+            input_grads += [
+                absent_like(t) if t.grad is None else canonical(t.grad) for t in leaves if t.requires_grad
+            ]
+        for name, parameter in layer.trained.items():
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                raise JobError(
+                    f"the gradient of parameter {name} of layer {layer.name} is sparse, which neither ranks exchange"
+                    " nor optimizers here take: make it dense, as torch.nn.Embedding does with sparse=False"
+                )
+        return self._numbers(outputs, input_grads)
+
+    def _check_graph(self, roots: Tensors) -> None:
+        layer, ends = self._layer, ends_of(roots)
+        own = set(map(id, layer.trained.values()))
+        strange = [t for t in ends.leaves if isinstance(t, nn.Parameter) and id(t) not in own]
+        if strange:
+            raise JobError(
+                f"layer {layer.name} uses a parameter {list(strange[0].shape)} that is not one of its own, so that"
+                " nothing would train it: make it an attribute of the layer's module before the first pass (in a list:"
+                " nn.ParameterList); if it is another layer's, give each layer its own and name them in ties"
+            )
+        if layer.uncovered and ends.custom and not layer.whole:
+            layer.compute_whole(
+                "it has autograd functions of its own, and a second walk would call them again"
+            )
+
+    def _in_training(self, buffers: Sequence[Tensor]) -> Numbers:
+        """As schedules have it: the second microbatch goes forward before the first goes back, and is recomputed; the
+        first one's weight gradients come last."""
+        layer, (first_key, second_key) = self._layer, self._keys
+        self._restore(buffers)
+        first, one = layer.forward(self._inputs[0], first_key, keep=True)
+        first_whole = [t.detach().clone() for t in first]
+        second, other = layer.forward(self._inputs[1], second_key, keep=False)
+        input_grads = [*layer.backward(one, self._carried(first), weights=False)]
+        layer.recompute(other)
+        assert other.outputs is not None
+        recomputed = [canonical(t.detach()) for t in other.outputs]
+        input_grads += layer.backward(other, self._carried(second), weights=True)
+        layer.weight_grad(one)
+        apart = (_difference(*pair, 0.0) for pair in zip(recomputed, second, strict=True))
+        text = next((f"its output {text} when it is recomputed" for text in apart if text), "")
+        return replace(self._numbers([*first_whole, *second], input_grads), recomputed=text)
+
+    def _numbers(self, outputs: Sequence[Tensor], input_grads: Sequence[Tensor]) -> Numbers:
+        layer = self._layer
+        # Not copied: the next way to form them takes other memory, and each is compared before it is dropped.
+        weight_grads = {n: p.grad for n, p in layer.trained.items() if p.grad is not None}
+        buffers = tuple(buffer.clone() for buffer in layer.buffers)
+        return Numbers(
+            tuple(canonical(t.detach()) for t in outputs), buffers, tuple(input_grads), weight_grads
+        )
+
+    def _carried(self, outputs: Tensors) -> Tensors:
+        """The gradients of the outputs that carry one."""
+        return (
+            tuple(
+                g
+                for o, g in zip(outputs, self._grads(outputs), strict=True)
+                if carries_gradient(o) and g is not None
+            )
+            if self._layer.trained or any(t.requires_grad for t in self._inputs[0])
+            else ()
+        )
+
+    def _grads(self, outputs: Tensors) -> list[Tensor]:
+        """Some gradient of each output, the same for the same shapes."""
+        generator = rng.generator(self._keys[0])
+        return [
+            torch.randn(t.shape, generator=generator, dtype=torch.float32).to(t.device, t.dtype)
+            for t in outputs
+        ]
+
+
+def _rolled(tensor: Tensor) -> Tensor:
+    """Another microbatch of the same samples, in another order."""
+    return tensor.detach().roll(1, 0).requires_grad_(tensor.requires_grad) if tensor.dim() else tensor
+
+
+def kind_of(layer: Layer, inputs: Tensors) -> str:
+    """A text that two layers share only if nothing in their modules tells them apart but the values of parameters and
+    buffers."""
+    own = frozenset(map(id, layer.module.modules()))
+    with layer.as_made():
+        parts = [(name, _traits(part, own)) for name, part in layer.module.named_modules()]
+    shapes = [(tuple(t.shape), t.dtype, t.requires_grad) for t in inputs]
+    return repr((parts, shapes, layer.compiled is not None, layer.whole))
+
+
+_LISTED = ("_parameters", "_buffers", "_modules")
+_DEPTH = 6
+"""How far what an attribute refers to is looked at."""
+_unlike_all = itertools.count()
+
+
+def _traits(part: nn.Module, own: frozenset[int]) -> tuple[Any, ...]:
+    # Hooks are registered under numbers that the process counts.
+    attributes = {
+        name: [*value.values()] if "hooks" in name and isinstance(value, dict) else value
+        for name, value in part.__dict__.items()
+        if name not in _LISTED
+    }
+    tensors = [
+        (name, None if t is None else (type(t), tuple(t.shape), t.dtype, t.requires_grad, _hooks(t)))
+        for held in (part._parameters, part._buffers)
+        for name, t in held.items()
+    ]
+    return (type(part), id(type(part)), _trait(attributes, own, _DEPTH), tensors, [*part._modules])
+
+
+def _hooks(tensor: Tensor) -> int | None:
+    return next(_unlike_all) if tensor._backward_hooks else None
+
+
+def _trait(value: Any, own: frozenset[int], depth: int) -> Any:
+    """What of a value makes a difference; where that cannot be told, what no other has.
+
+    Args:
+        own: identities of the layer's modules, which are looked at in their turn.
+    """
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device)):
+        return value
+    if not depth:
+        return next(_unlike_all)
+    if isinstance(value, (tuple, list, set, frozenset)):
+        each = [_trait(one, own, depth - 1) for one in value]
+        return (type(value), sorted(map(repr, each)) if isinstance(value, (set, frozenset)) else each)
+    if isinstance(value, dict):
+        return [(_trait(key, own, depth - 1), _trait(one, own, depth - 1)) for key, one in value.items()]
+    if isinstance(value, type):
+        return (value, id(value))
+    if isinstance(value, FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        return (value.__qualname__, id(value.__code__), _trait([cells, value.__defaults__], own, depth - 1))
+    if isinstance(value, MethodType):
+        return (value.__func__.__qualname__, id(value.__func__), _trait(value.__self__, own, depth - 1))
+    if isinstance(value, nn.Module):
+        return type(value) if id(value) in own else next(_unlike_all)
+    if isinstance(value, (Tensor, torch.Generator)) or not hasattr(value, "__dict__"):
+        return next(_unlike_all)
+    return (type(value), _trait(vars(value), own, depth - 1))

@@ -1,0 +1,88 @@
+"""A loss that has something to train: it becomes part of the last layer, and is called after it.
+
+So its parameters have a place, copies, checkpoints and an optimizer like any layer's. Knows no pipeline.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from workers.models.definition import LayerBuilder, ModelDefinition
+from workers.protocol import JobError
+
+LOSS = "loss"
+"""What the parameters of a loss are called in its layer: `loss.log_variance`."""
+
+
+class LayerWithLoss(nn.Module):
+    """The last layer, with the loss that follows it beside it. Names within the layer are as without the loss."""
+
+    def __init__(self, layer: nn.Module, loss: nn.Module) -> None:
+        super().__init__()
+        self.layer_before_loss = layer
+        self.loss = loss
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """The layer's outputs, without the loss."""
+        return self.layer_before_loss(*inputs)
+
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Module]]:
+        memo = set() if memo is None else memo
+        yield from self.layer_before_loss.named_modules(memo, prefix, remove_duplicate)
+        loss = f"{prefix}.{LOSS}" if prefix else LOSS
+        yield from self.loss.named_modules(memo, loss, remove_duplicate)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Both by their names here; takes no arguments."""
+        of_loss = self.loss.state_dict().items()
+        return {**self.layer_before_loss.state_dict(), **{f"{LOSS}.{name}": value for name, value in of_loss}}
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("layer_before_loss"), name)
+
+
+def has_state(loss: Callable[..., Tensor]) -> bool:
+    """Whether training changes something of `loss`."""
+    return isinstance(loss, nn.Module) and bool(loss.state_dict())
+
+
+def with_loss(definition: ModelDefinition) -> ModelDefinition:
+    """`definition` with its loss in the last layer, if that has a state."""
+    if not has_state(definition.loss):
+        return definition
+    last = definition.layers[-1]
+    builder = LayerBuilder(last.name, partial(_build, last, definition.loss))
+    return replace(definition, layers=(*definition.layers[:-1], builder))
+
+
+def _build(builder: LayerBuilder, loss: nn.Module) -> nn.Module:
+    layer = builder.build()
+    if not isinstance(layer, nn.Module):
+        return layer
+    if hasattr(layer, LOSS):
+        raise JobError(
+            f"layer {builder.name} has an attribute {LOSS!r}, the name under which the loss keeps what it trains: give"
+            " it another name"
+        )
+    return LayerWithLoss(layer, copy.deepcopy(loss))
+
+
+def loss_beside(module: nn.Module) -> nn.Module | None:
+    """The loss that is part of a layer's module."""
+    return module.loss if isinstance(module, LayerWithLoss) else None
+
+
+def layer_alone(module: nn.Module) -> nn.Module:
+    """A layer's module without the loss that may be part of it."""
+    return module.layer_before_loss if isinstance(module, LayerWithLoss) else module
