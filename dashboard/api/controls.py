@@ -12,6 +12,7 @@ from dashboard.api.examples import example
 from dashboard.api.faults import Drill
 from dashboard.api.models import Answer, JobName, Key, Model
 from dashboard.api.plan_match import Match, Version, base_of
+from dashboard.service.mistakes import KEY, LAYERS
 from dashboard.service.problems import PlanMoving, documented
 from dashboard.service.services import From, Parts, Services
 from orchestrator.client.errors import PlanChanged
@@ -53,7 +54,7 @@ class Freeze(Model, json_schema_extra=example({"method": "timelyfreeze", "r_max"
 class Move(Model, json_schema_extra=example({"layers": "3-4", "rank": 1})):
     """Layers to move."""
 
-    layers: str = Field(pattern=r"^\d{1,6}(-\d{1,6})?$")
+    layers: str = Field(pattern=LAYERS)
     """A layer, or a run of them."""
     rank: int = Field(ge=0, le=10**6)
     """Number of the rank that gets them; it has the layers before or after them."""
@@ -241,7 +242,7 @@ async def fault(
 @router.get("/commands/{id}", responses=documented(401, 403, 404, 409, 422, 503))
 async def command(
     job: JobName,
-    id: Annotated[str, Path(pattern=r"^[\x21-\x7e]{1,200}$", description="The command's id.")],
+    id: Annotated[str, Path(pattern=KEY, description="The command's id.")],
     parts: Parts,
     wait_s: Wait = 0.0,
 ) -> Answer:

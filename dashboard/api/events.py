@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from itertools import accumulate
 from typing import Annotated
 
@@ -21,6 +21,7 @@ from dashboard.jobs.live_job import LiveJob
 from dashboard.service.problems import Problem, documented
 from dashboard.service.services import From, Parts
 from orchestrator.client.errors import NoController
+from orchestrator.events.types import KINDS
 
 router = APIRouter(tags=["events"], prefix="/jobs/{job}")
 
@@ -48,19 +49,41 @@ class Page(Model, json_schema_extra=example(EVENTS)):
     """Whether the job has ended and this was all."""
 
 
+Kinds = Annotated[
+    list[str] | None,
+    Query(alias="kind", max_length=100, description="A kind of event, such as `plan`; once for each."),
+]
+
+
+def checked_kinds(kinds: Sequence[str] | None) -> tuple[str, ...]:
+    """The kinds of events that someone chose.
+
+    Raises:
+        Problem: there is no such kind.
+    """
+    for kind in kinds or ():
+        if kind not in KINDS:
+            raise Problem(
+                422, f"there is no kind of event {kind[:60]!r}", action=f"Kinds: {', '.join(KINDS)}."
+            )
+    return tuple(dict.fromkeys(kinds or ()))
+
+
 @router.get("/events", responses=documented(401, 403, 404, 409, 422, 503))
 async def events(
     live: Live,
     after: Annotated[int, Query(ge=0, le=2**53, description="Number of the last event already read.")] = 0,
     limit: Annotated[int, Query(ge=1, le=PAGE, description="Most events to answer.")] = PAGE,
     wait_s: Annotated[float, Query(ge=0, le=60, description="How long to wait for one.")] = 0.0,
+    kinds: Kinds = None,
 ) -> Page:
-    """The job's events after the first `after`, since its newest start."""
-    job = live.job
-    found = job.frames.after(after, limit)
+    """The job's events after the first `after`, since its newest start; with `kind`, those of some kinds alone. Then
+    there may be none though others have happened: ask after `next` again."""
+    job, chosen = live.job, checked_kinds(kinds)
+    found = job.frames.after(after, limit, chosen)
     if not found.frames and wait_s > 0 and not job.gone:
         await job.changed(job.version, wait_s)
-        found = job.frames.after(after, limit)
+        found = job.frames.after(after, limit, chosen)
     at_end = job.gone and found.next >= job.frames.newest
     if at_end and not found.frames and job.view.outcome is None:
         raise NoController(job.trouble or f"the controller of job {job.name!r} is gone")

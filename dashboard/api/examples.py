@@ -47,6 +47,8 @@ SUMMARY: Example = {
     "trouble": "",
     "started_s": 1763628000.0,
     "ended_s": 1763628033.5,
+    "duration_s": 33.5,
+    "model": "gpt, 8 blocks, width 128, context 128",
 }
 PLAN: Example = {
     "epoch": 1,

@@ -8,10 +8,11 @@ from fastapi import Header, Path
 from pydantic import BaseModel, ConfigDict
 
 from dashboard.api.examples import SUMMARY, example
+from dashboard.service.mistakes import JOB, KEY
 
 JobName = Annotated[
     str,
-    Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", description="The job's name.", examples=["gpt"]),
+    Path(pattern=JOB, description="The job's name.", examples=["gpt"]),
 ]
 RunName = Annotated[
     str, Path(min_length=1, max_length=400, description="The run's name, as listed.", examples=["gpt"])
@@ -21,7 +22,7 @@ Key = Annotated[
     str | None,
     Header(
         alias="Idempotency-Key",
-        pattern=r"^[\x21-\x7e]{1,200}$",
+        pattern=KEY,
         description="Chosen by the sender: a control that is sent twice with one key is done once.",
         examples=["5f2c"],
     ),
@@ -97,6 +98,10 @@ class Summary(Model, json_schema_extra=example(SUMMARY)):
     started_s: float
     ended_s: float | None
     """Of the last event; null while the job runs."""
+    duration_s: float
+    """That all starts have lasted, without the time between them."""
+    model: str
+    """In a few words."""
 
 
 JsonObject = dict[str, Any]

@@ -8,15 +8,16 @@ from typing import Annotated
 from fastapi import Header
 from pydantic import Field
 
+from dashboard.service.mistakes import ETAG, VERSION
 from dashboard.service.problems import Problem
 from orchestrator.history.job_view import JobView
 
-Version = Annotated[str | None, Field(pattern=r"^\d{1,9}\.\d{1,9}$")]
+Version = Annotated[str | None, Field(pattern=VERSION)]
 Match = Annotated[
     str | None,
     Header(
         alias="If-Match",
-        pattern=r'^"?\d{1,9}\.\d{1,9}"?$',
+        pattern=ETAG,
         description="Version of the plan that the sender saw; another one now: 409 with the newer version.",
         examples=['"1.2"'],
     ),

@@ -6,6 +6,7 @@ A reader that asks for lines that are no longer kept is told how many it missed.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import islice
 
@@ -56,11 +57,18 @@ class Frames:
         while len(self._kept) > KEPT_FRAMES or self._characters > MOST_CHARACTERS:
             self._characters -= len(self._kept.popleft().line)
 
-    def after(self, number: int, most: int) -> Slice:
+    def after(self, number: int, most: int, kinds: Collection[str] = ()) -> Slice:
         """Up to `most` events after the one with `number`; none if there are not as many events, and then `next` is
-        less than `number`."""
+        less than `number`.
+
+        Args:
+            kinds: of the events that count; empty: all do.
+        """
         first = self.newest - len(self._kept)
         number = min(number, self.newest)
         begin = max(number, first)
-        found = tuple(islice(self._kept, begin - first, begin - first + most))
-        return Slice(found, begin - number, begin + len(found))
+        rest = islice(self._kept, begin - first, None)
+        found = tuple(islice((frame for frame in rest if not kinds or frame.kind in kinds), most))
+        whole = kinds and len(found) < most
+        end = self.newest if whole else found[-1].number if found else begin
+        return Slice(found, begin - number, end)

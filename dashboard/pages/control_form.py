@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -11,14 +11,23 @@ from pydantic import ValidationError
 from dashboard.api.models import Answer, Model
 from dashboard.pages.shown import Shown
 from dashboard.service.access import Caller
+from dashboard.service.mistakes import mistakes
 from dashboard.service.problems import Problem
 from dashboard.service.services import Services
-from orchestrator.analysis.what_if import Change, what_if
+from orchestrator.analysis.what_if import Change, Impossible, what_if
 from orchestrator.client.errors import JobError
 from orchestrator.history.job_view import JobView
 from orchestrator.report.step.what_if_part import words
 
 B = TypeVar("B", bound=Model)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of the values that a field may have."""
+
+    value: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -30,6 +39,14 @@ class Field:
     kind: str = "text"
     """Of the HTML input."""
     hint: str = ""
+    needed: bool = False
+    """Whether the form cannot do without it."""
+    step: str = ""
+    """Of a number; empty: 1."""
+    most: str = ""
+    """The largest number."""
+    choices: Callable[[JobView], Sequence[Choice]] | None = None
+    """The values to choose from; None: there are too many."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +86,19 @@ class Control(Generic[B]):
         try:
             return self.model.model_validate(filled)
         except ValidationError as error:
-            said = "; ".join(
-                f"{'.'.join(map(str, each['loc']))}: {each['msg']}" if each["loc"] else each["msg"]
-                for each in error.errors()[:5]
-            )
+            labels = {field.name: field.label for field in self.fields}
+            said = mistakes(error.errors(), labels)
             raise Problem(422, said, action="Go back and correct it.") from None
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The simulator's word on a control."""
+
+    text: str
+    """Empty if there is nothing to simulate."""
+    possible: bool = True
+    """False: no plan does what is asked, so that the job would refuse it."""
 
 
 def simulates(control: Control[B], view: JobView, body: B) -> bool:
@@ -84,16 +109,20 @@ def simulates(control: Control[B], view: JobView, body: B) -> bool:
         return False
 
 
-def expectation(control: Control[B], shown: Shown, body: B) -> str:
-    """What the simulator expects, or why it is asked nothing, in words; empty if there is nothing to simulate."""
+def expectation(control: Control[B], shown: Shown, body: B) -> Expected:
+    """What the simulator expects of a control, or why it is asked nothing."""
     try:
         change = control.change(shown.view, body) if control.change is not None else None
         if change is None:
-            return ""
+            return Expected("")
         if isinstance(change, str):
-            return f"Nothing is simulated: {change}."
+            return Expected(f"Nothing is simulated: {change}.")
         found = what_if(shown.view, shown.profile(), change)
+    except Impossible as error:
+        return Expected(f"This is not possible: {error}.", possible=False)
     except JobError as error:
-        return f"The simulator says: {error}."
+        return Expected(f"Nothing is simulated: {error}.")
     text = f"The simulator expects: {words(found)}."
-    return text if found.then.prediction.fits else f"{text} It does not fit the memory."
+    if found.then.prediction.fits:
+        return Expected(text)
+    return Expected(f"{text} It does not fit the memory.", possible=False)

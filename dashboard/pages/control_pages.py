@@ -11,12 +11,13 @@ from fastapi.responses import RedirectResponse
 from markupsafe import Markup
 
 from dashboard.api.models import JobName, Model
-from dashboard.pages.control_form import Control, Sending, expectation, simulates
+from dashboard.pages.control_form import Control, Expected, Sending, expectation, simulates
 from dashboard.pages.control_words import advice
 from dashboard.pages.controls import CONTROLS
 from dashboard.pages.shown import Job, Shown, Subject, page_router
 from dashboard.pages.templating import html, rendered
 from dashboard.service.access import Caller, Role
+from dashboard.service.mistakes import KEY, NAME
 from dashboard.service.problems import Problem, problem_of
 from dashboard.service.services import From, Parts
 from orchestrator.analysis.job_summary import plan_version
@@ -24,8 +25,8 @@ from orchestrator.client.errors import ControllerSilent, JobError
 
 router = page_router()
 
-Name = Annotated[str, Path(pattern=r"^[a-z]{1,20}$")]
-Key = Annotated[str, Form(pattern=r"^[\x21-\x7e]{1,200}$")]
+Name = Annotated[str, Path(pattern=NAME)]
+Key = Annotated[str, Form(pattern=KEY)]
 
 
 def _control(name: str, caller: Caller) -> Control[Any]:
@@ -88,7 +89,7 @@ async def _asking(
             fields={name: value for name, value in given.items() if name in control.model.model_fields},
             version=plan_version(shown.view),
             says=control.says(shown.view, body),
-            expected=expectation(control, shown, body) if asks else "",
+            expected=expectation(control, shown, body) if asks else Expected(""),
             key=key,
             problem=problem,
             caller=caller,

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from dashboard.api.controls import Drain, Freeze, Move, Scale, Undrain
 from dashboard.api.plans import Applied
 from dashboard.service.problems import PlanMoving
-from orchestrator.analysis.what_if import KEEP, Change
+from orchestrator.analysis.what_if import KEEP, Change, Impossible
 from orchestrator.client.errors import CommandIdReused, JobError, NoController, PlanChanged, Refused
 from orchestrator.history.job_view import JobView
 from orchestrator.quantities import seconds
@@ -47,7 +47,7 @@ def checkpoint_says(view: JobView, body: object) -> str:
     return f"The job writes a checkpoint after the step in flight, beside training.{last}"
 
 
-def abort_says(view: JobView, body: object) -> str:
+def cancel_now_says(view: JobView, body: object) -> str:
     saved = max((each.step for each in view.checkpoints if each.error is None), default=0)
     lost = max(0, view.step - saved)
     return (
@@ -68,19 +68,19 @@ def move_change(view: JobView, body: Move) -> Change | str:
     """The cut after the move.
 
     Raises:
-        JobError: the layers cannot go there; says which can.
+        Impossible: the layers cannot go there; says which can.
     """
     plan, members = plan_of(view), view.ranks.members
     if plan is None:
         return NO_PLAN
     if body.rank not in members:
         there = ", ".join(map(str, sorted(members))) or "none"
-        raise JobError(f"rank {body.rank} has no place in the pipeline; ranks with a place: {there}")
+        raise Impossible(f"rank {body.rank} has no place in the pipeline; ranks with a place: {there}")
     place = plan.place(members.index(body.rank)).rank
     try:
         return Change(cut=with_layers(plan, *parse_layers(body.layers), place).layers_per_stage)
     except PlanError as error:
-        raise JobError(str(error)) from error
+        raise Impossible(str(error)) from error
 
 
 def drain_says(view: JobView, body: Drain) -> str:
@@ -104,11 +104,7 @@ def undrain_says(view: JobView, body: Undrain) -> str:
 
 
 def drain_change(view: JobView, body: Drain) -> Change | str:
-    """As many ranks fewer as leave and no spare replaces.
-
-    Raises:
-        JobError: no rank would be left.
-    """
+    """As many ranks fewer as leave and no spare replaces."""
     plan, there = plan_of(view), _on_node(view, body.node)
     lost = len(there & {*view.ranks.members}) - len(view.ranks.spares - there)
     if plan is None:
@@ -119,7 +115,7 @@ def drain_change(view: JobView, body: Drain) -> Change | str:
             " have left"
         )
     if lost >= plan.pipeline_ranks:
-        raise JobError("no rank would be left: the job waits until it has room elsewhere")
+        return "no rank would be left, and the job waits until it has room elsewhere"
     return Change(ranks=plan.pipeline_ranks - lost) if lost > 0 else Change(cut=KEEP)
 
 

@@ -11,11 +11,11 @@ from markupsafe import Markup
 from dashboard.api.models import JobName
 from dashboard.api.sources import live_or_submitted
 from dashboard.jobs.submission import Submission
-from dashboard.pages.controls import CONTROLS
 from dashboard.pages.sections import BY_NAME, render, render_first
 from dashboard.pages.shown import Job, Run, Shown, Subject, page_router
 from dashboard.pages.templating import html, page, rendered
-from dashboard.service.access import Caller, Role
+from dashboard.service.access import Caller
+from dashboard.service.mistakes import NAME
 from dashboard.service.problems import Problem
 from dashboard.service.services import From, Parts
 from orchestrator.report.run.decision_log import decision_log
@@ -23,7 +23,7 @@ from orchestrator.report.step.timeline import timeline
 
 router = page_router()
 
-Name = Annotated[str, Path(pattern=r"^[a-z]{1,20}$")]
+Name = Annotated[str, Path(pattern=NAME)]
 Step = Annotated[int | None, Query(ge=1, le=2**53)]
 
 
@@ -35,8 +35,6 @@ async def _whole(subject: Subject, caller: Caller) -> Response:
             "job.html.j2",
             shown=shown,
             sections=render_first(shown),
-            steers=shown.live and caller.role == Role.CONTROL,
-            controls=CONTROLS,
             caller=caller,
         )
 
@@ -89,7 +87,7 @@ async def job_page(job: JobName, parts: Parts, caller: From) -> Response:
     found = await live_or_submitted(job, parts)
     if isinstance(found, Submission):
         return page("submission.html.j2", submission=found, caller=caller)
-    return await _whole(Subject(found, f"/jobs/{job}"), caller)
+    return await _whole(Subject(found, f"/jobs/{job}", caller), caller)
 
 
 @router.get("/runs/{run}")

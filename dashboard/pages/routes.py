@@ -10,9 +10,11 @@ from starlette.types import Receive, Scope, Send
 from dashboard.pages import (
     cluster_page,
     control_pages,
+    events_page,
     job_page,
     jobs_page,
     login,
+    output_page,
     runs_page,
     what_if_page,
 )
@@ -48,7 +50,17 @@ class _Compressed(GZipMiddleware):
 def mount_pages(app: FastAPI) -> None:
     """Add the pages to `app`."""
     app.add_middleware(_Compressed, compresslevel=5)
-    modules = (login, jobs_page, job_page, control_pages, what_if_page, cluster_page, runs_page)
+    modules = (
+        login,
+        jobs_page,
+        job_page,
+        events_page,
+        output_page,
+        control_pages,
+        what_if_page,
+        cluster_page,
+        runs_page,
+    )
     for part in (router, *(module.router for module in modules)):
         app.include_router(part)
 

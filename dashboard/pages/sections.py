@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from dashboard.pages.controls import controls_part
 from dashboard.pages.head import head
+from dashboard.pages.output_page import newest_output
 from dashboard.pages.shown import Shown
 from dashboard.pages.templating import rendered
 from orchestrator.analysis.layer_map import layer_map
@@ -43,6 +45,8 @@ class Section:
     """Its facts; None: it has nothing to show."""
     kinds: tuple[str, ...]
     """Kinds of events after which it is made again."""
+    title: str = ""
+    """In the page's contents; empty: it is not there."""
     late: bool = False
     """Whether it is loaded after the page, because it is large."""
     every_ms: int = 1000
@@ -60,24 +64,38 @@ def _commands(shown: Shown) -> object:
 
 SECTIONS = (
     Section("head", head, ("step", "validation", *RANKS, *PLANS), every_ms=500),
-    Section("commands", _commands, ("commanded", "answered", "migrated", "checkpoint", *LIFE), every_ms=500),
+    Section("controls", controls_part, ("requested", "freeze_changed", "undrained", *RANKS)),
+    Section(
+        "commands",
+        _commands,
+        ("commanded", "answered", "migrated", "checkpoint", *LIFE),
+        "Controls sent",
+        every_ms=500,
+    ),
     Section(
         "notes",
         lambda shown: notes(shown.view) or None,
         ("warning", "warned", "fault", "skipped", "checkpoint", *RANKS),
+        "Notes",
     ),
     Section(
         "map",
         lambda shown: layer_map(shown.view),
         ("standbys", "commanded", "answered", *RANKS, *PLANS),
+        "Layers",
         every_ms=500,
     ),
-    Section("training", lambda shown: training(shown.view), ("step", "validation", "formed", "plan")),
-    Section("timeline", lambda shown: timeline(shown.view, shown.profile()), ("timeline",), late=True),
+    Section(
+        "training", lambda shown: training(shown.view), ("step", "validation", "formed", "plan"), "Curves"
+    ),
+    Section(
+        "timeline", lambda shown: timeline(shown.view, shown.profile()), ("timeline",), "Timeline", late=True
+    ),
     Section(
         "memory",
         lambda shown: rank_memory(shown.view, shown.profile()),
         ("plan", "switch", "formed", "timeline"),
+        "Memory",
         late=True,
         every_ms=5000,
     ),
@@ -85,17 +103,28 @@ SECTIONS = (
         "freezing",
         lambda shown: freezing(shown.view),
         ("freeze", "freeze_solved", "freeze_started", "plan", "submitted"),
+        "Freezing",
     ),
-    Section("plan", lambda shown: planning(shown.view), PLANS),
-    Section("decisions", lambda shown: decision_log(shown.view) or None, (*PLANS, *SPEEDS, "freeze_started")),
-    Section("recovery", lambda shown: recovery(shown.view), ("regrouped", "formed", "rehearsed")),
-    Section("speeds", lambda shown: speeds(shown.view), (*SPEEDS, "plan", "migrated")),
-    Section("surroundings", lambda shown: surroundings(shown.view), ("sampled",), every_ms=5000),
-    Section("moves", lambda shown: moves(shown.view), ("migrated",)),
-    Section("checkpoints", lambda shown: checkpoints(shown.view), ("checkpoint",)),
-    Section("what", lambda shown: what_ran(shown.view) or None, PLANS),
-    Section("sample", lambda shown: shown.view.sample, ("sample",)),
-    Section("spec", lambda shown: spec(shown.view) or None, ("submitted",)),
+    Section("plan", lambda shown: planning(shown.view), PLANS, "Plan"),
+    Section(
+        "decisions",
+        lambda shown: decision_log(shown.view) or None,
+        (*PLANS, *SPEEDS, "freeze_started"),
+        "Decisions",
+    ),
+    Section(
+        "recovery", lambda shown: recovery(shown.view), ("regrouped", "formed", "rehearsed"), "Recoveries"
+    ),
+    Section("speeds", lambda shown: speeds(shown.view), (*SPEEDS, "plan", "migrated"), "Speeds"),
+    Section(
+        "surroundings", lambda shown: surroundings(shown.view), ("sampled",), "Surroundings", every_ms=5000
+    ),
+    Section("moves", lambda shown: moves(shown.view), ("migrated",), "Moves"),
+    Section("checkpoints", lambda shown: checkpoints(shown.view), ("checkpoint",), "Checkpoints"),
+    Section("what", lambda shown: what_ran(shown.view) or None, PLANS, "What runs"),
+    Section("sample", lambda shown: shown.view.sample, ("sample",), "Sample"),
+    Section("output", newest_output, ("step", "warning", *RANKS), "Output", late=True, every_ms=5000),
+    Section("spec", lambda shown: spec(shown.view) or None, ("submitted",), "Spec"),
 )
 BY_NAME = {section.name: section for section in SECTIONS}
 

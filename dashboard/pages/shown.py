@@ -15,8 +15,10 @@ from dashboard.api.history import profile_in
 from dashboard.api.models import JobName, RunName
 from dashboard.api.sources import LiveSource, Source, live_source, past_source
 from dashboard.pages.templating import html, rendered
+from dashboard.service.access import Caller, Role
+from dashboard.service.mistakes import mistakes
 from dashboard.service.problems import ACTIONS, TITLES, Problem, problem_of
-from dashboard.service.services import Parts
+from dashboard.service.services import From, Parts
 from orchestrator.client.errors import JobError
 from orchestrator.history.job_view import JobView
 from planner.profile import Profile
@@ -45,6 +47,8 @@ class Shown:
     """Why what is shown may be old."""
     folder: str
     """Empty if it is not known."""
+    steers: bool = False
+    """Whether who looks may change it: the job is live, and the token is for control."""
 
     def profile(self) -> Profile | None:
         """The profile in its folder, if there is one that is visible here. Reads a file."""
@@ -57,11 +61,12 @@ class Shown:
 
 
 class Subject:
-    """A job or a past run, named by a path."""
+    """A job or a past run, named by a path, as `caller` sees it."""
 
-    def __init__(self, source: Source, base: str) -> None:
+    def __init__(self, source: Source, base: str, caller: Caller) -> None:
         self.source = source
         self.base = base
+        self.caller = caller
 
     async def read(self, make: Callable[[Shown], T], *, simulates: bool = False) -> T:
         """`make` of what is known now, in another thread.
@@ -82,23 +87,24 @@ class Subject:
                     lost=source.lost,
                     trouble=source.trouble,
                     folder=source.folder(view),
+                    steers=live and self.caller.role == Role.CONTROL,
                 )
             )
 
         return await source.read(shown, simulates=simulates)
 
 
-async def job_subject(job: JobName, parts: Parts) -> Subject:
+async def job_subject(job: JobName, parts: Parts, caller: From) -> Subject:
     """The job called `job`.
 
     Raises:
         NoSuchJob: there is none.
     """
-    return Subject(await live_source(job, parts), f"/jobs/{job}")
+    return Subject(await live_source(job, parts), f"/jobs/{job}", caller)
 
 
-async def _run(run: RunName, parts: Parts) -> Subject:
-    return Subject(await past_source(run, parts), f"/runs/{quote(run, safe='')}")
+async def _run(run: RunName, parts: Parts, caller: From) -> Subject:
+    return Subject(await past_source(run, parts), f"/runs/{quote(run, safe='')}", caller)
 
 
 Job = Annotated[Subject, Depends(job_subject)]
@@ -119,10 +125,7 @@ class PageRoute(APIRoute):
             except JobError as error:
                 return error_page(request, problem_of(error))
             except RequestValidationError as error:
-                said = "; ".join(
-                    f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}" for each in error.errors()[:5]
-                )
-                return error_page(request, Problem(422, said))
+                return error_page(request, Problem(422, mistakes(error.errors())))
 
         return handled
 

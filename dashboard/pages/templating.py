@@ -11,6 +11,7 @@ from fastapi import Response
 from jinja2 import Environment
 from markupsafe import Markup
 
+from orchestrator.events.wording import command_words
 from orchestrator.pictures.chart_library import chart_script, chart_style
 from orchestrator.pictures.templating import environment, static
 from orchestrator.quantities import percent, rate, seconds, size
@@ -46,6 +47,8 @@ def _environment() -> Environment:
         "runs": runs_text,
         "clock": clock,
         "moment": moment,
+        "minute": minute,
+        "command": command_words,
     }
     return found
 
@@ -58,6 +61,11 @@ def clock(time_s: float) -> str:
 def moment(time_s: float) -> str:
     """The day and time of seconds since the Unix epoch."""
     return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def minute(time_s: float) -> str:
+    """The day and time of seconds since the Unix epoch, to the minute."""
+    return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M")
 
 
 def runs_text(numbers: Sequence[int]) -> str:

@@ -15,7 +15,8 @@ from pydantic import BaseModel, Field, model_validator
 
 from dashboard.pages.shown import Job, Run, Shown, Subject, page_router
 from dashboard.pages.templating import html, rendered
-from dashboard.service.access import Caller, Role
+from dashboard.service.access import Caller
+from dashboard.service.mistakes import CUT
 from dashboard.service.services import From
 from orchestrator.analysis.job_summary import plan_version
 from orchestrator.analysis.what_if import BEST, KEEP, Change, WhatIf, what_if
@@ -31,7 +32,7 @@ class Asked(BaseModel):
 
     ranks: int | None = Field(default=None, ge=1, le=512)
     schedule: str | None = Field(default=None, max_length=40)
-    cut: str = Field(default=BEST, max_length=2000, pattern=r"^(best|keep|\d+( ?[+, ] ?\d+)*)$")
+    cut: str = Field(default=BEST, max_length=2000, pattern=CUT)
     r_max: float | None = Field(default=None, ge=0, le=1)
     slow_rank: int | None = Field(default=None, ge=0, le=10_000)
     slowdown: float = Field(default=2.0, gt=0, le=1000)
@@ -84,7 +85,7 @@ def ways(found: WhatIf, asked: Asked, version: str | None) -> list[Way]:
     if then.plan.schedule != now.plan.schedule:
         wanted.append(
             Way(
-                "A running job keeps its schedule. Stop it, and submit it again with resume and pipeline.schedule ="
+                "A running job keeps its schedule. Cancel it, and submit it again with resume and pipeline.schedule ="
                 f' "{then.plan.schedule}": it goes on from its checkpoint, with the same bits.'
             )
         )
@@ -127,7 +128,6 @@ async def _page(subject: Subject, asked: Asked, caller: Caller) -> Response:
             part=part,
             ways=possible,
             problem=problem,
-            steers=shown.live and caller.role == Role.CONTROL,
             caller=caller,
         )
 

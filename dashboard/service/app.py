@@ -12,7 +12,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import PlainTextResponse
 from fastapi.security import HTTPBearer
 
-from dashboard.api import cluster, controls, events, history, jobs, jobs_stream, metrics, plans, runs
+from dashboard.api import cluster, controls, events, history, jobs, jobs_stream, metrics, output, plans, runs
 from dashboard.api.models import Model
 from dashboard.api.streams import MOST_STREAMS, MOST_STREAMS_EACH
 from dashboard.jobs.live_jobs import LiveJobs
@@ -77,7 +77,7 @@ def create_app(settings: Settings) -> FastAPI:
     problems.install(app)
     bearer = HTTPBearer(auto_error=False, description="A token of ~/.freshet/tokens.json.")
     api = APIRouter(prefix=API, dependencies=[Depends(bearer)])
-    for module in (jobs, jobs_stream, controls, plans, events, history, cluster, runs):
+    for module in (jobs, jobs_stream, controls, plans, events, history, output, cluster, runs):
         api.include_router(module.router)
     app.include_router(api)
     app.include_router(metrics.router, dependencies=[Depends(bearer)])

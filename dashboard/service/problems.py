@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
+from dashboard.service.mistakes import mistakes
 from orchestrator.client.errors import (
     CommandIdReused,
     ControllerSilent,
@@ -195,9 +196,4 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return answer_to(request, Problem(422, "; ".join(map(_sentence, error.errors()[:5]))))
-
-
-def _sentence(details: dict[str, Any]) -> str:
-    where = ".".join(str(part) for part in details["loc"] if part != "body") or "the body"
-    return f"{where}: {details['msg']}"
+        return answer_to(request, Problem(422, mistakes(error.errors())))

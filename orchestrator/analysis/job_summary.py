@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from orchestrator.analysis.remaining_time import remaining_time
 from orchestrator.analysis.throughput import pace, throughput_unit
@@ -57,6 +59,10 @@ class JobSummary:
     started_s: float
     ended_s: float | None
     """Of the last event; None while the job runs."""
+    duration_s: float
+    """That all starts have lasted, without the time between them."""
+    model: str
+    """In a few words."""
 
 
 def plan_version(view: JobView) -> str | None:
@@ -99,7 +105,23 @@ def job_summary(view: JobView, *, trouble: str = "", lost: bool = False) -> JobS
         trouble=trouble or view.trouble,
         started_s=view.started_s,
         ended_s=None if running else view.ended_s,
+        duration_s=view.duration_s,
+        model=model_text(view.spec.get("model", {})),
     )
+
+
+def model_text(model: Mapping[str, Any]) -> str:
+    """The model in a few words."""
+    if model.get("factory"):
+        return str(model["factory"])
+    if not model.get("family"):
+        return ""
+    parts = [str(model["family"])]
+    parts += [f"{model['layers']} blocks"] if "layers" in model else []
+    parts += [f"width {model['width']}"] if "width" in model else []
+    if model["family"] != "vit" and "context" in model:
+        parts.append(f"context {model['context']}")
+    return ", ".join(parts)
 
 
 def without_view(job: str, state: str, trouble: str) -> JobSummary:

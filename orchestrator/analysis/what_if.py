@@ -17,7 +17,6 @@ from planner.plan import Plan, PlanError
 from planner.profile import Cluster, Profile
 from planner.schedule.expand import schedule_of
 from planner.schedule.registry import families
-from planner.schedule.validate import ScheduleError
 from planner.search.evaluate import Evaluator
 from planner.search.search import END_TO_END, QUICK, choose_among
 from planner.search.shapes import shapes
@@ -26,6 +25,11 @@ from planner.simulation.predict import Prediction, predict
 from planner.simulation.resized_cluster import resized
 from workers.config import ElasticConfig
 from workers.protocol import JobError
+
+
+class Impossible(JobError):
+    """No plan meets the change, with the job's profile."""
+
 
 KEEP, BEST = "keep", "best"
 """Cuts that need no numbers: today's, and the planner's choice for the changed case."""
@@ -93,7 +97,8 @@ def what_if(view: JobView, profile: Profile | None, change: Change) -> WhatIf:
     """Simulate today's plan of `view` and the one that `change` leads to.
 
     Raises:
-        JobError: there is no profile or plan to simulate, or no plan meets the change; says why.
+        Impossible: no plan meets the change; says why.
+        JobError: there is no profile or plan to simulate.
     """
     plan = view.followed or view.plan
     if profile is None or plan is None:
@@ -110,13 +115,14 @@ def what_if(view: JobView, profile: Profile | None, change: Change) -> WhatIf:
         today = replace(planned, cluster=_sized(planned.cluster, plan.pipeline_ranks))
         r_max = spec.freeze.r_max if spec.freeze.timely else 0.0
         now = _case(today, plan, r_max)
+    except ValueError as error:
+        raise JobError(f"today's plan cannot be simulated: {error}") from error
+    try:
         then_r_max = r_max if change.r_max is None else change.r_max
         domains = [*map(view.ranks.domain, view.ranks.members)]
         then = _case(*_changed(planned, plan, change, domains, spec.elastic), then_r_max)
-    except (ScheduleError, PlanError) as error:
-        raise JobError(f"no plan: {error}") from error
     except ValueError as error:
-        raise JobError(f"this cannot be simulated: {error}") from error
+        raise Impossible(str(error)) from error
     return WhatIf(now=now, then=then)
 
 

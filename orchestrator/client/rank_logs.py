@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from orchestrator.events.file_end import file_end
 from workers.process.output import LOGS, local_folder, older_part, rank_log_path
 from workers.protocol import JobError
 
 _NAME = re.compile(r"rank-(\d+)\.log")
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+"""Colours, cursors and titles of terminals."""
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
 class RankLog:
@@ -105,6 +110,37 @@ class JobLogs:
         for rank, log in sorted(self._logs.items()):
             yield from ((rank, line) for line in log.rest())
             log.close()
+
+
+@dataclass(frozen=True)
+class OutputEnd:
+    """The newest output of a rank."""
+
+    text: str
+    """Without escape sequences for terminals."""
+    cut: bool
+    """Whether there is more before it."""
+
+
+def output_end(output: str, rank: int, most_bytes: int) -> OutputEnd | None:
+    """The newest output of `rank`, at most `most_bytes` of it; None where this machine sees none."""
+    folder, path = local_folder(output), rank_log_path(output, rank)
+    newest = file_end(folder, str(path.relative_to(folder)), most_bytes)
+    if newest is None:
+        return None
+    content, cut = newest.content, newest.cut
+    left = most_bytes - len(content)
+    if not cut and left > 0:
+        before = file_end(folder, str(older_part(path).relative_to(folder)), left)
+        if before is not None:
+            content, cut = before.content + content, before.cut
+    return OutputEnd(_for_people(content.decode(errors="replace")), cut)
+
+
+def _for_people(text: str) -> str:
+    """`text` as a terminal would show it at last: a line that was written over, as progress bars do, once."""
+    lines = (line.rstrip("\r").rpartition("\r")[2] for line in _ESCAPES.sub("", text).split("\n"))
+    return _CONTROL.sub("\ufffd", "\n".join(lines))
 
 
 def ranks_with_output(output: str) -> tuple[int, ...]:

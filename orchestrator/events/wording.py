@@ -21,6 +21,11 @@ from planner.wording import counted, link_rate, named, shares_text
 from workers.protocol import CopiedAhead, FaultReport, LayersChecked, MemoryLow
 
 
+def command_words(name: str) -> str:
+    """A command or request as the command line and the pages call it: a job is cancelled, with a checkpoint or now."""
+    return {"stop": "cancel", "abort": "cancel now"}.get(name, name)
+
+
 def noticed_text(notice: Noticed) -> str:
     """A notice in words."""
     numbers = ", ".join(str(rank) for rank in notice.ranks)

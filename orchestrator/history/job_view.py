@@ -75,7 +75,7 @@ from workers.protocol import (
     ValidationReport,
 )
 
-VERSION = 19
+VERSION = 20
 """Version of a view's contents and of its fold: a snapshot of another version is not read."""
 RECENT_TIMELINES = 20
 """Newest measured steps whose timelines are kept, besides those of the monitoring phase."""
@@ -128,6 +128,8 @@ class JobView:
     """Time of the first step report of the newest start."""
     ended_s: float = 0.0
     """Time of the last event."""
+    earlier_s: float = 0.0
+    """Seconds that the starts before the newest one lasted, each from its first event to its last."""
     plan: Plan | None = None
     """The newest issued plan."""
     formed: Plan | None = None
@@ -195,6 +197,11 @@ class JobView:
     def folder(self) -> str:
         """The job's folder."""
         return self.spec.get("job", {}).get("output") or ""
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds that all starts have lasted, without the time between them."""
+        return self.earlier_s + self.ended_s - self.started_s
 
     @property
     def steps_rerun(self) -> int:
@@ -288,7 +295,7 @@ class JobView:
 
     def take(self, record: Record) -> None:
         """Fold one more event in."""
-        self.ended_s = record.time_s
+        before_s, self.ended_s = self.ended_s, record.time_s
         self.events += 1
         self.recovery.take(record)
         self.totals.take(record.event)
@@ -313,7 +320,7 @@ class JobView:
                 self.ranks.save(checkpoint)
                 _keep(self.checkpoints, checkpoint)
             case Submitted() as submitted:
-                self._start(submitted, record.time_s)
+                self._start(submitted, record.time_s, before_s)
             case Issued(plan=plan, alternatives=alternatives):
                 self._issue(
                     Decision(time_s=record.time_s, step=self.step, plan=plan, alternatives=alternatives)
@@ -369,11 +376,13 @@ class JobView:
         if note is not None:
             _keep(self.notes, note)
 
-    def _start(self, submitted: Submitted, time_s: float) -> None:
+    def _start(self, submitted: Submitted, time_s: float, before_s: float) -> None:
         self.epoch = submitted.epoch
         if submitted.takeover:
             self.ranks.placing.clear()  # the next controller ends ranks that had not started
             return
+        if self.runs:
+            self.earlier_s += max(0.0, before_s - self.started_s)
         self.job, self.spec, self.state = submitted.job, submitted.spec, "starting"
         self.runs += 1
         self.events = 1

@@ -56,6 +56,10 @@ def note_of(event: Event) -> Note | None:
             return Note("warning", f"The controller was lost; another one took over, as epoch {epoch}.")
         case Submitted(resume=True):
             return Note("note", "The job was resumed.")
+        case Requested(request="stop"):
+            return Note("note", "Someone cancelled the job.")
+        case Requested(request="abort"):
+            return Note("note", "Someone cancelled the job at once, without a checkpoint.")
         case Requested(request=request):
             return Note("note", f"Someone asked the job to {request}.")
         case Scaled(ranks=ranks, spares=spares, id=""):

@@ -356,7 +356,9 @@ def _wait_over(order: Order, state: Live, stimulus: WaitOver) -> Step:
 
 
 def _abort(order: Order, state: State, stimulus: Aborted) -> Step:
-    closing, commands = close(Failed("aborted on request; the newest checkpoint stays", user_error=False))
+    closing, commands = close(
+        Failed("cancelled at once, on request; the newest checkpoint stays", user_error=False)
+    )
     return closing, (Log(events.Requested(request="abort")), *commands)
 
 

@@ -366,10 +366,13 @@ def _reason(choice: Choice, profile: Profile) -> str:
         how = "as the spec asks"
     elif agreeing and choice.plan.partition not in agreeing:
         how += f", which takes the cut of {' and '.join(agreeing)}"
+    # A search by one program may take a cut near that program's own: then it is the name of what was taken.
     others = {
         name: pick.predicted_step_s
         for name, pick in choice.programs.items()
-        if pick.predicted_step_s is not None and pick.layers != choice.plan.layers
+        if pick.predicted_step_s is not None
+        and pick.layers != choice.plan.layers
+        and name != choice.plan.partition
     }
     instead = ", ".join(f"{name} {seconds(step_s)}" for name, step_s in others.items())
     return (

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from itertools import accumulate
+from typing import Any
 
 from orchestrator.analysis.effective_time import effective_time
-from orchestrator.analysis.job_summary import job_summary
+from orchestrator.analysis.job_summary import job_summary, model_text
 from orchestrator.analysis.throughput import throughput, throughput_unit
 from orchestrator.history.job_view import JobView
 from orchestrator.history.phase_bands import Band
@@ -18,11 +24,21 @@ from orchestrator.report.run.moves import moves
 from orchestrator.report.run.recovery import RecoveryPart, recovery
 from orchestrator.report.run.sections import outcome
 from orchestrator.report.run.speeds import SpeedsPart, speeds
-from orchestrator.report.run.what_ran import model_text, partition_text, visit_bands
+from orchestrator.report.run.what_ran import partition_text, visit_bands
+from planner.wording import counted
 from workers.protocol import StepReport
 
 Named = Sequence[tuple[str, JobView]]
 """Runs by the names that a page gives them."""
+MOST_DOTS = 60
+"""Most validations of a run that are drawn as dots too."""
+MOST_SETTINGS = 60
+LONGEST = 80
+"""Most characters of a setting that are shown."""
+NAMES = ("job.name", "job.output")
+"""Settings that tell runs apart, and say nothing of how they differ."""
+AXES = {"step": "steps", "tokens": "tokens", "time": "time trained"}
+"""What the curves can be drawn over, in words."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +47,8 @@ class Comparison:
 
     charts: tuple[Chart, ...]
     numbers: Table
+    differences: Table | None
+    """Settings of the specs that differ; None: they are all alike."""
     rehearsals: tuple[tuple[str, RecoveryPart], ...]
     """Of the runs that were rehearsals."""
     interference: InterferencePart | None
@@ -39,18 +57,24 @@ class Comparison:
     """Of the runs that measure their ranks' speeds: these, and the layers that moved."""
 
 
-def comparison(runs: Named) -> Comparison:
-    """Compare `runs`, of which there is at least one."""
+def comparison(runs: Named, axis: str = "step") -> Comparison:
+    """Compare `runs`, of which there is at least one.
+
+    Args:
+        axis: what the curves are drawn over, one of `AXES`.
+    """
+    along = _Along.of(runs, axis)
     return Comparison(
         charts=tuple(
             chart
             for chart in (
-                _chart(runs, "Loss", "mean over the batch", lambda report: report.loss),
+                _chart(along, "Loss", "mean over the batch", lambda report: report.loss),
+                _validation(along),
                 _chart(
-                    runs, "Throughput", throughput_unit(runs[0][1]), throughput, format=rate, from_zero=True
+                    along, "Throughput", throughput_unit(runs[0][1]), throughput, format=rate, from_zero=True
                 ),
                 _chart(
-                    runs,
+                    along,
                     "Gradient norm",
                     "global, before clipping",
                     lambda report: report.grad_norm,
@@ -58,18 +82,21 @@ def comparison(runs: Named) -> Comparison:
                 ),
                 of_times(
                     _chart(
-                        runs,
+                        along,
                         "Step time",
                         "s",
                         lambda report: report.step_s,
                         from_zero=True,
-                        bands=next(filter(None, (visit_bands(view) for _, view in runs)), ()),
+                        bands=next(filter(None, (visit_bands(view) for _, view in runs)), ())
+                        if axis == "step"
+                        else (),
                     )
                 ),
             )
             if chart.series
         ),
         numbers=_numbers(runs),
+        differences=_differences(runs),
         rehearsals=tuple(
             (name, part)
             for name, view in runs
@@ -80,8 +107,52 @@ def comparison(runs: Named) -> Comparison:
     )
 
 
+@dataclass(frozen=True)
+class _Along:
+    """Runs, and where their steps are on the axis."""
+
+    runs: Named
+    axis: str
+    """As a chart names it."""
+    places: tuple[Callable[[int], float], ...]
+    """Per run: step -> its place."""
+
+    @staticmethod
+    def of(runs: Named, axis: str) -> _Along:
+        places = tuple(_places(view, axis) for _, view in runs)
+        if axis == "tokens":
+            return _Along(runs, throughput_unit(runs[0][1]).removesuffix("/s"), places)
+        if axis == "step":
+            return _Along(runs, axis, places)
+        longest_s = max(place(view.step) for place, (_, view) in zip(places, runs, strict=True))
+        unit, factor = ("minute", 1 / 60) if longest_s > 300 else ("second", 1.0)
+        return _Along(runs, unit, tuple(partial(_scaled, place, factor) for place in places))
+
+
+def _scaled(place: Callable[[int], float], factor: float, step: int) -> float:
+    return factor * place(step)
+
+
+def _places(view: JobView, axis: str) -> Callable[[int], float]:
+    """Step -> the tokens, or the seconds, of the steps up to it that stand: what a step that was run again took the
+    first time is not among them, nor what recoveries, pauses and the time between starts did."""
+    if axis == "step":
+        return float
+    stand = sorted(
+        (each for each in view.recovery.commits if each.voided_by is None), key=lambda each: each.step
+    )
+    steps = [each.step for each in stand]
+    sums = list(accumulate(each.samples if axis == "tokens" else each.step_s for each in stand))
+
+    def place(step: int) -> float:
+        index = bisect_right(steps, step) - 1
+        return float(sums[index]) if index >= 0 else 0.0
+
+    return place
+
+
 def _chart(
-    runs: Named,
+    along: _Along,
     title: str,
     unit: str,
     value: Callable[[StepReport], float],
@@ -97,16 +168,64 @@ def _chart(
         series=tuple(
             Series(
                 name=name,
-                points=tuple((step, value(view.steps[step])) for step in sorted(view.steps)),
+                points=tuple((place(step), value(view.steps[step])) for step in sorted(view.steps)),
             )
-            for name, view in runs
+            for (name, view), place in zip(along.runs, along.places, strict=True)
             if view.steps
         ),
         format=format,
         from_zero=from_zero,
         logarithmic=logarithmic,
         bands=bands,
+        axis=along.axis,
     )
+
+
+def _validation(along: _Along) -> Chart:
+    """The validation losses of the runs that have some."""
+    return Chart(
+        title="Validation loss",
+        unit="mean over the validation set",
+        series=tuple(
+            Series(
+                name=name,
+                points=tuple((place(step), view.validations[step].loss) for step in sorted(view.validations)),
+                dots=len(view.validations) <= MOST_DOTS,
+            )
+            for (name, view), place in zip(along.runs, along.places, strict=True)
+            if view.validations
+        ),
+        format=significant,
+        axis=along.axis,
+    )
+
+
+def _differences(runs: Named) -> Table | None:
+    """A row per setting of the resolved specs in which the runs differ, a column per run."""
+    specs = [dict(_settings(view.spec)) for _, view in runs]
+    keys = dict.fromkeys(key for spec in specs for key in spec)
+    rows = [(key, *(spec.get(key, "–") for spec in specs)) for key in keys]
+    differing = [row for row in rows if len({*row[1:]}) > 1 and row[0] not in NAMES]
+    if not differing:
+        return None
+    left = len(differing) - MOST_SETTINGS
+    return Table(
+        label="Settings that differ",
+        columns=(Column("Setting"), *(Column(name, "text") for name, _ in runs)),
+        rows=tuple(differing[:MOST_SETTINGS]),
+        more=f"{counted(left, 'more setting')} that differ." if left > 0 else "",
+    )
+
+
+def _settings(section: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    """(key with its sections, value as text) of each setting."""
+    for name, value in section.items():
+        key = f"{above}{name}"
+        if isinstance(value, Mapping):
+            yield from _settings(value, f"{key}.")
+        else:
+            text = "–" if value is None else json.dumps(value, default=str, ensure_ascii=False)
+            yield key, text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def _numbers(runs: Named) -> Table:
@@ -140,7 +259,8 @@ def _column(view: JobView) -> dict[str, Cell]:
         "Effective training time": _or(ratio, percent),
         "Recoveries": f"{summary.recoveries:,}, {seconds(summary.recovery_s)}" if summary.recoveries else "0",
         "Steps run again": f"{summary.steps_rerun:,}",
-        "Took": seconds(view.ended_s - view.started_s),
+        "Took": seconds(view.duration_s) + (f" in {counted(view.runs, 'start')}" if view.runs > 1 else ""),
+        "Started": datetime.fromtimestamp(view.started_s, UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from planner.freezing import Phases
 from workers.config import FreezeConfig, OptimizerConfig
 from workers.protocol import JobError
 
+METHODS: tuple[str, ...] = get_args(FreezeConfig.model_fields["method"].annotation)
 SHARE = 10
 """Warm-up and ramp last a tenth of the job by default."""
 MONITORING_STEPS = 10

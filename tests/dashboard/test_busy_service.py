@@ -107,7 +107,7 @@ def test_controls_do_not_wait_for_simulations_that_they_do_not_need(
     settings: Settings, what_ifs: Held
 ) -> None:
     """Someone stops the job while others look at what-ifs; a refused move is told at once, too."""
-    plain = ("pause", "resume", "checkpoint", "stop", "abort", "scale?spares=1", "freeze?method=apf")
+    plain = ("pause", "resume", "checkpoint", "cancel", "cancelnow", "scale?spares=1", "freeze?method=apf")
     asked = tuple(f"/jobs/gpt/controls/{name}" for name in plain)
 
     async def run() -> None:

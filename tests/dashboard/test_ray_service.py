@@ -177,7 +177,7 @@ def test_a_service_takes_a_job_shows_it_and_may_die(tmp_path: Path) -> None:
             until(lambda: late.get(f"/jobs/{JOB}")["step"] > shown["step"])
             aborted = late.client.post(f"/jobs/{JOB}/cancel", json={"abort": True}, params={"wait_s": 60})
             assert (aborted.status_code, aborted.json()["done"]) == (202, True), aborted.text
-            assert "aborted on request" in aborted.json()["text"]
+            assert "cancelled at once, on request" in aborted.json()["text"]
             until(lambda: late.get(f"/jobs/{JOB}")["state"] == "failed")
             (entry,) = late.view().commands.entries.values()
         assert late.process.returncode == 0

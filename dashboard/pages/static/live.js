@@ -31,9 +31,15 @@
       const answer = await ask(section);
       if (!answer.ok) throw new Error((trouble = wrong(answer.status)));
       const text = await answer.text();
-      if (text !== section.text) swap(section.element, text);
+      if (text !== section.text) {
+        const before = announced(section.element);
+        swap(section.element, text);
+        announce(announced(section.element).filter((words) => !before.includes(words)));
+      }
       section.text = text;
       section.element.dataset.loaded = "yes";
+      const link = document.querySelector(`.contents a[href="#${section.element.id}"]`);
+      if (link && section.element.id) link.hidden = !section.element.firstElementChild;
       if (section.element.dataset.poll) tell("");
     } catch {
       section.old = true;
@@ -72,7 +78,7 @@
     refresh(section);
   }
 
-  /** Puts `text` into `element`. What a reader has opened, scrolled, zoomed or focused stays so. */
+  /** Puts `text` into `element`. What a reader has opened, scrolled, zoomed, filled in or focused stays so. */
   function swap(element, text) {
     const fresh = new DOMParser().parseFromString(text, "text/html").body;
     keepCharts(element, fresh);
@@ -80,11 +86,18 @@
     fresh.querySelectorAll("details").forEach((each, n) => {
       if (open.has(key(each, n))) each.open = open.get(key(each, n));
     });
+    const filled = new Map([...element.querySelectorAll("input[id], select[id]")].map((each) => [each.id, each.value]));
     const scrolled = [...element.querySelectorAll(".scroll")].map((each) => each.scrollLeft);
+    const outputs = [...element.querySelectorAll(".output")].map((each) => (atEnd(each) ? Infinity : each.scrollTop));
     const focused = element.contains(document.activeElement) ? place(element, document.activeElement) : null;
     const put = () => {
       element.replaceChildren(...fresh.childNodes);
+      for (const field of element.querySelectorAll("input[id], select[id]")) {
+        const value = filled.get(field.id);
+        if (value && (field.tagName !== "SELECT" || [...field.options].some((each) => each.value === value))) field.value = value;
+      }
       element.querySelectorAll(".scroll").forEach((each, n) => (each.scrollLeft = scrolled[n] ?? 0));
+      element.querySelectorAll(".output").forEach((each, n) => (each.scrollTop = Math.min(outputs[n] ?? Infinity, each.scrollHeight)));
       if (focused) find(element, focused)?.focus({ preventScroll: true });
       if (typeof freshetCharts !== "undefined") freshetCharts.drawNew();
       if (typeof freshetTimelines !== "undefined") freshetTimelines.drawAll(element);
@@ -93,8 +106,20 @@
     else put();
   }
 
-  /** Whether someone reads a part of a timeline in `element`: it stays until they have seen it. */
+  /** Whether the newest lines of an output are seen: then those that follow are seen too. */
+  const atEnd = (output) => output.scrollTop + output.clientHeight >= output.scrollHeight - 4;
+
+  const announced = (element) => [...element.querySelectorAll("[data-announced]")].map((each) => each.textContent.replace(/\s+/g, " ").trim());
+
+  /** Tells a screen reader what is new, such as what has come of a control. */
+  function announce(words) {
+    const status = document.getElementById("announced");
+    if (status && words.length) status.textContent = words.reverse().join(". ");
+  }
+
+  /** Whether someone reads a part of a timeline in `element`, or fills in a form there: it stays until they are done. */
   function held(element) {
+    if (element.contains(document.activeElement) && document.activeElement.matches("input, select")) return true;
     const figure = element.querySelector("figure.timeline-view");
     if (!figure || typeof freshetTimelines === "undefined") return false;
     const view = freshetTimelines.of(figure);
@@ -170,6 +195,7 @@
       setInterval(makeOld, poll, section);
     }
   }
+  document.querySelectorAll(".output").forEach((each) => (each.scrollTop = each.scrollHeight));
   document.addEventListener("visibilitychange", () => sections.forEach(refresh));
   const reload = document.querySelector("[data-reload]");
   if (reload) setInterval(() => location.reload(), Number(reload.dataset.reload));

@@ -12,6 +12,7 @@ from orchestrator.events.types import KINDS, Event, Record, named_floats
 from orchestrator.events.wording import (
     adapted_text,
     checked_text,
+    command_words,
     copied_text,
     low_text,
     moved_text,
@@ -43,10 +44,11 @@ def event_line(number: int, record: Record) -> str:
     """The event with this number: its time in local time, its kind, and what happened."""
     time = datetime.fromtimestamp(record.time_s).strftime("%H:%M:%S")
     kind = next(kind for kind, payload in KINDS.items() if payload is type(record.event))
-    return f"{number:>6}  {time}  {kind:<15} {_text(record.event)}".rstrip()
+    return f"{number:>6}  {time}  {kind:<15} {event_text(record.event)}".rstrip()
 
 
-def _text(event: Event) -> str:
+def event_text(event: Event) -> str:
+    """What happened, in one line."""
     match event:
         case StepReport(skipped=True):
             return skipped_text(event)
@@ -57,7 +59,8 @@ def _text(event: Event) -> str:
         case CheckpointReport():
             return checkpoint_text(event)
         case events.Commanded(name=name, arguments=arguments, id=id, by=by):
-            what = f"{name} {json.dumps(arguments)}" if arguments else name
+            called = command_words(name)
+            what = f"{called} {json.dumps(arguments)}" if arguments else called
             return f"{what}, id {id}{f', by {by}' if by else ''}"
         case events.Answered(id=id, done=done, text=text):
             return f"{'done' if done else 'not done'}: {text}, id {id}"

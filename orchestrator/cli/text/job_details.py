@@ -9,6 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from orchestrator.analysis.job_summary import job_summary
+from orchestrator.events.wording import command_words
 from orchestrator.history.job_view import JobView
 from orchestrator.quantities import percent, rate, seconds
 from planner.wording import counted, shares_text
@@ -66,7 +67,7 @@ def detail_lines(view: JobView) -> Iterator[str]:
             f" {counted(found.steps_rerun, 'step')} run again"
         )
     for entry in view.commands.pending():
-        yield f"under way: {entry.command.name} {entry.command.arguments or ''}".rstrip()
+        yield f"under way: {command_words(entry.command.name)} {entry.command.arguments or ''}".rstrip()
     if view.trouble:
         yield f"trouble: {view.trouble}"
     yield f"folder: {view.folder}"

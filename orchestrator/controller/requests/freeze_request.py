@@ -6,12 +6,12 @@ import difflib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any
 
 from orchestrator.history.freeze_history import observation
 from orchestrator.history.freeze_record import FreezeRecord
 from orchestrator.history.job_view import JobView
-from orchestrator.spec.freeze_phases import MONITORING_STEPS, SHARE
+from orchestrator.spec.freeze_phases import METHODS, MONITORING_STEPS, SHARE
 from planner.freeze.decision import FreezeQuestion
 from planner.freeze.monitoring import MonitoringError, Observation, measure
 from planner.freezing import Control, FreezePlan, Phase, Phases, keeps_statistics
@@ -23,7 +23,6 @@ from planner.wording import counted
 from workers.config import FreezeConfig
 from workers.protocol import JobError
 
-METHODS: tuple[str, ...] = get_args(FreezeConfig.model_fields["method"].annotation)
 FEWEST_STEPS = 8
 """Steps that must be left to begin monitoring: fewer do not pay for it."""
 GRACE_STEPS = 2

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import median
 
 from orchestrator.analysis.interference_time import InterferenceTime, Trial, interference_time
+from orchestrator.analysis.job_summary import model_text
 from orchestrator.events.log import read_log
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.pictures.charts import Chart, Series, of_times
@@ -18,7 +19,7 @@ from orchestrator.report.interference.interference_text import HOW, noticed_text
 from orchestrator.report.parts import Cell, Column, Note, Pill, Table, Tile, Tone, tile
 from orchestrator.report.run.moves import moves
 from orchestrator.report.run.speeds import SpeedsPart, speeds
-from orchestrator.report.run.what_ran import device_text, model_text, plan_changes, visit_bands
+from orchestrator.report.run.what_ran import device_text, plan_changes, visit_bands
 from planner.wording import counted
 
 PAGE_NAME = "interference.html"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from orchestrator.history.job_view import JobView
-from orchestrator.quantities import percent, seconds, significant, size
+from orchestrator.quantities import percent, seconds, significant
 from orchestrator.report.parts import Cell, Column, Pill, Table, Tile, tile
 from planner.plan import Plan
 from planner.search.alternatives import Alternative
@@ -44,9 +44,6 @@ def _tiles(run: JobView, plan: Plan) -> tuple[Tile, ...]:
         entries.append(tile("Predicted step", seconds(plan.predicted_step_s), detail))
     if plan.predicted_bubble is not None:
         entries.append(tile("Predicted bubble", percent(plan.predicted_bubble), "mean over ranks"))
-    if plan.predicted_peak_memory_bytes is not None:
-        peak = size(plan.predicted_peak_memory_bytes)
-        entries.append(tile("Predicted peak memory", peak, "of the fullest rank"))
     if (estimates := run.curvature.estimates()) is not None:
         detail = f"DynPipe, from {counted(estimates.samples, 'sample')} of the running job"
         entries.append(tile("Smoothness L", significant(estimates.smoothness), detail))

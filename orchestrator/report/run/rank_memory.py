@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.history.job_view import JobView
-from orchestrator.pictures.memory_strip import peak_of
-from orchestrator.pictures.memory_use import USES, used
+from orchestrator.pictures.memory_use import USES, by_use
 from orchestrator.prepare.planning import as_planned
 from orchestrator.quantities import percent, size
+from orchestrator.report.parts import Tile, tile
 from orchestrator.spec.job_spec import Spec
 from planner.plan import Plan
 from planner.profile import Profile
@@ -65,6 +65,14 @@ class MemoryPart:
     """Where the figures come from."""
     ranks: tuple[RankMemory, ...]
 
+    @property
+    def tiles(self) -> tuple[Tile, ...]:
+        """The peak of the fullest rank: the one figure of it on a page."""
+        fullest = max(self.ranks, key=lambda rank: rank.peak_bytes)
+        how = "predicted" if fullest.measured_bytes is None else "measured"
+        detail = f"{how}, of the fullest rank: rank {fullest.rank}"
+        return (tile("Peak memory", size(fullest.peak_bytes), detail),)
+
 
 def rank_memory(run: JobView, profile: Profile | None) -> MemoryPart | None:
     """The memory of each rank of a pipeline; None without a profile that fits the plan."""
@@ -95,17 +103,15 @@ def memory_of(
         measured: per pipeline rank what it measured, in bytes; None: nothing was measured.
     """
     found = []
-    for rank, over_time in enumerate(prediction.memory_over_time()):
-        levels = used(over_time)
-        _, sizes = max(levels, key=lambda level: sum(level[1]))
-        uses = sorted(zip(sizes, USES, strict=True), key=lambda each: -each[0])
+    for rank, of_rank in enumerate(prediction.memory.ranks):
+        uses = sorted(zip(by_use(of_rank.peak), USES, strict=True), key=lambda each: -each[0])
         device = prediction.profile.cluster.devices[rank]
         taken = None if measured is None else measured[rank]
         on_gpu = device.kind == "cuda"
         found.append(
             RankMemory(
                 rank=rank,
-                predicted_bytes=peak_of(levels),
+                predicted_bytes=of_rank.peak_bytes,
                 limit_bytes=device.memory_bytes,
                 uses=tuple((use.name, size(count)) for count, use in uses if count),
                 measured_bytes=taken if on_gpu else None,

@@ -10,13 +10,14 @@ from datetime import UTC, datetime
 from statistics import median
 
 from orchestrator.analysis.freeze_steps import freeze_steps
+from orchestrator.analysis.job_summary import model_text
 from orchestrator.analysis.throughput import throughput, throughput_unit
 from orchestrator.events.types import Failed, Finished
 from orchestrator.history.job_view import JobView
 from orchestrator.pictures.charts import MOST_BINS, MOST_POINTS, Chart, Point, Series, of_times
 from orchestrator.quantities import percent, rate, seconds, significant, size
 from orchestrator.report.parts import Cell, Column, Note, Pill, Table, Tile, Tone, tile
-from orchestrator.report.run.what_ran import device_text, model_text, plan_changes, visit_bands
+from orchestrator.report.run.what_ran import device_text, plan_changes, visit_bands
 from planner.wording import counted
 from workers.protocol import CheckpointReport, StepReport
 
@@ -52,7 +53,8 @@ def header(run: JobView) -> Header:
     parts += [
         device_text(run),
         when,
-        f"{'took' if run.outcome else 'so far'} {seconds(run.ended_s - run.started_s)}",
+        f"{'took' if run.outcome else 'so far'} {seconds(run.duration_s)}"
+        + (f" in {counted(run.runs, 'start')}" if run.runs > 1 else ""),
     ]
     return Header(run.job, *outcome(run), " · ".join(part for part in parts if part))
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.analysis.job_summary import model_text
 from orchestrator.events.types import Finished
 from orchestrator.history.job_view import JobView
 from orchestrator.history.phase_bands import Band
@@ -59,20 +60,6 @@ def visit_bands(run: JobView) -> tuple[Band, ...]:
     """The steps in which a rehearsal slowed a rank down, for the bands of curves."""
     visits = run.disturbed.visits if run.disturbed is not None else ()
     return tuple(Band(name="neighbour", first=visit.first, last=visit.last) for visit in visits)
-
-
-def model_text(model: Mapping[str, Any]) -> str:
-    """The model in a few words."""
-    if model.get("factory"):
-        return str(model["factory"])
-    if not model.get("family"):
-        return ""
-    parts = [str(model["family"])]
-    parts += [f"{model['layers']} blocks"] if "layers" in model else []
-    parts += [f"width {model['width']}"] if "width" in model else []
-    if model["family"] != "vit" and "context" in model:
-        parts.append(f"context {model['context']}")
-    return ", ".join(parts)
 
 
 def data_text(data: Mapping[str, Any]) -> str:

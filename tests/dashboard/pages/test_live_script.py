@@ -13,6 +13,7 @@ import pytest
 import synthetic_run
 from browser import Browser, browser, needs_browser, wait_for
 from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import Select
 from serving import Made, listening, settings_in, show, token
 
 from dashboard.service.app import create_app
@@ -21,7 +22,7 @@ from dashboard.service.settings import Settings
 from orchestrator.client.cluster_state import NodeState
 from orchestrator.client.errors import ClusterSilent
 from orchestrator.client.job_client import JobClient
-from orchestrator.events.types import Event, Finished, Record
+from orchestrator.events.types import Answered, Commanded, Event, Finished, RankStarted, Record
 
 pytestmark = [needs_browser, pytest.mark.xdist_group("live script")]
 
@@ -155,6 +156,33 @@ def test_a_timeline_that_someone_reads_is_looked_at_again_by_one_timer(
             service.happens(report)
     shows(window, service.step())
     assert window.script("return window.timers") <= 3
+
+
+def test_what_is_filled_in_stays_and_what_comes_of_a_control_is_announced(
+    service: Service, window: Browser
+) -> None:
+    window.open("/jobs/gpt")
+    window.press(".controls summary")
+    window.driver.find_element(By.ID, "move-layers").send_keys("3-4")
+    for field, choice in (("drain-node", "a91e"), ("freeze-method", "apf")):
+        Select(window.driver.find_element(By.ID, field)).select_by_value(choice)
+    # While someone is at a form it stays as it is; then it has the new node too.
+    service.happens(RankStarted(rank=4, node="77aa", host="10.0.0.9", pid=1))
+    service.happens(Commanded(id="a", name="stop", arguments={}))
+    window.until("return document.getElementById('announced').textContent.includes('under way cancel')")
+    assert not window.script("return document.querySelector('option[value=\"77aa\"]')")
+    window.script("document.activeElement.blur()")
+    window.until("return document.querySelector('option[value=\"77aa\"]')")
+    filled = (
+        "return ['move-layers', 'drain-node', 'freeze-method'].map((id) => document.getElementById(id).value)"
+    )
+    assert window.script(filled) == ["3-4", "a91e", "apf"]
+    assert window.script("return document.querySelector('.controls details').open")
+    service.happens(Answered(id="a", done=False, step=40, text="the job went on"))
+    window.until(
+        "return document.getElementById('announced').textContent.includes('refused cancel: the job')"
+    )
+    assert window.violations() == []
 
 
 def test_hidden_pages_leave_their_connections_to_others(service: Service, window: Browser) -> None:

@@ -19,7 +19,7 @@ from serving import live_job, settings_in, show, token, write_run
 from synthetic_run import freezing_records, plan
 
 from dashboard.api.controls import Drain, Freeze, Move, Scale, Undrain
-from dashboard.pages.control_form import Control, expectation, simulates
+from dashboard.pages.control_form import Control, Expected, expectation, simulates
 from dashboard.pages.controls import CONTROLS, Cut
 from dashboard.pages.sections import BY_NAME, SECTIONS, render
 from dashboard.pages.shown import Shown
@@ -94,7 +94,13 @@ def test_a_past_run_shows_every_section_and_no_control(client: TestClient) -> No
     assert not any(link.get("data-stream") for _, link in page.elements)
     # What is large comes after the page.
     late = [each["data-from"] for each in page.all("section") if "data-late" in each]
-    assert late == ["/runs/frozen/parts/timeline", "/runs/frozen/parts/memory"]
+    assert late == [f"/runs/frozen/parts/{name}" for name in ("timeline", "memory", "output")]
+    # The line at the top leads to every part that has something to show, or may have.
+    contents = [each for each in page.all("a") if each["href"].startswith("#") and "hidden" not in each]
+    ids = {each["id"] for each in page.all("section") if "id" in each}
+    assert {each["href"][1:] for each in contents} - {"main"} <= ids
+    assert "#checkpoints" in {each["href"] for each in contents}
+    assert "#recovery" not in {each["href"] for each in contents}
 
 
 def test_what_comes_after_the_page_is_the_timeline_and_the_memory(client: TestClient) -> None:
@@ -373,11 +379,12 @@ class WithProfile(Shown):
         return profile()
 
 
-def expected(control: str, body: object) -> str:
+def expected(control: str, body: object) -> tuple[str, bool]:
     view = training()
     live = WithProfile(view=view, name="gpt", base="/jobs/gpt", live=True, lost=False, trouble="", folder="")
     found: Control[object] = CONTROLS[control]  # type: ignore[assignment]
-    return f"{found.says(view, body)} {expectation(found, live, body)}"  # type: ignore[arg-type]
+    simulated = expectation(found, live, body)
+    return f"{found.says(view, body)} {simulated.text}", simulated.possible
 
 
 @pytest.mark.parametrize(
@@ -385,11 +392,19 @@ def expected(control: str, body: object) -> str:
     [
         ("pause", None, "gives its ranks back"),
         ("move", Move(layers="7", rank=2), r"predicted to take 1.18 s now and .* shorter"),
-        ("move", Move(layers="0", rank=2), "The rank holds layers 5 to 6 and can take"),
-        ("move", Move(layers="7", rank=7), r"rank 7 has no place in the pipeline; .* 0, 1, 2, 3"),
-        ("move", Move(layers="8-7", rank=2), "runs backwards: write 7-8"),
+        (
+            "move",
+            Move(layers="0", rank=2),
+            "This is not possible: .*The rank holds layers 5 to 6 and can take",
+        ),
+        (
+            "move",
+            Move(layers="7", rank=7),
+            r"not possible: rank 7 has no place in the pipeline; .* 0, 1, 2, 3",
+        ),
+        ("move", Move(layers="8-7", rank=2), "not possible: .*runs backwards: write 7-8"),
         ("scale", Scale(ranks=2), "trains with 2 ranks .* longer"),
-        ("scale", Scale(ranks=1), "nothing fits the memory"),
+        ("scale", Scale(ranks=1), "not possible: .*nothing fits the memory"),
         ("scale", Scale(spares=1), "trains with 1 spare .* Nothing is simulated: spares hold no layers"),
         ("freeze", Freeze(r_max=0.5), "Nothing is simulated: r_max changes nothing with method none"),
         ("freeze", Freeze(method="none"), "Nothing is frozen any more.* The simulator expects"),
@@ -401,13 +416,15 @@ def expected(control: str, body: object) -> str:
         ("drain", Drain(node="elsewhere"), "no ranks on elsewhere"),
         ("undrain", Undrain(node="elsewhere"), "was not asked to leave elsewhere"),
         ("plan", Cut(partition="3+3+3+1", version=None), "take up 3 .* 3 .* 3 .* 1 .* shorter"),  # type: ignore[arg-type]
-        ("plan", Cut(partition=[5, 5]), "The simulator says: .*stages"),
+        ("plan", Cut(partition=[5, 5]), "not possible: .*stages"),
     ],
 )
 def test_each_control_says_what_it_will_do_and_what_the_simulator_expects(
     control: str, body: object, said: str
 ) -> None:
-    assert re.search(said, expected(control, body)), expected(control, body)
+    told, possible = expected(control, body)
+    assert re.search(said, told), told
+    assert possible == ("not possible" not in said)
 
 
 def test_a_drain_of_one_of_several_pipelines_says_why_nothing_is_simulated() -> None:
@@ -415,7 +432,8 @@ def test_a_drain_of_one_of_several_pipelines_says_why_nothing_is_simulated() -> 
     view.followed = replace(plan(), replicas=2)
     found: Control[object] = CONTROLS["drain"]  # type: ignore[assignment]
     said = expectation(found, shown(view), Drain(node="5f0c"))
-    assert said.startswith("Nothing is simulated: the job has 2 pipelines")
+    assert said.text.startswith("Nothing is simulated: the job has 2 pipelines")
+    assert said.possible
     assert not simulates(found, view, Drain(node="5f0c"))
 
 
@@ -424,11 +442,11 @@ def test_a_job_without_a_plan_says_that_nothing_is_simulated(name: str) -> None:
     found: Control[object] = CONTROLS[name]  # type: ignore[assignment]
     body = {"move": Move(layers="1", rank=0), "freeze": Freeze(r_max=0.5), "drain": Drain(node="5f0c")}[name]
     said = expectation(found, shown(JobView(job="gpt")), body)
-    assert said == "Nothing is simulated: the job has no plan yet."
+    assert said == Expected("Nothing is simulated: the job has no plan yet.")
 
 
 def test_a_form_that_is_filled_in_badly_says_which_field() -> None:
-    with pytest.raises(Problem, match="layers: String should match"):
+    with pytest.raises(Problem, match='Layers is "x", and must be a layer such as 3'):
         CONTROLS["move"].parse({"layers": "x", "rank": "1"})
     with pytest.raises(Problem, match="send ranks, spares or both"):
         CONTROLS["scale"].parse({"ranks": "", "spares": ""})

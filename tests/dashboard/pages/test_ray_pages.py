@@ -125,6 +125,7 @@ def test_a_live_job_is_watched_paused_moved_and_drained(window: Browser) -> None
     wait_for(lambda: layer in layers_on(window).get("rank 0", ()), "the layer at rank 0")
     assert layers_on(window)["rank 1"] == before["rank 1"][1:]
     wait_for(lambda: "done move" in window.text("#commands"), "the outcome of the move")
+    wait_for(lambda: "done move" in window.text("#announced"), "the outcome, for who cannot see it")
     window.shoot("live-job")
 
     # Pause, and resume.

@@ -154,7 +154,7 @@ def test_a_second_ctrl_c_ends_at_once_and_takes_the_page_along(tmp_path: Path) -
         assert page.get("/healthz").status_code == 200, "it shows the job to its end"
         process.terminate()  # as good as a second Ctrl-C
         output = assert_ends(process, INTERRUPTED)
-    assert "aborted on request" in output
+    assert "cancelled at once, on request" in output
     with pytest.raises(httpx.ConnectError):
         page.get("/healthz")
 

@@ -14,7 +14,7 @@ from orchestrator.cli.exit_codes import DONE, USER_ERROR
 from orchestrator.client import asking
 from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.client.errors import NoSuchJob
-from orchestrator.client.rank_logs import JobLogs, RankLog
+from orchestrator.client.rank_logs import JobLogs, RankLog, output_end
 from orchestrator.events.log import EventLog
 from orchestrator.events.types import Event, Finished, Record, Submitted
 from orchestrator.history.job_view import JobView
@@ -118,3 +118,22 @@ def test_a_job_by_name_is_looked_for_in_the_cluster(tmp_path: Path, monkeypatch:
     assert logs.folder_of("a", "auto") == str(tmp_path)
     with pytest.raises(JobError, match="there is no folder b, nor runs/b, and no job 'b' is running at auto"):
         logs.folder_of("b", "auto")
+
+
+def test_the_end_of_an_output_comes_from_both_parts_and_as_a_terminal_would_show_it(tmp_path: Path) -> None:
+    assert output_end(str(tmp_path), 0, 100) is None
+    path = written(tmp_path, 0, "three\nfour")
+    older_part(path).write_text("one\ntwo\n")
+    for most, text, cut in (
+        (100, "one\ntwo\nthree\nfour", False),
+        (15, "two\nthree\nfour", True),
+        (4, "four", True),
+    ):
+        found = output_end(str(tmp_path), 0, most)
+        assert found is not None
+        assert (found.text, found.cut) == (text, cut)
+    odd = b"\x1b[1;31mred\x1b[0m \x1b]0;title\x07\n 10%\r 50%\r100%\r\n\x00\xff\ttab <b>"
+    rank_log_path(str(tmp_path), 1).write_bytes(odd)
+    found = output_end(str(tmp_path), 1, 100)
+    assert found is not None
+    assert found.text == "red \n100%\n\ufffd\ufffd\ttab <b>"

@@ -280,7 +280,7 @@ def test_one_name_one_job_and_an_end_at_once(tmp_path: Path) -> None:
         cancel_job("onyl", "auto", now=True)
     cancel_job("only", "auto", now=True)
     thread.join(60)
-    assert "aborted on request" in str(errors[0])
+    assert "cancelled at once, on request" in str(errors[0])
     log.assert_processes_gone()
 
 

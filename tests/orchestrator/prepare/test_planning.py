@@ -89,6 +89,16 @@ def test_dynpipe_is_not_slower_than_any_program() -> None:
         assert best <= planned(spec(partition=name), profile(2)).prediction.step_s
 
 
+def test_the_reason_lists_what_was_not_taken_instead_and_never_what_was() -> None:
+    """A search for `dynpipe` may take a cut near dynpipe's own, which its own is no alternative to."""
+    measured = made_profile(FOUND.layers, FOUND.parameters, 2, weights=[1, 3, 2, 0.5, 3])
+    choice = planned(spec(partition="dynpipe"), measured)
+    assert choice.programs["dynpipe"].layers != choice.plan.layers
+    taken, _, others = choice.plan.reason.partition("(instead: ")
+    assert "cut by dynpipe" in taken
+    assert [each.split()[0] for each in others.split(", ")] == ["parameter", "memory", "time", "bottleneck"]
+
+
 def test_a_search_settles_every_number() -> None:
     given = spec(ranks="auto", schedule="auto", microbatches="auto", partition="dynpipe")
     choice = planned(given, profile(4))

@@ -49,6 +49,22 @@ def test_a_gpu_s_measured_peak_is_compared_with_the_limit() -> None:
     assert (fourth.measured_bytes, fourth.peak_bytes) == (None, fourth.predicted_bytes)
 
 
+def test_the_page_has_one_figure_for_the_peak_which_is_that_of_its_fullest_rank() -> None:
+    run = run_with({1: 13 * MB})
+    issued = replace(plan(), version=2, predicted_step_s=0.1, predicted_peak_memory_bytes=99 * MB)
+    run.take(Record(time_s=run.ended_s, event=Issued(plan=issued)))
+    for kind, detail in (("cuda", "measured, of the fullest rank: rank 1"), ("cpu", "predicted, of the")):
+        part = rank_memory(run, profile(kind))
+        assert part is not None
+        (peak,) = part.tiles
+        fullest = max(part.ranks, key=lambda rank: rank.peak_bytes)
+        assert fullest.words.startswith(f"{peak.number} {peak.unit} ")
+        assert peak.detail.startswith(detail)
+        text = render(run, profile(kind))
+        assert text.count("Peak memory</dt>") == 1
+        assert "99.0 MB" not in text
+
+
 @pytest.mark.parametrize("kind", ["cpu", "emulated"])
 def test_a_host_s_process_stands_beside_the_prediction_and_is_not_compared(kind: str) -> None:
     part = rank_memory(run_with(dict.fromkeys(range(RANKS), 400 * MB)), profile(kind))

@@ -210,7 +210,7 @@ def test_how_a_run_ends_is_said() -> None:
         (Failed(reason="no", user_error=True), "failed"),
     ):
         assert f">{words}</span>" in render(with_event(event))
-    assert "Someone asked the job to stop." in render(with_event(Requested(request="stop")))
+    assert "Someone cancelled the job." in render(with_event(Requested(request="stop")))
 
 
 def test_the_timeline_of_the_newest_step_is_shown_and_a_missing_rank_is_an_empty_lane() -> None:
