@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from workers.deferred.queue import Deferral
 
+_top_hooks: Callable[[bool], object] = torch._C._autograd._top_saved_tensors_default_hooks  # type: ignore[attr-defined]
 _HOOKS_OF_OURS = 1
 """On a covered parameter: the one that refuses a second path to its gradient."""
 
@@ -65,4 +67,4 @@ class Intact:
 
 
 def _saves_elsewhere() -> bool:
-    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+    return _top_hooks(False) is not None

@@ -6,7 +6,7 @@ So its parameters have a place, copies, checkpoints and an optimizer like any la
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Generator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -34,7 +34,7 @@ class LayerWithLoss(nn.Module):
 
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Module]]:
+    ) -> Generator[tuple[str, nn.Module], None, None]:
         memo = set() if memo is None else memo
         yield from self.layer_before_loss.named_modules(memo, prefix, remove_duplicate)
         loss = f"{prefix}.{LOSS}" if prefix else LOSS
@@ -52,17 +52,13 @@ class LayerWithLoss(nn.Module):
             return getattr(super().__getattr__("layer_before_loss"), name)
 
 
-def has_state(loss: Callable[..., Tensor]) -> bool:
-    """Whether training changes something of `loss`."""
-    return isinstance(loss, nn.Module) and bool(loss.state_dict())
-
-
 def with_loss(definition: ModelDefinition) -> ModelDefinition:
-    """`definition` with its loss in the last layer, if that has a state."""
-    if not has_state(definition.loss):
+    """`definition` with its loss in the last layer, if training changes something of it."""
+    loss = definition.loss
+    if not isinstance(loss, nn.Module) or not loss.state_dict():
         return definition
     last = definition.layers[-1]
-    builder = LayerBuilder(last.name, partial(_build, last, definition.loss))
+    builder = LayerBuilder(last.name, partial(_build, last, loss))
     return replace(definition, layers=(*definition.layers[:-1], builder))
 
 
