@@ -55,8 +55,7 @@ class Candidate:
         """The first by `order`. Those that are slower than one that fits are predicted without copies and memory."""
         best: Candidate | None = None
         for each in sorted(candidates, key=lambda each: each.least_per_microbatch_s):
-            slower = best is not None and each.least_per_microbatch_s > best.per_microbatch_s
-            if slower and best.fits:
+            if best is not None and each.least_per_microbatch_s > best.per_microbatch_s and best.fits:
                 break
             if best is None or each.order() < best.order():
                 best = each
