@@ -7,6 +7,7 @@ reach a rank while it trains. Knows nothing of what is trained.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,12 +22,15 @@ from planner.freezing import FreezePlan
 from planner.observed import StepTimes
 from planner.plan import Plan
 from planner.shards import Piece
+from workers.checkpoint.left_behind import leave_note, leave_reports
 from workers.checkpoint.manifest import FileRecord
 from workers.checkpoint.storage import open_folder
 from workers.config import WorkerConfig
+from workers.control.head_watch import HeadWatch, host_and_port_of
 from workers.control.rank_error import RankError, travelling_errors
 from workers.control.rank_program import RankProgram
 from workers.control.report_mail import UNANSWERED, ReportMail
+from workers.control.rescues import Rescues, patience_s
 from workers.control.telemetry_lane import TelemetryLane
 from workers.fault_injection.fault import Fault
 from workers.notices.reporting import watch_node
@@ -48,8 +52,10 @@ from workers.protocol import (
     Position,
     Report,
     Request,
+    Rescued,
     Settlement,
     Source,
+    WarningReport,
     Working,
 )
 
@@ -60,7 +66,7 @@ DELIVERY_S = 10.0
 ZONE_LABEL = "ray.io/availability-zone"
 """Label of a Ray node with its zone: clouds' autoscalers and KubeRay set it, or `ray start --labels`."""
 LAST_WORDS_S = 1.0
-"""How long the report of a fault may take before the fault fires."""
+"""How long the report of a fault may take before the fault fires, and reports after a rescue."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +115,10 @@ class RankActor:
         self._outcome: Outcome | Parted | RankError | None = None
         self._host = ray.util.get_node_ip_address()
         self._lane = TelemetryLane(_observing(controller), _over)
+        self._rescued: Rescued | None = None
+        """The newest rescue that this rank reported, as the first one."""
+        self._head = ray.get_runtime_context().gcs_address
+        self._rescues = Rescues(patience_s(), self._leave_word)
         self._rank = Rank(
             config,
             rank,
@@ -117,9 +127,13 @@ class RankActor:
             host=self._host,
             observe=self._lane.offer,
             log_sha256=self._mail.log_sha256,
+            rescues=self._rescues,
         )
         if controller is not None:
             node = ray.get_runtime_context().get_node_id()
+            HeadWatch(
+                host_and_port_of(self._head), lambda: self._rescues.lost(time.time()), self._rescues.back
+            )
             run = marker[1] if marker is not None else config.output.encode()
             self._watch = watch_node(config.elastic, run, node, rank, self._send)
 
@@ -301,7 +315,21 @@ class RankActor:
         """Drop the process group: a blocked `train` or `join` raises; see `Rank.leave`."""
         self._rank.leave(generation)
 
+    def _leave_word(self) -> None:
+        """After a rescue, leave in the job's folder how to resume, and what the controller has not taken."""
+        if under_way := self._mail.under_way():
+            ray.wait(under_way, num_returns=len(under_way), timeout=LAST_WORDS_S)
+        try:
+            leave_reports(self._config.output, self._number, self._mail.unreported())
+            if self._rescued is not None:
+                leave_note(self._config.output, self._rescued, self._head)
+        except OSError as error:
+            text = f"cannot write into {self._config.output} how to resume: {error.strerror or error}"
+            self._send(WarningReport(rank=self._number, text=text))
+
     def _send(self, report: Report) -> None:
+        if isinstance(report, Rescued):
+            self._rescued = report
         handle = self._mail.put(report)
         if isinstance(report, FaultReport):
             # The fault may kill this process.

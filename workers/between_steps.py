@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -9,7 +10,7 @@ from workers.checkpoint.coordination import Checkpointing
 from workers.control.announcements import Announcements
 from workers.generation import GenerationSetup
 from workers.minibatch import Minibatch
-from workers.protocol import Request, SampleReport, ValidationReport
+from workers.protocol import Request, Rescued, SampleReport, ValidationReport
 from workers.sample_text import sample_text
 from workers.state.layer_state import LayerState, host_copy
 from workers.state.loss_scale import LossScale
@@ -55,13 +56,32 @@ class BetweenSteps:
         due = last or (every and step % every == 0) or Request.CHECKPOINT in requests
         if left is not None:
             due = (due and left.whole < step) or left.begun > left.whole
-        if due:
+        if Request.RESCUE in requests and not last:
+            self._rescue(step, loss_scale)
+        elif due:
             self.release()
             self.checkpointing.start(step, self._copies, loss_scale)
         every = config.validate_every
         if not self.validated and ((every and step % every == 0) or step == config.steps):
             self.release()
             self._validate(step)
+
+    def _rescue(self, step: int, loss_scale: LossScale | None) -> None:
+        """Write a checkpoint of `step`, and go on once it is complete: one that waits for a later commit may come too
+        late."""
+        begun_s, rescues = time.time(), self.setup.rescues
+        # Every rank has passed the commit then, and steps are reported before their checkpoint.
+        self.channel.all_gather(b"")
+        self.announcements.settle(step)
+        self.release()
+        self.checkpointing.start(step, self._copies, loss_scale)
+        error = self.checkpointing.finish(self.channel, self.setup.place, step)
+        ended_s = time.time()
+        if self.setup.place == 0:
+            lost_s = rescues.lost_s or begun_s
+            ends_s, seconds = lost_s + rescues.patience_s, ended_s - begun_s
+            self.setup.report(Rescued(step=step, lost_s=lost_s, ends_s=ends_s, seconds=seconds, error=error))
+        rescues.wrote(begun_s, ended_s)
 
     def _copies(self) -> list[LayerState]:
         """Host copies of the layers that this rank writes."""

@@ -22,6 +22,7 @@ from workers.config import WorkerConfig
 from workers.control.activity import Activity
 from workers.control.mailbox import Mailbox
 from workers.control.rank_program import RankProgram
+from workers.control.rescues import Rescues
 from workers.data.dataset import OpenData
 from workers.data.read_ahead import ReadAhead
 from workers.devices.device import Device
@@ -98,6 +99,8 @@ class GenerationSetup:
     activity: Activity
     check: LayerCheck
     """Compares its layers with plain autograd."""
+    rescues: Rescues
+    """When the ranks write a checkpoint because the cluster's head is lost."""
     report: Callable[[Report], None]
     log_sha256: Callable[[], str | None] = lambda: None
     """Returns the hash of a line of the job's event log, if one is known."""

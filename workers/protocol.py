@@ -27,6 +27,9 @@ class Request(StrEnum):
     """Stop after the step being committed, with a checkpoint."""
     REGROUP = "regroup"
     """Leave the generation after the step being committed, so that a new one can form."""
+    RESCUE = "rescue"
+    """Write a checkpoint of the step being committed, whole before the next step begins, and continue: the cluster's
+    head is lost. Ranks ask each other for it, not the controller."""
 
 
 class Part(StrEnum):
@@ -351,6 +354,21 @@ class CheckpointReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rescued:
+    """The ranks wrote a checkpoint because the cluster's head is lost; sent by the first rank."""
+
+    step: int
+    lost_s: float
+    """When the head was found lost, in seconds since the Unix epoch."""
+    ends_s: float
+    """When Ray ends the job's processes unless the head comes back, likewise."""
+    seconds: float
+    """Seconds for which the ranks stood still."""
+    error: str | None = None
+    """Why it could not be written."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Span:
     """One action as it ran."""
 
@@ -400,6 +418,7 @@ Report = (
     | NoticeReport
     | MemoryLow
     | LayersChecked
+    | Rescued
     | WarningReport
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -26,6 +27,7 @@ from workers.control.mailbox import Mailbox
 from workers.control.next_plan import NextPlan, check_buffers, check_next
 from workers.control.rank_program import RankProgram
 from workers.control.records_digest import vector_sha256
+from workers.control.rescues import Rescues
 from workers.data.dataset import OpenData
 from workers.data.read_ahead import ReadAhead
 from workers.data.registry import open_dataset
@@ -101,6 +103,7 @@ class Rank:
         observe: receives the times of every step if `[adapt]` wants them; must not block.
         log_sha256: returns the hash of a line of the job's event log, for the manifests of checkpoints; None if it
             knows none. Must not block.
+        rescues: says when to write a checkpoint because the cluster's head is lost; None: there is none to lose.
     """
 
     def __init__(
@@ -113,8 +116,10 @@ class Rank:
         host: str = "127.0.0.1",
         observe: Callable[[StepTimes], None] | None = None,
         log_sha256: Callable[[], str | None] = lambda: None,
+        rescues: Rescues | None = None,
     ) -> None:
         self._config = config
+        self._rescues = rescues if rescues is not None else Rescues(math.inf)
         self._rank = rank
         self._report = report
         self._log_sha256 = log_sha256
@@ -404,6 +409,7 @@ class Rank:
             faults=self.faults,
             activity=self._activity,
             check=self._check,
+            rescues=self._rescues,
             report=self._report,
             log_sha256=self._log_sha256,
             observe=self._observe,

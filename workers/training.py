@@ -426,7 +426,7 @@ class Training:
             energies=findings.energies,
             parameter_energies=findings.parameter_energies,
             busy_s=window.busy_s,
-            requests=setup.mailbox.take(),
+            requests=self._own_requests(),
             prepared=freezer.bring(setup.mailbox.prepared()),
             next_plan=self._ready_plan(),
             bases_settled=self.upkeep.settled,
@@ -435,6 +435,11 @@ class Training:
             files=files,
             files_errors=errors,
         )
+
+    def _own_requests(self) -> tuple[Request, ...]:
+        """What the controller, and this rank itself, request of the commit."""
+        asked = self._setup.mailbox.take()
+        return (*asked, Request.RESCUE) if self._setup.rescues.due(time.time()) else asked
 
     def _ready_plan(self) -> Prepared | None:
         """The prepared plan, for the commit record, if this rank could follow it from the next step on."""

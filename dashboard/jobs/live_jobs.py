@@ -19,6 +19,8 @@ FIRST_VIEW_S = 10.0
 """How long a request waits for the first view of a new job."""
 ANSWER_S = 5.0
 """Limit for the cluster's answer to a request, and for that of a controller whose job had ended."""
+OTHER_CLUSTER = "WrongClusterID"
+"""How Ray refuses a driver of the cluster that was at its address before."""
 KEPT_ENDED = 20
 """Jobs that are shown after their controllers have gone."""
 
@@ -100,6 +102,8 @@ class LiveJobs:
             except Exception as error:  # a cluster that is gone for a while must not end the service
                 known = isinstance(error, JobError)
                 text = str(error) if known else f"the cluster does not answer: {error}"
+                if OTHER_CLUSTER in text:
+                    text = "another cluster runs at this address now: start the service again to see its jobs"
                 if text != self.trouble:
                     log.warning("%s", text)
                 self.trouble = text

@@ -39,9 +39,6 @@ ENDS_S = 30
 """Seconds after a signal in which the service ends in order. Whatever hangs then, the process ends."""
 GIVE_WAY_S = 0.001
 """How soon a thread that computes gives way to the event loop, which needs a turn several times for each answer."""
-CLUSTER_LOST = "RAY_gcs_rpc_server_reconnect_timeout_s"
-CLUSTER_LOST_S = 3600
-"""How long the service goes on without its cluster. Ray would end the process after a minute."""
 
 
 def serve(settings: Settings, say: Callable[[str], None]) -> None:
@@ -60,7 +57,8 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
     listener = listener_of(settings)
     with ExitStack() as ending:
         ending.enter_context(listener)
-        ending.enter_context(_cluster(settings.address))
+        if settings.address is not None:
+            ending.enter_context(joined(settings.address))
         app = create_app(settings)
         ending.push(partial(_leave_work_behind, app.state.services))
         scheme = "https" if settings.tls_certificate is not None else "http"
@@ -146,25 +144,6 @@ def _reached_at(settings: Settings) -> str:
     if not is_wildcard(settings.host):
         return settings.host
     return next(iter(settings.hosts), "::1" if ":" in settings.host else "127.0.0.1")
-
-
-@contextmanager
-def _cluster(address: str | None) -> Iterator[None]:
-    """Be a driver of the cluster at `address`, and stay one for `CLUSTER_LOST_S` without it. Ray reads its settings
-    once, as it connects: the variable is not left for child processes, which submit jobs."""
-    if address is None:
-        yield
-        return
-    ours = CLUSTER_LOST not in os.environ
-    with ExitStack() as joining:
-        if ours:
-            os.environ[CLUSTER_LOST] = str(CLUSTER_LOST_S)
-        try:
-            joining.enter_context(joined(address))
-        finally:
-            if ours:
-                del os.environ[CLUSTER_LOST]
-        yield
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from orchestrator.cli.commands.steer.reap import reap
 from orchestrator.cli.commands.steer.resume import resume
 from orchestrator.cli.commands.steer.scale import scale
 from orchestrator.cli.commands.steer.undrain import undrain
+from orchestrator.cli.commands.watch.clusters import clusters
 from orchestrator.cli.commands.watch.dashboard import dashboard
 from orchestrator.cli.commands.watch.events import events
 from orchestrator.cli.commands.watch.follow import follow
@@ -50,7 +51,7 @@ app = typer.Typer(
 )
 ROOMS = {
     "Start": (train, submit, plan, profile, schedule, rehearse),
-    "Watch": (dashboard, jobs, status, events, follow, logs),
+    "Watch": (dashboard, jobs, status, events, follow, logs, clusters),
     "Steer": (checkpoint, pause, resume, cancel, move, drain, undrain, scale, freeze, fault, reap),
     "Results": (report, timeline, export, verify),
 }

@@ -11,7 +11,7 @@ Address = Annotated[
     str | None,
     typer.Option(
         help="A Ray cluster, as in cluster.address, or the URL of a Freshet service.",
-        show_default="FRESHET_ADDRESS, else auto",
+        show_default="FRESHET_ADDRESS, else the only cluster of this machine",
     ),
 ]
 ClusterAddress = Annotated[str, typer.Option(help="The cluster, as in cluster.address.")]

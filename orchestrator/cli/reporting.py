@@ -19,7 +19,7 @@ def report_command(run: str, out: Path | None) -> Path:
     if not log.exists():
         raise JobError(f"{run} holds no event log: name a job's output folder")
     try:
-        return write_report(log, out)
+        return write_report(log, out, run)
     except ValueError as error:
         raise JobError(str(error)) from error
     except OSError as error:

@@ -146,5 +146,5 @@ def reap_job(job: str, address: str, *, force: bool) -> str:
     Raises:
         JobError: there is no such cluster, nothing of that name, or the job is at work or may be.
     """
-    with joined(address):
-        return BlockingJobClient(address).reap(job, force=force)
+    with joined(address) as connection:
+        return BlockingJobClient(connection.address).reap(job, force=force)

@@ -46,7 +46,7 @@ def submit_command(
             )
         return _submit_to_service(path, address, overrides, follow=follow, resume=resume, name=name)
     package = job_package(path, overrides, working_dir=working_dir, resume=resume, name=name)
-    cluster = RayCluster(address)
+    cluster = RayCluster(address, lambda text: typer.echo(text, err=True))
     id = cluster.submit(package)
     there = f"{id} --address {cluster.address}"
     typer.echo(f"job {package.name} is submitted to {cluster.address} as {id}")

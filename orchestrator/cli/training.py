@@ -112,7 +112,7 @@ def follow_command(job: str, address: str) -> int:
 def _write_report(done: Run) -> str:
     """Write `report.html`. Return its path, or why it was not written."""
     try:
-        report = write_report(done.events_path)
+        report = write_report(done.events_path, folder=done.spec.job.folder)
         JobFolder(done.spec.job.folder).publish(report)
     except OSError as error:
         return f"not written: {error.strerror or error}"

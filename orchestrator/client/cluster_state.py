@@ -1,4 +1,7 @@
-"""The nodes of the connected cluster: what they have, what is free, which are leaving. Blocks briefly."""
+"""The connected cluster's nodes: what they have, what is free, which are leaving; and the clusters of this machine.
+
+Blocks briefly.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orchestrator.cluster.draining import draining
+from orchestrator.cluster.here import clusters_here, end_cluster
+from planner.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,3 +69,18 @@ def own_address(address: str) -> str:
     if address != "auto" or not ray.is_initialized():
         return address
     return ray.get_runtime_context().gcs_address
+
+
+def clusters_of_this_machine() -> tuple[str, ...]:
+    """The Ray clusters with nodes on this machine, in words: address, when they started, what keeps them."""
+    return tuple(cluster.text for cluster in clusters_here())
+
+
+def end_of_cluster(address: str) -> str:
+    """End one cluster's processes on this machine, and say how many there were.
+
+    Raises:
+        JobError: there are none, or some belong to another user.
+    """
+    count = counted(end_cluster(address), "process", "processes")
+    return f"the Ray cluster at {address} has ended on this machine: {count}"

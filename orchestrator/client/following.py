@@ -26,11 +26,13 @@ from orchestrator.events import types as events
 from orchestrator.events.folder import MARKER, JobFolder
 from orchestrator.events.log import read_log
 from orchestrator.events.page import Page
+from orchestrator.events.unreported import unreported
 from orchestrator.history.starts import since_start
 from orchestrator.prepare.profile_cache import cache_folder, mark_stale
 from orchestrator.spec.job_spec import Spec
 from planner.wording import counted
-from workers.protocol import JobError
+from workers.control.rescues import patience_s
+from workers.protocol import CheckpointReport, JobError, Rescued
 
 Observer = Callable[[events.Record], None]
 
@@ -39,6 +41,12 @@ POLL_S = 0.1
 `ray job stop`, Ray gives a driver three seconds to pass its signal on."""
 READ_S = 0.5
 """How long the controller holds the driver's request for events before it answers that there are none."""
+QUIET_S = 2.0
+"""After this time without an answer the driver looks whether the cluster's head answers."""
+RESCUE_S = 20.0
+"""How long ranks of a cluster of our own that has lost its head may take for a checkpoint."""
+AFTER_S = 5.0
+"""How much later than Ray ends a job's processes the driver counts them as ended."""
 SILENCE_S = 30.0
 """After this time without an answer the driver says so, and a second signal ends the job without its controller."""
 
@@ -113,6 +121,8 @@ class Following:
         self._answered_s = time.monotonic()
         self._told = False
         """Whether the user has been told that the controller is silent."""
+        self._headless_s: float | None = None
+        """Since when the cluster's head has not answered, by the monotonic clock; None: it has."""
 
     def run(self, observe: Observer, say: Callable[[str], None]) -> Run:
         """Pass events and signals on until the job has ended.
@@ -137,22 +147,24 @@ class Following:
         reading: Call[Page] | None = None
         while not over:
             if self._connection.broken():
-                return events.Failed(reason="Ray's processes on this machine were killed", user_error=False)
+                return self._without_own_cluster(observe)
             self._pass_signals_on(say)
             if self._silent(say) and self._interrupts.count > 1:
                 return self._without_controller()
             reading = reading or self._read()
             try:
                 page = reading.result(POLL_S)
-            except ControllerSilent:
-                reading = None
-                continue
-            except TimeoutError:
+            except (ControllerSilent, TimeoutError) as error:
+                if isinstance(error, ControllerSilent):
+                    reading = None
+                quiet = time.monotonic() - self._answered_s > QUIET_S
+                if quiet and (lost := self._without_head(observe, say)) is not None:
+                    return lost
                 continue
             except (NoController, NoSuchJob) as error:
                 return self._end_after(error, observe)
             reading = None
-            self._answered_s, self._told = time.monotonic(), False
+            self._answered_s, self._told, self._headless_s = time.monotonic(), False, None
             for record in (*self._missed(page, say), *page.records):
                 if isinstance(record.event, events.ProfileDoubted):
                     # The cache of this machine, from which the plan was made, may be out of the controller's reach.
@@ -163,6 +175,67 @@ class Following:
         self._client.dismiss(self._job)
         assert end is not None
         return end
+
+    def _without_head(
+        self, observe: Observer, say: Callable[[str], None]
+    ) -> events.Finished | events.Failed | None:
+        """Pass on what the log says while the cluster's head does not answer. Return the job's end; None while it may
+        be trained on."""
+        if not self._connection.headless():
+            self._headless_s = None
+            return None
+        if self._headless_s is None:
+            self._headless_s = time.monotonic()
+            self._told = True
+            say(
+                f"the head of the Ray cluster at {self._connection.address} does not answer. Unless it comes back, Ray"
+                f" ends the job's processes in about {patience_s():.0f} s; the ranks write a checkpoint now, and"
+                " another before that"
+            )
+        if (end := _end_among(self._pass_on(observe))) is not None:
+            return end
+        if time.monotonic() - self._headless_s < patience_s() + AFTER_S:
+            return None
+        why = f"the head of the Ray cluster at {self._connection.address} was lost, and the job with it"
+        return self._lost(why, observe)
+
+    def _without_own_cluster(self, observe: Observer) -> events.Failed:
+        """The end of a job whose own cluster has broken down. Ranks that lost only its head write a checkpoint."""
+        deadline_s = time.monotonic() + RESCUE_S
+        while self._connection.headless() and time.monotonic() < deadline_s:
+            if any(isinstance(record.event, Rescued) for record in self._logged()[self._after :]):
+                break
+            time.sleep(POLL_S)
+        return self._lost("Ray's processes on this machine were killed", observe)
+
+    def _pass_on(self, observe: Observer) -> Sequence[events.Record]:
+        """Pass on what only the log says. Return all its records since the job was submitted."""
+        records = self._logged()
+        for record in records[self._after :]:
+            observe(record)
+        self._after = max(self._after, len(records))
+        return records
+
+    def _lost(self, why: str, observe: Observer) -> events.Failed:
+        """The end of a job that was lost: says from where it can go on."""
+        records, folder = self._pass_on(observe), self.spec.job.folder
+        try:
+            left = unreported(folder, records)
+        except OSError:
+            left = []
+        for record in left:
+            observe(record)
+        steps = [
+            record.event.step
+            for record in (*records, *left)
+            if isinstance(record.event, CheckpointReport) and record.event.error is None
+        ]
+        go_on = (
+            f"--resume goes on from the checkpoint of step {max(steps)}, in {folder}"
+            if steps
+            else f"there is no checkpoint to go on from in {folder}"
+        )
+        return events.Failed(reason=f"{why}: {go_on}", user_error=False)
 
     def _read(self) -> Call[Page]:
         """Request the next events."""
@@ -259,7 +332,7 @@ def attached(job: str, address: str) -> Iterator[Following]:
         JobError: there is no such cluster or job, its controller does not answer, or its folder is not visible here.
     """
     with Interrupts() as interrupts, joined(address) as connection:
-        client = BlockingJobClient(address)
+        client = BlockingJobClient(connection.address)
         folder = client.view(job).folder
         page = client.page(job, 0)
         marker = JobFolder(folder).marker()

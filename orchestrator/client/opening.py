@@ -20,7 +20,8 @@ def opened(address: str | None = None, environment: Mapping[str, str] = os.envir
     """A blocking client of the jobs at `address`.
 
     Args:
-        address: `auto`, `HOST:PORT` or `ray://HOST:PORT` for a Ray cluster, whose driver this process becomes;
+        address: `auto`, `HOST:PORT` or `ray://HOST:PORT` for a Ray cluster, whose driver this process becomes; standard
+            error says which one `auto` was;
             `http://HOST:PORT` or `https://HOST:PORT` for a Freshet service; None: that of `FRESHET_ADDRESS`, else
             `auto`.
 
@@ -37,8 +38,8 @@ def opened(address: str | None = None, environment: Mapping[str, str] = os.envir
         return
     from orchestrator.client.asking import joined
 
-    with joined(address):
-        yield BlockingJobClient(address)
+    with joined(address) as connection:
+        yield BlockingJobClient(connection.address)
 
 
 def address_or_default(address: str | None, environment: Mapping[str, str] = os.environ) -> str:

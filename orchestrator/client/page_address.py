@@ -12,6 +12,9 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from orchestrator.cluster.here import find
+from workers.protocol import JobError
+
 KEY = b"freshet/dashboard"
 SPACE = b"freshet"
 GCS_PORT = 6379
@@ -40,9 +43,10 @@ def page_address(address: str = "auto") -> str | None:
     import ray
     from ray.exceptions import RayError
 
-    with suppress(RayError, OSError, RuntimeError, ValueError):
+    with suppress(JobError, RayError, OSError, RuntimeError, ValueError):
         if address == "auto" and ray.is_initialized():
             return _text(_own_store().internal_kv_get(KEY, SPACE))
+        address = find(address).address if address == "auto" else address
         if (found := _store_of(address)) is None:
             return None
         store = _store(found)
@@ -74,8 +78,6 @@ def _store_of(address: str) -> str | None:
     """Address of the store that the cluster at `address` has, or may have."""
     from ray._private import services
 
-    if address == "auto":
-        return services.canonicalize_bootstrap_address_or_die(address)
     if "://" not in address:
         return address
     host, port = urlsplit(address).hostname or "", urlsplit(address).port

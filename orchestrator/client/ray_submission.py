@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 
 from orchestrator.client.blocking import finish
 from orchestrator.client.job_package import JobPackage
+from orchestrator.cluster.connection import check_store
+from orchestrator.cluster.here import find
 from workers.protocol import JobError
 
 if TYPE_CHECKING:
@@ -49,15 +51,18 @@ class RayCluster:
 
     Args:
         address: `auto` for the cluster of this machine, or the URL of Ray's dashboard, `http://HOST:8265`.
+        say: receives which cluster `auto` was.
 
     Raises:
         NotRay: something else answers there.
-        JobError: no cluster answers there, or it wants a token that is not here.
+        JobError: no cluster answers there, several may be meant, or it wants a token that is not here.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, say: Callable[[str], None] = lambda text: None) -> None:
         if address != "auto":
             check_ray(address)
+        else:
+            address = _store_or_url(say)
         self._client = _connect(address)
         self.address = self._client.get_address()
         """Its URL."""
@@ -137,6 +142,18 @@ def check_ray(url: str) -> None:
         )
 
 
+def _store_or_url(say: Callable[[str], None]) -> str:
+    """What `auto` means: the URL that the environment names, or the control store of the only cluster."""
+    for name in OVERRIDING:
+        if (named := os.environ.get(name, "")).startswith(("http://", "https://")):
+            check_ray(named)
+            return named
+    found = find("auto")
+    check_store(found.address)
+    say(f"the Ray cluster at {found.text}")
+    return found.address
+
+
 def _connect(address: str) -> JobSubmissionClient:
     from ray.exceptions import AuthenticationError, RayError
     from ray.job_submission import JobSubmissionClient
@@ -144,8 +161,6 @@ def _connect(address: str) -> JobSubmissionClient:
     for name in TALKATIVE:
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
-        if address == "auto":
-            return JobSubmissionClient(address)
         with _without(OVERRIDING):
             return JobSubmissionClient(address)
     except AuthenticationError as error:
@@ -155,9 +170,8 @@ def _connect(address: str) -> JobSubmissionClient:
             f" {_reason(error)})"
         ) from error
     except (OSError, RuntimeError, ValueError, RayError) as error:
-        here = "this machine's clusters and RAY_ADDRESS" if address == "auto" else f"{address}/api/version"
         raise JobError(
-            f"no Ray cluster at {address}: tried {here} ({_reason(error)}). Start one with `ray"
+            f"no Ray cluster takes jobs at {address} ({_reason(error)}). Start one with `ray"
             " start --head`, or name its dashboard with --address http://HOST:8265"
         ) from error
 

@@ -41,7 +41,7 @@ def run(
     submission.check_opened()
     with (
         Interrupts() as interrupts,
-        cluster.connected(submission.spec.cluster.address, cpus=submission.cpus) as connection,
+        cluster.connected(submission.spec.cluster.address, cpus=submission.cpus, say=say) as connection,
     ):
         interrupts.check()
         job = submission.send(
@@ -52,7 +52,7 @@ def run(
         )
         if job.end is not None:
             return ended(job.spec, job.end, interrupted=False)
-        client = BlockingJobClient(job.spec.cluster.address)
+        client = BlockingJobClient(connection.address or job.spec.cluster.address)
         return Following(client, job.spec, connection, interrupts=interrupts, ours=True).run(observe, say)
 
 
@@ -77,7 +77,10 @@ def detach(
         )
     submission = Submission(spec, resume=resume, say=say)
     submission.check_opened()
-    with Interrupts() as interrupts, cluster.connected(submission.spec.cluster.address, cpus=submission.cpus):
+    with (
+        Interrupts() as interrupts,
+        cluster.connected(submission.spec.cluster.address, cpus=submission.cpus, say=say),
+    ):
         interrupts.check()
         return submission.send(
             profile=profile,

@@ -26,6 +26,7 @@ from orchestrator.cluster.placement import preferring
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.events import types as events
 from orchestrator.events.folder import MARKER, JobFolder, Marker, starting_points, undamaged
+from orchestrator.events.unreported import take_in
 from orchestrator.history.freeze_history import FreezeHistory
 from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle.states import Order
@@ -38,6 +39,7 @@ from orchestrator.prepare.resumption import adopt
 from orchestrator.spec.checks import AUTO, check
 from orchestrator.spec.job_spec import Spec
 from orchestrator.telemetry.wanted import check_packages
+from planner.wording import counted
 from workers.protocol import CheckpointRef, JobError
 
 START_S = 300.0
@@ -160,6 +162,8 @@ class Submission:
         """
         folder, name = self._folder, self.spec.job.name
         _make_way(name)
+        if self._resume:
+            self._take_in_left()
         prepared = prepare(
             self._checked,
             self._opening.result(),
@@ -185,6 +189,23 @@ class Submission:
         folder.keep_profile(prepared.profile.to_json() + "\n" if prepared.profile is not None else None)
         _start(prepared, folder, start, marker, freezing, interrupted)
         return SubmittedJob(name=name, folder=spec.job.folder, spec=spec)
+
+    def _take_in_left(self) -> None:
+        """Take into the log what the ranks left when the cluster's head was lost.
+
+        Raises:
+            JobError: the folder cannot be read or written, or another job is at work in it.
+        """
+        try:
+            count = take_in(self._folder)
+        except OSError as error:
+            raise JobError(
+                f"cannot take what ranks left in {self._folder.location} into the log: {error.strerror or error}"
+            ) from error
+        if count:
+            self._say(
+                f"the log has {counted(count, 'report')} more, which ranks left when the cluster's head was lost"
+            )
 
 
 def in_ray_cache(folder: str) -> str:

@@ -5,6 +5,7 @@ A cluster of our own listens on the loopback interface only, asks for its token,
 
 from __future__ import annotations
 
+import atexit
 import logging
 import math
 import os
@@ -12,7 +13,8 @@ import secrets
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,18 +24,27 @@ import psutil
 from orchestrator.cluster.actor_names import NAMESPACE
 from orchestrator.cluster.address import host_and_port
 from orchestrator.cluster.draining import draining
+from orchestrator.cluster.here import SUBMITTED, Found, answers, find, is_on_loopback
 from orchestrator.cluster.placement import Node
 from orchestrator.cluster.ports import agents_announced
+from workers.control.rescues import HEAD_LOST
 from workers.protocol import JobError
 
 OBJECT_STORE_BYTES = 128 * 2**20
 """Only small messages pass through Ray; the ranks exchange tensors among themselves."""
 ATTEMPTS = 2
 """To start our own cluster: Ray gives up after half a minute, which a busy machine can take."""
-SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-"""Ray sets it for what `ray job submit` runs: the runtime environment, whose files lie in that cluster alone."""
 SHUTDOWN_S = 10.0
 CONNECT_S = 10.0
+CLUSTER_LOST_S = 2_000_000
+"""How long a driver goes on without its cluster: three weeks, whose milliseconds fit into 32 bits. Ray would end the
+process after a minute, in the middle of what it says of that."""
+NO_NODE = "cannot find a local Raylet"
+"""How Ray says that a driver's machine is no node of the cluster."""
+LEAVE_S = 3.0
+"""How long leaving a cluster may take whose head does not answer."""
+GREETING, SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", 4
+"""How a client of HTTP/2 begins, and the type of frame with which a server answers."""
 
 
 def prepare_local(environment: dict[str, str]) -> None:
@@ -70,27 +81,45 @@ def stay_without_cluster(environment: dict[str, str]) -> None:
 class Connection:
     """A driver's connection to a cluster; `own` are the processes that the driver started for it."""
 
-    def __init__(self, own: set[psutil.Process]) -> None:
-        self._vital = {process for process in own if process.name() in ("gcs_server", "raylet")}
+    def __init__(self, own: set[psutil.Process], address: str = "") -> None:
+        self.address = address
+        """`HOST:PORT` or `ray://HOST:PORT` of the cluster; empty for one of our own."""
+        self._raylets = {process for process in own if process.name() == "raylet"}
+        self._vital = self._raylets | {process for process in own if process.name() == "gcs_server"}
+
+    def headless(self) -> bool:
+        """Whether the cluster has lost its head, and its other processes may go on for a while. Blocks for up to a
+        second."""
+        if self.address:
+            return not answers(self.address.removeprefix("ray://"))
+        return not any(map(_gone, self._raylets)) and self.broken()
 
     def broken(self) -> bool:
         """Whether vital processes of our own cluster are gone: calls into it may never return."""
-        return any(
-            not process.is_running() or process.status() == psutil.STATUS_ZOMBIE for process in self._vital
-        )
+        return any(map(_gone, self._vital))
+
+
+def _gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def _to_stderr(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 @contextmanager
-def connected(address: str, *, cpus: float) -> Iterator[Connection]:
+def connected(address: str, *, cpus: float, say: Callable[[str], None] = _to_stderr) -> Iterator[Connection]:
     """Connect as a driver of the cluster at `address`; keep the connection if there is one already.
 
     Args:
         address: `local`, `auto`, `HOST:PORT` or `ray://HOST:PORT`.
         cpus: what the job needs of a local cluster, which claims at least that many, whatever the machine
             has.
+        say: receives which cluster `auto` was.
 
     Raises:
-        JobError: there is no such cluster, or a job that Ray runs for a client asks for a local one.
+        JobError: there is no such cluster, `auto` may be several, or a job that Ray runs for a client asks for a local
+            one, or another one.
     """
     stay_without_cluster(os.environ)  # pyright: ignore[reportArgumentType]
     if address == "local" and SUBMITTED in os.environ:
@@ -98,15 +127,18 @@ def connected(address: str, *, cpus: float) -> Iterator[Connection]:
             "cluster.address = 'local' starts a cluster of its own, and this process is a job that was submitted to one"
             " already: name that one with --set cluster.address=auto"
         )
-    if address == "local" or (address == "auto" and _is_on_loopback(os.environ)):
+    if (joined := _joined_already()) is not None:
+        yield Connection(set(), joined)
+        return
+    found = Found(address="") if address == "local" else find(address)
+    if address == "local" or is_on_loopback(found.address):
         prepare_local(os.environ)  # pyright: ignore[reportArgumentType]
-    _check_reachable(address)
+    if address != "local":
+        address = found.address
+        check_store(address)
     import ray
     import ray.job_config
 
-    if ray.is_initialized():
-        yield Connection(set())
-        return
     before = set(psutil.Process().children())
     options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
     if not address.startswith("ray://"):  # where paths of this machine mean nothing
@@ -125,12 +157,40 @@ def connected(address: str, *, cpus: float) -> Iterator[Connection]:
     try:
         _initialise(address, options)
         patience_s = SHUTDOWN_S
+        if found.text:
+            say(f"joined the Ray cluster at {found.text}")
         with _without_ray_errors():
-            yield Connection(set(psutil.Process().children()) - before)
+            yield Connection(set(psutil.Process().children()) - before, found.address)
     finally:
         family = _family(set(psutil.Process().children()) - before) if address == "local" else set()
-        ray.shutdown()
+        _leave(found.address)
         _wait_or_kill(family, patience_s)
+
+
+def _joined_already() -> str | None:
+    """Address of the cluster that this process is a driver of."""
+    # What Ray reads as it is imported may not be set yet.
+    ray: Any = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return None
+    return ray.get_runtime_context().gcs_address
+
+
+def _leave(address: str) -> None:
+    """`ray.shutdown`; does not wait for a cluster that is gone.
+
+    Args:
+        address: of a cluster that is not our own; else empty.
+    """
+    import ray
+
+    if not address or answers(address.removeprefix("ray://")):
+        ray.shutdown()
+        return
+    atexit.unregister(ray.shutdown)
+    leaving = threading.Thread(target=ray.shutdown, daemon=True)
+    leaving.start()
+    leaving.join(LEAVE_S)
 
 
 @contextmanager
@@ -158,7 +218,8 @@ def _initialise(address: str, options: Mapping[str, Any]) -> None:
 
     if address != "local":
         try:
-            ray.init(address, **options)
+            with _patient():
+                ray.init(address, **options)
         except (ConnectionError, RuntimeError, RayError) as error:
             raise JobError(_unreachable(address, error)) from error
         return
@@ -175,6 +236,21 @@ def _initialise(address: str, options: Mapping[str, Any]) -> None:
             _wait_or_kill(family, 0.0)
             if attempt == ATTEMPTS:
                 raise JobError(_unreachable(address, error)) from error
+
+
+@contextmanager
+def _patient() -> Iterator[None]:
+    """Have the driver that connects go on without its cluster. Ray reads its settings once, as it connects: the
+    variable is not left for child processes."""
+    before = os.environ.get(HEAD_LOST)
+    os.environ[HEAD_LOST] = str(CLUSTER_LOST_S)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[HEAD_LOST]
+        else:
+            os.environ[HEAD_LOST] = before
 
 
 @contextmanager
@@ -229,36 +305,53 @@ def import_paths() -> list[str]:
     )
 
 
-def _is_on_loopback(environment: Mapping[str, str]) -> bool:
-    """Whether the cluster that `auto` finds is one that `prepare_local` bound to this machine."""
-    if "RAY_ADDRESS" in environment:
-        return False
-    raylets = [
-        process.info["cmdline"] or []
-        for process in psutil.process_iter(["name", "cmdline"])
-        if process.info["name"] == "raylet"
-    ]
-    return any(part.startswith("--gcs-address=127.0.0.1:") for raylet in raylets for part in raylet)
+def check_store(address: str) -> None:
+    """Try to connect before Ray does, which would wait for minutes.
 
-
-def _check_reachable(address: str) -> None:
-    """Try to connect before Ray does, which would wait for minutes."""
+    Raises:
+        JobError: nothing answers at `address`, or something that cannot be a cluster's control store.
+    """
     target = host_and_port(address)
-    if target is None:
-        return
+    assert target is not None
     try:
-        socket.create_connection(target, timeout=CONNECT_S).close()
+        with socket.create_connection(target, timeout=CONNECT_S) as connection:
+            if not address.startswith("ray://") and not _greets(connection):
+                raise JobError(
+                    f"cluster.address = {address!r}: something answers there, but no Ray cluster. Name the port that"
+                    f" `ray start --head` prints, by default {target[0]}:6379"
+                )
     except OSError as error:
         raise JobError(_unreachable(address, error)) from error
+
+
+def _greets(connection: socket.socket) -> bool:
+    """Whether the peer speaks HTTP/2, as all of Ray's servers of calls do; with TLS that cannot be seen."""
+    if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+        return True
+    try:
+        connection.sendall(GREETING)
+        answer = b""
+        while len(answer) < 4 and (more := connection.recv(4096)):
+            answer += more
+    except ConnectionError:
+        return False
+    return answer[3:4] == bytes([SETTINGS])
 
 
 def _unreachable(address: str, error: Exception) -> str:
     reason = str(error).strip().split("\n")[0]
     if address == "local":
         return f"could not start Ray on this machine, tried {ATTEMPTS} times: {reason}"
+    if NO_NODE in str(error):
+        return (
+            f"cluster.address = {address!r}: a Ray cluster is there, but this machine is no node of it. Make it one"
+            f" with `ray start --address={address}`, reach the cluster at ray://HOST:10001, or its jobs through a"
+            " Freshet service, --address http://HOST:8270"
+        )
     return (
         f"cluster.address = {address!r}: no Ray cluster answers there ({reason})."
-        " Start one with `ray start --head`, or use cluster.address = 'local'"
+        " `freshet clusters` lists those of this machine; start one with `ray start --head`, or use cluster.address ="
+        " 'local'"
     )
 
 

@@ -55,6 +55,7 @@ from orchestrator.lifecycle.takeover import start_of, taken_over
 from orchestrator.prepare.profile_cache import cache_folder, mark_stale
 from planner.observed import StepTimes
 from workers.actor import check_folder
+from workers.checkpoint.left_behind import clear
 from workers.protocol import JobError, Report
 
 KEPT_RECORDS = 20_000
@@ -461,6 +462,10 @@ class Controller:
             self._writer.keep(self._view.to_json())
             await self._writer.close()
         await self._publisher.publish()
+        if self._view.rescued:
+            # The head came back, and the log has what ranks had left beside it.
+            with suppress(OSError):
+                await asyncio.to_thread(clear, self._folder.location)
         if self._lock is not None:
             self._lock.close()
         self._over = True

@@ -155,14 +155,15 @@ class JobFolder:
         """
         return written if self.segments is None else self.segments.published_head
 
-    def add(self, record: Record) -> None:
-        """Write one more record to the log of a job that has ended, and a snapshot that has it.
+    def add(self, *records: Record) -> None:
+        """Write more records to the log of a job that has ended, and a snapshot that has them.
 
         Raises:
             OSError: it cannot be written.
         """
         log = self.open_log(self.segments.newest_epoch() if self.segments is not None else 0)
-        log.append(record)
+        for record in records:
+            log.append(record)
         log.close()
         view = load(self.log_files(), self.fetch_snapshot()).view
         write_snapshot(self.snapshot_path, view.to_json(), position(log.path, log.size))
@@ -292,7 +293,7 @@ class JobFolder:
     def steps(self) -> int:
         """Steps committed here so far. Raises JobError if the event log is damaged."""
         return max(
-            (record.event.step for record in self._records() if isinstance(record.event, StepReport)),
+            (record.event.step for record in self.records() if isinstance(record.event, StepReport)),
             default=0,
         )
 
@@ -303,7 +304,7 @@ class JobFolder:
             JobError: the event log is damaged.
         """
         epoch = generation = 0
-        for event in (record.event for record in self._records()):
+        for event in (record.event for record in self.records()):
             if isinstance(event, events.Submitted):
                 epoch = max(epoch, event.epoch)
             elif isinstance(event, events.Formed):
@@ -312,7 +313,7 @@ class JobFolder:
 
     def newest_plan(self) -> Plan | None:
         """The newest issued plan. Raises JobError if the event log is damaged."""
-        issued = [record.event.plan for record in self._records() if isinstance(record.event, events.Issued)]
+        issued = [record.event.plan for record in self.records() if isinstance(record.event, events.Issued)]
         return issued[-1] if issued else None
 
     def keep_profile(self, text: str | None) -> None:
@@ -341,9 +342,10 @@ class JobFolder:
 
     def freeze_history(self) -> FreezeHistory:
         """The freezing measurements and decisions so far. Raises JobError if the event log is damaged."""
-        return fold(self._records()).freeze_history()
+        return fold(self.records()).freeze_history()
 
-    def _records(self) -> Iterator[events.Record]:
+    def records(self) -> Iterator[events.Record]:
+        """The records of the log, oldest first. Raises JobError if it is damaged."""
         path = self.fetch_events()
         if not path.exists():
             return

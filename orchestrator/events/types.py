@@ -35,6 +35,7 @@ from workers.protocol import (
     MemoryShortage,
     NoticeReport,
     Outcome,
+    Rescued,
     SampleReport,
     StandbyReport,
     StepReport,
@@ -576,6 +577,7 @@ Event = (
     | NoticeReport
     | MemoryLow
     | LayersChecked
+    | Rescued
     | WarningReport
     | Rehearsed
     | Disturbed
@@ -633,6 +635,7 @@ KINDS: dict[str, type[Event]] = {
     "notice": NoticeReport,
     "memory_low": MemoryLow,
     "layers_checked": LayersChecked,
+    "rescued": Rescued,
     "warning": WarningReport,
 }
 """Kind of a line -> type of its payload."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from orchestrator.events.types import (
     Adapted,
     FreezeSolved,
@@ -18,7 +20,7 @@ from orchestrator.events.types import (
 from orchestrator.quantities import seconds, size
 from planner.simulation.slow_links import SlowLink
 from planner.wording import counted, link_rate, named, shares_text
-from workers.protocol import CopiedAhead, FaultReport, LayersChecked, MemoryLow
+from workers.protocol import CopiedAhead, FaultReport, LayersChecked, MemoryLow, Rescued
 
 
 def command_words(name: str) -> str:
@@ -151,6 +153,22 @@ def checked_text(checked: LayersChecked) -> str:
     )
     left = "; ".join(f"{name} is left to it, as {why}" for name, why in checked.whole.items())
     return f"{text}; {left}" if left else text
+
+
+def rescued_text(rescued: Rescued) -> str:
+    """What the ranks did because the cluster's head is lost, and what follows, in words; times are local ones."""
+    lost, ends = (
+        datetime.fromtimestamp(moment).strftime("%H:%M:%S") for moment in (rescued.lost_s, rescued.ends_s)
+    )
+    wrote = (
+        f"wrote a checkpoint of step {rescued.step} in {seconds(rescued.seconds)}"
+        if rescued.error is None
+        else f"could not write a checkpoint of step {rescued.step}: {rescued.error}"
+    )
+    return (
+        f"the cluster's head has not answered since {lost}. Unless it comes back, Ray ends the job's processes about"
+        f" {ends}. The ranks {wrote}, and train on; --resume goes on from their newest checkpoint"
+    )
 
 
 def moved_text(moved: Migrated) -> str:

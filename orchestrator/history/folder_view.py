@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.events.folder import JobFolder
+from orchestrator.events.unreported import unreported
 from orchestrator.history.job_view import JobView
 from orchestrator.history.snapshot import Loaded, Position, load
 from workers.protocol import JobError
@@ -23,7 +24,16 @@ def view_in(folder: JobFolder) -> JobView:
     Raises:
         JobError: there is no log, or it cannot be read.
     """
-    return placed_view_in(folder)[0]
+    view = placed_view_in(folder)[0]
+    try:
+        left = unreported(folder.location, folder.records())
+    except OSError as error:
+        raise JobError(
+            f"cannot read what ranks left in {folder.location}: {error.strerror or error}"
+        ) from error
+    for record in left:
+        view.take(record)
+    return view
 
 
 def placed_view_in(
@@ -64,7 +74,12 @@ def view_without_controller(folder: JobFolder) -> JobView:
     """
     view = view_in(folder)
     if view.outcome is None:
+        lost = (
+            f"it was lost with the cluster's head after step {view.rescued}"
+            if view.rescued
+            else "it was lost"
+        )
         view.trouble = (
-            "it has no controller: it was lost, and --resume goes on from its newest checkpoint, if any"
+            f"it has no controller: {lost}, and --resume goes on from its newest checkpoint, if any"
         )
     return view

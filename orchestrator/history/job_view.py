@@ -67,6 +67,7 @@ from workers.protocol import (
     FreezeReport,
     FreezeStarted,
     Request,
+    Rescued,
     SampleReport,
     StandbyReport,
     StepReport,
@@ -176,6 +177,9 @@ class JobView:
     """Whether someone has requested a pause and the job has not paused yet."""
     sample: SampleReport | None = None
     notes: list[Note] = field(default_factory=list)
+    rescued: int = 0
+    """Step of the newest checkpoint that ranks wrote because the cluster's head was lost, since the newest start; 0:
+    none."""
     outcome: Finished | Failed | None = None
     """None while the job runs, or if it was killed."""
     trouble: str = ""
@@ -366,6 +370,8 @@ class JobView:
                 self.outcome, self.state = outcome, "stopped" if stopped else "finished"
             case Failed() as outcome:
                 self.outcome, self.state = outcome, "failed"
+            case Rescued(step=step, error=None):
+                self.rescued = step
             case SampleReport() as sample:
                 self.sample = sample
             case Disturbed() as disturbed:
@@ -391,7 +397,7 @@ class JobView:
         self.nodes.clear()
         self.ranks, self.formed, self.followed = RanksView(), None, None
         self.stopping = self.pausing = False
-        self.validated = 0
+        self.validated = self.rescued = 0
         # Its ranks are others, whatever their numbers.
         self.adapt, self.memory, self.disturbed = AdaptRecord(), MemoryRecord(), None
         self.freeze.begin(submitted.spec.get("freeze", {}), resume=submitted.resume)

@@ -30,13 +30,14 @@ from orchestrator.events.wording import (
     limited_text,
     links_text,
     noticed_text,
+    rescued_text,
     some_slower,
     speeds_text,
     stalled_text,
     undrained_text,
 )
 from planner.wording import counted
-from workers.protocol import CheckpointReport, FaultReport, WarningReport
+from workers.protocol import CheckpointReport, FaultReport, Rescued, WarningReport
 
 Level = Literal["note", "warning", "error"]
 
@@ -106,6 +107,9 @@ def note_of(event: Event) -> Note | None:
             return Note("warning", f"{text[0].upper()}{text[1:]}.")
         case FaultReport():
             return Note("note", f"{injected_text(event).capitalize()}.")
+        case Rescued():
+            text = rescued_text(event)
+            return Note("warning", f"{text[0].upper()}{text[1:]}.")
         case WarningReport(rank=rank, text=text):
             return Note("warning", f"Rank {rank}: {text}")
         case RankFailed(rank=rank, error=error):

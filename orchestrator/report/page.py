@@ -12,6 +12,7 @@ from pathlib import Path
 
 from orchestrator.analysis.step_memory import profile_beside
 from orchestrator.events.log import read_log
+from orchestrator.events.unreported import unreported
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.report.assets import render_page
 from orchestrator.report.parts import Note, Table, Tile
@@ -96,18 +97,23 @@ def render(run: JobView, profile: Profile | None = None) -> str:
     return render_page("report.html.j2", {"report": report_of(run, profile)}, charts=True, timelines=True)
 
 
-def write_report(log: Path, destination: Path | None = None) -> Path:
+def write_report(log: Path, destination: Path | None = None, folder: str | None = None) -> Path:
     """Write the page about the event log `log`, by default beside it, and return its path.
 
     With a profile beside the log, the page shows memory too. A reader sees the old page or the new one, never
     half of one.
+
+    Args:
+        folder: the job's folder, where ranks may have left reports that the log lacks; None: the log's.
 
     Raises:
         OSError: the log cannot be read or the page cannot be written.
         ValueError: the log is damaged; names the line.
     """
     destination = destination or log.with_name(REPORT_NAME)
-    page = render(fold(read_log(log)), profile_beside(log))
+    records = list(read_log(log))
+    records += unreported(folder or str(log.parent), records)
+    page = render(fold(records), profile_beside(log))
     scratch = destination.with_name(f".{destination.name}.{os.getpid()}")
     try:
         scratch.write_text(page, encoding="utf-8")

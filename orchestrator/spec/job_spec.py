@@ -121,8 +121,8 @@ class ClusterConfig(Section):
     """`[cluster]`: where the ranks run."""
 
     address: str = "local"
-    """`local` starts a cluster on this machine for this job; `auto` joins the running one; `HOST:PORT` and
-    `ray://HOST:PORT` join the one there."""
+    """`local` starts a cluster on this machine for this job; `auto` joins the only one with a node here;
+    `HOST:PORT` and `ray://HOST:PORT` join the one there."""
     resources_per_rank: dict[str, Annotated[float, Field(gt=0)]] | None = None
     """What each rank reserves; unset: 1 CPU (`cpu`), 1 CPU and 1 GPU (`cuda`), 0.05 CPU (`emulated`)."""
     device: DeviceKind | Literal["auto"] = "auto"

@@ -13,6 +13,7 @@ from orchestrator.events import types as events
 from orchestrator.events.folder import EVENTS, JobFolder
 from orchestrator.events.log import DamagedLogError, open_regular, parse_line
 from orchestrator.events.segments import head_of, whole_lines
+from orchestrator.events.unreported import unreported
 from orchestrator.history.snapshot import Position, position, position_of
 from orchestrator.spec.job_spec import Spec
 from orchestrator.verify.chain import Chain, read_chain
@@ -43,8 +44,15 @@ def verify_run(
     # Before the log: a job that is at work goes on with it.
     witnesses = _witnesses(folder)
     log = _read(folder, witnesses, head)
+    left = _left(location, log.records)
+    log.records.extend(left)
     train_samples, why_not = _train_samples(log.records, location)
     ledger = audit(log.records, train_samples)
+    if left:
+        ledger.unproved.append(
+            f"that {counted(len(left), 'report')} which ranks left beside the log are as"
+            " they were written: a resumed job takes them into the log"
+        )
     if why_not is not None:
         ledger.unproved.append(f"which samples the steps used: the data cannot be opened: {why_not}")
     _audit_chain(log, ledger, head)
@@ -56,6 +64,14 @@ def verify_run(
             "the steps compute the losses and norms in the log: --rerun K computes K of them again"
         )
     return ledger, report(ledger, found)
+
+
+def _left(location: str, records: list[events.Record]) -> list[events.Record]:
+    """The reports that ranks left beside the log. Raises JobError if a file cannot be read."""
+    try:
+        return unreported(location, records)
+    except OSError as error:
+        raise JobError(f"cannot read what ranks left in {location}: {error.strerror or error}") from error
 
 
 def find_folder(run: str) -> str:

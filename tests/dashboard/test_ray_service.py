@@ -210,10 +210,10 @@ sys.stdin.read()
 
 
 IMPATIENT = """
-from dashboard.service import server
 from orchestrator.cli.main import main
+from orchestrator.cluster import connection
 
-server.CLUSTER_LOST_S = 1
+connection.CLUSTER_LOST_S = 1
 main()
 """
 """The command `freshet`, whose service goes on for a second without its cluster."""

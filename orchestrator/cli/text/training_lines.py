@@ -15,6 +15,7 @@ from orchestrator.events.wording import (
     moved_text,
     noticed_text,
     paused_text,
+    rescued_text,
     solved_text,
     some_slower,
     speeds_text,
@@ -96,6 +97,8 @@ def observer(
                 progress.note(stalled_text(stalled), warning=True)
             case events.FaultReport() as inject:
                 progress.note(injected_text(inject), warning=True)
+            case events.Rescued() as rescued:
+                progress.note(rescued_text(rescued), warning=True)
             case events.WarningReport(rank=rank, text=text):
                 progress.note(f"rank {rank}: {text}", warning=True)
             case events.Regrouped() as regrouped:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from orchestrator.events.log import EventLog
 from orchestrator.events.page import Page
 from orchestrator.events.types import Event, Failed, Finished, Record, Submitted, Warned
 from orchestrator.spec.job_spec import Spec
+from workers.checkpoint.left_behind import leave_reports
+from workers.protocol import CheckpointReport, Rescued
 
 END = Finished(step=3, stopped=False, state_sha256=None)
 
@@ -61,6 +64,9 @@ class Whole:
     """A connection whose processes live."""
 
     def broken(self) -> bool:
+        return False
+
+    def headless(self) -> bool:
         return False
 
 
@@ -183,3 +189,62 @@ def test_a_controller_that_is_gone_without_an_end_fails_the_job_and_leaves_nothi
     run, _, _ = follow(spec, client)
     assert run.end == Failed(reason="the controller died: no job 'a'", user_error=False)
     assert client.done == ["reap"]
+
+
+class Headless(Whole):
+    """A connection whose cluster has lost its head, `own` or another one."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def broken(self) -> bool:
+        return not self.address
+
+    def headless(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:6379", ""])
+def test_a_lost_head_ends_in_words_with_what_ranks_had_left(
+    spec: Spec, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    folder = spec.job.folder
+    log = EventLog(Path(folder) / "events.jsonl")
+    first = CheckpointReport(step=4, path="c4", bytes=1, seconds=0.1)
+    rescued = Rescued(step=4, lost_s=1.0, ends_s=61.0, seconds=0.1)
+    told = [Submitted(job="a", epoch=1, spec={}, resume=False), first, rescued]
+    for event in told:
+        log.append(Record(time_s=0.0, event=event))
+    second = replace(first, step=9, path="c9")
+    leave_reports(folder, 0, [(2.0, first), (3.0, second)])
+    monkeypatch.setattr(following, "QUIET_S", 0.0)
+    monkeypatch.setattr(following, "AFTER_S", 0.0)
+    monkeypatch.setattr(following, "patience_s", lambda: 0.0)
+    said: list[str] = []
+    seen: list[Event] = []
+    connection: Any = Headless(address)
+    client: Any = Client()
+    driver = Following(client, spec, connection, interrupts=Interrupts(), ours=True)
+    run = driver.run(lambda record: seen.append(record.event), said.append)
+    assert seen == [*told, second]
+    assert isinstance(run.end, Failed)
+    assert run.end.reason.endswith(f": --resume goes on from the checkpoint of step 9, in {folder}")
+    if address:
+        assert run.end.reason.startswith(f"the head of the Ray cluster at {address} was lost")
+        assert [f"the head of the Ray cluster at {address} does not answer" in text for text in said] == [
+            True
+        ]
+    else:
+        assert run.end.reason.startswith("Ray's processes on this machine were killed")
+
+
+def test_a_head_that_is_lost_without_a_checkpoint_is_said_to_be(
+    spec: Spec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "RESCUE_S", 0.0)
+    client: Any = Client()
+    connection: Any = Headless("")
+    driver = Following(client, spec, connection, interrupts=Interrupts(), ours=True)
+    run = driver.run(lambda record: None, lambda text: None)
+    assert isinstance(run.end, Failed)
+    assert f"there is no checkpoint to go on from in {spec.job.folder}" in run.end.reason

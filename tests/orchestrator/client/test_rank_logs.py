@@ -15,6 +15,7 @@ from orchestrator.client import asking
 from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.client.errors import NoSuchJob
 from orchestrator.client.rank_logs import JobLogs, RankLog, output_end
+from orchestrator.cluster.connection import Connection
 from orchestrator.events.log import EventLog
 from orchestrator.events.types import Event, Finished, Record, Submitted
 from orchestrator.history.job_view import JobView
@@ -113,7 +114,7 @@ def test_a_job_by_name_is_looked_for_in_the_cluster(tmp_path: Path, monkeypatch:
             raise NoSuchJob("no such job")
         return JobView(spec={"job": {"output": str(tmp_path)}})
 
-    monkeypatch.setattr(asking, "joined", lambda address: nullcontext())
+    monkeypatch.setattr(asking, "joined", lambda address: nullcontext(Connection(set(), address)))
     monkeypatch.setattr(BlockingJobClient, "view", answer)
     assert logs.folder_of("a", "auto") == str(tmp_path)
     with pytest.raises(JobError, match="there is no folder b, nor runs/b, and no job 'b' is running at auto"):

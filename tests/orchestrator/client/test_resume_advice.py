@@ -43,6 +43,9 @@ class Whole:
     def broken(self) -> bool:
         return False
 
+    def headless(self) -> bool:
+        return False
+
 
 def test_a_driver_that_gives_up_on_a_silent_controller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -177,6 +177,7 @@ EVERY_KIND: tuple[events.Event, ...] = (
         rank=4, place=1, plan=(1, 2), step=8, left_bytes=100, reserve_bytes=900, seen_s=1700000000.5
     ),
     protocol.LayersChecked(rank=1, layers=("a", "b"), whole={"b": "it takes gradients"}, seconds=0.25),
+    protocol.Rescued(step=7, lost_s=1700000000.5, ends_s=1700000060.5, seconds=0.25, error="disk full"),
     protocol.ValidationReport(step=7, loss=2.75),
     protocol.CheckpointReport(step=7, path="/out/7", bytes=10, seconds=0.5),
     protocol.TimelineReport(
