@@ -1,10 +1,12 @@
 """Another plan for ranks that have become slow: how long the search takes, and how near it comes to the best.
 
     python -m benchmarks.repartition [--rounds N] [--layers N] [--ranks N] [--microbatches N] [--instances N]
+                                     [--unequal N]
 
 First random layers on many ranks, two of which are slow: the search over the condensed model beside the search over
 all layers, in the present order of the ranks and in others, and the whole decision: the search, and what a move is
-worth. Then random pipelines of 2 to 4 ranks, of every schedule family, beside every cut in every order.
+worth. Then random pipelines of 2 to 4 ranks, of every schedule family, beside every cut in every order; and others of
+2 to 6 ranks with unlike links, as a controller's planner sees them.
 """
 
 from __future__ import annotations
@@ -15,10 +17,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from statistics import median
+from statistics import fmean, median
 from time import perf_counter
 from typing import TypeVar
 
+from benchmarks.parts import unequal_links
 from benchmarks.parts.random_pipelines import random_profile
 from benchmarks.parts.targets import at_most, under
 from planner.adapt.policy import Decision, decide
@@ -124,6 +127,14 @@ def show_small(instances: int) -> None:
     print(f"{instances} small pipelines, step over the best of all: {exact} exact, {worst}")
 
 
+def show_unequal(instances: int) -> None:
+    losses = sorted(unequal_links.loss_of(unequal_links.small_job(seed)) for seed in range(instances))
+    worst = at_most(f"worst {losses[-1]:.4f}", losses[-1], MOST_LOSS)
+    print(
+        f"{instances} small pipelines with unlike links, step over the best of all: mean {fmean(losses):.4f}, {worst}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -133,9 +144,11 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--microbatches", type=int, default=128)
     parser.add_argument("--instances", type=int, default=100)
+    parser.add_argument("--unequal", type=int, default=200)
     given = parser.parse_args()
     show_large(given)
     show_small(given.instances)
+    show_unequal(given.unequal)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,13 @@ layers of both ranks, so only orders that gain much are worth their bytes; `plan
 
 from __future__ import annotations
 
-from itertools import permutations
+from itertools import pairwise, permutations
 from math import factorial
 from statistics import median
 
 import numpy as np
 
+from planner.profile import Link
 from planner.repartition.problem import Floats, Integers, Order, Problem
 
 UNUSUAL = 1.05
@@ -32,12 +33,14 @@ def all_orders(problem: Problem) -> Integers | None:
 
 
 def exchanged_orders(problem: Problem, order: Order) -> Integers:
-    """int[N, R]: `order` with one unusual rank in exchange with any other; there may be none."""
+    """int[N, R]: `order` with one unusual rank in exchange with any other: of unusual speed, or at the slowest link
+    that messages take; there may be none."""
     slow = rank_slowdowns(problem)
     middle = median(slow.tolist())
     distance = np.abs(np.log(slow / middle))
     furthest = np.argsort(-distance, kind="stable")[:MOST_UNUSUAL].tolist()
     unusual = [rank for rank in furthest if distance[rank] > np.log(UNUSUAL)]
+    unusual += [rank for rank in _at_slow_links(problem, order) if rank not in unusual]
     found: dict[Order, None] = {}
     for rank in unusual:
         part = order.index(rank)
@@ -47,6 +50,32 @@ def exchanged_orders(problem: Problem, order: Order) -> Integers:
             if other != part:
                 found[tuple(changed)] = None
     return np.array(list(found), dtype=np.int64).reshape(-1, problem.ranks)
+
+
+def _at_slow_links(problem: Problem, order: Order) -> list[int]:
+    """The two ranks at the slowest link that messages take in `order`, if it is unlike the others."""
+    layers, links = problem.profile.model.layers[:-1], problem.profile.cluster.links
+    there, back = (
+        sum(sizes) / max(1, len(layers))
+        for sizes in (
+            [layer.boundary_bytes for layer in layers],
+            [layer.boundary_grad_bytes for layer in layers],
+        )
+    )
+    places = [order[rank] for rank in problem.stage_ranks]
+    taken_s: dict[tuple[int, int], float] = {}
+    for a, b in pairwise(places):
+        sent, answered = links[a][b], links[b][a]
+        if sent is not None and answered is not None:
+            taken_s[a, b] = _message_s(sent, there) + _message_s(answered, back)
+    if len(taken_s) < 2:
+        return []
+    slowest = max(taken_s, key=taken_s.__getitem__)
+    return [*slowest] if taken_s[slowest] > UNUSUAL * median(taken_s.values()) else []
+
+
+def _message_s(link: Link, size: float) -> float:
+    return link.sender_busy_s(size) + link.transfer_s(size) + link.receiver_busy_s(size)
 
 
 def rank_slowdowns(problem: Problem) -> Floats:

@@ -74,7 +74,9 @@ class Judge:
         whole = without_weights + times["weight_grad_all"] + self._all_folds_s(candidates, slow)
         last_send = np.maximum(back[:, :, SENDER], there[:, :, SENDER])
         exchange_s = self._links.exchange_s(candidates)
-        bounds = np.zeros(len(candidates))
+        # A link carries one message at a time.
+        carried = np.maximum(there[:, :, LINK], back[:, :, LINK]).max(axis=1)
+        bounds = problem.window.microbatches * carried
         for rank in range(problem.ranks):
             own = list(problem.stages_of_rank[rank])
             begin = head[:, own].min(axis=1)

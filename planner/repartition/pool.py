@@ -70,6 +70,25 @@ class Pool:
                 return found
         return None
 
+    def least_of(self, candidates: Candidates, limit_s: float) -> Judged | None:
+        """The fastest of the new ones of `candidates` that is below `limit_s`, or None: they are simulated in the order
+        of their bounds, as long as these are below the fastest so far and there are simulations left."""
+        candidates = self._new(candidates)
+        bounds_s = self._judge.bound_s(candidates)
+        promising = np.argsort(bounds_s, kind="stable")
+        best: Judged | None = None
+        begin = 0
+        while begin < len(promising) and self.left > 0:
+            rows = promising[begin : begin + min(BATCH, self.left)]
+            rows = rows[bounds_s[rows] < limit_s * (1 - NEAR)]
+            if not len(rows):
+                break
+            found = self._simulate(candidates.take(rows))
+            if found.step_s < limit_s * (1 - NEAR):
+                best, limit_s = found, found.step_s
+            begin += len(rows)
+        return best
+
     def judge_first(self, candidates: Candidates, limit_s: float) -> None:
         """Simulate the first batch of the new ones of `candidates` whose bound is below `limit_s`."""
         candidates = self._new(candidates)
@@ -78,8 +97,12 @@ class Pool:
             self._simulate(candidates.take(rows))
 
     def _new(self, candidates: Candidates) -> Candidates:
-        keys = [row.tobytes() for row in np.concatenate([candidates.orders, candidates.cuts], axis=1)]
-        candidates = candidates.take(np.array([key not in self._seen for key in keys], dtype=bool))
+        if self._seen:
+            rows = np.ascontiguousarray(np.concatenate([candidates.orders, candidates.cuts], axis=1))
+            size = rows.shape[1] * rows.itemsize
+            raw = rows.tobytes()
+            new = [raw[begin : begin + size] not in self._seen for begin in range(0, len(raw), size)]
+            candidates = candidates.take(np.array(new, dtype=bool))
         return candidates.take(self._fits(candidates))
 
     def _simulate(self, candidates: Candidates) -> Judged:

@@ -28,7 +28,7 @@ from planner.repartition.problem import Candidates, Integers, Order, Problem
 
 MOST_CUTS = 3_000
 """Most cuts of a model of which all are tried."""
-MOST_CANDIDATES = 10_000
+MOST_CANDIDATES = 100_000
 """Most cuts and orders together of which all are tried."""
 PAIRS = 8
 """Most stages of a pipeline whose neighbours have two hand-overs at once too."""
@@ -174,10 +174,7 @@ class Search:
 
     def _descend(self, candidates: Candidates, limit_s: float) -> Judged | None:
         """The fastest of all candidates that are below `limit_s`."""
-        best = None
-        while found := self._pool.best_of(candidates, _below(best, limit_s)):
-            best = found
-        return best
+        return self._pool.least_of(candidates, limit_s)
 
     def _everything(self) -> Candidates | None:
         """Every cut in every order, if these are few."""
