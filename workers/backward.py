@@ -37,16 +37,18 @@ def backward(
 
 @dataclass(frozen=True)
 class Ends:
-    """What is found at the nodes of a graph."""
+    """The findings at the nodes of a graph."""
 
     leaves: tuple[Tensor, ...]
     """The tensors at which its backward pass leaves gradients."""
     custom: bool
     """Whether it has nodes whose backward pass is written in Python."""
+    checkpoint: bool
+    """Whether it has a reentrant checkpoint, behind which there is no graph yet."""
 
 
 def ends_of(outputs: Iterable[Tensor]) -> Ends:
-    """What the graph behind `outputs` ends in."""
+    """The ends of the graph behind `outputs`."""
     leaves = {id(t): t for t in outputs if t.requires_grad and t.grad_fn is None}
     stack: list[Node] = [t.grad_fn for t in outputs if t.grad_fn is not None]
     seen: set[Node] = set()
@@ -59,7 +61,9 @@ def ends_of(outputs: Iterable[Tensor]) -> Ends:
         if variable is not None:
             leaves[id(variable)] = variable
         stack.extend(following for following, _ in node.next_functions if following is not None)
-    return Ends(tuple(leaves.values()), any(isinstance(node, BackwardCFunction) for node in seen))
+    custom = [node for node in seen if isinstance(node, BackwardCFunction)]
+    checkpoint = any(node.name() == "CheckpointFunctionBackward" for node in custom)
+    return Ends(tuple(leaves.values()), bool(custom), checkpoint)
 
 
 def gradient_of(tensor: Tensor) -> Tensor:

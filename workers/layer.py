@@ -85,6 +85,8 @@ class Layer:
         self.deferral, self.uncovered = self._cover.deferral, self._cover.uncovered
         self.checked = False
         """Whether it was compared with plain autograd (`layer_check.py`)."""
+        self.tell: Callable[[str], None] | None = None
+        """Takes what a user should know of it, once it was compared."""
         self.whole = ""
         """Why stock autograd forms all its gradients in one walk of the graph, in B or I; empty: they are deferred."""
         self._uncovered = {n: self.trained[n] for n in self.uncovered}
@@ -113,7 +115,8 @@ class Layer:
         done = Pass(draw_key, leaves, None, self._queue(), frozen)
         if not keep:
             done.buffers = tuple(buffer.clone() for _, _, buffer in self._buffers)
-        with torch.set_grad_enabled(keep):
+        # What is left to autograd may take gradients in its forward pass.
+        with torch.set_grad_enabled(keep or bool(self.whole)):
             outputs = self._train(done, write_buffers=True)
         if [t._version for t in leaves] != versions:
             raise JobError(
@@ -166,9 +169,15 @@ class Layer:
             later = [] if weights or done.whole else [n for n in self._uncovered if n in parameters]
             targets = [*leaves, *(p for n, p in parameters.items() if n not in later)]
             if targets:
-                # What is covered and frozen has no gradient here anyway. A checkpoint that is walked by the rules of
-                # torch's first one takes no choice of parameters.
-                chosen = bool(later) or (self._chooses(done) and len(parameters) < len(self.trained))
+                # What is covered and frozen has no gradient here anyway. A whole graph may hold a reentrant checkpoint,
+                # which takes no choice of parameters: the frozen ones' gradients are formed and dropped.
+                frozen = [p for n, p in self.trained.items() if n in done.frozen] if done.whole else []
+                before = [p.grad for p in frozen]
+                for parameter in frozen:
+                    parameter.grad = None
+                chosen = bool(later) or (
+                    bool(self._uncovered) and not done.whole and len(parameters) < len(self.trained)
+                )
                 with self._backward_pass:
                     backward(
                         [o for o, _ in roots],
@@ -176,6 +185,8 @@ class Layer:
                         retain_graph=bool(later),
                         inputs=targets if chosen else None,
                     )
+                for parameter, grad in zip(frozen, before, strict=True):
+                    parameter.grad = grad
             if later:
                 done.root_grads = tuple(g for _, g in roots)
                 done.outputs = tuple(o for o, _ in roots)
@@ -227,7 +238,10 @@ class Layer:
         leaves = tuple(_leaf(t, t.requires_grad) for t in inputs)
         done = Pass(draw_key, leaves, None, self._queue())
         with self.as_made(), torch.enable_grad(), self.seen_buffers(done, write=True):
-            return leaves, self._run(self.module, leaves, draw_key, done.queue)
+            outputs = self._run(self.module, leaves, draw_key, done.queue)
+        if self._cover.replaced and not self.whole:
+            self.compute_whole(self._cover.replaced)
+        return leaves, outputs
 
     @property
     def buffers(self) -> Tensors:
@@ -237,10 +251,6 @@ class Layer:
     def as_made(self) -> AbstractContextManager[None]:
         """Context manager: the module is as its builder made it inside."""
         return self._cover.off()
-
-    def _chooses(self, done: Pass) -> bool:
-        """Whether the graph of `done` forms gradients of parameters that may be frozen."""
-        return done.whole or bool(self._uncovered)
 
     def _queue(self) -> WeightGradQueue:
         # A walk that skips the uncovered matrices must still reach the covered ones: the other factor of a
@@ -283,6 +293,8 @@ class Layer:
             for parameter in still:
                 parameter.requires_grad_(True)
         self.compute_whole(done.queue.odd)
+        if self.tell is not None:
+            self.tell(f"layer {self.name} trains by plain autograd from here on: {done.queue.odd}")
         return None
 
     def _train_compiled(self, compiled: CompiledForward, done: Pass, *, write_buffers: bool) -> Tensors:
@@ -366,7 +378,7 @@ class Loss:
     ) -> None:
         self._layer = layer
         self._module = loss_beside(layer.module)
-        self._function = self._module or function
+        self._function = function if self._module is None else self._module
         self._checked = False
         self._precision = precision
         self._cast = boundary_dtype(precision)
@@ -421,13 +433,14 @@ class Loss:
 
     def evaluate(self, outputs: Tensors, targets: Tensors) -> Tensor:
         """The mean loss in evaluation mode, a detached scalar."""
-        if self._module is not None:
-            self._module.eval()
+        module = self._function if isinstance(self._function, nn.Module) else None
+        if module is not None:
+            module.eval()
         try:
             return self.forward(outputs, targets, 0, keep=False)[0]
         finally:
-            if self._module is not None:
-                self._module.train()
+            if module is not None:
+                module.train()
 
     def backward(self, done: Pass) -> tuple[Tensor | None, ...]:
         """The canonical gradient of each output of the last layer; None if the output carries none, `absent_like` of

@@ -7,11 +7,13 @@ of a plain loop, from the same inputs, draws and buffers: what comes out must be
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import FunctionType, MethodType
+from functools import partial
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -64,7 +66,8 @@ class LayerCheck:
         begun_s = time.perf_counter()
         kind = kind_of(layer, inputs)
         if kind not in self._kinds:
-            reason = _Comparison(layer, inputs, draw_key, self.precision, self.tell).made()
+            with blamed(f"the comparison of layer {layer.name} with plain autograd"):
+                reason = _Comparison(layer, inputs, draw_key, self.precision, self.tell).made()
             self._kinds[kind] = reason
             if reason:
                 self.tell(
@@ -74,14 +77,15 @@ class LayerCheck:
                 )
         elif self._kinds[kind]:
             layer.compute_whole(self._kinds[kind])
-        layer.checked = True
+        layer.checked, layer.tell = True, self.tell
         self.names.append(layer.name)
+        self.whole.pop(layer.name, None)
         if layer.whole:
             self.whole[layer.name] = layer.whole
         self.seconds += time.perf_counter() - begun_s
 
     def taken(self, rank: int) -> LayersChecked | None:
-        """What was compared since the last call; None: nothing."""
+        """The report of what was compared since the last call; None: nothing."""
         if not self.names:
             return None
         names, self.names = tuple(self.names), []
@@ -92,7 +96,7 @@ class LayerCheck:
 
 @dataclass(frozen=True)
 class Numbers:
-    """What two microbatches came to."""
+    """The results of two microbatches."""
 
     outputs: Tensors
     buffers: Tensors
@@ -102,7 +106,7 @@ class Numbers:
     """How the recomputed outputs differ from those of the first pass, in words."""
 
     def differs(self, other: Numbers, near: float) -> str:
-        """What is not the same, in words; empty if all is.
+        """The first difference, in words; empty if there is none.
 
         Args:
             near: by how much of its length a tensor may differ; 0: not at all.
@@ -117,22 +121,30 @@ class Numbers:
             if len(mine) != len(theirs):
                 return f"it has {len(mine)} {what}s instead of {len(theirs)}"
             for one, expected in zip(mine, theirs, strict=True):
-                if text := _difference(one, expected, near):
+                absent = what == "input gradient" and (is_absent(one), is_absent(expected))
+                if absent and any(absent):
+                    if not all(absent):
+                        return f"its {what} is absent on one side"
+                elif text := _difference(one, expected, near):
                     return f"its {what} {text}"
+        # What is zero but for rounding, as of a bias before a norm, is measured by the layer.
+        least = 1e-3 * sum(_length(grad) ** 2 for grad in other.weight_grads.values()) ** 0.5 if near else 0.0
         for name in sorted(self.weight_grads.keys() | other.weight_grads.keys()):
             one, expected = self.weight_grads.get(name), other.weight_grads.get(name)
             if one is None or expected is None:
                 return f"{name} gets {'no' if one is None else 'a'} gradient"
-            if text := _difference(one, expected, near):
+            if text := _difference(one, expected, near, least):
                 return f"the gradient of {name} {text}"
         return ""
 
 
-def _difference(one: Tensor, expected: Tensor, near: float) -> str:
+def _length(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
+
+
+def _difference(one: Tensor, expected: Tensor, near: float, least: float = 0.0) -> str:
     if one.shape != expected.shape or one.dtype != expected.dtype:
         return f"is {one.dtype} {list(one.shape)} instead of {expected.dtype} {list(expected.shape)}"
-    if is_absent(one) or is_absent(expected):
-        return "" if is_absent(one) and is_absent(expected) else "is absent on one side"
     if torch.equal(one, expected):
         return ""
     if not carries_gradient(one):
@@ -140,10 +152,11 @@ def _difference(one: Tensor, expected: Tensor, near: float) -> str:
     one, expected = (
         torch.view_as_real(t) if t.is_complex() else t for t in (one.detach(), expected.detach())
     )
-    if bool(((one == expected) | (one.isnan() & expected.isnan())).all()):
+    same = (one == expected) | (one.isnan() & expected.isnan())
+    if bool(same.all()):
         return ""
-    length = float(torch.linalg.vector_norm(expected, dtype=torch.float64)) or 1.0
-    apart = float(torch.linalg.vector_norm(one.double() - expected.double()))
+    length = max(_length(expected), least) or 1.0
+    apart = _length((one - expected).masked_fill_(same, 0.0))
     return "" if apart <= near * length else f"differs by {apart / length:.1e} of its length"
 
 
@@ -222,7 +235,7 @@ class _Comparison:
                 buffer.copy_(before)
 
     def _plain(self) -> Numbers:
-        """As a plain loop has it: the module as it was made, forward and back, then the next microbatch."""
+        """The numbers of a plain loop: the module as it was made, forward and back, then the next microbatch."""
         layer = self._layer
         outputs: list[Tensor] = []
         input_grads: list[Tensor] = []
@@ -245,7 +258,7 @@ class _Comparison:
                 )
             self._check_graph(roots)
             outputs += [t.detach().clone() for t in roots]
-            grads = [(o, g) for o, g in zip(roots, self._grads(roots), strict=True) if o.requires_grad]
+            grads = [(o, g) for o, g in zip(roots, self._grads(roots, key), strict=True) if o.requires_grad]
             if grads:
                 with self._backward, layer.as_made():
                     backward([o for o, _ in grads], [g for _, g in grads])
@@ -270,24 +283,26 @@ class _Comparison:
                 " nothing would train it: make it an attribute of the layer's module before the first pass (in a list:"
                 " nn.ParameterList); if it is another layer's, give each layer its own and name them in ties"
             )
-        if layer.uncovered and ends.custom and not layer.whole:
+        if not layer.whole and (ends.checkpoint or (layer.uncovered and ends.custom)):
             layer.compute_whole(
-                "it has autograd functions of its own, and a second walk would call them again"
+                "its graph has a checkpoint that runs again in the backward pass, with what is frozen by then"
+                if ends.checkpoint
+                else "it has autograd functions of its own, and a second walk would call them again"
             )
 
     def _in_training(self, buffers: Sequence[Tensor]) -> Numbers:
-        """As schedules have it: the second microbatch goes forward before the first goes back, and is recomputed; the
-        first one's weight gradients come last."""
+        """The numbers of training: the second microbatch goes forward before the first goes back, and is recomputed;
+        the first one's weight gradients come last."""
         layer, (first_key, second_key) = self._layer, self._keys
         self._restore(buffers)
         first, one = layer.forward(self._inputs[0], first_key, keep=True)
         first_whole = [t.detach().clone() for t in first]
         second, other = layer.forward(self._inputs[1], second_key, keep=False)
-        input_grads = [*layer.backward(one, self._carried(first), weights=False)]
+        input_grads = [*layer.backward(one, self._carried(first, first_key), weights=False)]
         layer.recompute(other)
         assert other.outputs is not None
         recomputed = [canonical(t.detach()) for t in other.outputs]
-        input_grads += layer.backward(other, self._carried(second), weights=True)
+        input_grads += layer.backward(other, self._carried(second, second_key), weights=True)
         layer.weight_grad(one)
         apart = (_difference(*pair, 0.0) for pair in zip(recomputed, second, strict=True))
         text = next((f"its output {text} when it is recomputed" for text in apart if text), "")
@@ -302,21 +317,19 @@ class _Comparison:
             tuple(canonical(t.detach()) for t in outputs), buffers, tuple(input_grads), weight_grads
         )
 
-    def _carried(self, outputs: Tensors) -> Tensors:
+    def _carried(self, outputs: Tensors, key: int) -> Tensors:
         """The gradients of the outputs that carry one."""
-        return (
-            tuple(
-                g
-                for o, g in zip(outputs, self._grads(outputs), strict=True)
-                if carries_gradient(o) and g is not None
-            )
-            if self._layer.trained or any(t.requires_grad for t in self._inputs[0])
-            else ()
+        if not self._layer.trained and not any(t.requires_grad for t in self._inputs[0]):
+            return ()
+        return tuple(
+            grad
+            for output, grad in zip(outputs, self._grads(outputs, key), strict=True)
+            if carries_gradient(output)
         )
 
-    def _grads(self, outputs: Tensors) -> list[Tensor]:
-        """Some gradient of each output, the same for the same shapes."""
-        generator = rng.generator(self._keys[0])
+    def _grads(self, outputs: Tensors, key: int) -> list[Tensor]:
+        """Some gradient of each output, the same for the same shapes and key."""
+        generator = rng.generator(key)
         return [
             torch.randn(t.shape, generator=generator, dtype=torch.float32).to(t.device, t.dtype)
             for t in outputs
@@ -324,27 +337,41 @@ class _Comparison:
 
 
 def _rolled(tensor: Tensor) -> Tensor:
-    """Another microbatch of the same samples, in another order."""
-    return tensor.detach().roll(1, 0).requires_grad_(tensor.requires_grad) if tensor.dim() else tensor
+    """Another microbatch: the same samples in another order, or a single one with other values."""
+    given, other = tensor.detach(), tensor.detach()
+    if tensor.dim():
+        other = given.roll(1, 0)
+        if torch.equal(other, given):
+            other = given.flip(-1) * 0.5 if carries_gradient(given) else given.flip([*range(given.dim())])
+    return canonical(other).requires_grad_(tensor.requires_grad)
 
 
 def kind_of(layer: Layer, inputs: Tensors) -> str:
-    """A text that two layers share only if nothing in their modules tells them apart but the values of parameters and
+    """A digest that two layers share only if nothing in their modules tells them apart but the values of parameters and
     buffers."""
-    own = frozenset(map(id, layer.module.modules()))
+    own = {id(part): number for number, part in enumerate(layer.module.modules())}
+    tensors: dict[int, int] = {}
     with layer.as_made():
-        parts = [(name, _traits(part, own)) for name, part in layer.module.named_modules()]
+        parts = [(name, _traits(part, own, tensors)) for name, part in layer.module.named_modules()]
     shapes = [(tuple(t.shape), t.dtype, t.requires_grad) for t in inputs]
-    return repr((parts, shapes, layer.compiled is not None, layer.whole))
+    text = repr((parts, shapes, layer.compiled is not None, layer.whole, layer.uncovered, [*layer.trained]))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 _LISTED = ("_parameters", "_buffers", "_modules")
 _DEPTH = 6
 """How far what an attribute refers to is looked at."""
+_HEAP_TYPE = 1 << 9
+"""Python's flag of classes that are made while it runs."""
 _unlike_all = itertools.count()
 
 
-def _traits(part: nn.Module, own: frozenset[int]) -> tuple[Any, ...]:
+def _traits(part: nn.Module, own: Mapping[int, int], known: dict[int, int]) -> tuple[Any, ...]:
+    """The traits of one module.
+
+    Args:
+        known: tensors by identity, numbered as they are met: which modules share one.
+    """
     # Hooks are registered under numbers that the process counts.
     attributes = {
         name: [*value.values()] if "hooks" in name and isinstance(value, dict) else value
@@ -352,7 +379,19 @@ def _traits(part: nn.Module, own: frozenset[int]) -> tuple[Any, ...]:
         if name not in _LISTED
     }
     tensors = [
-        (name, None if t is None else (type(t), tuple(t.shape), t.dtype, t.requires_grad, _hooks(t)))
+        (
+            name,
+            None
+            if t is None
+            else (
+                known.setdefault(id(t), len(known)),
+                type(t),
+                tuple(t.shape),
+                t.dtype,
+                t.requires_grad,
+                _hooks(t),
+            ),
+        )
         for held in (part._parameters, part._buffers)
         for name, t in held.items()
     ]
@@ -363,30 +402,49 @@ def _hooks(tensor: Tensor) -> int | None:
     return next(_unlike_all) if tensor._backward_hooks else None
 
 
-def _trait(value: Any, own: frozenset[int], depth: int) -> Any:
-    """What of a value makes a difference; where that cannot be told, what no other has.
+def _trait(value: Any, own: Mapping[int, int], depth: int) -> Any:
+    """The trait of a value: what of it makes a difference; where that cannot be told, what no other has.
 
     Args:
-        own: identities of the layer's modules, which are looked at in their turn.
+        own: the layer's modules by identity, which are looked at in their turn.
     """
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device)):
         return value
-    if not depth:
+    if isinstance(value, ModuleType):
+        return value.__name__
+    if isinstance(value, nn.Module):
+        return ("module", own[id(value)]) if id(value) in own else next(_unlike_all)
+    if isinstance(value, type):
+        return (value, id(value))
+    if not depth or isinstance(value, (Tensor, torch.Generator)):
         return next(_unlike_all)
     if isinstance(value, (tuple, list, set, frozenset)):
         each = [_trait(one, own, depth - 1) for one in value]
         return (type(value), sorted(map(repr, each)) if isinstance(value, (set, frozenset)) else each)
     if isinstance(value, dict):
         return [(_trait(key, own, depth - 1), _trait(one, own, depth - 1)) for key, one in value.items()]
-    if isinstance(value, type):
-        return (value, id(value))
+    if isinstance(value, partial):
+        return ("partial", _trait([value.func, value.args, value.keywords], own, depth - 1))
     if isinstance(value, FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        return (value.__qualname__, id(value.__code__), _trait([cells, value.__defaults__], own, depth - 1))
+        held = [_content(cell) for cell in value.__closure__ or ()]
+        more = [held, value.__defaults__, value.__kwdefaults__, value.__dict__]
+        return (value.__qualname__, id(value.__code__), _trait(more, own, depth - 1))
     if isinstance(value, MethodType):
         return (value.__func__.__qualname__, id(value.__func__), _trait(value.__self__, own, depth - 1))
-    if isinstance(value, nn.Module):
-        return type(value) if id(value) in own else next(_unlike_all)
-    if isinstance(value, (Tensor, torch.Generator)) or not hasattr(value, "__dict__"):
-        return next(_unlike_all)
-    return (type(value), _trait(vars(value), own, depth - 1))
+    if all(_is_of_python(kind) for kind in type(value).__mro__[:-1]) and getattr(value, "__dict__", None):
+        return (type(value), id(type(value)), _trait(vars(value), own, depth - 1))
+    return next(_unlike_all)
+
+
+def _is_of_python(kind: type) -> bool:
+    """Whether `kind` is a class statement's, whose instances are what their `__dict__` holds."""
+    return (
+        "__doc__" in kind.__dict__ and "__slots__" not in kind.__dict__ and bool(kind.__flags__ & _HEAP_TYPE)
+    )
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not set yet
+        return "empty"

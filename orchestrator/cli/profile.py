@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from orchestrator.cli.text.plan_text import checked_text
+from orchestrator.cli.text.plan_text import comparison_text
 from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.prepare.profiling import profile_of, write
 from orchestrator.quantities import rate, seconds, significant, size
@@ -65,7 +65,7 @@ def show(console: Console, profile: Profile) -> None:
     if len(cluster.devices) > 1:
         console.print(_links(profile))
     console.print(f"commit {seconds(cluster.commit_s)}")
-    console.print(f"gradients: {checked_text(model)}", markup=False, soft_wrap=True)
+    console.print(f"gradients: {comparison_text(model)}", markup=False, soft_wrap=True)
     uncovered = [f"{layer.name}.{name}" for layer in model.layers for name in layer.uncovered]
     if uncovered:
         console.print(f"gradients that take a second walk of the graph: {', '.join(uncovered)}", markup=False)

@@ -4,17 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
+from typing import Any
 
+import pytest
 import torch
-from odd_models import GradientPenalty, Odd, UsedDirectlyToo, WeightHook
+from odd_models import (
+    GradientPenalty,
+    HandsToItsBackwardPass,
+    Odd,
+    ReentrantCheckpoint,
+    UsedDirectlyToo,
+    WeightHook,
+)
 from small_models import WIDTH, Normalized, Residual
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from workers.absent import absent_like, is_absent
 from workers.deferred.queue import Workspace
 from workers.layer import Layer
 from workers.layer_check import LayerCheck, kind_of
+from workers.models.definition import LayerBuilder, ModelDefinition
+from workers.models.trained_loss import loss_beside, with_loss
 from workers.profiling.counted_memory import LiveStorages
+from workers.protocol import JobError
 
 CPU = torch.device("cpu")
 
@@ -87,12 +101,32 @@ def test_what_tells_two_layers_apart_makes_two_kinds() -> None:
         module.option = value  # type: ignore[assignment]
         return module
 
+    def by_function(function: object) -> nn.Module:
+        return with_attribute(function)
+
+    def calling(name: str) -> nn.Module:
+        module = Odd()
+        module.one, module.two = nn.Linear(2, 2), nn.Linear(2, 2)
+        module.call = lambda x: getattr(module, name)(x)  # type: ignore[assignment]
+        return module
+
+    def shares(shared: bool) -> nn.Module:
+        module = Odd()
+        module.again = nn.Linear(WIDTH, WIDTH)
+        if shared:
+            module.again.weight = module.linear.weight
+        return module
+
     alike = [
         (Odd, Odd),
         (lambda: scaled(2.0), lambda: scaled(2.0)),
         (lambda: with_attribute([1, {"a": 2}]),) * 2,
     ]
     apart = [
+        (lambda: by_function(partial(torch.mul, other=2)), lambda: by_function(partial(torch.mul, other=3))),
+        (lambda: by_function(itemgetter(1)), lambda: by_function(itemgetter(2))),
+        (lambda: calling("one"), lambda: calling("two")),
+        (lambda: shares(True), lambda: shares(False)),
         (Odd, WeightHook),
         (lambda: scaled(2.0), lambda: scaled(3.0)),
         (lambda: with_attribute(1), lambda: with_attribute(2)),
@@ -116,6 +150,82 @@ def test_a_frozen_matrix_of_a_layer_left_to_autograd_gets_no_gradient() -> None:
         layer.backward(done, (torch.ones_like(outputs[0]),), weights=True)
         assert {name for name, p in layer.trained.items() if p.grad is None} == {frozen}
         layer.drop_gradients()
+
+
+def test_a_frozen_matrix_in_a_reentrant_checkpoint_gets_no_gradient() -> None:
+    class Inside(Odd):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + checkpoint(lambda z: torch.tanh(self.linear(z)), x, use_reentrant=True)
+
+    for kind in (Inside, ReentrantCheckpoint):
+        layer = layer_of(kind)
+        LayerCheck(print, "float32")(layer, inputs(), 4)
+        assert layer.whole
+        outputs, done = layer.forward(inputs(), 5, keep=True, frozen=frozenset({"linear.weight"}))
+        layer.backward(done, (torch.ones_like(outputs[0]),), weights=False)
+        layer.weight_grad(done)
+        assert {name for name, p in layer.trained.items() if p.grad is None} == {"linear.weight"}
+
+
+def test_a_microbatch_of_one_sample_shows_what_is_kept_between_passes() -> None:
+    one = (inputs()[0][:1].detach().requires_grad_(),)
+    with pytest.raises(JobError, match="layer l1 does not train as in a plain loop"):
+        LayerCheck(print, "float32")(layer_of(HandsToItsBackwardPass), one, 4)
+
+
+class TransposedBuffer(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("turned", torch.randn(WIDTH, 2).t())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.turned.sum()
+
+
+class ForwardsOfItsFirstPass(Odd):
+    """Patches the forward of its module as it is first called."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "stock"):
+            self.stock = self.linear.forward
+            self.linear.forward = lambda z: 0.5 * self.stock(z)  # type: ignore[method-assign]
+        return super().forward(x)
+
+
+class _NoGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> None:  # type: ignore[override]
+        return None
+
+
+class GivesNone(Odd):
+    """Its matrix gets no gradient, by a function that says so."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.linear(x) + _NoGradient.apply(self.linear(torch.tanh(x)))
+
+
+@pytest.mark.parametrize("kind", [TransposedBuffer, ForwardsOfItsFirstPass, GivesNone])
+def test_a_layer_that_is_right_passes(kind: type[nn.Module]) -> None:
+    LayerCheck(print, "float32")(layer_of(kind), inputs(), 4)
+
+
+def test_what_a_layer_and_the_loss_share_stays_one() -> None:
+    weight = nn.Parameter(torch.ones(2))
+
+    class Holds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = weight
+
+    definition = with_loss(ModelDefinition((LayerBuilder("head", Holds),), Holds()))
+    module = definition.layers[0].build()
+    assert [name for name, _ in module.named_parameters()] == ["weight"]
+    assert loss_beside(module).weight is module.weight  # type: ignore[union-attr]
 
 
 def test_a_layer_that_no_gradient_reaches_is_told_of() -> None:

@@ -25,7 +25,7 @@ __all__ = ["Cover", "Deferral", "WeightGradQueue", "Workspace", "cover"]
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OVERRIDES = ("forward", "__deepcopy__")
-"""What an overridden module has of its own."""
+"""The attributes that an overridden module has of its own."""
 _COMPILED = "OptimizedModule"
 """Class of a module that the user has compiled; by name, as its import takes a second."""
 
@@ -37,12 +37,13 @@ class Cover:
         deferral: its `queue` is to be set before each forward pass.
         uncovered: the names of the trained matrices (parameters of two or more dimensions) that no deferral covers.
         lifted: whether the modules are as the user made them, so that stock autograd forms all gradients.
+        replaced: which of them got a forward of its own meanwhile; empty: none.
     """
 
     def __init__(self, module: nn.Module, workspace: Workspace, home: Home) -> None:
         self.deferral = Deferral(workspace, home)
         self.lifted = False
-        self._module = module
+        self.replaced = ""
         self._forwards: list[tuple[nn.Module, Callable[..., Any]]] = []
         self._guarded: list[tuple[str, Tensor]] = []
         self._guards: list[torch.utils.hooks.RemovableHandle] = []
@@ -64,9 +65,10 @@ class Cover:
         if self.lifted:
             return
         self.lifted = True
-        for part, _ in self._forwards:
-            for name in _OVERRIDES:
-                part.__dict__.pop(name, None)
+        for part, forward in self._forwards:
+            if part.__dict__.get("forward") is forward:
+                for name in _OVERRIDES:
+                    part.__dict__.pop(name, None)
         for guard in self._guards:
             guard.remove()
         self._guards.clear()
@@ -75,6 +77,9 @@ class Cover:
         """Override the forwards, at first and after `lift`."""
         self.lifted = False
         for part, forward in self._forwards:
+            if "forward" in part.__dict__:
+                self.replaced = f"a {type(part).__name__} has got another forward"
+                continue
             part.forward = forward
             part.__dict__["__deepcopy__"] = _copied_without(part)
         self._guards = [p.register_hook(_refuse_second_path(name)) for name, p in self._guarded]

@@ -74,10 +74,10 @@ def defer(output: Tensor, accumulator: Accumulator, queue: WeightGradQueue, use_
         return output
     queue.used(accumulator)
     if queue.anchored or not output.requires_grad:
-        return _Anchor.apply(accumulator.parameter, queue, use_of, output)  # type: ignore[return-value]
+        return _Anchor.apply(accumulator, accumulator.parameter, queue, use_of, output)  # type: ignore[return-value]
 
-    def hook(grads: tuple[Tensor, ...]) -> None:
-        queue.reached(use_of, grads[0])
+    def hook(grads: tuple[Tensor | None, ...]) -> None:
+        queue.reached(accumulator, use_of, grads[0])
 
     # On the node rather than on the tensor: so it sees the gradient after all hooks of the tensor, and still sees it
     # if the tensor is changed in place. A view gets another node then, so the hook goes to the product behind it.
@@ -97,7 +97,7 @@ def defer_together(
     if not (torch.is_grad_enabled() and accumulator.parameter.requires_grad):
         return outputs
     queue.used(accumulator)
-    return _Meeting.apply(accumulator.parameter, queue, use_of, *outputs)  # type: ignore[return-value]
+    return _Meeting.apply(accumulator, accumulator.parameter, queue, use_of, *outputs)  # type: ignore[return-value]
 
 
 class _Anchor(Function):
@@ -105,16 +105,24 @@ class _Anchor(Function):
     be changed in place."""
 
     @staticmethod
-    def forward(ctx: Any, parameter: Tensor, queue: WeightGradQueue, use_of: UseOf, output: Tensor) -> Tensor:
-        ctx.queue, ctx.use_of = queue, use_of
+    def forward(
+        ctx: Any,
+        accumulator: Accumulator,
+        parameter: Tensor,
+        queue: WeightGradQueue,
+        use_of: UseOf,
+        output: Tensor,
+    ) -> Tensor:
+        ctx.accumulator, ctx.queue, ctx.use_of = accumulator, queue, use_of
+        ctx.set_materialize_grads(False)
         ctx.mark_dirty(output)
         return output
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        ctx.queue.reached(ctx.use_of, grad)
-        return None, None, None, grad
+    def backward(ctx: Any, grad: Tensor | None) -> Any:  # type: ignore[override]
+        ctx.queue.reached(ctx.accumulator, ctx.use_of, grad)
+        return None, None, None, None, grad
 
 
 class _Meeting(Function):
@@ -123,20 +131,21 @@ class _Meeting(Function):
     @staticmethod
     def forward(
         ctx: Any,
+        accumulator: Accumulator,
         parameter: Tensor,
         queue: WeightGradQueue,
         use_of: UseOf,
         *outputs: Tensor,
     ) -> tuple[Tensor, ...]:
-        ctx.queue, ctx.use_of = queue, use_of
+        ctx.accumulator, ctx.queue, ctx.use_of = accumulator, queue, use_of
         ctx.set_materialize_grads(False)
         return tuple(output.view_as(output) for output in outputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> Any:  # type: ignore[override]
-        ctx.queue.reached(ctx.use_of, *grads)
-        return None, None, None, *grads
+        ctx.queue.reached(ctx.accumulator, ctx.use_of, *grads)
+        return None, None, None, None, *grads
 
 
 class Held:

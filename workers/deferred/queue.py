@@ -168,21 +168,27 @@ class WeightGradQueue:
         """The forward pass used the parameter."""
         self._forward_uses[accumulator] = self._forward_uses.get(accumulator, 0) + 1
 
-    def reached(self, use_of: Callable[..., Use], *grads: Tensor | None) -> None:
-        """A walk of the graph reached a use, with the gradients of its outputs."""
+    def reached(self, accumulator: Accumulator, use_of: Callable[..., Use], *grads: Tensor | None) -> None:
+        """A walk of the graph reached a use, with the gradients of its outputs, where they have any."""
         if self.closed:
             return
         if not self.walked:
             self.found_odd("it takes gradients in its forward pass")
-            return
-        self.put(use_of(*grads))
+        elif any(grad is not None for grad in grads):
+            self.put(use_of(*grads))
+        else:
+            self._forward_uses[accumulator] -= 1
+            self._form_if_complete(accumulator)
 
     def put(self, use: Use) -> None:
         """The backward pass reached a use."""
         accumulator = use.accumulator
-        uses = self._uses.setdefault(accumulator, [])
-        uses.append(use)
-        if self.at_once and len(uses) == self._forward_uses[accumulator]:
+        self._uses.setdefault(accumulator, []).append(use)
+        self._form_if_complete(accumulator)
+
+    def _form_if_complete(self, accumulator: Accumulator) -> None:
+        uses = self._uses.get(accumulator)
+        if uses and self.at_once and len(uses) == self._forward_uses[accumulator]:
             accumulator.add(self._uses.pop(accumulator))
 
     def drain(self) -> None:

@@ -71,7 +71,8 @@ def _build(builder: LayerBuilder, loss: nn.Module) -> nn.Module:
             f"layer {builder.name} has an attribute {LOSS!r}, the name under which the loss keeps what it trains: give"
             " it another name"
         )
-    return LayerWithLoss(layer, copy.deepcopy(loss))
+    shared = {id(tensor): tensor for tensor in (*layer.parameters(), *layer.buffers())}
+    return LayerWithLoss(layer, copy.deepcopy(loss, shared))
 
 
 def loss_beside(module: nn.Module) -> nn.Module | None:

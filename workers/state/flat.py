@@ -326,7 +326,16 @@ class GradientBuffers:
             self._buffers, self._views = (), {}
 
     def home(self, parameter: Tensor) -> Tensor:
-        """Where the gradient of `parameter` belongs now, with undefined content."""
+        """Where the gradient of `parameter` belongs now, with undefined content.
+
+        Raises:
+            JobError: nothing trains it.
+        """
+        if id(parameter) not in self._names:
+            raise JobError(
+                f"a parameter {list(parameter.shape)} that was fixed when its layer was built has a gradient now: build"
+                " it with requires_grad = True, and switch it off where it is not to be trained"
+            )
         return self._homes()[self._names[id(parameter)]]
 
     @torch.no_grad()

@@ -52,7 +52,7 @@ def show(
         post(f"a step has {shares_text(plan.shares)}")
     post(plan.reason)
     post(f"profile: {prediction.profile.source}")
-    post(f"gradients: {checked_text(prediction.profile.model)}")
+    post(f"gradients: {comparison_text(prediction.profile.model)}")
     console.print(_stages(choice))
     post(
         f"predicted step {seconds(prediction.step_s)}, bubble {percent(prediction.bubble)}, peak memory"
@@ -83,7 +83,7 @@ def show(
         post(f"limit: {limit}")
 
 
-def checked_text(model: ModelProfile) -> str:
+def comparison_text(model: ModelProfile) -> str:
     """Whether the layers were compared with plain autograd, and which are left to it."""
     if not model.checked:
         return "not compared with plain autograd yet; the ranks do that in their first step"
