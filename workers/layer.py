@@ -133,8 +133,10 @@ class Layer:
     def evaluate(self, inputs: Tensors) -> Tensors:
         """Forward pass in evaluation mode: no draws, no gradients, no buffer changes."""
         self.module.eval()
+        seen = Pass(0, inputs, None, WeightGradQueue())
         try:
-            return tuple(canonical(t) for t in self._run(self.module, inputs, 0, WeightGradQueue()))
+            with self.seen_buffers(seen, write=False):
+                return tuple(canonical(t) for t in self._run(self.module, inputs, 0, seen.queue))
         finally:
             self.module.train()
 
@@ -238,7 +240,7 @@ class Layer:
         leaves = tuple(_leaf(t, t.requires_grad) for t in inputs)
         done = Pass(draw_key, leaves, None, self._queue())
         with self.as_made(), torch.enable_grad(), self.seen_buffers(done, write=True):
-            outputs = self._run(self.module, leaves, draw_key, done.queue)
+            outputs = self._run(self.module, _between_layers(leaves), draw_key, done.queue)
         if self._cover.replaced and not self.whole:
             self.compute_whole(self._cover.replaced)
         return leaves, outputs
@@ -272,7 +274,7 @@ class Layer:
             done.queue = self._queue()
         done.whole = True
         with self.seen_buffers(done, write=write_buffers):
-            return self._run(self.module, done.inputs, done.draw_key, done.queue)
+            return self._run(self.module, _between_layers(done.inputs), done.draw_key, done.queue)
 
     def _train_deferring(self, done: Pass, *, write_buffers: bool) -> Tensors | None:
         """`_train` with the covered modules deferring; None: the pass met what none understands."""
@@ -285,7 +287,7 @@ class Layer:
             # Entered for each layer and microbatch: most have no buffers.
             seen = self.seen_buffers(done, write=write_buffers) if self._buffers else nullcontext(_nothing)
             with seen as keep_old:
-                outputs = self._run(self.module, done.inputs, done.draw_key, done.queue)
+                outputs = self._run(self.module, _between_layers(done.inputs), done.draw_key, done.queue)
                 if not done.queue.odd:
                     return outputs
                 keep_old()
@@ -332,8 +334,10 @@ class Layer:
             A function that has nothing written.
         """
         found = done.buffers or tuple(buffer for _, _, buffer in self._buffers)
-        for (owner, name, _), seen in zip(self._buffers, found, strict=True):
-            owner._buffers[name] = seen.clone()
+        copies: dict[int, Tensor] = {}
+        for (owner, name, buffer), seen in zip(self._buffers, found, strict=True):
+            # Modules that share one go on sharing it.
+            owner._buffers[name] = copies.setdefault(id(buffer), seen.clone())
         written = [write]
         try:
             yield written.clear
@@ -356,10 +360,14 @@ class Layer:
             else:
                 with autocast(self._precision, self.device):
                     outputs = call(*inputs)
-        if isinstance(outputs, Tensor):
-            return cast_floats((outputs,), self._cast)
-        if isinstance(outputs, tuple | list) and outputs and all(isinstance(t, Tensor) for t in outputs):
-            return cast_floats(tuple(outputs), self._cast)
+        found = (outputs,) if isinstance(outputs, Tensor) else outputs
+        if isinstance(found, tuple | list) and found and all(isinstance(t, Tensor) for t in found):
+            if any(t.layout is not torch.strided or t.is_nested for t in found):
+                raise JobError(
+                    f"layer {self.name} returns a sparse or nested tensor: what goes from layer to layer has one shape"
+                    " and is dense; return its values, and what tells where they belong, as tensors of their own"
+                )
+            return cast_floats(tuple(found), self._cast)
         raise JobError(
             f"layer {self.name} returned {type(outputs).__name__}; a layer returns a tensor or a tuple of tensors"
         )
@@ -459,6 +467,12 @@ class Loss:
             None if not t.requires_grad else absent_like(t) if t.grad is None else canonical(t.grad)
             for t in done.inputs
         )
+
+
+def _between_layers(leaves: Tensors) -> Tensors:
+    """The inputs as a layer in the middle of a model has them: no leaves, which hooks, autocast and in-place operations
+    treat in other ways."""
+    return tuple(t.view_as(t) if t.requires_grad else t for t in leaves)
 
 
 def _nothing() -> None:

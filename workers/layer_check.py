@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from functools import partial
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -196,20 +198,27 @@ class _Comparison:
             )
         reason = layer.whole
         if not reason:
-            try:
-                reason = self._in_training(buffers).differs(expected, self._near)
-            except JobError as error:
-                reason = str(error)
+            reason = self._problem(buffers, expected)
             if reason:
                 layer.compute_whole(reason)
             else:
                 reason = layer.whole  # found while it ran
         if not reason:
             return ""
-        problem = self._in_training(buffers).differs(expected, self._near)
+        problem = self._problem(buffers, expected)
         if problem:
             raise JobError(self._why_not(buffers, expected, problem))
         return reason
+
+    def _problem(self, buffers: Sequence[Tensor], expected: Numbers) -> str:
+        """What training gets wrong with activations kept, or recomputed; empty: nothing."""
+        for keep in (True, False):
+            try:
+                if problem := self._in_training(buffers, keep=keep).differs(expected, self._near):
+                    return problem
+            except JobError as error:
+                return str(error)
+        return ""
 
     def _why_not(self, buffers: Sequence[Tensor], expected: Numbers, problem: str) -> str:
         name = self._layer.name
@@ -241,7 +250,8 @@ class _Comparison:
         input_grads: list[Tensor] = []
         # Fixed ones too: somebody may average others into them.
         parameters = dict(layer.module.named_parameters())
-        before = {name: (p._version, p.data_ptr()) for name, p in parameters.items()}
+        before = {name: _print(p) for name, p in parameters.items()}
+        states = [_states(layer.module)]
         for inputs, key in zip(self._inputs, self._keys, strict=True):
             leaves, roots = layer.plain_forward(inputs, key)
             early = [name for name, p in layer.trained.items() if p.grad is not None and not outputs]
@@ -250,13 +260,14 @@ class _Comparison:
                     f"layer {layer.name} gives {early[0]} a gradient in its forward pass, as backward() does there:"
                     " give the loss that it needs as an output of the layer"
                 )
-            changed = [n for n, p in parameters.items() if before[n] != (p._version, p.data_ptr())]
+            changed = [n for n, p in parameters.items() if before[n] != _print(p)]
             if changed:
                 raise JobError(
                     f"layer {layer.name} changes its parameter {changed[0]} in its forward pass, while other"
                     " microbatches still need it as it was: compute what you need of it as a new tensor"
                 )
             self._check_graph(roots)
+            states.append(_states(layer.module))
             outputs += [t.detach().clone() for t in roots]
             grads = [(o, g) for o, g in zip(roots, self._grads(roots, key), strict=True) if o.requires_grad]
             if grads:
@@ -265,6 +276,16 @@ class _Comparison:
             input_grads += [
                 absent_like(t) if t.grad is None else canonical(t.grad) for t in leaves if t.requires_grad
             ]
+        moved = [
+            name for name, first in states[0].items() if first != states[1].get(name) != states[2].get(name)
+        ]
+        if moved:
+            raise JobError(
+                f"layer {layer.name} changes its {moved[0]} in each forward pass, which is no state of the model: it is"
+                " not saved, not undone with a step that is run again, and not moved. Hold it in a persistent buffer"
+                " (register_buffer), and draw from the default generators of torch, random or numpy, whose draws are"
+                " keyed"
+            )
         for name, parameter in layer.trained.items():
             if parameter.grad is not None and parameter.grad.is_sparse:
                 raise JobError(
@@ -290,23 +311,33 @@ class _Comparison:
                 else "it has autograd functions of its own, and a second walk would call them again"
             )
 
-    def _in_training(self, buffers: Sequence[Tensor]) -> Numbers:
-        """The numbers of training: the second microbatch goes forward before the first goes back, and is recomputed;
-        the first one's weight gradients come last."""
-        layer, (first_key, second_key) = self._layer, self._keys
+    def _in_training(self, buffers: Sequence[Tensor], *, keep: bool) -> Numbers:
+        """The numbers of training: the second microbatch goes forward before the first goes back; the first one's
+        weight gradients come last.
+
+        Args:
+            keep: whether activations are kept; else they are recomputed.
+        """
+        layer = self._layer
         self._restore(buffers)
-        first, one = layer.forward(self._inputs[0], first_key, keep=True)
-        first_whole = [t.detach().clone() for t in first]
-        second, other = layer.forward(self._inputs[1], second_key, keep=False)
-        input_grads = [*layer.backward(one, self._carried(first, first_key), weights=False)]
-        layer.recompute(other)
-        assert other.outputs is not None
-        recomputed = [canonical(t.detach()) for t in other.outputs]
-        input_grads += layer.backward(other, self._carried(second, second_key), weights=True)
-        layer.weight_grad(one)
-        apart = (_difference(*pair, 0.0) for pair in zip(recomputed, second, strict=True))
-        text = next((f"its output {text} when it is recomputed" for text in apart if text), "")
-        return replace(self._numbers([*first_whole, *second], input_grads), recomputed=text)
+        passes, outputs, input_grads = [], list[Tensor](), list[Tensor]()
+        recomputed = ""
+        for inputs, key in zip(self._inputs, self._keys, strict=True):
+            found, done = layer.forward(inputs, key, keep=keep)
+            passes.append((found, done, key))
+            outputs += [t.detach().clone() for t in found]
+        for number, (found, done, key) in enumerate(passes):
+            if not keep:
+                layer.recompute(done)
+                assert done.outputs is not None
+                again = [canonical(t.detach()) for t in done.outputs]
+                apart = (_difference(*pair, 0.0) for pair in zip(again, found, strict=True))
+                recomputed = next(
+                    (f"its output {text} when it is recomputed" for text in apart if text), recomputed
+                )
+            input_grads += layer.backward(done, self._carried(found, key), weights=number > 0)
+        layer.weight_grad(passes[0][1])
+        return replace(self._numbers(outputs, input_grads), recomputed=recomputed)
 
     def _numbers(self, outputs: Sequence[Tensor], input_grads: Sequence[Tensor]) -> Numbers:
         layer = self._layer
@@ -336,13 +367,45 @@ class _Comparison:
         ]
 
 
+def _print(parameter: Tensor) -> tuple[int, int, float]:
+    """What changes if a parameter does, be it by its `.data`."""
+    return parameter._version, parameter.data_ptr(), float(torch.sum(parameter.detach(), dtype=torch.float64))
+
+
+def _states(module: nn.Module) -> dict[str, Any]:
+    """The numbers, generators and buffers of a module that are no part of a model's state."""
+    found: dict[str, Any] = {}
+    for path, part in module.named_modules():
+        for name, value in part.__dict__.items():
+            what = f"attribute {path}.{name}".replace(" .", " ")
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                found[what] = value
+            elif isinstance(value, random.Random):
+                found[what] = hash(value.getstate())
+            elif isinstance(value, torch.Generator):
+                found[what] = value.get_state().numpy().tobytes()
+            elif isinstance(value, np.random.Generator | np.random.RandomState):
+                holder = value if isinstance(value, np.random.RandomState) else value.bit_generator
+                found[what] = repr(holder.get_state() if value is holder else holder.state)
+        for name in getattr(part, "_non_persistent_buffers_set", ()):
+            buffer = part._buffers.get(name)
+            if buffer is not None and buffer.numel() and not buffer.is_complex():
+                found[f"buffer {path}.{name}, which is not persistent,".replace(" .", " ")] = float(
+                    torch.sum(buffer.detach(), dtype=torch.float64)
+                )
+    return found
+
+
 def _rolled(tensor: Tensor) -> Tensor:
     """Another microbatch: the same samples in another order, or a single one with other values."""
     given, other = tensor.detach(), tensor.detach()
     if tensor.dim():
         other = given.roll(1, 0)
-        if torch.equal(other, given):
-            other = given.flip(-1) * 0.5 if carries_gradient(given) else given.flip([*range(given.dim())])
+        if carries_gradient(given):
+            # Other values too: sums and means over the samples shall not be the same.
+            other = other.flip(-1) * 0.75
+        elif torch.equal(other, given):
+            other = given.flip([*range(given.dim())])
     return canonical(other).requires_grad_(tensor.requires_grad)
 
 
@@ -372,6 +435,8 @@ def _traits(part: nn.Module, own: Mapping[int, int], known: dict[int, int]) -> t
     Args:
         known: tensors by identity, numbered as they are met: which modules share one.
     """
+    if isinstance(part, torch.jit.ScriptModule):
+        return (next(_unlike_all),)
     # Hooks are registered under numbers that the process counts.
     attributes = {
         name: [*value.values()] if "hooks" in name and isinstance(value, dict) else value

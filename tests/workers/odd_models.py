@@ -466,7 +466,7 @@ class DrawnWeights(Odd):
             self.linear.weight.copy_(torch.from_numpy(drawn) * random.random() / WIDTH)
 
 
-@refused("computes something else each time.*register_buffer")
+@refused("attribute generator in each forward pass.*register_buffer")
 class OwnGenerator(Odd):
     def __init__(self) -> None:
         super().__init__()
@@ -482,7 +482,7 @@ class FreshGenerator(Odd):
         return super().forward(x + float(np.random.default_rng().random()))
 
 
-@refused("computes something else each time.*register_buffer")
+@refused("attribute count in each forward pass.*register_buffer")
 class OwnCount(Odd):
     def __init__(self) -> None:
         super().__init__()
@@ -539,6 +539,112 @@ class Averages(Odd):
         with torch.no_grad():
             self.slow.weight.lerp_(self.linear.weight, 0.1)
         return super().forward(x) + self.slow(x)
+
+
+@right
+class ScriptedChild(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.activation = torch.jit.script(nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.activation(self.linear(x))
+
+
+@right
+class Orthogonal(Odd):
+    """Has a buffer that is not contiguous."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = parametrizations.orthogonal(nn.Linear(WIDTH, WIDTH))
+
+
+@right
+class InputHook(Odd):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.requires_grad:
+            x.register_hook(lambda gradient: -0.5 * gradient)
+        return super().forward(x)
+
+
+@right
+class CastTwice(nn.Module):
+    """Uses its input twice under its own autocast, which keeps casts of leaves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = self.one(x) * self.other(x)
+        return x + y.float()
+
+
+@right
+class SharesStatistics(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.BatchNorm1d(WIDTH), nn.BatchNorm1d(WIDTH)
+        self.other.running_mean = self.one.running_mean
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.other(self.linear(self.one(x)))
+
+
+@right
+class MakesItsWeight(Odd):
+    """Puts a tensor in the place of a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.linear.weight
+        self.factor = nn.Parameter(torch.randn(WIDTH, 2) * 0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.linear.weight = self.factor @ self.factor.t()  # type: ignore[assignment]
+        return super().forward(x)
+
+
+@refused("does not train as in a plain loop")
+class NormInCheckpoint(Odd):
+    """Updates running statistics again as it is recomputed, in the order of the backward passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + checkpoint(lambda z: self.norm(self.linear(z)), x, use_reentrant=False)
+
+
+@refused("does not train as in a plain loop")
+class KeptWithGradients(Odd):
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        if y.requires_grad:
+            self.newest = y.detach()
+            y.register_hook(lambda gradient: gradient * torch.tanh(self.newest))
+        return y
+
+
+@refused("buffer seen, which is not persistent, in each forward pass")
+class HiddenBuffer(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1
+        return super().forward(x)
+
+
+@refused("returns a sparse or nested tensor")
+class ReturnsSparse(Odd):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).to_sparse()
 
 
 @refused("changes its parameter linear.weight in its forward pass")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
@@ -160,7 +161,8 @@ def _tensors(value: Any, size: int, origin: str) -> tuple[Tensor, ...]:
             raise JobError(
                 f"{origin} have shape {list(tensor.shape)} for a batch of {size}: the first dimension counts samples"
             )
-    return tuple(tensor.contiguous() for tensor in tensors)
+    # Memory of their own: a source may fill the same tensors again for the next microbatch.
+    return tuple(tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors)
 
 
 def _described(value: Any) -> str:

@@ -82,7 +82,9 @@ class Cover:
                 continue
             part.forward = forward
             part.__dict__["__deepcopy__"] = _copied_without(part)
-        self._guards = [p.register_hook(_refuse_second_path(name)) for name, p in self._guarded]
+        self._guards = [
+            p.register_hook(_refuse_second_path(name)) for name, p in self._guarded if p.requires_grad
+        ]
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -121,13 +123,23 @@ def _candidates(module: nn.Module) -> list[nn.Module]:
 def _is_plain(part: nn.Module) -> bool:
     """Whether `part` computes what its class does, with parameters of its own, and nothing hangs on them."""
     # Exact types only: a subclass, as parametrizations make one, may use its weight in ways of its own.
-    if not _is_known(part) or "forward" in part.__dict__ or any(getattr(part, kind) for kind in _HOOKS):
+    if (
+        not _is_known(part)
+        or not _holds_its_weights(part)
+        or "forward" in part.__dict__
+        or any(getattr(part, kind) for kind in _HOOKS)
+    ):
         return False
     held = (part, part.out_proj) if type(part) is nn.MultiheadAttention else (part,)
     parameters = [p for each in held for p in each._parameters.values() if p is not None]
-    return all(id(p) in map(id, parameters) for p in _deferred_parameters(part)) and all(
-        type(p) is nn.Parameter and not p._backward_hooks for p in parameters
-    )
+    return all(type(p) is nn.Parameter and not p._backward_hooks for p in parameters)
+
+
+def _holds_its_weights(part: nn.Module) -> bool:
+    """Whether its weights are parameters, not tensors that something else makes of others at each call."""
+    if type(part) is nn.MultiheadAttention:
+        return part._parameters.get("in_proj_weight") is not None and "weight" in part.out_proj._parameters
+    return part._parameters.get("weight") is not None
 
 
 def _is_known(part: nn.Module) -> bool:
