@@ -86,5 +86,5 @@ def test_the_first_thing_that_the_tab_key_reaches_leads_to_the_content(window: B
     assert window.script("return document.activeElement.textContent") == "Skip to the content"
     window.press("input[value=gpt]")
     window.press("input[value=frozen]")
-    window.press("main form button")
+    window.press("main form[action='/compare'] button")
     window.until("return document.querySelector('h1')?.textContent === 'Compared'")

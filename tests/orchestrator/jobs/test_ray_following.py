@@ -108,6 +108,9 @@ def test_another_driver_follows_a_job_whose_own_was_killed(
         beside, _ = other.communicate(timeout=patient(120))
         assert other.returncode == DONE, beside
     told = capsys.readouterr().out
+    joined, _, beside = beside.partition("\n")
+    assert joined.startswith(f"joined the Ray cluster at {ray.get_runtime_context().gcs_address}, started ")
+    assert joined.endswith(", which RAY_ADDRESS names")
     report = tmp_path / "led" / REPORT_NAME
     assert report.read_text().startswith("<!doctype html>")
     for text in (told, beside):

@@ -65,7 +65,8 @@ def alternatives(
 def test_the_page_is_whole_and_refers_to_nothing_outside_itself(page: str) -> None:
     parsed = Page(page)
     for _, attributes in parsed.elements:
-        assert not {"src", "href", "style"} & attributes.keys()
+        assert not {"src", "style"} & attributes.keys()
+        assert attributes.get("href", "#").startswith("#")  # a room of the page
     assert len(parsed.styles) == 1
 
 
