@@ -118,11 +118,7 @@ class Layer:
         # What is left to autograd may take gradients in its forward pass.
         with torch.set_grad_enabled(keep or bool(self.whole)):
             outputs = self._train(done, write_buffers=True)
-        if [t._version for t in leaves] != versions:
-            raise JobError(
-                f"layer {self.name} changes its input in place: the layer before may need it, and a recomputation would"
-                " start from the changed one. Use the operation that returns a new tensor, or do both in one layer"
-            )
+        self._refuse_changed(leaves, versions)
         # Derived from the layer's parameters: with the activations dropped, autograd cannot tell.
         carries = bool(self.trained) or any(t.requires_grad for t in leaves)
         if keep:
@@ -238,12 +234,24 @@ class Layer:
             (leaves, outputs): the ends of its graph, which is to be walked inside `as_made`.
         """
         leaves = tuple(_leaf(t, t.requires_grad) for t in inputs)
+        versions = [t._version for t in leaves]
         done = Pass(draw_key, leaves, None, self._queue())
         with self.as_made(), torch.enable_grad(), self.seen_buffers(done, write=True):
             outputs = self._run(self.module, _between_layers(leaves), draw_key, done.queue)
+        self._refuse_changed(leaves, versions)
         if self._cover.replaced and not self.whole:
             self.compute_whole(self._cover.replaced)
         return leaves, outputs
+
+    def _refuse_changed(self, leaves: Tensors, versions: list[int]) -> None:
+        """Raises:
+        JobError: a forward pass has changed its inputs, whose versions were these.
+        """
+        if [t._version for t in leaves] != versions:
+            raise JobError(
+                f"layer {self.name} changes its input in place: the layer before may need it, and a recomputation would"
+                " start from the changed one. Use the operation that returns a new tensor, or do both in one layer"
+            )
 
     @property
     def buffers(self) -> Tensors:

@@ -282,7 +282,8 @@ def test_an_error_of_autograd_names_the_layer_and_the_line() -> None:
     inputs = (torch.randn(3, 8, requires_grad=True),)
     line = r"at .*test_engine_conduct\.py:\d+ in forward"
     with pytest.raises(
-        JobError, match=f"the forward pass of layer act raised RuntimeError: a leaf .*a new tensor, {line}"
+        JobError,
+        match=f"the forward pass of layer act raised RuntimeError: a view of a leaf .*a new tensor, {line}",
     ):
         layer(at_once=True).forward(inputs, 0, keep=True)
     second = layer(at_once=False)
