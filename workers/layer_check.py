@@ -384,9 +384,10 @@ def _states(module: nn.Module) -> dict[str, Any]:
                 found[what] = hash(value.getstate())
             elif isinstance(value, torch.Generator):
                 found[what] = value.get_state().numpy().tobytes()
-            elif isinstance(value, np.random.Generator | np.random.RandomState):
-                holder = value if isinstance(value, np.random.RandomState) else value.bit_generator
-                found[what] = repr(holder.get_state() if value is holder else holder.state)
+            elif isinstance(value, np.random.Generator):
+                found[what] = repr(value.bit_generator.state)
+            elif isinstance(value, np.random.RandomState):
+                found[what] = repr(value.get_state())
         for name in getattr(part, "_non_persistent_buffers_set", ()):
             buffer = part._buffers.get(name)
             if buffer is not None and buffer.numel() and not buffer.is_complex():

@@ -117,7 +117,7 @@ def _compute(spec: Spec, definition: ModelDefinition, batch: Batch) -> None:
     seed, precision, device = spec.job.seed, spec.job.precision, torch.device("cpu")
     optimizer = make_optimizer(spec.optimizer, spec.job.steps)
     until_s = time.monotonic() + COMPUTE_S
-    tensors = batch.inputs
+    tensors, layer = batch.inputs, None
     try:
         for index, name in enumerate(definition.names):
             if time.monotonic() > until_s:
@@ -126,8 +126,10 @@ def _compute(spec: Spec, definition: ModelDefinition, batch: Batch) -> None:
                 definition, [index], seed=seed, precision=precision, device=device, optimizer=optimizer
             )
             layer, _ = built[index]
-            tensors, _ = layer.forward(tensors, rng.key(seed, "forward", 0, 0, name), keep=False)
-        loss = Loss(definition.loss, precision=precision, device=device)
+            # With gradients, which a layer may take as it goes.
+            tensors, _ = layer.forward(tensors, rng.key(seed, "forward", 0, 0, name), keep=True)
+        assert layer is not None  # a model has layers
+        loss = Loss(layer, definition.loss, precision=precision, device=device)
         loss.forward(tensors, batch.targets, rng.key(seed, "loss", 0, 0), keep=False)
     except JobError:
         raise
