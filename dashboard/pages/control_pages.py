@@ -65,7 +65,7 @@ async def send(
         if problem.version is not None:
             given["version"] = problem.version
         return await _asking(subject, control, given, body, caller, again, problem)
-    return RedirectResponse(f"/jobs/{job}#commands", 303)
+    return RedirectResponse(f"/jobs/{job}#controls", 303)
 
 
 def _new_key() -> str:
