@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from command_line import freshet_here
+from fastapi import FastAPI
 from serving import Made, listening, settings_in, show
 from synthetic_run import records
 from tiny_jobs import write_spec
@@ -24,13 +25,18 @@ RUN = [record for record in records(steps=20) if not isinstance(record.event, Fi
 
 
 class Accepting(Submissions):
-    """Accepts a job at once: half of its events are there, and the others come while it is followed."""
+    """Accepts a job at once: half of its events are there, and the others come while it is followed.
 
-    def __init__(self, job: Made, log: Sequence[Record]) -> None:
+    Until then, the service shows another one.
+    """
+
+    def __init__(self, app: FastAPI, job: Made, log: Sequence[Record]) -> None:
         super().__init__("10.0.0.1:6379")
-        self._job, self._log = job, log
+        self._app, self._job, self._log = app, job, log
+        show(app, Made("other"))
 
     async def _start(self, file: Path, resume: bool) -> str:
+        show(self._app, self._job)
         for record in self._log[:15]:
             self._job.take(record)
         asyncio.get_running_loop().call_later(0.2, self._end)
@@ -48,8 +54,7 @@ def service(folder: Path, end: Event) -> Iterator[str]:
     settings = replace(settings_in(folder / "service"), trust_specs=True)
     app, job = create_app(settings), Made("gpt")
     log = [*RUN, Record(time_s=RUN[-1].time_s + 1, event=end)]
-    app.state.services = replace(app.state.services, submissions=Accepting(job, log))
-    show(app, job)
+    app.state.services = replace(app.state.services, submissions=Accepting(app, job, log))
     with listening(app) as address:
         yield address
 
