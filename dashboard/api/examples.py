@@ -108,6 +108,7 @@ EVENTS: Example = {
             "rank": 0,
             "node": "5f0c",
             "host": "10.0.0.4",
+            "machine": "8d1b",
             "pid": 4000,
             "zone": "",
         },

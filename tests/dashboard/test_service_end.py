@@ -7,14 +7,12 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import pytest
 import uvicorn
 from fastapi import FastAPI
 
 from dashboard.service import server
-from orchestrator.client.errors import JobError
 
 ADDRESS, URL = "10.0.0.1:6379", "http://127.0.0.1:8270/"
 
@@ -142,28 +140,3 @@ def test_with_its_cluster_the_service_withdraws_its_address_and_ends_in_order(
     with pytest.raises(SystemExit):
         serve(SystemExit(15))
     assert withdrawn == [URL]
-
-
-@pytest.mark.parametrize("own", [None, "7"])
-def test_what_ray_reads_when_it_connects_is_no_setting_of_submitted_jobs(
-    monkeypatch: pytest.MonkeyPatch, own: str | None
-) -> None:
-    read: list[str | None] = []
-
-    @contextmanager
-    def joined(address: str) -> Iterator[None]:
-        read.append(os.environ.get(server.CLUSTER_LOST))
-        if address != ADDRESS:
-            raise JobError("there is no cluster")
-        yield
-
-    monkeypatch.setattr(server, "joined", joined)
-    monkeypatch.delenv(server.CLUSTER_LOST, raising=False)
-    if own is not None:
-        monkeypatch.setenv(server.CLUSTER_LOST, own)
-    with server._cluster(ADDRESS):
-        assert os.environ.get(server.CLUSTER_LOST) == own
-    with pytest.raises(JobError), server._cluster("10.0.0.2:6379"):
-        pass
-    assert os.environ.get(server.CLUSTER_LOST) == own
-    assert read == [own or str(server.CLUSTER_LOST_S)] * 2

@@ -105,6 +105,7 @@ def test_every_family_equals_the_plain_loop_in_16_bits(tmp_path: Path, trait: st
         assert losses(run) == expected_losses
 
 
+@pytest.mark.usefixtures("uncompared")
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="what stands in for a GPU's kernel here, it has")
 @pytest.mark.parametrize(
     ("trait", "precision"),

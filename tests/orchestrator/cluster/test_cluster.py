@@ -14,7 +14,15 @@ import pytest
 import ray
 from pace import patient
 
-from orchestrator.cluster.connection import ATTEMPTS, SUBMITTED, connected, prepare_local
+from orchestrator.cluster.connection import (
+    ATTEMPTS,
+    CLUSTER_LOST_S,
+    SUBMITTED,
+    _initialise,
+    connected,
+    prepare_local,
+)
+from workers.control.rescues import HEAD_LOST
 from workers.protocol import JobError
 
 
@@ -132,3 +140,26 @@ def test_a_call_that_outlives_its_connection_starts_no_cluster() -> None:
     )
     assert "Ray has not been started yet" in done.stdout, done
     assert done.stdout.rstrip().endswith("False")
+
+
+@pytest.mark.parametrize("own", [None, "7"])
+def test_a_driver_stays_without_its_cluster_and_its_children_get_the_users_setting(
+    monkeypatch: pytest.MonkeyPatch, own: str | None
+) -> None:
+    read: list[str | None] = []
+
+    def init(address: str, **_: object) -> None:
+        read.append(os.environ.get(HEAD_LOST))
+        if address != "10.0.0.1:6379":
+            raise ConnectionError("there is no cluster")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.delenv(HEAD_LOST, raising=False)
+    if own is not None:
+        monkeypatch.setenv(HEAD_LOST, own)
+    _initialise("10.0.0.1:6379", {})
+    assert os.environ.get(HEAD_LOST) == own
+    with pytest.raises(JobError):
+        _initialise("10.0.0.2:6379", {})
+    assert os.environ.get(HEAD_LOST) == own
+    assert read == [str(CLUSTER_LOST_S)] * 2

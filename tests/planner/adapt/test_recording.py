@@ -128,6 +128,7 @@ def test_a_recording_keeps_all_that_plans_are_made_with() -> None:
         "profile": None,
         "limits": (7, None),
         "links": (),
+        "linked": (1, None),
         "divisible": False,
         "first": replace(PLAN, version=9),
         "schedule": replace(REPLANNER.schedule, name="another"),

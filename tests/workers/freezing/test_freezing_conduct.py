@@ -42,6 +42,7 @@ def frozen_prefix(whole: Job, stages: int) -> Job:
     return replace(whole, schedule=schedule)
 
 
+@pytest.mark.usefixtures("uncompared")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("trait", ["plain", "dropout", "raw-matrix"])
 def test_no_gradient_goes_into_a_frozen_stage(

@@ -21,6 +21,7 @@ def measured(rank: int, machine: str, load: Load | None, repeats_s: tuple[float,
         receives_ahead=0,
         sends_kept=0,
         load=load,
+        checked=True,
     )
 
 
