@@ -51,6 +51,11 @@ class blamed:
         advice = ""
         if re.search("in.?place", str(error)):
             advice = ": use the operation that returns a new tensor"
+        elif "does not require grad" in str(error):
+            advice = (
+                ": validation keeps no gradients, nor does a pass whose activations are recomputed later, so compute"
+                " what you differentiate inside `with torch.enable_grad():`, from inputs that require a gradient"
+            )
         raise JobError(f"{self._code} {what_it_did(error)}{advice}{where(error)}") from error
 
 

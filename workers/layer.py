@@ -248,10 +248,14 @@ class Layer:
         JobError: a forward pass has changed its inputs, whose versions were these.
         """
         if [t._version for t in leaves] != versions:
-            raise JobError(
-                f"layer {self.name} changes its input in place: the layer before may need it, and a recomputation would"
-                " start from the changed one. Use the operation that returns a new tensor, or do both in one layer"
-            )
+            raise JobError(self.changes_input())
+
+    def changes_input(self) -> str:
+        """What to say of the layer if it changes its inputs."""
+        return (
+            f"layer {self.name} changes its input in place: the layer before may need it, and a recomputation would"
+            " start from the changed one. Use the operation that returns a new tensor, or do both in one layer"
+        )
 
     @property
     def buffers(self) -> Tensors:

@@ -28,6 +28,7 @@ from workers.layer import Layer, Tensors, carries_gradient
 from workers.protocol import JobError, LayersChecked
 from workers.reproducibility import rng
 from workers.reproducibility.canonical import canonical
+from workers.writes import Writes
 
 NEAR = {"float32": 1e-4, "float16": 2.0**-6, "bfloat16": 2.0**-4, "bfloat16-autocast": 2.0**-4}
 """By precision, by how much of its length a tensor may differ where kernels do: compiled layers, sums of 16 bits."""
@@ -107,11 +108,12 @@ class Numbers:
     recomputed: str = ""
     """How the recomputed outputs differ from those of the first pass, in words."""
 
-    def differs(self, other: Numbers, near: float) -> str:
+    def differs(self, other: Numbers, near: float = 0.0, near_sums: float = 0.0) -> str:
         """The first difference, in words; empty if there is none.
 
         Args:
             near: by how much of its length a tensor may differ; 0: not at all.
+            near_sums: the same for weight gradients, which are sums over microbatches.
         """
         if self.recomputed:
             return self.recomputed
@@ -130,12 +132,14 @@ class Numbers:
                 elif text := _difference(one, expected, near):
                     return f"its {what} {text}"
         # What is zero but for rounding, as of a bias before a norm, is measured by the layer.
-        least = 1e-3 * sum(_length(grad) ** 2 for grad in other.weight_grads.values()) ** 0.5 if near else 0.0
+        least = 0.0
+        if near_sums:
+            least = 1e-3 * sum(_length(grad) ** 2 for grad in other.weight_grads.values()) ** 0.5
         for name in sorted(self.weight_grads.keys() | other.weight_grads.keys()):
             one, expected = self.weight_grads.get(name), other.weight_grads.get(name)
             if one is None or expected is None:
                 return f"{name} gets {'no' if one is None else 'a'} gradient"
-            if text := _difference(one, expected, near, least):
+            if text := _difference(one, expected, near_sums, least):
                 return f"the gradient of {name} {text}"
         return ""
 
@@ -172,8 +176,9 @@ class _Comparison:
         self._keys = (draw_key, rng.key(draw_key, "another microbatch"))
         self._inputs = (inputs, tuple(_rolled(t) for t in inputs))
         self._tell = tell
-        exact = layer.compiled is None and precision == "float32"
-        self._near = 0.0 if exact else NEAR[precision]
+        self._near = 0.0 if layer.compiled is None else NEAR[precision]
+        # Ranks add products of 16 bits up in 32; a plain loop rounds each of them.
+        self._near_sums = self._near if precision == "float32" else NEAR[precision]
         self._backward = blamed(f"the backward pass of layer {layer.name}")
 
     def made(self) -> str:
@@ -190,6 +195,7 @@ class _Comparison:
 
     def _compare(self, buffers: Sequence[Tensor]) -> str:
         layer = self._layer
+        self._refuse_averages(buffers)
         expected = self._plain()
         if layer.trained and not expected.weight_grads:
             self._tell(
@@ -214,7 +220,9 @@ class _Comparison:
         """What training gets wrong with activations kept, or recomputed; empty: nothing."""
         for keep in (True, False):
             try:
-                if problem := self._in_training(buffers, keep=keep).differs(expected, self._near):
+                if problem := self._in_training(buffers, keep=keep).differs(
+                    expected, self._near, self._near_sums
+                ):
                     return problem
             except JobError as error:
                 return str(error)
@@ -223,7 +231,7 @@ class _Comparison:
     def _why_not(self, buffers: Sequence[Tensor], expected: Numbers, problem: str) -> str:
         name = self._layer.name
         self._restore(buffers)
-        again = self._plain().differs(expected, 0.0)
+        again = self._plain().differs(expected)
         if again:
             return (
                 f"layer {name} computes something else each time, from the same inputs, weights, buffers and draws:"
@@ -246,14 +254,22 @@ class _Comparison:
     def _plain(self) -> Numbers:
         """The numbers of a plain loop: the module as it was made, forward and back, then the next microbatch."""
         layer = self._layer
-        outputs: list[Tensor] = []
-        input_grads: list[Tensor] = []
+        held, outputs, input_grads = list[Tensor](), list[Tensor](), list[Tensor]()
         # Fixed ones too: somebody may average others into them.
         parameters = dict(layer.module.named_parameters())
         before = {name: _print(p) for name, p in parameters.items()}
         states = [_states(layer.module)]
         for inputs, key in zip(self._inputs, self._keys, strict=True):
+            given = [t.detach().clone() for t in inputs]
             leaves, roots = layer.plain_forward(inputs, key)
+            if any(_difference(t.detach(), saved, 0.0) for t, saved in zip(inputs, given, strict=True)):
+                raise JobError(layer.changes_input())
+            for number, (output, as_given) in enumerate(zip(held, outputs, strict=True)):
+                if _difference(output, as_given, 0.0):
+                    raise JobError(
+                        f"output {number} of layer {layer.name} is memory that its next forward pass overwrites, while"
+                        " the layer after it still needs it: return a new tensor, as clone() does"
+                    )
             early = [name for name, p in layer.trained.items() if p.grad is not None and not outputs]
             if early:
                 raise JobError(
@@ -262,12 +278,10 @@ class _Comparison:
                 )
             changed = [n for n, p in parameters.items() if before[n] != _print(p)]
             if changed:
-                raise JobError(
-                    f"layer {layer.name} changes its parameter {changed[0]} in its forward pass, while other"
-                    " microbatches still need it as it was: compute what you need of it as a new tensor"
-                )
+                raise JobError(self._changes(changed[0]))
             self._check_graph(roots)
             states.append(_states(layer.module))
+            held += [canonical(t.detach()) for t in roots]
             outputs += [t.detach().clone() for t in roots]
             grads = [(o, g) for o, g in zip(roots, self._grads(roots, key), strict=True) if o.requires_grad]
             if grads:
@@ -293,6 +307,27 @@ class _Comparison:
                     " nor optimizers here take: make it dense, as torch.nn.Embedding does with sparse=False"
                 )
         return self._numbers(outputs, input_grads)
+
+    def _refuse_averages(self, buffers: Sequence[Tensor]) -> None:
+        """Refuse a layer that writes into a fixed parameter, as into the slow copy of another. What such a write gives
+        may equal what was there, as long as the two do."""
+        layer = self._layer
+        fixed = {name: p for name, p in layer.module.named_parameters() if not p.requires_grad}
+        if not fixed:
+            return
+        with Writes() as writes:
+            layer.plain_forward(self._inputs[0], self._keys[0])
+        self._restore(buffers)
+        for name, parameter in fixed.items():
+            if writes.into(parameter):
+                raise JobError(self._changes(name))
+
+    def _changes(self, parameter: str) -> str:
+        return (
+            f"layer {self._layer.name} changes its parameter {parameter} in its forward pass, while other microbatches"
+            " still need it as it was: compute what you need of it as a new tensor, or hold it in a persistent buffer"
+            " (register_buffer)"
+        )
 
     def _check_graph(self, roots: Tensors) -> None:
         layer, ends = self._layer, ends_of(roots)

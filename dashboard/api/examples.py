@@ -46,7 +46,7 @@ SUMMARY: Example = {
     "folder": "runs/gpt",
     "trouble": "",
     "started_s": 1763628000.0,
-    "ended_s": 1763628033.5,
+    "ended_s": None,
     "duration_s": 33.5,
     "model": "gpt, 8 blocks, width 128, context 128",
 }

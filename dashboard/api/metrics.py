@@ -31,7 +31,7 @@ async def metrics(parts: Parts) -> Response:
     told_since_s = time.time() - TOLD_S
     jobs = parts.live.jobs()
     # A snapshot copies all that is kept of a job: none is taken of those that are left out.
-    views = [_view(job) for job in jobs if job.view.outcome is None or job.view.ended_s > told_since_s]
+    views = [_view(job) for job in jobs if job.view.outcome is None or job.view.last_s > told_since_s]
     return Response(await parts.threads.read(partial(exposition, views)), media_type=CONTENT_TYPE)
 
 

@@ -123,7 +123,7 @@ class LiveJobs:
                     self._jobs[name] = job
                     job.start()
             ended = [job for job in self._jobs.values() if job.gone]
-            for job in sorted(ended, key=lambda job: job.view.ended_s)[:-KEPT_ENDED]:
+            for job in sorted(ended, key=lambda job: job.view.last_s)[:-KEPT_ENDED]:
                 del self._jobs[job.name]
 
     async def _began_again(self, known: LiveJob) -> bool:

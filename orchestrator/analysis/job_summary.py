@@ -104,7 +104,7 @@ def job_summary(view: JobView, *, trouble: str = "", lost: bool = False) -> JobS
         folder=view.folder,
         trouble=trouble or view.trouble,
         started_s=view.started_s,
-        ended_s=None if running else view.ended_s,
+        ended_s=None if running else view.last_s,
         duration_s=view.duration_s,
         model=model_text(view.spec.get("model", {})),
     )

@@ -18,7 +18,7 @@ def training_time_ratio(view: JobView) -> float | None:
     if not stretches:
         return None
     begin_s = max(stretches[0].start_s, view.started_s)
-    whole_s = max(view.ended_s, stretches[-1].end_s) - begin_s
+    whole_s = max(view.last_s, stretches[-1].end_s) - begin_s
     trained_s = sum(
         each.end_s - max(each.start_s, begin_s) - each.stalled_s for each in stretches if each.stands
     )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from orchestrator.cli.exit_codes import DONE, FAILED
 from orchestrator.cli.text.event_lines import event_line
 from orchestrator.client.blocking_client import BlockingJobs
 from orchestrator.client.jobs import POLL_S
 from orchestrator.client.opening import opened
-from orchestrator.events.types import Failed, Record
+from orchestrator.events.types import KINDS, Failed, Record
 from workers.protocol import JobError
 
 
@@ -21,19 +22,29 @@ def events_command(
     after: int,
     follow: bool,
     as_json: bool,
+    kinds: Collection[str],
     show: Callable[[str], None],
 ) -> None:
     """Show the events of the job's newest start after the first `after`.
 
     Args:
         follow: go on as they happen, until the job has ended.
+        kinds: those to show; empty: all.
 
     Raises:
-        JobError: nothing answers at `address`, there is no such job, or its controller does not answer.
+        JobError: there is no such kind of event, nothing answers at `address`, there is no such job, or its controller
+            does not answer.
         KeyboardInterrupt: a signal came while following.
     """
+    for kind in kinds:
+        if kind not in KINDS:
+            near = difflib.get_close_matches(kind, KINDS, n=1)
+            raise JobError(
+                f"--kind: there is no event {kind!r}"
+                + (f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(sorted(KINDS))}")
+            )
     with opened(address) as client:
-        _show_events(client, job, after=after, follow=follow, as_json=as_json, show=show)
+        _show_events(client, job, after=after, follow=follow, as_json=as_json, kinds=kinds, show=show)
 
 
 def follow_events(job: str, address: str, show: Callable[[str], None]) -> int:
@@ -45,7 +56,7 @@ def follow_events(job: str, address: str, show: Callable[[str], None]) -> int:
         KeyboardInterrupt: a signal came; the job goes on.
     """
     with opened(address) as client:
-        last = _show_events(client, job, after=0, follow=True, as_json=False, show=show)
+        last = _show_events(client, job, after=0, follow=True, as_json=False, kinds=(), show=show)
     match last.event if last is not None else None:
         case Failed(user_error=True, reason=reason):
             raise JobError(reason)
@@ -56,9 +67,16 @@ def follow_events(job: str, address: str, show: Callable[[str], None]) -> int:
 
 
 def _show_events(
-    client: BlockingJobs, job: str, *, after: int, follow: bool, as_json: bool, show: Callable[[str], None]
+    client: BlockingJobs,
+    job: str,
+    *,
+    after: int,
+    follow: bool,
+    as_json: bool,
+    kinds: Collection[str],
+    show: Callable[[str], None],
 ) -> Record | None:
-    """The last event that was shown."""
+    """The last event, of any kind."""
     over, last = False, None
     while not over:
         page = client.page(job, after, POLL_S if follow else 0.0)
@@ -67,7 +85,8 @@ def _show_events(
             show(json.dumps({"missed": page.missed}) if as_json else text)
         first = page.next - len(page.records) + 1
         for number, record in enumerate(page.records, first):
-            show(record.to_json() if as_json else event_line(number, record))
+            if not kinds or record.kind in kinds:
+                show(record.to_json() if as_json else event_line(number, record))
             last = record
         after = page.next
         over = page.over or not (follow or page.records or page.missed)

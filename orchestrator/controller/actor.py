@@ -411,7 +411,7 @@ class Controller:
         # It takes the loop some 20 ms: whatever else is due goes first.
         await asyncio.sleep(DUE_S)
         # Clients that ask at once share the work.
-        state = (self._view.events, self._view.ended_s, self._trouble)
+        state = (self._view.events, self._view.last_s, self._trouble)
         if self._shown is None or self._shown[0] != state:
             spec = self._view.spec or self._spec
             seen = replace(self._view, job=self._order.job, spec=spec, trouble=self._trouble, pid=os.getpid())

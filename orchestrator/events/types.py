@@ -653,14 +653,18 @@ class Record:
     """Seconds since the Unix epoch."""
     event: Event
 
+    @property
+    def kind(self) -> str:
+        """Its key in `KINDS`."""
+        return next(kind for kind, payload in KINDS.items() if payload is type(self.event))
+
     def to_json(self, previous_sha256: str | None = None) -> str:
         """One line; numbers that are not finite are written as the strings `NaN`, `Infinity`, `-Infinity`.
 
         Args:
             previous_sha256: hash of the line before it, which the line is to carry.
         """
-        kind = next(kind for kind, payload in KINDS.items() if payload is type(self.event))
-        line = {"time_s": self.time_s, "kind": kind, **named_floats(asdict(self.event))}
+        line = {"time_s": self.time_s, "kind": self.kind, **named_floats(asdict(self.event))}
         if previous_sha256 is not None:
             line[PREVIOUS] = previous_sha256
         return json.dumps(line, allow_nan=False)

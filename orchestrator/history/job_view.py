@@ -76,7 +76,7 @@ from workers.protocol import (
     ValidationReport,
 )
 
-VERSION = 20
+VERSION = 21
 """Version of a view's contents and of its fold: a snapshot of another version is not read."""
 RECENT_TIMELINES = 20
 """Newest measured steps whose timelines are kept, besides those of the monitoring phase."""
@@ -127,7 +127,7 @@ class JobView:
     """Time of the newest start; seconds since the Unix epoch, like the next two."""
     first_step_s: float | None = None
     """Time of the first step report of the newest start."""
-    ended_s: float = 0.0
+    last_s: float = 0.0
     """Time of the last event."""
     earlier_s: float = 0.0
     """Seconds that the starts before the newest one lasted, each from its first event to its last."""
@@ -205,7 +205,7 @@ class JobView:
     @property
     def duration_s(self) -> float:
         """Seconds that all starts have lasted, without the time between them."""
-        return self.earlier_s + self.ended_s - self.started_s
+        return self.earlier_s + self.last_s - self.started_s
 
     @property
     def steps_rerun(self) -> int:
@@ -299,7 +299,7 @@ class JobView:
 
     def take(self, record: Record) -> None:
         """Fold one more event in."""
-        before_s, self.ended_s = self.ended_s, record.time_s
+        before_s, self.last_s = self.last_s, record.time_s
         self.events += 1
         self.recovery.take(record)
         self.totals.take(record.event)

@@ -130,7 +130,9 @@ def _compute(spec: Spec, definition: ModelDefinition, batch: Batch) -> None:
             tensors, _ = layer.forward(tensors, rng.key(seed, "forward", 0, 0, name), keep=True)
         assert layer is not None  # a model has layers
         loss = Loss(layer, definition.loss, precision=precision, device=device)
-        loss.forward(tensors, batch.targets, rng.key(seed, "loss", 0, 0), keep=False)
+        loss.forward(tensors, batch.targets, rng.key(seed, "loss", 0, 0), keep=True)
+        if spec.job.validate_every:
+            loss.evaluate(tensors, batch.targets)
     except JobError:
         raise
     except Exception:

@@ -36,7 +36,7 @@ def job(name: str, ended_s: float | None = None) -> Copied:
             made.view.take(record)
     made.view.job = name
     if ended_s is not None:
-        made.view.ended_s = ended_s
+        made.view.last_s = ended_s
     return made
 
 

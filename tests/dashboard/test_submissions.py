@@ -182,7 +182,7 @@ def test_a_job_that_began_meanwhile_tells_of_the_refusal_until_it_ends(service: 
     job._notify()
     assert "refused" not in states(client)
     ended = client.get("/api/v1/jobs/gpt").json()
-    assert (ended["trouble"], ended["ended_s"]) == ("", job.view.ended_s)
+    assert (ended["trouble"], ended["ended_s"]) == ("", job.view.last_s)
 
 
 def test_an_accepted_job_is_looked_for_before_it_counts_as_accepted() -> None:

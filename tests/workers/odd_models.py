@@ -541,6 +541,47 @@ class Averages(Odd):
         return super().forward(x) + self.slow(x)
 
 
+@refused("changes its parameter slow.weight in its forward pass")
+class AveragesWhatIsStillEqual(Odd):
+    """As a momentum encoder does that begins as a copy, past autograd."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow = copy.deepcopy(self.linear).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.slow.weight.data.mul_(0.5).add_(self.linear.weight.data, alpha=0.5)
+        return super().forward(x) + self.slow(x)
+
+
+@refused("changes its input in place")
+class WritesIntoTheDataOfItsInput(Odd):
+    def forward(self, x: Tensor) -> Tensor:
+        x.data.mul_(0.5)
+        return super().forward(x)
+
+
+@refused("changes its input in place")
+class WritesIntoItsInputByNumPy(Odd):
+    def forward(self, x: Tensor) -> Tensor:
+        x.detach().numpy()[...] *= np.float32(0.5)
+        return super().forward(x)
+
+
+@refused("is memory that its next forward pass overwrites")
+class ReturnsItsScratch(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scratch = torch.zeros(1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if self.scratch.shape != x.shape:
+            self.scratch = torch.empty_like(x, requires_grad=False)
+        with torch.no_grad():
+            torch.mul(x, 2.0, out=self.scratch)
+        return super().forward(x), self.scratch
+
+
 @right
 class ScriptedChild(Odd):
     def __init__(self) -> None:

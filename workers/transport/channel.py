@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from planner.observed import LinkTime
+from workers.protocol import JobError
 
 Tensors = tuple[Tensor, ...]
 
@@ -69,14 +70,19 @@ class Shape:
 
     def check(self, stream: Stream, tensors: Sequence[Tensor]) -> None:
         """Raises:
-        ChannelError: `tensors` are not of this shape; names the stream and both shapes.
+        JobError: `tensors` are not of this shape, nor would they be if the step were repeated; names the stream and
+            both shapes.
         """
         got = Shape.of(tensors)
         if got != self:
-            raise ChannelError(
-                f"{stream.name} (rank {stream.source} -> {stream.target}) carries {self.tensors},"
-                f" but this message is {got.tensors}; every microbatch must have the same shape"
+            raise JobError(
+                f"{stream.name} (rank {stream.source} -> {stream.target}) carries {self}, but this message is {got}:"
+                " every microbatch must have the same shape, so pad or crop its samples in the data source, and what a"
+                " layer makes of them in the layer"
             )
+
+    def __str__(self) -> str:
+        return ", ".join(f"{dtype} {list(shape)}" for shape, dtype, _ in self.tensors)
 
 
 class Channel(ABC):

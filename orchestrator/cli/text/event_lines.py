@@ -8,7 +8,7 @@ from datetime import datetime
 
 from orchestrator.cli.text.progress import checkpoint_text, skipped_text, step_fields
 from orchestrator.events import types as events
-from orchestrator.events.types import KINDS, Event, Record, named_floats
+from orchestrator.events.types import Event, Record, named_floats
 from orchestrator.events.wording import (
     adapted_text,
     checked_text,
@@ -43,8 +43,7 @@ LONGEST = 160
 def event_line(number: int, record: Record) -> str:
     """The event with this number: its time in local time, its kind, and what happened."""
     time = datetime.fromtimestamp(record.time_s).strftime("%H:%M:%S")
-    kind = next(kind for kind, payload in KINDS.items() if payload is type(record.event))
-    return f"{number:>6}  {time}  {kind:<15} {event_text(record.event)}".rstrip()
+    return f"{number:>6}  {time}  {record.kind:<15} {event_text(record.event)}".rstrip()
 
 
 def event_text(event: Event) -> str:

@@ -86,7 +86,7 @@ class Service:
         self._loop.call_soon_threadsafe(call)
 
     def happens(self, event: Event) -> None:
-        record = Record(time_s=self.job.view.ended_s + 0.1, event=event)
+        record = Record(time_s=self.job.view.last_s + 0.1, event=event)
         self.do(lambda: self.job.take(record))
 
     def step(self) -> int:
@@ -265,7 +265,7 @@ def test_a_page_goes_on_with_a_service_that_was_started_again(tmp_path: Path, wi
     says(window, "reconnecting")
     missed = service.job.view.step + 1
     report = synthetic_run.step_report(missed, random.Random(missed))
-    service.job.take(Record(time_s=service.job.view.ended_s + 0.1, event=report))
+    service.job.take(Record(time_s=service.job.view.last_s + 0.1, event=report))
     with service.open():
         shows(window, missed)
         window.until("return document.querySelector('.connection').hidden")

@@ -99,7 +99,7 @@ def test_today_has_the_freeze_settings_that_a_request_gave_the_job() -> None:
             epoch=1, version=start, ratios=(), control=Control(method=method, r_max=0.25), start=start
         )
         # Steps that the ranks have committed: the plan is in force.
-        view.take(Record(time_s=view.ended_s, event=FreezeStarted(plan=plan)))
+        view.take(Record(time_s=view.last_s, event=FreezeStarted(plan=plan)))
         found = what_if(view, PROFILE, Change(cut=KEEP))
         assert found.now.r_max == found.then.r_max == r_max
         assert (found.now.prediction.step_s < found.now.unfrozen_s) == (r_max > 0)

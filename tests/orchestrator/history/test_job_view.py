@@ -72,7 +72,7 @@ def generation(number: int) -> Generation:
 
 def take(view: JobView, *logged: events.Event) -> None:
     for event in logged:
-        view.take(events.Record(time_s=view.ended_s + 1, event=event))
+        view.take(events.Record(time_s=view.last_s + 1, event=event))
 
 
 def begun() -> JobView:

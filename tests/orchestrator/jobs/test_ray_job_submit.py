@@ -210,7 +210,9 @@ def test_two_jobs_of_a_cluster_that_asks_for_a_token(
         assert finished(two).stopped
         assert (one / REPORT_NAME).exists()
         assert not (two / REPORT_NAME).exists()
-    assert freshet_here("verify", str(one)) == PROVED_IN_PART, "its text went with the folder that was submitted"
+    assert freshet_here("verify", str(one)) == PROVED_IN_PART, (
+        "its text went with the folder that was submitted"
+    )
     assert freshet_here("verify", str(two)) == DONE
     assert "proved" in capsys.readouterr().out
 

@@ -93,7 +93,8 @@ def test_a_job_is_disturbed_in_its_visits_adapts_and_keeps_its_bits(tmp_path: Pa
         observe=lambda record: None,
         say=said.append,
     )
-    assert said == [
+    # The rest of the tests may run beside it.
+    assert [text for text in said if not text.startswith("this machine is disturbed")] == [
         "emulated devices: rank 1 gets 3 times slower by an injected fault, 2 times",
     ]
     run = fold(read_log(done.events_path))

@@ -33,9 +33,9 @@ def resumed() -> JobView:
 
 def test_a_resumed_run_took_what_all_its_starts_took() -> None:
     view, first = resumed(), fold(records(steps=40))
-    newest_s = view.ended_s - view.started_s
+    newest_s = view.last_s - view.started_s
     assert view.runs == 2
-    assert view.duration_s == pytest.approx(first.ended_s - first.started_s + newest_s)
+    assert view.duration_s == pytest.approx(first.last_s - first.started_s + newest_s)
     assert view.duration_s < 60
     assert job_summary(view).duration_s == view.duration_s
     assert JobView.from_json(view.to_json()).duration_s == view.duration_s

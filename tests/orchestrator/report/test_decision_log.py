@@ -22,7 +22,7 @@ AGAIN = replace(
 
 def take(run: JobView, *logged: Event) -> None:
     for event in logged:
-        run.take(Record(time_s=run.ended_s + 1, event=event))
+        run.take(Record(time_s=run.last_s + 1, event=event))
 
 
 def changed(plan: FreezePlan, id: str) -> tuple[Event, ...]:

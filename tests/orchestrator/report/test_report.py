@@ -56,7 +56,7 @@ def with_event(*events: object) -> JobView:
     """A run of 40 steps with `events` at the end."""
     run = fold(records(steps=40)[:-1])
     for event in events:
-        run.take(Record(time_s=run.ended_s + 1, event=event))  # pyright: ignore
+        run.take(Record(time_s=run.last_s + 1, event=event))  # pyright: ignore
     return run
 
 
@@ -388,6 +388,6 @@ def test_thousands_of_steps_make_a_page_of_modest_size() -> None:
     run = fold(records(steps=1))
     run.steps = {step: step_report(step, random) for step in range(1, 20_001)}
     for step in range(0, 20_001, 500):
-        run.take(Record(time_s=run.ended_s, event=ValidationReport(step=step or 1, loss=2.0)))
-    run.take(Record(time_s=run.ended_s, event=SampleReport(step=20_000, prompt="a", text="b")))
+        run.take(Record(time_s=run.last_s, event=ValidationReport(step=step or 1, loss=2.0)))
+    run.take(Record(time_s=run.last_s, event=SampleReport(step=20_000, prompt="a", text="b")))
     assert len(render(run)) < 250_000

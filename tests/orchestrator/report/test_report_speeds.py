@@ -32,7 +32,7 @@ MOVES = Adapted(step=20, moves=True, reason="it pays", now_s=0.4, then_s=0.25, c
 def run_with(*logged: Event) -> JobView:
     run = fold(eventful().records)
     for number, event in enumerate(logged):
-        run.take(Record(time_s=run.ended_s + number, event=event))
+        run.take(Record(time_s=run.last_s + number, event=event))
     return run
 
 

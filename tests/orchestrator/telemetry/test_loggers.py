@@ -68,7 +68,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for record in part:
                 sink.take(record)
         for sink in sinks:
-            sink.close(CLOSE_S)
+            sink.close(patient(CLOSE_S))
     monkeypatch.undo()
     assert warnings == []
     return folder
@@ -115,7 +115,8 @@ def test_mlflow_has_one_run_over_two_starts(
     assert (rerun.step, rerun.value) == (CHECKPOINT, 1 + STEPS - CHECKPOINT)
 
 
-def test_wandb_offline_has_one_run_over_two_starts(folder: Path, losses: dict[int, float]) -> None:
+def wandb_rows(folder: Path) -> list[dict[str, str]]:
+    """What W&B's files have by now of the run's history."""
     from wandb.proto import wandb_internal_pb2  # after the fixture: see there
 
     files = sorted((folder / "wandb").glob("offline-run-*/run-r1.wandb"))
@@ -132,6 +133,17 @@ def test_wandb_offline_has_one_run_over_two_starts(folder: Path, losses: dict[in
                     "freshet",
                     "logged",
                 )
+    return rows
+
+
+def test_wandb_offline_has_one_run_over_two_starts(folder: Path, losses: dict[int, float]) -> None:
+    deadline_s = time.monotonic() + patient(30)
+    # A process of W&B writes the files, and may be behind.
+    while True:
+        rows = wandb_rows(folder)
+        if sum("loss" in row for row in rows) >= LAST or time.monotonic() > deadline_s:
+            break
+        time.sleep(0.1)
     logged = {int(row["step"]): json.loads(row["loss"]) for row in rows if "loss" in row}
     assert logged == pytest.approx(losses)
     assert len([row for row in rows if "loss" in row]) == LAST
@@ -146,6 +158,8 @@ def wandb_records(file: bytes) -> Iterator[bytes]:
             at += 32768 - at % 32768
             continue
         _, length, kind = struct.unpack("<IHB", file[at : at + 7])
+        if at + 7 + length > len(file):  # it is being written
+            return
         record += file[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):  # whole, or the last part
@@ -200,7 +214,7 @@ def test_a_sink_that_fails_costs_one_warning(good: int) -> None:
     wait_for(warnings)
     for record in records(50):
         sink.take(record)
-    sink.close(CLOSE_S)
+    sink.close(patient(CLOSE_S))
     assert warnings == ["MLflow gets no more of this job's numbers: ConnectionError: no route to host"]
 
 
@@ -211,7 +225,7 @@ def test_a_sink_that_cannot_open_costs_one_warning() -> None:
     warnings: list[str] = []
     sink = SinkThread("TensorBoard", open, warnings.append)
     wait_for(warnings)
-    sink.close(CLOSE_S)
+    sink.close(patient(CLOSE_S))
     assert warnings == ["TensorBoard gets no more of this job's numbers: OSError: the folder is read only"]
 
 

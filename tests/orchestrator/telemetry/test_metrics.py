@@ -45,7 +45,7 @@ def values(view: JobView) -> dict[tuple[str, ...], float]:
 
 def take(view: JobView, *logged: events.Event) -> None:
     for event in logged:
-        view.take(Record(time_s=view.ended_s + 1, event=event))
+        view.take(Record(time_s=view.last_s + 1, event=event))
 
 
 def test_the_summary_and_the_metrics_tell_one_pace_of_the_newest_generation() -> None:
@@ -101,7 +101,7 @@ def test_time_that_made_no_progress_lowers_the_ratio(view: JobView) -> None:
     assert trains_s is not None
     stands_s = at_s[CHECKPOINT] - begin_s + at_s[LAST] - trains_s
     ratio = values(view)["training_time_ratio",]
-    assert ratio == pytest.approx(stands_s / (view.ended_s - begin_s))
+    assert ratio == pytest.approx(stands_s / (view.last_s - begin_s))
     assert 0.5 < ratio < 0.7
 
 
@@ -109,7 +109,7 @@ def test_a_rank_is_without_redundancy_until_its_copies_are_up_to_date() -> None:
     view = fold(eventful().records)
     alone = ("ranks_without_redundancy",)
     assert values(view)[alone] == 0
-    take(view, switched(2, LAST, view.ended_s))
+    take(view, switched(2, LAST, view.last_s))
     assert values(view)[alone] == 1, "the copies that place 2 keeps are those of place 1"
     take(view, standbys(2, LAST))
     assert values(view)[alone] == 0

@@ -16,6 +16,12 @@ def events(
         bool, typer.Option("--follow", "-f", help="Go on as events happen, until the job has ended.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print each as its line of the event log.")] = False,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Show only events of this kind, such as regrouped or warned; may be given several times."
+        ),
+    ] = None,
     address: Address = None,
 ) -> None:
     """Show the events since the job's newest start, each with its number and time."""
@@ -23,6 +29,8 @@ def events(
     from orchestrator.cli.job_events import events_command
 
     try:
-        events_command(job, address, after=after, follow=follow, as_json=as_json, show=typer.echo)
+        events_command(
+            job, address, after=after, follow=follow, as_json=as_json, kinds=kind or (), show=typer.echo
+        )
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
