@@ -30,6 +30,8 @@ class Resting:
         self.saved = 0
         """Step of the newest complete checkpoint."""
         self._generation = 0
+        self._failed_at = -1
+        """Furthest step that a failure interrupted: until the job is beyond it, another failure is one more attempt."""
         self._trained = False
         self._fresh = False
         self._copies: dict[int, bool] = {}
@@ -45,8 +47,9 @@ class Resting:
             case events.Issued(plan=plan):
                 places = {place for copies in (*plan.standbys, *plan.snapshots) for place in copies}
                 self._copies = dict.fromkeys(places, False)
-            case events.Formed(generation=generation):
+            case events.Formed(generation=generation, failed_at=failed_at):
                 self.members, self._generation = generation.members, generation.number
+                self._failed_at = max(self._failed_at, failed_at)
                 self._trained = self._fresh = False
                 self._copies = dict.fromkeys(self._copies, False)
             case StepReport(step=step, generation=number):
@@ -62,9 +65,10 @@ class Resting:
 
     @property
     def at_rest(self) -> bool:
-        """Whether the newest generation trains and has everything that is required."""
+        """Whether the newest generation trains, beyond the last failure, and has everything that is required."""
         return (
             self._trained
+            and self.step > self._failed_at
             and len(self.members) >= LEAST_MEMBERS
             and len(self.up) >= self._least
             and (not self._standbys or all(self._copies.values()))
