@@ -8,9 +8,10 @@ schedule family, no cost and no device; `planner/schedule/validate.py` decides w
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import cached_property, lru_cache
+from typing import Any
 
 
 class Kind(StrEnum):
@@ -91,6 +92,18 @@ class Schedule:
     @property
     def ranks(self) -> int:
         return len(self.programs)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Without what is cached: strings have another hash in another process.
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @cached_property
+    def _hash(self) -> int:
+        """Of tens of thousands of actions, and each look into a cache of graphs asks for it."""
+        return hash((self.name, self.stages, self.microbatches, self.programs, self.frozen_stages))
 
     @cached_property
     def rank_of_stage(self) -> dict[int, int]:

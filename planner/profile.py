@@ -104,7 +104,11 @@ class LayerProfile:
     sample_bytes: int = 0
     """What the job's samples of the gradient's change keep from one step to the next. From the job, not measured."""
     working_bytes: int = 0
-    """The most memory that one of its actions needs in addition to what lives before or after it."""
+    """The most memory that its input gradient needs in addition to what lives before or after it."""
+    forward_working_bytes: int | None = None
+    """As that, of a forward pass; None: as much as the input gradient."""
+    backward_working_bytes: int | None = None
+    """As that, of a backward pass that forms the weight gradients at once; None: as much as the input gradient."""
     matrices: tuple[Matrix, ...] = ()
     """The parameters whose gradients W computes, in queue order."""
     uncovered: tuple[str, ...] = ()

@@ -37,7 +37,7 @@ from workers.config import WorkerConfig
 from workers.profiling.measured import combine
 from workers.protocol import JobError
 
-MEASUREMENT = 5
+MEASUREMENT = 6
 """Version of what is measured and how; a new version invalidates old profiles."""
 
 

@@ -21,7 +21,7 @@ class Counts(NamedTuple):
     waiting: int = 0
     """Microbatches between the end of their input gradient and the end of their weight gradient."""
     gradients: int = 0
-    """Microbatches whose weight gradients have been added."""
+    """1 for a stage that forms weight gradients: their sums stay in their memory from step to step."""
 
 
 class Effect(NamedTuple):
@@ -34,9 +34,9 @@ class Effect(NamedTuple):
 _EFFECTS = {
     Kind.FORWARD: Effect(start=Counts(activations=1)),
     Kind.RECOMPUTE: Effect(start=Counts(rebuilt=1)),
-    Kind.BACKWARD: Effect(start=Counts(gradients=1), end=Counts(activations=-1, rebuilt=-1)),
+    Kind.BACKWARD: Effect(end=Counts(activations=-1, rebuilt=-1)),
     Kind.INPUT_GRAD: Effect(end=Counts(activations=-1, rebuilt=-1, waiting=1)),
-    Kind.WEIGHT_GRAD: Effect(start=Counts(gradients=1), end=Counts(waiting=-1)),
+    Kind.WEIGHT_GRAD: Effect(end=Counts(waiting=-1)),
     Kind.UPDATE: Effect(),
 }
 _FROZEN_FORWARD = Effect(start=Counts(activations=1), end=Counts(activations=-1))
@@ -54,7 +54,7 @@ def _effect(kind: Kind, stage: int, frozen_stages: int) -> Effect:
 
 
 def largest_counts(schedule: Schedule, stage: int) -> tuple[Counts, ...]:
-    """The counts that `stage` reaches and that no other counts of it exceed; `gradients` is 0 or 1.
+    """The counts that `stage` reaches and that no other counts of it exceed.
 
     Every backward and input gradient counts as if its recompute ran right before it, where `add_recompute` puts it.
     """
@@ -66,7 +66,7 @@ def largest_counts(schedule: Schedule, stage: int) -> tuple[Counts, ...]:
         for kind in Kind
         if kind is not Kind.RECOMPUTE
     }
-    reached: set[tuple[int, int, int, int]] = set()
+    reached: set[tuple[int, int, int]] = set()
     activations = rebuilt = waiting = gradients = 0
     for action in schedule.programs[schedule.rank_of_stage[stage]]:
         if action.stage != stage or action.kind is Kind.RECOMPUTE:
@@ -75,17 +75,19 @@ def largest_counts(schedule: Schedule, stage: int) -> tuple[Counts, ...]:
         activations += start.activations
         rebuilt += start.rebuilt + rebuilds
         waiting += start.waiting
-        gradients = min(1, gradients + start.gradients)
-        reached.add((activations, rebuilt, waiting, gradients))
+        gradients |= action.kind in (Kind.BACKWARD, Kind.WEIGHT_GRAD)
+        reached.add((activations, rebuilt, waiting))
         activations += end.activations
         rebuilt += end.rebuilt
         waiting += end.waiting
-        reached.add((activations, rebuilt, waiting, gradients))
+        reached.add((activations, rebuilt, waiting))
     largest: list[Counts] = []
-    # In descending order, counts follow all those that exceed them.
-    for counts in map(Counts._make, sorted(reached, reverse=True)):
-        if not any(all(a >= b for a, b in zip(other, counts, strict=True)) for other in largest):
-            largest.append(counts)
+    most_waiting: dict[int, int] = {}
+    # In descending order, counts follow all those that exceed them, which have at least as many activations.
+    for kept, again, waits in sorted(reached, reverse=True):
+        if not any(waits <= most and again <= other for other, most in most_waiting.items()):
+            largest.append(Counts(kept, again, waits, gradients))
+            most_waiting[again] = waits
     return tuple(largest)
 
 

@@ -18,9 +18,10 @@ class GradientMemory:
     """Bytes of one stage."""
 
     summed: tuple[int, ...]
-    """Per layer, from its first weight gradient on."""
+    """Per layer, if it forms any. Where siblings share them out their memory is taken in each step; it counts from the
+    start all the same."""
     under_way: int = 0
-    """From the first weight gradient on, between actions: the gradients that the rank formed last, which siblings may
+    """Between actions: the gradients that the rank formed last, which siblings may
     not have yet, and the memory for theirs. With one of the rank's stages."""
     forming: tuple[int, ...] = ()
     """Per layer, the more that there is while its gradients of a microbatch are formed; empty: nothing."""

@@ -50,9 +50,9 @@ class MemoryParts:
     """Buffers in which weight gradients are computed before they are added; layers share them. None where each
     microbatch's have memory of their own, in 32 bits."""
     gradients: int
-    """From the first weight gradient of a layer to the end of the step; for replicas that this pipeline has executed
-    before, and for microbatches whose gradients it keeps apart, from the start. Where they are shared out: the sums of
-    the own shards, and what is under way."""
+    """The sums of the layers that form any, whose memory stays from step to step; also those of replicas that this
+    pipeline has executed before, and of microbatches whose gradients it keeps apart. Where they are shared out: the
+    sums of the own shards, and what is under way."""
     activations: int
     """Per microbatch from the start of its forward to the end of its input gradient; a layer that recomputes keeps only
     its inputs until its recompute starts."""
@@ -187,7 +187,7 @@ def most_bytes(
     working = [0] * plan.pipeline_ranks
     for number, (stage, rank) in enumerate(zip(stages, plan.stage_ranks, strict=True)):
         held = max(stage.held)
-        most[rank] += sum(stage.new_gradients) + max(
+        most[rank] += stage.gradients + max(
             counts.activations * stage.kept + counts.rebuilt * stage.rebuilt + counts.waiting * held
             for counts in in_flight[number]
         )
@@ -291,6 +291,9 @@ class _Recorder:
         for kind, stage, of_kind in graph.by_kind_and_stage:
             nodes = np.array(of_kind)
             self._compute(kind, stage, nodes)
+            if kind in (Kind.BACKWARD, Kind.WEIGHT_GRAD):
+                sums = self._stages[stage].gradients
+                self._record(graph.ranks[nodes[0]], np.zeros(1), np.zeros(1, int), _Part.GRADIENTS, sums)
             self._send(kind, stage, nodes[self._consumers[nodes] != NONE], left_s)
         if cluster.receives_ahead:
             self._receive(cluster.receives_ahead)
@@ -410,9 +413,8 @@ class _Recorder:
 
 def _sizes(stage: StageMemory, counts: Counts) -> _Sizes:
     """What `counts` take, or free, of a stage; parts of which they take nothing are left out."""
-    activations, rebuilt, waiting, gradients = counts
+    activations, rebuilt, waiting, _ = counts
     parts: _Sizes = [
-        (_Part.GRADIENTS, [gradients * size for size in stage.new_gradients]),
         (_Part.ACTIVATIONS, [activations * stage.kept + rebuilt * stage.rebuilt] * len(stage.held)),
         (_Part.HOLDS, [waiting * size for size in stage.held]),
     ]

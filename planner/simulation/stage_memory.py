@@ -35,8 +35,8 @@ class StageMemory:
     weight_grad_working: int
     held: tuple[int, ...]
     """From the end of its input gradient to the end of its weight gradient."""
-    new_gradients: tuple[int, ...]
-    """Gradients that this microbatch is the first to compute."""
+    gradients: int
+    """The sums of its weight gradients, and what is under way of them."""
     keeps_output: bool
     """Whether its forward's output is part of `kept`."""
 
@@ -93,10 +93,10 @@ def stage_memory(
         stages.append(
             StageMemory(
                 kept=sum(kept),
-                forward_working=_working(kept, [layer.working_bytes for layer in part]),
+                forward_working=_working(kept, [_forward_working(layer) for layer in part]),
                 rebuilt=sum(again),
                 recompute_working=_working(
-                    again, [layers[n].working_bytes if n in recompute else 0 for n in numbers]
+                    again, [_forward_working(layers[n]) if n in recompute else 0 for n in numbers]
                 ),
                 input_grad_working=input_grad_working,
                 backward_working=_backward_working(layers, first, taken, splits, gradients.forming)
@@ -104,11 +104,15 @@ def stage_memory(
                 else input_grad_working,
                 weight_grad_working=max(gradients.forming, default=0),
                 held=_held(part, rows, microbatches),
-                new_gradients=_new_gradients(gradients, rows, microbatches),
+                gradients=gradients.under_way + _summed(gradients, rows),
                 keeps_output=stage >= frozen_stages and stop - 1 not in recompute,
             )
         )
     return stages
+
+
+def _forward_working(layer: LayerProfile) -> int:
+    return layer.working_bytes if layer.forward_working_bytes is None else layer.forward_working_bytes
 
 
 def _working(added: Sequence[int], working: Sequence[int]) -> int:
@@ -144,12 +148,14 @@ def _backward_working(
         live += (layers[layer].weight_grad_hold_bytes if splits else 0) - kept[layer - first]
         after = live + message + (gradient[layer - 1] if layer else 0)
         formed = forming[layer - first] if forming else 0
+        at_once = None if splits else layers[layer].backward_working_bytes
+        working = layers[layer].working_bytes if at_once is None else at_once
         if layer == len(layers) - 1:
             # What it needs most, it needs while the loss goes back; then the outputs' gradient is left of the loss.
             lossless = before - layers[layer].loss_bytes + layers[layer].loss_input_bytes
-            peak = max(peak, max(before, after) + layers[layer].working_bytes, max(lossless, after) + formed)
+            peak = max(peak, max(before, after) + working, max(lossless, after) + formed)
         else:
-            peak = max(peak, max(before, after) + layers[layer].working_bytes + formed)
+            peak = max(peak, max(before, after) + working + formed)
     return peak - at_first
 
 
@@ -167,11 +173,10 @@ def _held(layers: Sequence[LayerProfile], ratios: Ratios | None, microbatches: i
     )
 
 
-def _new_gradients(gradients: GradientMemory, ratios: Ratios | None, microbatches: int) -> tuple[int, ...]:
-    new = [gradients.under_way, *[0] * (microbatches - 1)]
-    for number, summed in enumerate(gradients.summed):
-        row = (0.0,) * microbatches if ratios is None else ratios[number]
-        first = next((index for index, ratio in enumerate(row) if ratio < 1.0), None)
-        if first is not None:
-            new[first] += summed
-    return tuple(new)
+def _summed(gradients: GradientMemory, ratios: Ratios | None) -> int:
+    """The sums of the layers that form any."""
+    return sum(
+        summed
+        for number, summed in enumerate(gradients.summed)
+        if ratios is None or any(ratio < 1.0 for ratio in ratios[number])
+    )

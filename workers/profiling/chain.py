@@ -68,14 +68,18 @@ class Chain:
             loss, flight.loss_pass = self._loss.forward(flight.tensors, flight.targets, draw_key, keep=True)
             flight.tensors = (loss,)
 
-    def input_grad(self, number: int, flight: Flight) -> None:
-        """The input gradient of layer `number`; of the last one, the loss's first."""
+    def input_grad(self, number: int, flight: Flight, *, weights: bool = False) -> None:
+        """The input gradient of layer `number`; of the last one, the loss's first.
+
+        Args:
+            weights: whether its weight gradients are formed at once.
+        """
         if flight.loss_pass is not None:
             assert self._loss is not None
             grads = self._loss.backward(flight.loss_pass)
             flight.tensors = tuple(grad for grad in grads if grad is not None)
             flight.loss_pass = None
-        flight.tensors = self.layers[number].backward(flight.passes[number], flight.tensors, weights=False)
+        flight.tensors = self.layers[number].backward(flight.passes[number], flight.tensors, weights=weights)
 
     def weight_grads(self, number: int, flight: Flight) -> Iterator[Accumulator | None]:
         """Form the weight gradients of layer `number`, one per step of the iteration; None stands for the second walk

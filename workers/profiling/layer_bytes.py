@@ -20,6 +20,8 @@ class LayerBytes:
     boundary_bytes: int
     boundary_grad_bytes: int
     working_bytes: int
+    forward_working_bytes: int
+    backward_working_bytes: int
     loss_bytes: int
     loss_input_bytes: int
 
@@ -41,6 +43,7 @@ def count_bytes(chain: Chain, begin: Callable[[], Flight], fresh: bool) -> list[
         activations = counting.activations()
         counting.loss_keeps()
         holds = counting.holds()
+        counting.backwards()
     return [
         LayerBytes(
             activation_bytes=activations[number],
@@ -49,6 +52,8 @@ def count_bytes(chain: Chain, begin: Callable[[], Flight], fresh: bool) -> list[
             boundary_bytes=counting.outputs[number],
             boundary_grad_bytes=counting.output_grads[number],
             working_bytes=counting.working[number],
+            forward_working_bytes=counting.forward_working[number],
+            backward_working_bytes=min(counting.working[number], counting.backward_working[number]),
             loss_bytes=counting.loss if number == numbers[-1] else 0,
             loss_input_bytes=counting.loss_inputs if number == numbers[-1] else 0,
         )
@@ -67,7 +72,7 @@ class _Counting:
         self._fresh = fresh
         layers = len(chain.layers)
         self.inputs, self.outputs, self.output_grads = [0] * layers, [0] * layers, [0] * layers
-        self.working = [0] * layers
+        self.working, self.forward_working, self.backward_working = [0] * layers, [0] * layers, [0] * layers
         self.loss = self.loss_inputs = 0
         """What the loss keeps of its own and of the last layer's outputs, and those outputs; 0 where none follows."""
 
@@ -88,13 +93,26 @@ class _Counting:
         self.loss = before - self._live.live_bytes
 
     def holds(self) -> list[int]:
+        flight = self._back(self.working, weights=False)
+        return self._drop(flight, lambda number: self._form(number, flight))
+
+    def backwards(self) -> None:
+        """What a backward pass needs that forms the weight gradients at once: it frees what they are made of as it
+        goes."""
+        self._back(self.backward_working, weights=True)
+
+    def _back(self, working: list[int], *, weights: bool) -> Flight:
         # The layer before has dropped its outputs by now.
         flight = self._forward(True)
         if flight.loss_pass is None:
             flight.tensors = tuple(t.detach().clone() for t in flight.tensors if t.requires_grad)
         for number in reversed(range(len(flight.passes))):
-            self._watched(number, lambda number=number: self._chain.input_grad(number, flight))
-        return self._drop(flight, lambda number: self._form(number, flight))
+            self._watched(
+                working,
+                number,
+                lambda number=number: self._chain.input_grad(number, flight, weights=weights),
+            )
+        return flight
 
     def _form(self, number: int, flight: Flight) -> None:
         for _ in self._chain.weight_grads(number, flight):
@@ -109,19 +127,21 @@ class _Counting:
         last = len(self._chain.layers) - 1
         for number in range(last + 1):
             self.inputs[number] = _bytes(flight.tensors)
-            self._watched(number, lambda number=number: self._chain.forward(number, flight))
+            self._watched(
+                self.forward_working, number, lambda number=number: self._chain.forward(number, flight)
+            )
             if flight.loss_pass is None:
                 self.outputs[number] = _bytes(flight.tensors)
                 self.output_grads[number] = _bytes(tuple(t for t in flight.tensors if t.requires_grad))
         flight.targets = ()
         return flight
 
-    def _watched(self, number: int, action: Callable[[], None]) -> None:
+    def _watched(self, working: list[int], number: int, action: Callable[[], None]) -> None:
         before = self._live.live_bytes
         self._live.restart()
         action()
         lasting = max(before, self._live.live_bytes)
-        self.working[number] = max(self.working[number], self._live.peak_bytes - lasting)
+        working[number] = max(working[number], self._live.peak_bytes - lasting)
 
     def _drop(self, flight: Flight, use_up: Callable[[int], None]) -> list[int]:
         # The result of the last action leaves as a message, or is dropped.

@@ -142,9 +142,9 @@ def test_the_largest_counts_of_a_stage() -> None:
         Counts(activations=2, rebuilt=1, gradients=1),
         Counts(activations=1, waiting=1, gradients=1),
     )
-    # A single microbatch is no longer kept when the first gradient is made.
+    # A single microbatch is no longer kept when it waits.
     assert largest_counts(build("zb-h1", 1, 1), 0) == (
-        Counts(activations=1, rebuilt=1),
+        Counts(activations=1, rebuilt=1, gradients=1),
         Counts(waiting=1, gradients=1),
     )
     assert largest_counts(table("0F0 0F1\n1F0 1F1 1B0 1B1", 2, 2, frozen_stages=1), 0) == (

@@ -36,6 +36,8 @@ SIZES = {
 TWO = profile(layer("a", **SIZES), layer("b", **SIZES))
 BASE = 30_000
 """Weights and optimizer state."""
+STATE = BASE + 3_000
+"""With the sums of gradients, whose memory stays from step to step."""
 UNIT = Costs.uniform(forward_s=1, input_grad_s=1, weight_grad_s=1)
 
 
@@ -50,16 +52,16 @@ def ranks(
     return memory(profile, plan, simulate(schedule, UNIT), ratios).ranks
 
 
-def above_base(rank: RankMemory) -> dict[float, int]:
-    return {time_s: size - BASE for time_s, size in rank.timeline}
+def above_state(rank: RankMemory) -> dict[float, int]:
+    return {time_s: size - STATE for time_s, size in rank.timeline}
 
 
 def test_gpipe():
     first, last = ranks(build("gpipe", 2, 2), plan(1, 1, schedule="gpipe"))
     # 0F0 0-1, 0F1 1-2, 0B0 5-7, 0B1 7-9; each forward is kept until its backward ends.
-    assert above_base(first) == {0: 100, 1: 200, 5: 3202, 7: 3102, 9: 3000}
+    assert above_state(first) == {0: 100, 1: 200, 5: 202, 7: 102, 9: 0}
     # 1F0 1-2, 1F1 2-3, 1B0 3-5, 1B1 5-7.
-    assert above_base(last) == {0: 0, 1: 107, 2: 214, 3: 3214, 5: 3107, 7: 3000}
+    assert above_state(last) == {0: 0, 1: 107, 2: 214, 5: 107, 7: 0}
     assert first.peak == parts(gradients=3_000, activations=200, working=2)
     assert (first.peak_bytes, last.peak_bytes) == (33_202, 33_214)
 
@@ -67,28 +69,28 @@ def test_gpipe():
 def test_1f1b():
     first, last = ranks(build("1f1b", 2, 2), plan(1, 1))
     # 0F0 0-1, 0F1 1-2, 0B0 4-6, 0B1 7-9. 0F1's output waits from 2 to 4, but it is kept anyway.
-    assert above_base(first) == {0: 100, 1: 200, 4: 3202, 6: 3100, 7: 3102, 9: 3000}
+    assert above_state(first) == {0: 100, 1: 200, 4: 202, 6: 100, 7: 102, 9: 0}
     # 1F0 1-2, 1B0 2-4, 1F1 4-5, 1B1 5-7: one microbatch at a time.
-    assert above_base(last) == {0: 0, 1: 107, 2: 3107, 7: 3000}
+    assert above_state(last) == {0: 0, 1: 107, 7: 0}
     assert (first.peak_bytes, last.peak_bytes) == (33_202, 33_107)
 
 
 def test_zb_h1_holds_what_its_weight_gradients_need():
     first, last = ranks(build("zb-h1", 2, 2), plan(1, 1, schedule="zb-h1"))
     # 0F0 0-1, 0F1 1-2, 0I0 3-4, 0W0 4-5, 0I1 5-6, 0W1 6-7.
-    assert above_base(first) == {0: 100, 1: 200, 3: 202, 4: 3120, 5: 3102, 6: 3020, 7: 3000}
+    assert above_state(first) == {0: 100, 1: 200, 3: 202, 4: 120, 5: 102, 6: 20, 7: 0}
     # 1F0 1-2, 1I0 2-3, 1F1 3-4, 1I1 4-5, 1W0 5-6, 1W1 6-7: both weight gradients wait.
-    assert above_base(last) == {0: 0, 1: 107, 3: 127, 5: 3040, 6: 3020, 7: 3000}
-    assert last.peak == parts(gradients=3_000, weight_grad_holds=40)
+    assert above_state(last) == {0: 0, 1: 107, 3: 127, 5: 40, 6: 20, 7: 0}
+    assert last.peak == parts(gradients=3_000, activations=107, weight_grad_holds=20)
 
 
 def test_a_recomputing_layer_keeps_its_input_until_its_recompute():
     recomputing = replace(plan(1, 1), recompute=(0, 1))
     first, last = ranks(add_recompute(build("1f1b", 2, 2), {0, 1}), recomputing)
     # 0F0 0-1, 0F1 1-2, 0R0 2-3, 0B0 5-7, 0R1 7-8, 0B1 9-11; 0F1's output waits from 2 to 5 and is not kept anyway.
-    assert above_base(first) == {0: 7, 1: 14, 2: 111, 5: 3109, 7: 3100, 9: 3102, 11: 3000}
+    assert above_state(first) == {0: 7, 1: 14, 2: 111, 5: 109, 7: 100, 9: 102, 11: 0}
     # 1F0 1-2, 1R0 2-3, 1B0 3-5, 1F1 5-6, 1R1 6-7, 1B1 7-9.
-    assert above_base(last) == {0: 0, 1: 7, 2: 107, 3: 3107, 5: 3007, 6: 3107, 9: 3000}
+    assert above_state(last) == {0: 0, 1: 7, 2: 107, 5: 7, 6: 107, 9: 0}
 
 
 def test_layers_of_a_recomputing_stage_that_do_not_recompute_keep_everything():
@@ -98,16 +100,15 @@ def test_layers_of_a_recomputing_stage_that_do_not_recompute_keep_everything():
         replace(plan(2, 2, schedule="gpipe"), recompute=(1,)),
         four,
     )
-    assert first.timeline[:3] == ((0, 60_100), (1, 60_200), (2, 60_300))
+    assert first.timeline[:3] == ((0, 66_100), (1, 66_200), (2, 66_300))
 
 
 def test_frozen_shares_are_neither_held_nor_formed():
     split, halves = build("zb-h1", 2, 2), plan(1, 1, schedule="zb-h1")
-    # Layer a forms its first gradient with microbatch 1; a quarter and a half of layer b's weights are
-    # frozen.
+    # Layer a forms gradients of microbatch 1 alone; a quarter and a half of layer b's weights are frozen.
     first, last = ranks(split, halves, ratios=((1.0, 0.0), (0.25, 0.5)))
-    assert above_base(first) == {0: 100, 1: 200, 3: 202, 4: 100, 5: 102, 6: 3020, 7: 3000}
-    assert above_base(last) == {0: 0, 1: 107, 3: 122, 5: 3025, 6: 3010, 7: 3000}
+    assert above_state(first) == {0: 100, 1: 200, 3: 202, 4: 100, 5: 102, 6: 20, 7: 0}
+    assert above_state(last) == {0: 0, 1: 107, 3: 122, 5: 25, 6: 10, 7: 0}
     # A layer that is frozen in every microbatch has no gradient at all.
     everything = ranks(split, halves, ratios=((1.0, 1.0),) * 2)
     assert [rank.peak.gradients for rank in everything] == [0, 0]
@@ -123,22 +124,22 @@ def test_a_message_is_kept_until_its_receiver_has_taken_it():
     simulation = simulate(schedule, replace(UNIT, messages=action_costs(slow, halves, schedule).messages))
     first, last = memory(slow, halves, simulation).ranks
     # 0F0 0-1, 1F0 3.5-4.5, 1B0 4.5-6.5, its gradient of 2 bytes travels until 7.5, 0B0 8-10.
-    assert above_base(first) == {0: 100, 8: 3102, 10: 3000}
-    assert above_base(last) == {0: 0, 3.5: 107, 4.5: 3107, 6.5: 3002, 8: 3000}
+    assert above_state(first) == {0: 100, 8: 102, 10: 0}
+    assert above_state(last) == {0: 0, 3.5: 107, 6.5: 2, 8: 0}
 
 
 def test_stages_of_one_rank_are_counted_together():
     four = profile(*[layer(**SIZES)] * 4)
     first, last = ranks(build("zbv", 2, 2), plan(1, 1, 1, 1, schedule="zbv", chunks=2), four)
     for rank in (first, last):
-        assert rank.timeline[0][1] in (60_000, 60_100)
+        assert rank.timeline[0][1] in (66_000, 66_100)
         assert rank.timeline[-1][1] == 66_000
 
 
 def test_a_frozen_prefix_keeps_nothing_after_its_forwards():
     first, last = ranks(table("0F0 0F1\n1F0 1B0 1F1 1B1", 2, 2, frozen_stages=1), plan(1, 1))
     # 0F1's output waits from 2 to 4.
-    assert above_base(first) == {0: 100, 2: 4, 4: 0}
+    assert first.timeline == ((0, BASE + 100), (2, BASE + 4), (4, BASE))
     assert last.peak.gradients == 3_000
 
 
@@ -150,19 +151,19 @@ def test_actions_need_working_memory():
     stage = (layer(**{**sizes, "working_bytes": 250}), layer(**{**sizes, "activation_bytes": 300}))
     alone, one = plan(2, microbatches=1), build("1f1b", 1, 1)
     (rank,) = ranks(one, alone, profile(*stage, ranks=1))
-    assert rank.timeline == ((0, 60_400), (1, 66_400), (3, 66_000))
+    assert rank.timeline == ((0, 66_400), (3, 66_000))
     stage = (stage[0], replace(stage[1], working_bytes=50))
     (rank,) = ranks(one, alone, profile(*stage, ranks=1))
-    assert rank.timeline == ((0, 60_450), (1, 66_450), (3, 66_000))
+    assert rank.timeline == ((0, 66_450), (3, 66_000))
     assert rank.peak.working == 50
     stage = (replace(stage[0], working_bytes=1_000), stage[1])
     (rank,) = ranks(one, alone, profile(*stage, ranks=1))
     # 100 + 1,000 is 700 more than 400.
-    assert rank.timeline == ((0, 61_100), (1, 67_100), (3, 66_000))
+    assert rank.timeline == ((0, 67_100), (3, 66_000))
     # If only the second layer recomputes, the first one's working memory counts only in the forward.
     again = replace(alone, recompute=(1,))
     (rank,) = ranks(add_recompute(one, {0}), again, profile(*stage, ranks=1))
-    assert rank.timeline == ((0, 61_100), (1, 60_450), (2, 67_100), (4, 66_000))
+    assert rank.timeline == ((0, 67_100), (1, 66_450), (2, 67_100), (4, 66_000))
 
 
 def test_a_backward_that_splits_needs_holds_beside_what_is_left():
@@ -174,7 +175,7 @@ def test_a_backward_that_splits_needs_holds_beside_what_is_left():
         profile(layer(**sizes), layer(**sizes), ranks=1),
     )
     # I 1-2: 200, then 100 + 500 + 2, then 1,000; W 2-3.
-    assert rank.timeline == ((0, 60_200), (1, 61_000), (2, 67_000), (3, 66_000))
+    assert rank.timeline == ((0, 66_200), (1, 67_000), (3, 66_000))
 
 
 def test_matrices_of_one_shape_share_scratch_and_receives_are_posted_ahead():
@@ -187,19 +188,19 @@ def test_matrices_of_one_shape_share_scratch_and_receives_are_posted_ahead():
     first, last = ranks(build("gpipe", 2, 3), plan(1, 1, schedule="gpipe", microbatches=3), two)
     assert (first.peak.scratch, last.peak.scratch) == (64 + 128, 64)
     # Receives are posted for two gradients of 2 bytes each and for two activations of 4.
-    assert first.timeline[0] == (0, BASE + 64 + 128 + 100 + 2 * 2)
+    assert first.timeline[0] == (0, STATE + 64 + 128 + 100 + 2 * 2)
     # 1F0 consumes one and posts the third; after 1F1 and 1F2 fewer are left.
     assert last.timeline[:4] == (
-        (0, BASE + 64 + 2 * 4),
-        (1, BASE + 64 + 107 + 2 * 4),
-        (2, BASE + 64 + 2 * 107 + 4),
-        (3, BASE + 64 + 3 * 107),
+        (0, STATE + 64 + 2 * 4),
+        (1, STATE + 64 + 107 + 2 * 4),
+        (2, STATE + 64 + 2 * 107 + 4),
+        (3, STATE + 64 + 3 * 107),
     )
     # A receiver allocates for no more messages than arrive.
     two = replace(two, cluster=replace(two.cluster, receives_ahead=5))
     first, last = ranks(build("gpipe", 2, 3), plan(1, 1, schedule="gpipe", microbatches=3), two)
-    assert first.timeline[0] == (0, BASE + 64 + 128 + 100 + 3 * 2)
-    assert last.timeline[0] == (0, BASE + 64 + 3 * 4)
+    assert first.timeline[0] == (0, STATE + 64 + 128 + 100 + 3 * 2)
+    assert last.timeline[0] == (0, STATE + 64 + 3 * 4)
 
 
 def test_what_memory_is_used_for_over_time():
@@ -207,15 +208,15 @@ def test_what_memory_is_used_for_over_time():
     first, last = memory_over_time(TWO, halves, simulate(build("zb-h1", 2, 2), UNIT))
     # 0F0 0-1, 0F1 1-2, 0I0 3-4, 0W0 4-5, 0I1 5-6, 0W1 6-7.
     assert first == (
-        (0, parts(activations=100)),
-        (1, parts(activations=200)),
-        (3, parts(activations=200, working=2)),
+        (0, parts(activations=100, gradients=3_000)),
+        (1, parts(activations=200, gradients=3_000)),
+        (3, parts(activations=200, gradients=3_000, working=2)),
         (4, parts(activations=100, weight_grad_holds=20, gradients=3_000)),
         (5, parts(activations=100, gradients=3_000, working=2)),
         (6, parts(weight_grad_holds=20, gradients=3_000)),
         (7, parts(gradients=3_000)),
     )
-    assert last[0] == (0, parts())
+    assert last[0] == (0, parts(gradients=3_000))
     assert last[-1] == (7, parts(gradients=3_000))
 
 
@@ -223,15 +224,15 @@ def test_an_action_of_no_duration_needs_its_memory_for_a_moment():
     quick = simulate(build("1f1b", 2, 2), Costs.uniform(forward_s=1, input_grad_s=0, weight_grad_s=0))
     first, _ = memory_over_time(TWO, plan(1, 1), quick)
     # 0F0 0-1, 0F1 1-2, 0B0 at 2, 0B1 at 3.
-    assert [(time_s, used.total - BASE) for time_s, used in first] == [
+    assert [(time_s, used.total - STATE) for time_s, used in first] == [
         (0, 100),
         (1, 200),
-        (2, 3202),
-        (2, 3100),
-        (3, 3102),
-        (3, 3000),
+        (2, 202),
+        (2, 100),
+        (3, 102),
+        (3, 0),
     ]
-    assert memory(TWO, plan(1, 1), quick).ranks[0].peak_bytes == 3202 + BASE
+    assert memory(TWO, plan(1, 1), quick).ranks[0].peak_bytes == 202 + STATE
 
 
 def test_ratios_of_another_size_are_refused():
@@ -277,14 +278,7 @@ def test_nothing_is_lost_or_counted_twice(
             ends[span.action.kind, span.action.stage, span.action.index] = span.end_s
 
     def of_stage(stage: int, t: float) -> float:
-        total = 0.0
-        formed = [
-            starts[kind, stage, index]
-            for kind in (Kind.BACKWARD, Kind.WEIGHT_GRAD)
-            for index in range(microbatches)
-            if (kind, stage, index) in starts and ratios[stage][index] < 1
-        ]
-        total += 3_000 * (min(formed, default=t + 1) <= t)
+        total = 3_000.0 * any(ratio < 1 for ratio in ratios[stage])
         for index in range(microbatches):
             back = Kind.BACKWARD if (Kind.BACKWARD, stage, index) in starts else Kind.INPUT_GRAD
             arrives = stage > 0 and (recompute or cut.stage_ranks[stage - 1] != cut.stage_ranks[stage])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from planner.profile import Link, Profile
 from planner.search.search import Wish, choose
 from planner.search.standbys import assign
 from planner.simulation.predict import predict
-from workers.config import FreezeConfig, ModelConfig, WorkerConfig
+from workers.config import DataConfig, FreezeConfig, ModelConfig, WorkerConfig
 from workers.launch.profile import Request, profile_processes
 from workers.launch.ranks import Job, run_processes
 from workers.profiling.measured import combine
@@ -100,6 +100,37 @@ def test_predicted_peaks_are_the_counted_ones(
     counted, predicted = counted_and_predicted(profiles(vocabulary), asked)
     assert len(counted) == 2
     assert counted == pytest.approx(predicted, rel=0.02)
+
+
+def gpt(output: Path, **changes: Any) -> WorkerConfig:
+    model = ModelConfig(family="gpt", layers=8, width=64, heads=4, context=64)
+    return small_config(
+        output,
+        model=model,
+        data=DataConfig(source="python-docs"),
+        **{**SIZES, "microbatch_size": 8, **changes},
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "families", "again"),
+    [(gpt, ("1f1b", "interleaved"), True), (partial(with_head, vocabulary=8_000), ("interleaved",), False)],
+    ids=["gpt that recomputes", "8,000 classes"],
+)
+def test_the_largest_peak_of_three_ranks(
+    tmp_path: Path, make: Callable[..., WorkerConfig], families: Sequence[str], again: bool
+) -> None:
+    """What a pass needs while it runs differs between forward, input gradient and whole backward pass."""
+    config = make(tmp_path / "profile")
+    profile = even_times(combine(profile_processes(Request(config=config, ranks=3, budget_s=0.0)), config))
+    layers = len(profile.model.layers)
+    for family in families:
+        config = make(tmp_path / family, steps=3, timeline_every=1)
+        recompute = recomputable(layers) if again else ()
+        asked = job(config, ranks=3, schedule=family, layers=layers, recompute=recompute, **COUNTED)
+        counted, predicted = counted_and_predicted(profile, asked)
+        assert counted == pytest.approx(predicted, rel=0.03), family
+        assert max(counted) == pytest.approx(max(predicted), rel=0.02), family
 
 
 @pytest.mark.parametrize("microbatches", [4, 8])

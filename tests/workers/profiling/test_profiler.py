@@ -241,9 +241,12 @@ def test_ranks_measure_together_and_know_all_links(tmp_path: Path) -> None:
     assert profile.cluster.commit_s > 0
     assert len({device.memory_bytes for device in profile.cluster.devices}) == 1
     for name in ("stream_s_per_byte", "socket_s_per_byte"):
-        found = [getattr(one.device, name) for one in profiles]
-        assert {getattr(device, name) for device in profile.cluster.devices} == {median(found)}
-        assert all(0 <= one < 1e-6 for one in found)
+        # A rank that other work disturbs too much does not tell.
+        known = [cost for one in profiles if (cost := getattr(one.device, name)) is not None]
+        assert {getattr(device, name) for device in profile.cluster.devices} == {
+            median(known) if known else None
+        }
+        assert all(0 <= one < 1e-6 for one in known)
     assert Profile.from_json(profile.to_json()) == profile
 
 
