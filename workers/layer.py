@@ -75,6 +75,7 @@ class Layer:
         self._cast = boundary_dtype(precision)
         self.trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
         """The parameters that it trains, as it computes with them."""
+        self._fixed = {n: p for n, p in module.named_parameters() if not p.requires_grad}
         self.summed = GradientBuffers(self.trained)
         """Its gradients, side by side."""
         self.shared: ComputeWeights | None = None
@@ -119,6 +120,7 @@ class Layer:
         with torch.set_grad_enabled(keep or bool(self.whole)):
             outputs = self._train(done, write_buffers=True)
         self._refuse_changed(leaves, versions)
+        self._refuse_switched()
         # Derived from the layer's parameters: with the activations dropped, autograd cannot tell.
         carries = bool(self.trained) or any(t.requires_grad for t in leaves)
         if keep:
@@ -176,7 +178,8 @@ class Layer:
                 chosen = bool(later) or (
                     bool(self._uncovered) and not done.whole and len(parameters) < len(self.trained)
                 )
-                with self._backward_pass:
+                # A checkpoint draws again as it recomputes, from the generator of the whole process.
+                with self._backward_pass, rng.turn if self.whole else nullcontext():
                     backward(
                         [o for o, _ in roots],
                         [g for _, g in roots],
@@ -239,6 +242,7 @@ class Layer:
         with self.as_made(), torch.enable_grad(), self.seen_buffers(done, write=True):
             outputs = self._run(self.module, _between_layers(leaves), draw_key, done.queue)
         self._refuse_changed(leaves, versions)
+        self._refuse_switched()
         if self._cover.replaced and not self.whole:
             self.compute_whole(self._cover.replaced)
         return leaves, outputs
@@ -356,10 +360,38 @@ class Layer:
             if written and write:
                 with torch.no_grad():
                     for owner, name, buffer in self._buffers:
-                        buffer.copy_(getattr(owner, name))
+                        buffer.copy_(self._like(buffer, getattr(owner, name), name))
         finally:
             for owner, name, buffer in self._buffers:
                 owner._buffers[name] = buffer
+
+    def _like(self, buffer: Tensor, written: Tensor | None, name: str) -> Tensor:
+        """`written`, if it fits the buffer: copying would cast and broadcast it without a word."""
+        if written is not None and written.shape == buffer.shape and written.dtype == buffer.dtype:
+            return written
+        now = "None" if written is None else f"{written.dtype} {list(written.shape)}"
+        raise JobError(
+            f"layer {self.name} gives its buffer {name} another shape or type in its forward pass, {now} instead of"
+            f" {buffer.dtype} {list(buffer.shape)}: register it with the shape and type that it is to have"
+        )
+
+    def _refuse_switched(self) -> None:
+        """Raises:
+        JobError: a forward pass has switched gradients of a parameter on or off for good.
+        """
+        for name, parameter in self.trained.items():
+            if not parameter.requires_grad:
+                raise JobError(
+                    f"layer {self.name} switches requires_grad of its parameter {name} off in its forward pass, while"
+                    " other microbatches are still to go back: use detach() where it shall not be trained, or freeze it"
+                    " by the job ([freeze])"
+                )
+        for name, parameter in self._fixed.items():
+            if parameter.requires_grad:
+                raise JobError(
+                    f"layer {self.name} switches requires_grad of its parameter {name} on in its forward pass: build it"
+                    " with requires_grad = True, and use detach() where it shall not be trained"
+                )
 
     def _run(
         self, call: Callable[..., object], inputs: Tensors, draw_key: int, queue: WeightGradQueue
@@ -380,8 +412,12 @@ class Layer:
                     " and is dense; return its values, and what tells where they belong, as tensors of their own"
                 )
             return cast_floats(tuple(found), self._cast)
+        returned = type(outputs).__name__
+        if isinstance(found, tuple | list) and found:
+            at = next(i for i, t in enumerate(found) if not isinstance(t, Tensor))
+            returned = f"a {returned} with {type(found[at]).__name__} at {at}"
         raise JobError(
-            f"layer {self.name} returned {type(outputs).__name__}; a layer returns a tensor or a tuple of tensors"
+            f"layer {self.name} returned {returned}; a layer returns a tensor or a tuple of tensors"
         )
 
 

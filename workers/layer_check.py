@@ -255,6 +255,7 @@ class _Comparison:
         """The numbers of a plain loop: the module as it was made, forward and back, then the next microbatch."""
         layer = self._layer
         held, outputs, input_grads = list[Tensor](), list[Tensor](), list[Tensor]()
+        made = _named_persistently(layer.module)
         # Fixed ones too: somebody may average others into them.
         parameters = dict(layer.module.named_parameters())
         before = {name: _print(p) for name, p in parameters.items()}
@@ -279,6 +280,18 @@ class _Comparison:
             changed = [n for n, p in parameters.items() if before[n] != _print(p)]
             if changed:
                 raise JobError(self._changes(changed[0]))
+            new = _named_persistently(layer.module) - made
+            if new:
+                raise JobError(
+                    f"layer {layer.name} makes its buffer {min(new)} in its forward pass: register it with a tensor of"
+                    " its final shape and type where the module is built"
+                )
+            strange = next((type(t) for t in roots if type(t) not in (Tensor, nn.Parameter)), None)
+            if strange is not None:
+                raise JobError(
+                    f"layer {layer.name} returns a {strange.__name__}: return a torch.Tensor, as"
+                    " as_subclass(torch.Tensor) makes it"
+                )
             self._check_graph(roots)
             states.append(_states(layer.module))
             held += [canonical(t.detach()) for t in roots]
@@ -306,7 +319,10 @@ class _Comparison:
                     f"the gradient of parameter {name} of layer {layer.name} is sparse, which neither ranks exchange"
                     " nor optimizers here take: make it dense, as torch.nn.Embedding does with sparse=False"
                 )
-        return self._numbers(outputs, input_grads)
+        numbers = self._numbers(outputs, input_grads)
+        # One more, so that training's passes find a state that alternates as these did not.
+        layer.plain_forward(self._inputs[0], self._keys[0])
+        return numbers
 
     def _refuse_averages(self, buffers: Sequence[Tensor]) -> None:
         """Refuse a layer that writes into a fixed parameter, as into the slow copy of another. What such a write gives
@@ -413,7 +429,7 @@ def _states(module: nn.Module) -> dict[str, Any]:
     for path, part in module.named_modules():
         for name, value in part.__dict__.items():
             what = f"attribute {path}.{name}".replace(" .", " ")
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
+            if isinstance(value, (int, float)):
                 found[what] = value
             elif isinstance(value, random.Random):
                 found[what] = hash(value.getstate())
@@ -430,6 +446,16 @@ def _states(module: nn.Module) -> dict[str, Any]:
                     torch.sum(buffer.detach(), dtype=torch.float64)
                 )
     return found
+
+
+def _named_persistently(module: nn.Module) -> set[str]:
+    """The names of the persistent buffers that there are."""
+    return {
+        f"{path}.{name}".removeprefix(".")
+        for path, part in module.named_modules()
+        for name, buffer in part._buffers.items()
+        if buffer is not None and name not in part._non_persistent_buffers_set
+    }
 
 
 def _rolled(tensor: Tensor) -> Tensor:

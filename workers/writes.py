@@ -15,10 +15,11 @@ class Writes(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._storages: set[int] = set()
+        """Addresses of the storages themselves: their wrappers in Python come and go."""
 
     def into(self, tensor: Tensor) -> bool:
         """Whether any of them wrote into the storage of `tensor`, which must have lived all the time."""
-        return id(tensor.untyped_storage()) in self._storages
+        return tensor.untyped_storage()._cdata in self._storages
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -33,6 +34,6 @@ class Writes(TorchDispatchMode):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 value = args[number] if number < len(args) else given.get(argument.name)
                 self._storages.update(
-                    id(t.untyped_storage()) for t in tree_iter(value) if isinstance(t, Tensor)
+                    t.untyped_storage()._cdata for t in tree_iter(value) if isinstance(t, Tensor)
                 )
         return func(*args, **given)

@@ -78,7 +78,9 @@ class Dashboard:
     def _pass_on(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            self._say(line.rstrip())
+            # A service that still starts as the job ends finds no cluster any more.
+            if process.stdin is not None and not process.stdin.closed:
+                self._say(line.rstrip())
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from chromium import CHROMIUM
+from pace import patient
 from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.chrome.service import Service
@@ -110,6 +111,7 @@ class Browser:
 
 def wait_for(found: Callable[[], Any], what: str, within_s: float = WAIT_S) -> Any:
     """Wait until `found()` is true; return it."""
+    within_s = patient(within_s)
     end_s = time.monotonic() + within_s
     while not (value := found()):
         assert time.monotonic() < end_s, f"after {within_s:g} s still not: {what}"

@@ -583,6 +583,117 @@ class ReturnsItsScratch(Odd):
 
 
 @right
+class AdapterOfFixedWeights(Odd):
+    """A low-rank adapter, with dropout before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear.requires_grad_(False)
+        self.down, self.up = nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, WIDTH, bias=False)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.linear(x) + 2 * self.up(self.down(self.dropout(x))))
+
+
+@refused("changes its attribute flipped")
+class Alternates(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.flipped = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.flipped = not self.flipped
+        return super().forward(x) * (0.5 if self.flipped else 1.0)
+
+
+@refused("computes something else each time")
+class AlternatesOutOfSight(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = {"passes": 0}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen["passes"] += 1
+        return super().forward(x) / (1 + self.seen["passes"] % 2)
+
+
+@refused(r"gives its buffer scale another shape or type .*, torch.float32 \[\] instead of torch.int64 \[\]")
+class AveragesInWholeNumbers(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.tensor(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.scale = 0.9 * self.scale + 0.1 * x.detach().abs().max()
+        return super().forward(x / self.scale)
+
+
+@refused("gives its buffer rows another shape or type")
+class GrowsItsBuffer(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(0, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.rows = torch.cat([self.rows, x.detach().mean(0, keepdim=True)])[-16:]
+        return super().forward(x) - self.rows.mean(0)
+
+
+@refused("makes its buffer mean in its forward pass")
+class MakesItsBufferLate(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = x.detach().mean(0)
+        return super().forward(x) - self.mean
+
+
+@refused("switches requires_grad of its parameter linear.weight on")
+class SwitchesGradientsOn(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear.requires_grad_(False)
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.linear.requires_grad_(True)
+        return super().forward(x) * self.scale
+
+
+@refused("switches requires_grad of its parameter linear.weight off")
+class FreezesItselfLater(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("passes", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.passes += 1
+            self.linear.requires_grad_(bool(self.passes < 7))
+        return self.up(super().forward(x))
+
+
+class Marked(Tensor):
+    """A tensor that other code knows by its type."""
+
+
+@refused("returns a Marked: return a torch.Tensor")
+class ReturnsASubclass(Odd):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).as_subclass(Marked)
+
+
+@refused("returned a tuple with NoneType at 1")
+class ReturnsNone(Odd):
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x), None
+
+
+@right
 class ScriptedChild(Odd):
     def __init__(self) -> None:
         super().__init__()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from pace import patient
 from ray_jobs import state_sha256
 from tiny_jobs import tiny
 
@@ -89,7 +90,7 @@ def kill(processes: Sequence[psutil.Process]) -> None:
 
 def until(true: Callable[[], bool], driver: Driver | None = None, limit_s: float = 240.0) -> None:
     """Wait until `true` holds; if it does not, show what `driver` has said."""
-    deadline_s = time.monotonic() + limit_s
+    deadline_s = time.monotonic() + patient(limit_s)
     while not true():
         assert time.monotonic() < deadline_s, driver.said if driver else f"not within {limit_s:g} s"
         assert driver is None or driver.process.poll() is None, driver.said

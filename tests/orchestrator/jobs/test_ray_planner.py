@@ -39,6 +39,8 @@ PHASES = Phases(warm_up=25, monitoring=75, ramp=100)
 SHORT = Phases(warm_up=8, monitoring=48, ramp=54)
 STEPS = 100
 """Steps of a job with `SHORT` phases."""
+MANY = 400
+"""As many as events may be late on a busy machine, and more."""
 FAR = 10_000
 """A step that no test's job reaches."""
 
@@ -183,10 +185,10 @@ def test_a_controller_that_takes_over_measures_and_decides_nothing_again(tmp_pat
             kill_controller("decided")
 
     log = Log(act)
-    spec = freezing(tmp_path, "decided", SHORT, steps=STEPS, pipeline={"ranks": 1})
+    spec = freezing(tmp_path, "decided", SHORT, steps=MANY, pipeline={"ranks": 1})
     end = run(spec, resume=False, observe=log, say=print).end
     assert isinstance(end, events.Finished)
-    assert end.step == STEPS
+    assert end.step == MANY
     assert SHORT.middle < fired[0] < SHORT.monitoring
     assert [each.epoch for each in log.of(events.Submitted)] == [1, 2, 3]
     (solved,), (started,) = log.of(events.FreezeSolved), log.of(FreezeStarted)
@@ -194,7 +196,7 @@ def test_a_controller_that_takes_over_measures_and_decides_nothing_again(tmp_pat
     assert solved.measured_unfrozen_s is not None
     assert solved.measured_all_frozen_s is not None
     assert started.plan == replace(solved.plan, start=started.plan.start)
-    assert replayed(tmp_path, SHORT, (started.plan,), steps=STEPS) == end.state_sha256
+    assert replayed(tmp_path, SHORT, (started.plan,), steps=MANY) == end.state_sha256
     log.assert_processes_gone()
 
 
