@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from workers.dispatch_mode import DispatchMode
 
-class Writes(TorchDispatchMode):
+
+class Writes(DispatchMode):
     """Inside the context it notes the storages that this thread's operations write into."""
 
     def __init__(self) -> None:
@@ -20,11 +21,6 @@ class Writes(TorchDispatchMode):
     def into(self, tensor: Tensor) -> bool:
         """Whether any of them wrote into the storage of `tensor`, which must have lived all the time."""
         return tensor.untyped_storage()._cdata in self._storages
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # To skip PyTorch's compiler imports it, which takes a second.
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

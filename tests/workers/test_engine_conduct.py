@@ -216,7 +216,7 @@ def test_a_message_of_another_shape_names_its_edge(tmp_path: Path) -> None:
     model = ModelConfig(factory="test_engine_conduct:faulty", arguments={"kind": "shrinking"})
     with pytest.raises(
         JobError,
-        match=r"forward stage 0 -> 1 .* carries float32 \[.*\], but this message is float32 \[.*\]: every microbatch",
+        match=r"forward stage 0 -> 1 .* carries float32 \[.*\] with a gradient, but this message is float32 \[.*\]",
     ):
         run_threads(job(small_config(tmp_path, model=model), ranks=2, schedule="gpipe"))
 

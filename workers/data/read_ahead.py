@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from workers.data.dataset import Batch
+from workers.dispatch_mode import DispatchMode
 from workers.process.pinned_memory import Staged, Staging
 from workers.reproducibility import rng
 
@@ -67,7 +67,7 @@ class _Ahead:
     """Whether the source was about to draw from torch's generator, from which layers draw meanwhile."""
 
 
-class _Draws(TorchDispatchMode):
+class _Draws(DispatchMode):
     """Notes draws of this thread from torch's own generators, or refuses them: a source that draws is read in its
     turn.
 
@@ -79,11 +79,6 @@ class _Draws(TorchDispatchMode):
         super().__init__()
         self.any = False
         self._refuse = refuse
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # To skip PyTorch's compiler would import it, which takes a second; no source is compiled.
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

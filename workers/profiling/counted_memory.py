@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
+
+from workers.dispatch_mode import DispatchMode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,7 @@ class CountedMemory:
     peak_bytes: int
 
 
-class LiveStorages(TorchDispatchMode):
+class LiveStorages(DispatchMode):
     """Inside the context it counts the storages made on this thread, and in backward passes begun on it, until they
     die. It counts earlier ones that are `add`ed. Costs tens of microseconds per operation."""
 
@@ -49,11 +50,6 @@ class LiveStorages(TorchDispatchMode):
         """Begin a new peak at what lives now; returns the one before."""
         peak, self.peak_bytes = self.peak_bytes, self.live_bytes
         return peak
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # To skip PyTorch's compiler imports it, which takes a second; nobody compiles what is counted.
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -53,6 +53,7 @@ def count_bytes(chain: Chain, begin: Callable[[], Flight], fresh: bool) -> list[
             boundary_grad_bytes=counting.output_grads[number],
             working_bytes=counting.working[number],
             forward_working_bytes=counting.forward_working[number],
+            # What forming weight gradients takes on top depends on the plan (`GradientMemory.forming`).
             backward_working_bytes=min(counting.working[number], counting.backward_working[number]),
             loss_bytes=counting.loss if number == numbers[-1] else 0,
             loss_input_bytes=counting.loss_inputs if number == numbers[-1] else 0,

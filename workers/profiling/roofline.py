@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 
 from planner.accelerators import Accelerator
+from workers.dispatch_mode import DispatchMode
 
 aten = torch.ops.aten
 OVERWRITES = ("copy_", "fill_", "zero_")
@@ -22,7 +22,7 @@ WIDEST = 256
 """Width of the widest head that the fused attention takes."""
 
 
-class Roofline(TorchDispatchMode):
+class Roofline(DispatchMode):
     """Inside the context it adds up the seconds of every operation, on tensors that need no values.
 
     What an operation reads from memory is its arguments, what it writes its results: nothing is taken to stay in a
@@ -35,10 +35,6 @@ class Roofline(TorchDispatchMode):
         self._accelerator = accelerator
         self.now_s = 0.0
         self.flops = 0.0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # see `counted_memory.py`
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

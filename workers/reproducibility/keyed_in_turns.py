@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from workers.dispatch_mode import DispatchMode
 from workers.reproducibility.rng import keyed, set_state_beside_torch, state_beside_torch, turn
 
 LARGE_ELEMENTS = 2**16
 """An operation on this many elements takes longer than handing the turn over."""
 
 
-class keyed_in_turns(TorchDispatchMode):
+class keyed_in_turns(DispatchMode):
     """Context manager: draws as `rng.keyed` does on the CPU, but other threads take their turn whenever a
     large operation runs inside. Between operations the code inside may use torch's default generator in any
     way.
@@ -38,11 +38,6 @@ class keyed_in_turns(TorchDispatchMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self._keyed.__exit__()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # A build is never compiled, and skipping would import torch's compiler, which takes a second.
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

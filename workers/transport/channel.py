@@ -82,7 +82,10 @@ class Shape:
             )
 
     def __str__(self) -> str:
-        return ", ".join(f"{dtype} {list(shape)}" for shape, dtype, _ in self.tensors)
+        return ", ".join(
+            f"{dtype} {list(shape)}{' with a gradient' if carries else ''}"
+            for shape, dtype, carries in self.tensors
+        )
 
 
 class Channel(ABC):

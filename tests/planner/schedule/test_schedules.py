@@ -1,5 +1,7 @@
 """Golden tables, closed forms and properties of every family."""
 
+import pickle
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -208,3 +210,14 @@ def test_unknown_name_suggests_the_nearest():
 def test_numbers_that_do_not_fit_are_refused(arguments: tuple[str, int, int], message: str):
     with pytest.raises(ScheduleError, match=f"^{arguments[0]}: {message}"):
         build(*arguments)
+
+
+def test_a_schedule_leaves_its_hash_behind_where_it_goes_to_another_process() -> None:
+    """Strings have another hash there."""
+    schedule = build("1f1b", 2, 4)
+    assert hash(schedule) == hash(build("1f1b", 2, 4))
+    assert "_hash" in vars(schedule)
+    copied = pickle.loads(pickle.dumps(schedule))
+    assert copied == schedule
+    assert "_hash" not in vars(copied)
+    assert {schedule: 1}[copied] == 1
