@@ -37,7 +37,7 @@ def final_gradients(
                 return False
         return target < stages and rank_of_stage[target] != rank
 
-    last_send = max((number for number, action in enumerate(program) if sends(action)), default=-1)
+    last_send = next((number for number in reversed(range(len(program))) if sends(program[number])), -1)
     last_weights = {action.stage: number for number, action in enumerate(program) if action.kind in FREEZABLE}
     before: dict[int, tuple[int, ...]] = defaultdict(tuple)
     during: set[int] = set()

@@ -180,6 +180,7 @@ class _Comparison:
         # Ranks add products of 16 bits up in 32; a plain loop rounds each of them.
         self._near_sums = self._near if precision == "float32" else NEAR[precision]
         self._backward = blamed(f"the backward pass of layer {layer.name}")
+        self._draws_back = False
 
     def made(self) -> str:
         """Compare; returns why the layer is left to plain autograd, if it is."""
@@ -238,6 +239,12 @@ class _Comparison:
                 f" {again}. It keeps a state that training cannot repeat or move: hold it in a"
                 " persistent buffer (register_buffer), and draw from the default generators of torch, random or numpy,"
                 " whose draws are keyed"
+            )
+        if self._draws_back:
+            return (
+                f"layer {name} draws in its backward pass, from wherever the generators then stand, which differs"
+                f" from a plain loop: {problem}. Draw in the forward pass; a checkpoint draws the same again with"
+                " preserve_rng_state=True"
             )
         return (
             f"layer {name} does not train as in a plain loop: {problem}, once a second microbatch goes forward before"
@@ -298,8 +305,10 @@ class _Comparison:
             outputs += [t.detach().clone() for t in roots]
             grads = [(o, g) for o, g in zip(roots, self._grads(roots, key), strict=True) if o.requires_grad]
             if grads:
+                drawn = rng.state(layer.device)
                 with self._backward, layer.as_made():
                     backward([o for o, _ in grads], [g for _, g in grads])
+                self._draws_back |= drawn != rng.state(layer.device)
             input_grads += [
                 absent_like(t) if t.grad is None else canonical(t.grad) for t in leaves if t.requires_grad
             ]

@@ -10,6 +10,9 @@ from planner.partition.corridor import corridors
 from planner.partition.stage_costs import Matrix, Ranges, Window
 from planner.wording import counted
 
+_KEPT = 2**22
+"""So many costs stay in memory between the two passes."""
+
 
 def smallest_largest(
     layers: int, stages: int, cost: Callable[[int, Window], Matrix], least: Matrix | None = None
@@ -45,10 +48,15 @@ def _smallest_largest(
     # largest[stop]: the largest cost of the stages so far, which end before layer `stop`.
     largest = np.full(layers + 1, np.inf)
     largest[0] = 0.0
+    known: dict[int, Matrix] = {}
+    room = _KEPT
     for stage, at in enumerate(windows):
         stops, firsts = at
-        reached = legal(cost(stage, at), at)
-        np.maximum(reached, largest[firsts], out=reached)
+        own = legal(cost(stage, at), at)
+        if own.size <= room:
+            known[stage] = own
+            room -= own.size
+        reached = np.maximum(own, largest[firsts])
         largest = np.full(layers + 1, np.inf)
         largest[stops] = reached.min(axis=1)
     if not np.isfinite(largest[layers]) or largest[layers] > limit:
@@ -60,7 +68,9 @@ def _smallest_largest(
     begins: list[np.ndarray] = []
     for stage, at in enumerate(windows):
         stops, firsts = at
-        total = legal(cost(stage, at), at)
+        total = known.pop(stage, None)
+        if total is None:
+            total = legal(cost(stage, at), at)
         total[total > limit] = np.inf
         np.square(total, out=total)
         total += squares[firsts]

@@ -67,6 +67,14 @@ class Graph:
             groups.setdefault((action.kind, action.stage), []).append(node)
         return tuple((kind, stage, tuple(nodes)) for (kind, stage), nodes in groups.items())
 
+    @cached_property
+    def steps(self) -> tuple[tuple[int, int, int | None], ...]:
+        """(node, its rank, its entry of `inputs`) of every action, in `order`."""
+        nodes = self.order[1:-1]
+        return tuple(
+            zip(nodes, map(self.ranks.__getitem__, nodes), map(self.inputs.__getitem__, nodes), strict=True)
+        )
+
     @property
     def source(self) -> int:
         return len(self.actions)

@@ -22,11 +22,12 @@ from planner.simulation.costs import memory_limits, rank_slowdowns
 from planner.simulation.memory import most_bytes
 from planner.simulation.predict import Prediction, predict, with_copies_of
 
+LEAST_MEMORY = "memory"
 PROGRAMS: Mapping[str, Callable[[StageCosts, bool], Ranges]] = {
     "parameter": lambda costs, limited: parameter.partition(
         [layer.parameters for layer in costs.profile.model.layers], costs.stages
     ),
-    "memory": lambda costs, limited: memory.partition(costs),
+    LEAST_MEMORY: lambda costs, limited: memory.partition(costs),
     "time": lambda costs, limited: time.partition(costs, limited=limited),
     "bottleneck": lambda costs, limited: bottleneck.partition(costs, limited=limited),
     "dynpipe": lambda costs, limited: dynpipe.partition(costs, limited=limited),
@@ -74,6 +75,7 @@ class Evaluator:
         self._bare: dict[Ranges, Prediction] = {}
         self._with_copies: dict[Ranges, Plan] = {}
         self._predictions: dict[Ranges, Prediction] = {}
+        self._picks: dict[str, Ranges] = {}
 
     @cached_property
     def _costs(self) -> StageCosts:
@@ -175,6 +177,11 @@ class Evaluator:
         Raises:
             PlanError: no cut fits the limits that the program sees; says how much is missing.
         """
+        if program not in self._picks:
+            self._picks[program] = self._pick(program)
+        return self._picks[program]
+
+    def _pick(self, program: str) -> Ranges:
         layers = PROGRAMS[program](self._costs, False)
         if self._surely_fits(layers):
             return layers
@@ -194,10 +201,15 @@ class Evaluator:
         return 0 if self._surely_fits(layers) else sum(self.predict(layers).excess_bytes)
 
     def _surely_fits(self, layers: Ranges) -> bool:
-        """Whether a cut fits the memory even if all that ranks ever hold came together, which needs no simulation."""
+        """Whether a cut fits the memory, as far as is known without simulating it."""
+        if self._fits_all_at_once(layers):
+            return True
         known = self._predictions.get(layers)
-        if known is not None:
-            return known.fits
+        return known is not None and known.fits
+
+    def _fits_all_at_once(self, layers: Ranges) -> bool:
+        """Whether a cut fits the memory even if all that ranks ever hold came together. Less work than what they hold
+        at each moment, even of a cut that was simulated."""
         plan = self._plan(layers)
         limits = memory_limits(self._profile.cluster, plan.pipeline_ranks, plan.pipeline_count)
         taken = most_bytes(self._profile, plan, self.schedule(layers), self._costs.in_flight)

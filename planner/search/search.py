@@ -18,7 +18,7 @@ from planner.search.alternatives import Alternative
 from planner.search.candidate import Candidate
 from planner.search.convergence import Convergence
 from planner.search.end_to_end import EndToEnd
-from planner.search.evaluate import PROGRAMS, Evaluator
+from planner.search.evaluate import LEAST_MEMORY, PROGRAMS, Evaluator
 from planner.search.shapes import shape_of, shapes
 from planner.search.shortfall import shortfall
 from planner.simulation.predict import Prediction
@@ -163,7 +163,7 @@ def choose_among(
         PlanError, ValueError: as `choose`.
     """
     finalists, others, dropped = _finalists(evaluators, partition, effort)
-    searches = [_search(evaluator, partition, effort) for evaluator in finalists]
+    searches = [_search(evaluator, partition, effort, compare) for evaluator in finalists]
 
     allowed = [candidate for search in searches for candidate in search.allowed]
     tried = [*allowed, *(pick for search in searches for pick in search.picks.values())]
@@ -297,7 +297,7 @@ def _finalists(
             name = "bottleneck" if partition == END_TO_END else partition
             cut = _cut(evaluator, name)
         except PlanError:
-            cut = _cut(evaluator, "memory")
+            cut = _cut(evaluator, LEAST_MEMORY)
         tried[number] = cut
         actions += evaluator.actions
         if cut.least_per_microbatch_s < fastest_s and cut.fits:
@@ -309,16 +309,29 @@ def _finalists(
     return [candidate.evaluator for candidate in in_order[:most]], in_order[most:], dropped
 
 
-def _search(evaluator: Evaluator, partition: str | tuple[int, ...], effort: Effort) -> _Search:
-    """The cuts of all programs for a shape, and the cuts that the request allows."""
+def _search(evaluator: Evaluator, partition: str | tuple[int, ...], effort: Effort, compare: bool) -> _Search:
+    """The cuts of the programs for a shape, and the cuts that the request allows.
+
+    Args:
+        compare: False: without that of the least memory, which knows no times, where another fits and none is refined.
+    """
     picks: dict[str, Candidate] = {}
     failed: dict[str, Alternative] = {}
-    for name in PROGRAMS:
+
+    def add(name: str) -> None:
         try:
             picks[name] = _cut(evaluator, name)
         except PlanError as error:
             failed[name] = Alternative.uncut(evaluator.shape, name, str(error))
-    if partition == END_TO_END and effort.actions // evaluator.actions <= 1:
+
+    refines = partition == END_TO_END and effort.actions // evaluator.actions > 1
+    spares = partition != LEAST_MEMORY and not compare and not refines
+    for name in PROGRAMS:
+        if not (spares and name == LEAST_MEMORY):
+            add(name)
+    if spares and not any(pick.fits for pick in picks.values()):
+        add(LEAST_MEMORY)
+    if partition == END_TO_END and not refines:
         allowed = (*picks.values(),)
     elif partition == END_TO_END:
         refined = _refined(evaluator, picks.values(), effort)
@@ -355,10 +368,12 @@ def _refined(evaluator: Evaluator, picks: Iterable[Candidate], effort: Effort) -
 def _why_nothing(closest: Candidate, nearest: Candidate) -> str:
     """Why there is no plan: `closest` exceeds the memory least of the allowed cuts, `nearest` of all cuts."""
     evaluator = closest.evaluator.recomputing()
-    recomputing = None if evaluator is None else _cut(evaluator, "memory").prediction
+    recomputing = None if evaluator is None else _cut(evaluator, LEAST_MEMORY).prediction
     evaluator = closest.evaluator.without_copies()
     message = shortfall(
-        closest.prediction, recomputing, None if evaluator is None else _cut(evaluator, "memory").prediction
+        closest.prediction,
+        recomputing,
+        None if evaluator is None else _cut(evaluator, LEAST_MEMORY).prediction,
     )
     if nearest.prediction.fits:
         other = nearest.name

@@ -12,7 +12,7 @@ from enum import IntEnum
 from functools import cached_property
 from itertools import groupby, pairwise
 from operator import itemgetter
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -315,8 +315,10 @@ class _Recorder:
         part: _Part,
         sizes: Integers | int,
     ) -> None:
-        whole = np.broadcast_arrays(ranks, at_s, numbers, int(part), sizes)
-        self._found.append(cast("tuple[Integers, NDArray[np.float64], Integers, Integers, Integers]", whole))
+        count = len(at_s)
+        self._found.append(
+            (_filled(ranks, count), at_s, numbers, _filled(int(part), count), _filled(sizes, count))
+        )
 
     def _own(self, nodes: Integers, slot: int) -> Integers:
         """The numbers of the `slot`th changes that actions make on their own rank: after all that others release."""
@@ -409,6 +411,10 @@ class _Recorder:
             number += len(numbers)
             self._record(rank, np.zeros(1), numbers[:1], _Part.MESSAGES, min(ahead, len(taken)) * size)
             self._record(rank, self._start_s[last], numbers[1:], _Part.MESSAGES, -size)
+
+
+def _filled(one_or_all: Integers | int, count: int) -> Integers:
+    return np.full(count, one_or_all) if isinstance(one_or_all, int) else one_or_all
 
 
 def _sizes(stage: StageMemory, counts: Counts) -> _Sizes:

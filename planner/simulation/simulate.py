@@ -204,7 +204,6 @@ def simulate(schedule: Schedule, costs: Costs) -> Simulation:
         ValueError: `costs` lacks a kind or a stage of the schedule, or a link that a message needs.
     """
     graph = build_graph(schedule)
-    ranks, inputs = graph.ranks, graph.inputs
     actions = len(graph.actions)
     cost = costs.of_nodes(graph)
     # Per node, the message that carries its output to another rank, and the number of its link.
@@ -221,10 +220,8 @@ def simulate(schedule: Schedule, costs: Costs) -> Simulation:
     link_free = [0.0] * len(numbers)
     blocking = costs.blocking
     on_link: list[tuple[int, float, float, float]] = []
-    for node in graph.order[1:-1]:
-        rank = ranks[node]
+    for node, rank, earlier in graph.steps:
         begin = rank_free[rank]
-        earlier = inputs[node]
         if earlier is not None:
             arrived = arrival[earlier]
             if arrived > begin:

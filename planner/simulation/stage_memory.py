@@ -137,16 +137,15 @@ def _backward_working(
         forming: what each needs beside that while its weight gradients are formed.
     """
     last = first + len(kept) - 1
-    gradient = [
-        0 if layer == len(layers) - 1 else layers[layer].boundary_grad_bytes for layer in range(last + 1)
-    ]
+    received = arriving = 0 if last == len(layers) - 1 else layers[last].boundary_grad_bytes
     live = at_first = peak = sum(kept)
     for layer in range(last, first - 1, -1):
         # The engine keeps the received message until the whole action has ended.
-        message = gradient[last] if layer < last else 0
-        before = live + message + gradient[layer]
+        message = received if layer < last else 0
+        before = live + message + arriving
+        arriving = layers[layer - 1].boundary_grad_bytes if layer else 0
         live += (layers[layer].weight_grad_hold_bytes if splits else 0) - kept[layer - first]
-        after = live + message + (gradient[layer - 1] if layer else 0)
+        after = live + message + arriving
         formed = forming[layer - first] if forming else 0
         at_once = None if splits else layers[layer].backward_working_bytes
         working = layers[layer].working_bytes if at_once is None else at_once

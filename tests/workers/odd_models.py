@@ -596,6 +596,17 @@ class AdapterOfFixedWeights(Odd):
         return x + torch.tanh(self.linear(x) + 2 * self.up(self.down(self.dropout(x))))
 
 
+@refused("draws in its backward pass.*preserve_rng_state=True")
+class DrawsInBackward(Odd):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + checkpoint(
+            lambda z: functional.dropout(torch.tanh(self.linear(z)), 0.3),
+            x,
+            use_reentrant=False,
+            preserve_rng_state=False,
+        )
+
+
 @refused("changes its attribute flipped")
 class Alternates(Odd):
     def __init__(self) -> None:

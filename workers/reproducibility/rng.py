@@ -55,6 +55,12 @@ class keyed:
         turn.release()
 
 
+def state(device: torch.device) -> tuple[Any, ...]:
+    """The state of the default generators that `keyed` sets for `device`; equal as long as nobody draws."""
+    own = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.empty(0)
+    return torch.get_rng_state().numpy().tobytes(), own.numpy().tobytes(), *state_beside_torch()
+
+
 def state_beside_torch() -> tuple[Any, ...]:
     """The state of the default generators of random and numpy; equal as long as nobody draws."""
     _, numbers, position, *gauss = np.random.get_state(legacy=True)

@@ -84,10 +84,16 @@ class LayerState:
         Args:
             casts: parameter -> dtype in which the module holds it from now on: its value here, which training changes,
                 keeps the present one. `recast` follows a change.
+
+        Raises:
+            JobError: parameters share memory.
         """
         parameters, buffers = saved_tensors(module)
         trained = {key: weight for key, weight in parameters.items() if weight.requires_grad}
-        flats = flats_of(trained, optimizer.slot_names(), casts)
+        try:
+            flats = flats_of(trained, optimizer.slot_names(), casts)
+        except JobError as error:
+            raise JobError(f"layer {name}: {error}") from error
         weights: dict[str, Tensor] = dict(parameters)
         for flat in flats:
             if flat.cast is not None:
