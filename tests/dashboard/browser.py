@@ -99,11 +99,16 @@ class Browser:
             return
         # Layers that move are on their way for a moment: Chromium would take the picture of half a page.
         self.until("return !document.getAnimations().some((each) => each.playState === 'running')")
-        width, height = self.script("return [innerWidth, document.documentElement.scrollHeight]")
+        # From the top: the list of rooms would stick where the page was scrolled to, over what is there.
+        width, height, scrolled = self.script(
+            "const at = scrollY; scrollTo(0, 0);"
+            " return [innerWidth, document.documentElement.scrollHeight, at]"
+        )
         clip = {"x": 0, "y": 0, "width": width, "height": min(height, TALLEST), "scale": 1}
         picture = self.driver.execute_cdp_cmd(
             "Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip}
         )
+        self.script("scrollTo(0, arguments[0])", scrolled)
         folder = Path(SCREENSHOTS)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.png").write_bytes(base64.b64decode(picture["data"]))
