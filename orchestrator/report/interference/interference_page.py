@@ -134,7 +134,7 @@ def _summary(run: JobView) -> str:
 
 
 def _notes(runs: Sequence[JobView], found: InterferenceTime) -> tuple[Note, ...]:
-    notes = []
+    notes = [Note("good" if found.conclusive else "warn", "Verdict", f"{found.verdict}.")]
     if found.emulated:
         notes.append(
             Note(

@@ -26,7 +26,9 @@ def test_both_jobs_stand_beside_each_other() -> None:
     off_by = "Step with each new plan, measured over predicted"
     assert rows[off_by] == ("–", "+0.0 % (-33.3 % to +0.0 %)")
     assert rows["State SHA-256"] == (Pill("aaaaaaaa…", "good"),) * 2
-    assert page.notes == ()
+    (note,) = page.notes
+    assert (note.tone, note.name) == ("good", "Verdict")
+    assert note.text == "adapt.policy = 'measured' pays: productive time 65.7 % -> 92.7 %."
 
 
 def test_visits_say_what_was_detected_and_decisions_what_was_predicted_and_measured() -> None:
@@ -54,7 +56,7 @@ def test_visits_say_what_was_detected_and_decisions_what_was_predicted_and_measu
 
 def test_what_went_wrong_is_noted() -> None:
     runs = [disturbed("off"), disturbed("measured", last=50, state="b" * 64)]
-    texts = [note.text for note in interference_page(runs, "gpt").notes]
+    texts = [note.text for note in interference_page(runs, "gpt").notes if note.name != "Verdict"]
     assert texts == ["The jobs ended with different states.", "measured: the job was not trained to its end."]
 
 
