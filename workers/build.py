@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from planner.shards import WHOLE, Shard, cut, kept_whole
+from workers.blamed import blamed
 from workers.deferred.queue import Workspace
 from workers.layer import Layer
 from workers.models.definition import ModelDefinition, ParameterRef
@@ -16,8 +17,10 @@ from workers.reproducibility import rng
 from workers.reproducibility.keyed_in_turns import keyed_in_turns
 from workers.shards.weights import ComputeWeights
 from workers.state.flat import cuts_of
+from workers.state.hidden import aliases_of
 from workers.state.layer_state import LayerState, shard_of
 from workers.state.optim import Optimizer
+from workers.state.own_memory import unfold_
 from workers.state.precision import cast_fixed_, cast_parameters
 
 
@@ -125,10 +128,18 @@ def assembled(
     optimizer: Optimizer,
     workspace: Workspace,
 ) -> tuple[Layer, LayerState]:
-    """The layer of a module that is on `device`, with fresh optimizer state."""
-    module.train()
+    """The layer of a module that is on `device`, with fresh optimizer state.
+
+    Raises:
+        JobError: the module cannot train; names the layer.
+    """
+    with blamed(f"the change of layer {name} to training mode"):
+        module.train()
+    aliases = aliases_of(module)
+    unfold_(module)
     casts = cast_parameters(module, precision)
     cast_fixed_(module, casts)
     state = LayerState.of(index, name, module, optimizer, casts)
     layer = Layer(index, name, module, precision=precision, device=device, workspace=workspace)
+    layer.aliases = aliases
     return layer, state

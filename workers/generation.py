@@ -37,7 +37,7 @@ from workers.gradients.curvature import CurvatureProbe, Place
 from workers.gradients.exchange import TiedUse
 from workers.gradients.parts import Apart
 from workers.layer import Layer, Loss
-from workers.layer_check import LayerCheck
+from workers.layer_check.check import LayerCheck
 from workers.models.definition import ModelDefinition
 from workers.protocol import CurvatureReport, Report
 from workers.stage import Stage

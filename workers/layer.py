@@ -23,7 +23,7 @@ from workers.deferred.queue import WeightGradQueue, Workspace
 from workers.models.trained_loss import LOSS, layer_alone, loss_beside
 from workers.protocol import JobError
 from workers.reproducibility import rng
-from workers.reproducibility.canonical import canonical
+from workers.reproducibility.canonical import canonical, first_of_each
 from workers.shards.weights import ComputeWeights
 from workers.state.flat import FlatGradients, GradientBuffers
 from workers.state.precision import autocast, boundary_dtype, cast_floats
@@ -84,8 +84,10 @@ class Layer:
         """Computes the forward passes of training; None: the module does, operation by operation."""
         self._cover = cover(layer_alone(module), workspace, self.summed.home)
         self.deferral, self.uncovered = self._cover.deferral, self._cover.uncovered
+        self.aliases: dict[str, tuple[Tensor, str]] = {}
+        """Tensors of its attributes that lay in the memory of a parameter or buffer when it was built, and its name."""
         self.checked = False
-        """Whether it was compared with plain autograd (`layer_check.py`)."""
+        """Whether it was compared with plain autograd (`layer_check/`)."""
         self.tell: Callable[[str], None] | None = None
         """Takes what a user should know of it, once it was compared."""
         self.whole = ""
@@ -93,6 +95,8 @@ class Layer:
         self._uncovered = {n: self.trained[n] for n in self.uncovered}
         self._covered = {n: p for n, p in self.trained.items() if n not in self._uncovered}
         self._buffers = _persistent_buffers(module)
+        self._firsts: tuple[int, ...] | None = None
+        """Per output, the first that is the same tensor; known from the first pass on."""
         self._forward_pass = blamed(f"the forward pass of layer {name}")
         self._backward_pass = blamed(f"the backward pass of layer {name}")
 
@@ -109,9 +113,10 @@ class Layer:
                 tensors carry gradients between layers, with the same bits.
 
         Returns:
-            The canonical outputs, detached, with `requires_grad` set if they carry a gradient; and the pass.
+            The canonical outputs, detached, with `requires_grad` set if they carry a gradient; and the pass. Outputs
+            that are one tensor stay one, so that all who use it add their gradients in the order of a plain loop.
         """
-        leaves = tuple(_leaf(t, t.requires_grad) for t in inputs)
+        leaves = _each_once(inputs, lambda t: _leaf(t, t.requires_grad))
         versions = [t._version for t in leaves]
         done = Pass(draw_key, leaves, None, self._queue(), frozen)
         if not keep:
@@ -125,7 +130,12 @@ class Layer:
         carries = bool(self.trained) or any(t.requires_grad for t in leaves)
         if keep:
             done.outputs = outputs
-        return tuple(_leaf(canonical(t), carries) for t in outputs), done
+        if len(outputs) == 1:
+            return (_leaf(canonical(outputs[0]), carries),), done
+        if self._firsts is None:
+            self._firsts = first_of_each(outputs)
+        found = [_leaf(canonical(t), carries) for t in outputs]
+        return tuple(found[first] for first in self._firsts), done
 
     @torch.no_grad()
     def evaluate(self, inputs: Tensors) -> Tensors:
@@ -155,13 +165,14 @@ class Layer:
                 `absent` ones reach nothing.
 
         Returns:
-            The canonical gradient of each input that carries one, in order; `absent_like` that of an unused input.
+            The canonical gradient of each input that carries one, in order; `absent_like` that of an unused input, and
+            of one that is there for the second time.
         """
         assert done.outputs is not None, f"layer {self.name}: backward before its activations were recomputed"
         # A recomputation inside the graph (a checkpoint) defers for this microbatch too.
         self.deferral.queue = queue = done.queue
         queue.walked, queue.at_once = True, weights
-        leaves = [t for t in done.inputs if t.requires_grad]
+        leaves = [*{id(t): t for t in done.inputs if t.requires_grad}.values()]
         carrying = [o for o in done.outputs if carries_gradient(o)] if self.trained or leaves else []
         roots = [(o, g) for o, g in zip(carrying, grads, strict=True) if o.requires_grad and not is_absent(g)]
         if roots:
@@ -193,9 +204,7 @@ class Layer:
                 done.outputs = tuple(o for o, _ in roots)
         if not done.root_grads:
             done.outputs = None
-        gradients = tuple(absent_like(t) if t.grad is None else canonical(t.grad) for t in leaves)
-        for leaf in leaves:
-            leaf.grad = None
+        gradients = input_gradients(done.inputs)
         if weights:
             self.weight_grad(done)
         return gradients
@@ -236,7 +245,7 @@ class Layer:
         Returns:
             (leaves, outputs): the ends of its graph, which is to be walked inside `as_made`.
         """
-        leaves = tuple(_leaf(t, t.requires_grad) for t in inputs)
+        leaves = _each_once(inputs, lambda t: _leaf(t, t.requires_grad))
         versions = [t._version for t in leaves]
         done = Pass(draw_key, leaves, None, self._queue())
         with self.as_made(), torch.enable_grad(), self.seen_buffers(done, write=True):
@@ -457,7 +466,7 @@ class Loss:
         Args:
             frozen: as for the last layer.
         """
-        leaves = tuple(_leaf(t, t.requires_grad and keep) for t in outputs)
+        leaves = _each_once(outputs, lambda t: _leaf(t, t.requires_grad and keep))
         queue = WeightGradQueue()
         of_layer = Pass(draw_key, (), None, queue, frozen)
         with (
@@ -506,21 +515,41 @@ class Loss:
         trained = {} if self._module is None else dict(self._module.named_parameters(LOSS))
         still = [name for name in trained if name in done.frozen]
         moving = [p for name, p in trained.items() if p.requires_grad and name not in still]
-        leaves = [t for t in done.inputs if t.requires_grad]
+        leaves = [*{id(t): t for t in done.inputs if t.requires_grad}.values()]
         with self._backward_pass:
             backward(
                 [loss], [torch.full_like(loss, self.scale)], inputs=[*leaves, *moving] if still else None
             )
-        return tuple(
-            None if not t.requires_grad else absent_like(t) if t.grad is None else canonical(t.grad)
-            for t in done.inputs
-        )
+        gradients = iter(input_gradients(done.inputs))
+        return tuple(next(gradients) if t.requires_grad else None for t in done.inputs)
 
 
 def _between_layers(leaves: Tensors) -> Tensors:
     """The inputs as a layer in the middle of a model has them: no leaves, which hooks, autocast and in-place operations
     treat in other ways."""
-    return tuple(t.view_as(t) if t.requires_grad else t for t in leaves)
+    return _each_once(leaves, lambda t: t.view_as(t) if t.requires_grad else t)
+
+
+def _each_once(tensors: Tensors, make: Callable[[Tensor], Tensor]) -> Tensors:
+    """The results of `make`; a tensor that is there several times has one."""
+    if len(tensors) == 1:
+        return (make(tensors[0]),)
+    made: dict[int, Tensor] = {}
+    for tensor in tensors:
+        if id(tensor) not in made:
+            made[id(tensor)] = make(tensor)
+    return tuple(made[id(tensor)] for tensor in tensors)
+
+
+def input_gradients(inputs: Tensors) -> Tensors:
+    """The canonical gradient of each of the leaves `inputs` that carries one, which gives it up; `absent_like` of one
+    that nothing used, or that is there for the second time."""
+    found: list[Tensor] = []
+    for leaf in inputs:
+        if leaf.requires_grad:
+            found.append(absent_like(leaf) if leaf.grad is None else canonical(leaf.grad))
+            leaf.grad = None
+    return tuple(found)
 
 
 def _nothing() -> None:

@@ -46,7 +46,7 @@ from workers.freezing.plans import Plans, Settings, check_plan
 from workers.generation import GenerationSetup
 from workers.last_commit import LastCommit
 from workers.layer import Layer
-from workers.layer_check import LayerCheck
+from workers.layer_check.check import LayerCheck
 from workers.memory.shortage import shortage_in
 from workers.models.definition import ModelDefinition
 from workers.models.registry import build_definition

@@ -2,7 +2,7 @@
 
 import pytest
 
-from workers.layer_check import LayerCheck
+from workers.layer_check.check import LayerCheck
 
 
 @pytest.fixture

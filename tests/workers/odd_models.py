@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -620,13 +620,11 @@ class Alternates(Odd):
 
 @refused("computes something else each time")
 class AlternatesOutOfSight(Odd):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen = {"passes": 0}
+    passes: ClassVar[int] = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        self.seen["passes"] += 1
-        return super().forward(x) / (1 + self.seen["passes"] % 2)
+        type(self).passes += 1
+        return super().forward(x) / (1 + self.passes % 2)
 
 
 @refused(r"gives its buffer scale another shape or type .*, torch.float32 \[\] instead of torch.int64 \[\]")
@@ -793,7 +791,7 @@ class KeptWithGradients(Odd):
         return y
 
 
-@refused("buffer seen, which is not persistent, in each forward pass")
+@refused("updates its buffer seen, which is not persistent")
 class HiddenBuffer(Odd):
     def __init__(self) -> None:
         super().__init__()

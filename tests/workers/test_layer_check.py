@@ -24,7 +24,8 @@ from torch.utils.checkpoint import checkpoint
 from workers.absent import absent_like, is_absent
 from workers.deferred.queue import Workspace
 from workers.layer import Layer
-from workers.layer_check import LayerCheck, kind_of
+from workers.layer_check.check import LayerCheck
+from workers.layer_check.kinds import kind_of
 from workers.models.definition import LayerBuilder, ModelDefinition
 from workers.models.trained_loss import loss_beside, with_loss
 from workers.profiling.counted_memory import LiveStorages

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import odd_states  # noqa: F401  # its layers are listed too
 import pytest
 from jobs import job, small_config
 from odd_models import PAIRS, REFUSED, RIGHT

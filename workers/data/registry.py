@@ -24,8 +24,8 @@ from workers.data.token_cache import open_tokens
 from workers.data.tokenizer import load_tokenizer, tokenizer_identity
 from workers.data.user_source import as_open_data
 from workers.data.windows import TokenWindows
-from workers.process.grad_mode import check_gradients_on
 from workers.process.import_path import call_import_path
+from workers.process.torch_modes import check_modes_kept
 from workers.protocol import JobError
 from workers.reproducibility import rng
 
@@ -129,5 +129,5 @@ def _cache_folder(cache: str | None, output: str) -> Path:
 def _imported(config: DataConfig) -> OpenData:
     with rng.keyed(_SOURCE):
         returned = call_import_path(config.source, config.arguments, "data.source")
-    check_gradients_on(f"data.source = {config.source!r}")
+    check_modes_kept(f"data.source = {config.source!r}")
     return as_open_data(returned, config.validation_fraction, f"data.source = {config.source!r}")

@@ -160,7 +160,11 @@ class Held:
     def take(self) -> Tensor:
         """The input, once: memory that is freed early is used again while it is in the cache."""
         tensor, self._tensor = self._tensor, None
-        assert tensor is not None
+        if tensor is None:
+            raise RuntimeError(
+                "a backward pass goes through one product of a matrix twice, as torch.autograd.grad does in a hook,"
+                " which the layer's first pass did not show: have it take such gradients from its first pass on"
+            )
         if tensor._version != self._version:
             raise RuntimeError(
                 "the input of a matrix was changed in place after its use; its gradient is gone"

@@ -7,7 +7,7 @@ import weakref
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from workers.process.grad_mode import check_gradients_on
+from workers.process.torch_modes import check_modes_kept
 from workers.protocol import JobError
 
 
@@ -24,7 +24,7 @@ class Refusals:
         Raises:
             JobError: it cannot be trained here as PyTorch would train it.
         """
-        check_gradients_on(f"the builder of layer {layer!r}")
+        check_modes_kept(f"the builder of layer {layer!r}")
         for name, part in module.named_modules():
             if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.sparse:
                 raise JobError(

@@ -11,8 +11,8 @@ from workers.models.factory import as_definition
 from workers.models.gpt import gpt
 from workers.models.llama import llama
 from workers.models.vit import vit
-from workers.process.grad_mode import check_gradients_on
 from workers.process.import_path import call_import_path
+from workers.process.torch_modes import check_modes_kept
 from workers.protocol import JobError
 from workers.reproducibility import rng
 
@@ -37,7 +37,7 @@ def build_definition(config: ModelConfig, vocabulary: int | None) -> ModelDefini
     if config.factory is not None:
         with rng.keyed(_FACTORY):
             returned = call_import_path(config.factory, config.arguments, "model.factory")
-        check_gradients_on(f"model.factory = {config.factory!r}")
+        check_modes_kept(f"model.factory = {config.factory!r}")
         return as_definition(returned, f"model.factory = {config.factory!r}")
     if config.family is None:
         raise JobError(

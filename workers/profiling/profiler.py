@@ -25,7 +25,7 @@ from workers.data.dataset import Batch, OpenData
 from workers.data.sampling import train_indices
 from workers.devices.device import Device
 from workers.layer import Loss, Tensors
-from workers.layer_check import LayerCheck
+from workers.layer_check.check import LayerCheck
 from workers.models.definition import ModelDefinition
 from workers.models.outline import outline
 from workers.process.pinned_memory import to_device

@@ -6,6 +6,8 @@ network is a fresh contiguous allocation, so a tensor that stays on its rank mus
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, contiguous_format
 
 
@@ -31,3 +33,9 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(size, 1)
     return tuple(reversed(strides))
+
+
+def first_of_each(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    """Per tensor, the number of the first that is the very same one."""
+    numbers: dict[int, int] = {}
+    return tuple(numbers.setdefault(id(tensor), number) for number, tensor in enumerate(tensors))

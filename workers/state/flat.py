@@ -180,29 +180,11 @@ def _side_by_side(parameters: Mapping[str, nn.Parameter], layout: Layout) -> Ten
     storage = first.untyped_storage()
     if all(_lies_at(parameters[each.name], storage, each) for each in layout.places):
         return first.detach().as_strided((layout.size,), (1,), 0)
-    shared = _sharing(parameters)
-    if shared:
-        raise JobError(
-            f"parameters {' and '.join(shared)} share memory, so that an update of one changes the other: make them one"
-            " parameter with two names, or give each its own tensor"
-        )
     buffer = torch.zeros(layout.size, dtype=first.dtype, device=first.device)
     for name, view in layout.views(buffer).items():
         view.copy_(parameters[name])
         parameters[name].data = view
     return buffer
-
-
-def _sharing(parameters: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """The names of two parameters of one storage, if there are any."""
-    known: dict[int, str] = {}
-    for name, parameter in parameters.items():
-        if not parameter.numel():
-            continue
-        other = known.setdefault(parameter.untyped_storage()._cdata, name)
-        if other != name:
-            return other, name
-    return ()
 
 
 def _lies_at(parameter: Tensor, storage: torch.UntypedStorage, place: Place) -> bool:

@@ -20,6 +20,7 @@ from workers.process.pinned_memory import parts_on_host
 from workers.protocol import JobError, Part
 from workers.reproducibility.digest import state_digest as state_digest
 from workers.state.flat import Cut, Flat, flats_of
+from workers.state.own_memory import check_memory
 from workers.state.statistics import chosen, put_together
 
 Gradients = Mapping[str, Tensor]
@@ -86,14 +87,12 @@ class LayerState:
                 keeps the present one. `recast` follows a change.
 
         Raises:
-            JobError: parameters share memory.
+            JobError: as `check_memory`.
         """
         parameters, buffers = saved_tensors(module)
+        check_memory(name, parameters, buffers)
         trained = {key: weight for key, weight in parameters.items() if weight.requires_grad}
-        try:
-            flats = flats_of(trained, optimizer.slot_names(), casts)
-        except JobError as error:
-            raise JobError(f"layer {name}: {error}") from error
+        flats = flats_of(trained, optimizer.slot_names(), casts)
         weights: dict[str, Tensor] = dict(parameters)
         for flat in flats:
             if flat.cast is not None:

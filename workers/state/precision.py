@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from workers.protocol import JobError
+from workers.reproducibility.canonical import first_of_each
 
 BFLOAT16_SINCE = (8, 0)
 """Compute capability of the first GPUs that multiply in bfloat16; on older ones torch emulates it, slowly."""
@@ -94,4 +95,5 @@ def cast_floats(tensors: tuple[Tensor, ...], dtype: torch.dtype | None) -> tuple
     """`tensors`, those of 32 bits in `dtype`; as they are if that is None."""
     if dtype is None:
         return tensors
-    return tuple(t.to(dtype) if t.dtype == torch.float32 else t for t in tensors)
+    cast = [t.to(dtype) if t.dtype == torch.float32 else t for t in tensors]
+    return tuple(cast[first] for first in first_of_each(tensors))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from planner.observed import LinkTime
 from workers.protocol import JobError
+from workers.reproducibility.canonical import first_of_each
 
 Tensors = tuple[Tensor, ...]
 
@@ -41,11 +42,17 @@ class Shape:
 
     tensors: tuple[tuple[tuple[int, ...], str, bool], ...]
     """(shape, dtype, carries a gradient) of each tensor of a message."""
+    firsts: tuple[int, ...]
+    """Per tensor that carries a gradient, the first that is the same one: they are one again where they arrive."""
 
     @staticmethod
     def of(tensors: Sequence[Tensor]) -> Shape:
         return Shape(
-            tuple((tuple(t.shape), str(t.dtype).removeprefix("torch."), t.requires_grad) for t in tensors)
+            tuple((tuple(t.shape), str(t.dtype).removeprefix("torch."), t.requires_grad) for t in tensors),
+            tuple(
+                first if t.requires_grad else number
+                for number, (t, first) in enumerate(zip(tensors, first_of_each(tensors), strict=True))
+            ),
         )
 
     def allocate(self, device: torch.device | str = "cpu") -> Tensors:
@@ -56,17 +63,19 @@ class Shape:
         )
 
     def mark(self, tensors: Sequence[Tensor]) -> Tensors:
-        """`tensors`, with `requires_grad` set as on the sender's."""
-        return tuple(
-            t.requires_grad_(carries) for t, (_, _, carries) in zip(tensors, self.tensors, strict=True)
-        )
+        """`tensors`, with `requires_grad` set as on the sender's, and those one that are one there."""
+        marked = [t.requires_grad_(carries) for t, (_, _, carries) in zip(tensors, self.tensors, strict=True)]
+        return tuple(marked[first] for first in self.firsts)
 
     def encode(self) -> bytes:
-        return json.dumps(self.tensors).encode()
+        return json.dumps([self.tensors, self.firsts]).encode()
 
     @staticmethod
     def decode(text: bytes) -> Shape:
-        return Shape(tuple((tuple(shape), dtype, carries) for shape, dtype, carries in json.loads(text)))
+        tensors, firsts = json.loads(text)
+        return Shape(
+            tuple((tuple(shape), dtype, carries) for shape, dtype, carries in tensors), tuple(firsts)
+        )
 
     def check(self, stream: Stream, tensors: Sequence[Tensor]) -> None:
         """Raises:

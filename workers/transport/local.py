@@ -49,9 +49,7 @@ class LocalChannel(Channel):
     def send(self, stream: Stream, tensors: Sequence[Tensor]) -> None:
         self._shapes.setdefault(stream, Shape.of(tensors)).check(stream, tensors)
         # Whoever sends may change them after `flush`, whether they have been received or not.
-        self._hub.queue_of(stream).put(
-            tuple(t.detach().clone().requires_grad_(t.requires_grad) for t in tensors)
-        )
+        self._hub.queue_of(stream).put(self._shapes[stream].mark([t.detach().clone() for t in tensors]))
 
     def expect(self, stream: Stream, messages: int) -> None:
         pass

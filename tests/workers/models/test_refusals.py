@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from workers.models.definition import LayerBuilder, ModelDefinition
 from workers.models.outline import outline
-from workers.process.grad_mode import check_gradients_on
+from workers.process.torch_modes import check_modes_kept
 from workers.protocol import JobError
 
 
@@ -81,5 +81,14 @@ def test_layers_that_are_alike_share_nothing() -> None:
 def test_code_that_leaves_gradients_off_is_named_and_they_are_on_again() -> None:
     torch.set_grad_enabled(False)
     with pytest.raises(JobError, match=r"^model.factory = 'net:build': its code switches gradients off"):
-        check_gradients_on("model.factory = 'net:build'")
+        check_modes_kept("model.factory = 'net:build'")
     assert torch.is_grad_enabled()
+
+
+def test_code_that_leaves_another_type_for_new_tensors_is_named_and_it_is_set_back() -> None:
+    torch.set_default_dtype(torch.float64)
+    with pytest.raises(
+        JobError, match=r"^the builder of layer 'l0': its code has tensors made in torch.float64"
+    ):
+        check_modes_kept("the builder of layer 'l0'")
+    assert torch.get_default_dtype() == torch.float32

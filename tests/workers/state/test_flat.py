@@ -130,7 +130,7 @@ def test_parameters_that_share_memory_are_refused() -> None:
     module.a = nn.Parameter(torch.zeros(4))
     module.b = nn.Parameter(module.a.data)
     with pytest.raises(
-        JobError, match=r"layer odd: parameters a and b share memory.*one parameter with two names"
+        JobError, match=r"layer odd has parameters a and b that share memory.*one parameter with two names"
     ):
         LayerState.of(0, "odd", module, ADAMW)
 

@@ -1,0 +1,257 @@
+"""More of `odd_models.py`: layers with states outside of buffers, with tensors that share memory or are not dense."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import ClassVar
+
+import torch
+from odd_models import PAIRS, Odd, refused, right
+from small_models import WIDTH
+from torch import Tensor, nn
+from torch.nn import functional
+
+# What is noted of a pass is no state; what is counted, averaged or updated is one, wherever it is.
+
+
+@right
+class NotesWhatItMade(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: dict[str, object] = {}
+        self.log: list[float] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        self.newest, self.mean = y.detach(), y.mean().item()
+        self.notes["shape"] = tuple(y.shape)
+        self.log.append(self.mean)
+        return y
+
+
+@right
+class HoldsNoNumbers(Odd):
+    """NaN and infinities, in whatever holds numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.best = float("nan")
+        self.register_buffer("prior", torch.full((WIDTH,), float("nan")), persistent=False)
+        self.register_buffer("bounds", torch.tensor([-torch.inf, torch.inf]), persistent=False)
+        self.limits = nn.Parameter(torch.tensor([-torch.inf, torch.inf]), requires_grad=False)
+        self.table = nn.Embedding(3, WIDTH)
+        with torch.no_grad():
+            self.table.weight[0] = float("nan")
+
+    def forward(self, x: Tensor) -> Tensor:
+        row = self.table((x.sum(1) > 0).long() + 1)
+        return super().forward(
+            (x + torch.nan_to_num(self.prior)).clamp(*self.bounds).clamp(*self.limits) + row
+        )
+
+
+@refused(r"changes its attribute seen\['passes'\] in each forward pass")
+class CountsInADict(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = {"passes": 0}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen["passes"] += 1
+        return super().forward(x) * (1.0 if self.seen["passes"] < 30 else 0.5)
+
+
+@refused("changes its attribute passes in each forward pass")
+class CountsFromItsFirstPass(Odd):
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes = getattr(self, "passes", 0) + 1
+        return super().forward(x) * (1.0 if self.passes < 30 else 0.5)
+
+
+@refused("updates its attribute passes in its forward pass")
+class CountsInATensor(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes = torch.tensor(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        return super().forward(x) * (1.0 if self.passes < 30 else 0.5)
+
+
+class Progress:
+    passes = 0
+
+
+@refused("changes its attribute progress.passes in each forward pass")
+class CountsInAnObject(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.progress = Progress()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.progress.passes += 1
+        return super().forward(x) * (1.0 if self.progress.passes < 30 else 0.5)
+
+
+@refused(r"updates its attribute teacher\[0\].weight in its forward pass")
+class TeacherInAList(Odd):
+    """The slow copy equals its layer at first: what the update gives is what was there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = [copy.deepcopy(self.linear).requires_grad_(False)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        (teacher,) = self.teacher
+        with torch.no_grad():
+            for slow, fast in zip(teacher.parameters(), self.linear.parameters(), strict=True):
+                slow.lerp_(fast, 0.2)
+        return super().forward(x) + 0.1 * teacher(x)
+
+
+@refused("changes its parameter linear.weight in its forward pass")
+class ClampsWhatNothingExceedsAtFirst(Odd):
+    def forward(self, x: Tensor) -> Tensor:
+        self.linear.weight.data.clamp_(-0.5, 0.5)
+        return super().forward(x)
+
+
+@refused("changes its weight as it goes to evaluation mode or back")
+class MergesInEvaluation(nn.Module):
+    """LoRA as its authors' library has it; nothing changes as long as `up` is zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.merged = False
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / 5, requires_grad=False)
+        self.down = nn.Parameter(torch.randn(2, WIDTH) / 5)
+        self.up = nn.Parameter(torch.zeros(WIDTH, 2))
+
+    def train(self, mode: bool = True) -> MergesInEvaluation:
+        super().train(mode)
+        if mode == self.merged:
+            self.weight.data += (-1 if mode else 1) * (self.up @ self.down).detach()
+            self.merged = not mode
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.linear(x, self.weight)
+        return x + torch.tanh(y if self.merged else y + x @ self.down.t() @ self.up.t())
+
+
+# Memory.
+
+
+@right
+class ExpandedBuffer(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.linspace(0, 1, WIDTH).expand(3, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scale.mean(0)
+
+
+@right
+class PartsOfOneVector(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        vector = nn.utils.parameters_to_vector(self.parameters()).detach().clone()
+        nn.utils.vector_to_parameters(vector, self.parameters())
+
+
+@refused("has a buffer stats and a buffer mean that share memory")
+class TwoViewsOfOneBuffer(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("stats", torch.zeros(2, WIDTH))
+        self.register_buffer("mean", self.stats[0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.stats.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        return super().forward(x - self.mean)
+
+
+@right
+class EveryOtherElement(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.linspace(0, 1, 2 * WIDTH)[::2])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scale
+
+
+@refused("holds in its attribute turned the memory of its parameter linear.weight")
+class HoldsItsWeightTwice(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.turned = self.linear.weight.t()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 0.1 * x @ self.turned
+
+
+@refused("holds in its attribute mean the memory of its buffer stats")
+class HoldsAViewOfItsBuffer(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("stats", torch.zeros(2, WIDTH))
+        self.mean = self.stats[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.stats.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        return super().forward(x - self.mean)
+
+
+@refused("has a sparse buffer adjacency, which its state cannot hold")
+class SparseBuffer(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("adjacency", torch.eye(WIDTH).roll(1, 0).to_sparse())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(torch.sparse.mm(self.adjacency, x.t()).t().contiguous())
+
+
+# Layers of one class that do different things.
+
+
+class BranchesOnABuffer(Odd):
+    kinds: ClassVar[int] = 2
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.register_buffer("number", torch.tensor(number))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        if self.number % self.kinds and y.grad_fn is not None:
+            y.grad_fn.register_hook(
+                lambda into, out: tuple(
+                    g if g is None or g.shape != (WIDTH, WIDTH) else 0.5 * g for g in into
+                )
+            )
+        return x + torch.tanh(y)
+
+
+PAIRS["branches"] = [partial(BranchesOnABuffer, 0), partial(BranchesOnABuffer, 1)]
+
+
+# One tensor as several outputs: gradients are added in the order of one graph.
+
+
+class HandsOnTwice(Odd):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = super().forward(x)
+        return y, y, y
+
+
+class UsesEachSeveralTimes(Odd):
+    def forward(self, x: Tensor, skipped: Tensor, again: Tensor) -> Tensor:
+        return super().forward(x) * torch.sigmoid(again) + torch.tanh(skipped) + x.sin() + again.cos()
+
+
+PAIRS["skips"] = [HandsOnTwice, UsesEachSeveralTimes]

@@ -1,0 +1,384 @@
+"""One layer in the way of training and in that of a plain loop.
+
+Training defers weight gradients, recomputes activations, and has several microbatches in flight. A layer may do
+something that none of this understands. So it makes two microbatches both ways, from the same inputs, draws and
+buffers: what comes out must be the same numbers. Knows no schedule.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from workers.backward import backward, ends_of
+from workers.blamed import blamed
+from workers.layer import Layer, Tensors, carries_gradient, input_gradients
+from workers.layer_check.numbers import Numbers, difference
+from workers.layer_check.writes import Writes
+from workers.process.torch_modes import check_modes_kept
+from workers.protocol import JobError
+from workers.reproducibility import rng
+from workers.reproducibility.canonical import canonical
+from workers.state.hidden import bits, hidden_tensors, hidden_values
+
+NEAR = {"float32": 1e-4, "float16": 2.0**-6, "bfloat16": 2.0**-4, "bfloat16-autocast": 2.0**-4}
+"""By precision, by how much of its length a tensor may differ where kernels do: those of compiled layers."""
+NEAR_SUMS = {"float32": 0.0, "float16": 2.0**-9, "bfloat16": 2.0**-6, "bfloat16-autocast": 2.0**-6}
+"""The same of a weight gradient, a sum of products that a plain loop rounds to 16 bits, and ranks do not."""
+
+
+_NOT_THERE = object()
+
+
+class LayerComparison:
+    """One layer in training's way and in that of a plain loop."""
+
+    def __init__(
+        self, layer: Layer, inputs: Tensors, draw_key: int, precision: str, tell: Callable[[str], None]
+    ) -> None:
+        self._layer = layer
+        self._keys = (draw_key, rng.key(draw_key, "another microbatch"))
+        self._inputs = (inputs, tuple(_rolled(t) for t in inputs))
+        self._tell = tell
+        self._near = 0.0 if layer.compiled is None else NEAR[precision]
+        # Ranks add products of 16 bits up in 32; a plain loop rounds each of them.
+        self._near_sums = max(self._near, NEAR_SUMS[precision])
+        self._backward = blamed(f"the backward pass of layer {layer.name}")
+        self._draws_back = False
+        self._made = _named_persistently(layer.module)
+
+    def made(self) -> str:
+        """Compare; returns why the layer is left to plain autograd, if it is."""
+        layer = self._layer
+        aside, buffers = layer.summed.set_aside(), [buffer.clone() for buffer in layer.buffers]
+        try:
+            # What a step needs no scratch for, such as one microbatch of a parameter, shall not keep any.
+            with layer.deferral.workspace.lent(layer.deferral.accumulators.values()):
+                return self._compare(buffers)
+        finally:
+            self._restore(buffers)
+            layer.summed.take_back(aside)
+
+    def _compare(self, buffers: Sequence[Tensor]) -> str:
+        layer = self._layer
+        self._refuse_modes()
+        self._refuse_writes(buffers)
+        expected = self._plain(buffers)
+        if layer.trained and not expected.weight_grads:
+            self._tell(
+                f"no gradient reaches layer {layer.name}, though it has"
+                f" {len(layer.trained)} parameters to train: they stay as they are"
+            )
+        reason = layer.whole
+        if not reason:
+            reason = self._problem(buffers, expected)
+            if reason:
+                layer.compute_whole(reason)
+            else:
+                reason = layer.whole  # found while it ran
+        if not reason:
+            return ""
+        problem = self._problem(buffers, expected)
+        if problem:
+            raise JobError(self._why_not(buffers, expected, problem))
+        return reason
+
+    def _problem(self, buffers: Sequence[Tensor], expected: Numbers) -> str:
+        """What training gets wrong with activations kept, or recomputed; empty: nothing."""
+        for keep in (True, False):
+            try:
+                if problem := self._in_training(buffers, keep=keep).differs(
+                    expected, self._near, self._near_sums
+                ):
+                    return problem
+            except JobError as error:
+                return str(error)
+        return ""
+
+    def _why_not(self, buffers: Sequence[Tensor], expected: Numbers, problem: str) -> str:
+        name = self._layer.name
+        self._restore(buffers)
+        again = self._plain(buffers).differs(expected)
+        if again:
+            return (
+                f"layer {name} computes something else each time, from the same inputs, weights, buffers and draws:"
+                f" {again}. It keeps a state that training cannot repeat or move: hold it in a"
+                " persistent buffer (register_buffer), and draw from the default generators of torch, random or numpy,"
+                " whose draws are keyed"
+            )
+        if self._draws_back:
+            return (
+                f"layer {name} draws in its backward pass, from wherever the generators then stand, which differs"
+                f" from a plain loop: {problem}. Draw in the forward pass; a checkpoint draws the same again with"
+                " preserve_rng_state=True"
+            )
+        return (
+            f"layer {name} does not train as in a plain loop: {problem}, once a second microbatch goes forward before"
+            " the first goes back, and one is recomputed. It keeps something from one pass to the next outside of its"
+            " buffers: hand it on as an output, or hold it in a persistent buffer (register_buffer)"
+        )
+
+    def _restore(self, buffers: Sequence[Tensor]) -> None:
+        self._layer.summed.drop()
+        with torch.no_grad():
+            for buffer, before in zip(self._layer.buffers, buffers, strict=True):
+                buffer.copy_(before)
+
+    def _plain(self, buffers: Sequence[Tensor]) -> Numbers:
+        """The numbers of a plain loop: the module as it was made, forward and back, then the next microbatch."""
+        layer = self._layer
+        held, outputs, input_grads = list[Tensor](), list[Tensor](), list[Tensor]()
+        # Fixed ones too: somebody may average others into them.
+        parameters = dict(layer.module.named_parameters())
+        before = {name: _print(p) for name, p in parameters.items()}
+        states = [hidden_values(layer.module)]
+        for inputs, key in zip(self._inputs, self._keys, strict=True):
+            given = [t.detach().clone() for t in inputs]
+            leaves, roots = layer.plain_forward(inputs, key)
+            if any(difference(t.detach(), saved, 0.0) for t, saved in zip(inputs, given, strict=True)):
+                raise JobError(layer.changes_input())
+            self._refuse_overwritten(held, outputs)
+            if not outputs:
+                self._refuse_early_gradients()
+            changed = [n for n, p in parameters.items() if before[n] != _print(p)]
+            if changed:
+                raise JobError(self._changes(changed[0]))
+            self._refuse_results(roots)
+            self._check_graph(roots)
+            states.append(hidden_values(layer.module))
+            held += [canonical(t.detach()) for t in roots]
+            outputs += [t.detach().clone() for t in roots]
+            grads = [(o, g) for o, g in zip(roots, self._grads(roots, key), strict=True) if o.requires_grad]
+            if grads:
+                drawn = rng.state(layer.device)
+                with self._backward, layer.as_made():
+                    backward([o for o, _ in grads], [g for _, g in grads])
+                self._draws_back |= drawn != rng.state(layer.device)
+            input_grads += input_gradients(leaves)
+        self._refuse_sparse_gradients()
+        check_modes_kept(f"the forward pass of layer {layer.name}")
+        numbers = self._numbers(outputs, input_grads)
+        moved = [name for name, value in states[2].items() if value != states[1].get(name, _NOT_THERE)]
+        if moved:
+            self._refuse_states(buffers, moved)
+        # An odd number of passes, so that training's find a state that alternates as these did not.
+        layer.plain_forward(self._inputs[0], self._keys[0])
+        return numbers
+
+    def _refuse_overwritten(self, held: Sequence[Tensor], as_given: Sequence[Tensor]) -> None:
+        for number, (output, saved) in enumerate(zip(held, as_given, strict=True)):
+            if difference(output, saved, 0.0):
+                raise JobError(
+                    f"output {number} of layer {self._layer.name} is memory that its next forward pass overwrites,"
+                    " while the layer after it still needs it: return a new tensor, as clone() does"
+                )
+
+    def _refuse_early_gradients(self) -> None:
+        layer = self._layer
+        early = [name for name, p in layer.trained.items() if p.grad is not None]
+        if early:
+            raise JobError(
+                f"layer {layer.name} gives {early[0]} a gradient in its forward pass, as backward() does there: give"
+                " the loss that it needs as an output of the layer"
+            )
+
+    def _refuse_sparse_gradients(self) -> None:
+        layer = self._layer
+        for name, parameter in layer.trained.items():
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                raise JobError(
+                    f"the gradient of parameter {name} of layer {layer.name} is sparse, which neither ranks exchange"
+                    " nor optimizers here take: make it dense, as torch.nn.Embedding does with sparse=False"
+                )
+
+    def _refuse_results(self, roots: Tensors) -> None:
+        """Refuse a pass that has made a buffer, or returns what is more than a tensor."""
+        layer = self._layer
+        new = _named_persistently(layer.module) - self._made
+        if new:
+            raise JobError(
+                f"layer {layer.name} makes its buffer {min(new)} in its forward pass: register it with a tensor of its"
+                " final shape and type where the module is built"
+            )
+        strange = next((type(t) for t in roots if type(t) not in (Tensor, nn.Parameter)), None)
+        if strange is not None:
+            raise JobError(
+                f"layer {layer.name} returns a {strange.__name__}: return a torch.Tensor, as as_subclass(torch.Tensor)"
+                " makes it"
+            )
+
+    def _refuse_states(self, buffers: Sequence[Tensor], suspects: Sequence[str]) -> None:
+        """Refuse a layer of which one of `suspects` is a state: it differs after two passes from the same inputs, draws
+        and buffers. What a layer merely notes of a pass, as the newest attention, does not."""
+        layer = self._layer
+        found = []
+        for _ in range(2):
+            self._restore(buffers)
+            layer.plain_forward(self._inputs[0], self._keys[0])
+            found.append(hidden_values(layer.module))
+        for name in suspects:
+            if found[0].get(name, _NOT_THERE) != found[1].get(name, _NOT_THERE):
+                raise JobError(
+                    f"layer {layer.name} changes its {name} in each forward pass, which is no state of the model: it is"
+                    " not saved, not undone with a step that is run again, and not moved. Hold it in a persistent"
+                    " buffer (register_buffer), and draw from the default generators of torch, random or numpy, whose"
+                    " draws are keyed"
+                )
+
+    def _refuse_writes(self, buffers: Sequence[Tensor]) -> None:
+        """Refuse a layer that writes into a parameter, or updates a tensor that is none of its buffers, as a slow copy
+        is. What such a write gives may equal what was there, as long as the two do."""
+        layer = self._layer
+        hidden = hidden_tensors(layer.module)
+        writes = Writes()
+        try:
+            with writes:
+                layer.plain_forward(self._inputs[0], self._keys[0])
+        except JobError:
+            # Some operations cannot be watched, as `torch.cond`, and the compiler remembers that they could not.
+            if "torch._dynamo" in sys.modules:
+                torch.compiler.reset()
+            layer.plain_forward(self._inputs[0], self._keys[0])
+        self._restore(buffers)
+        held = hidden_tensors(layer.module)
+        for name, (tensor, owner) in layer.aliases.items():
+            if held.get(name) is tensor:
+                raise JobError(
+                    f"layer {layer.name} holds in its {name} the memory of {owner}, which does not follow what training"
+                    " and moves make of that: take it in the forward pass, or by a property"
+                )
+        for name, parameter in layer.module.named_parameters():
+            if writes.into(parameter):
+                raise JobError(self._changes(name))
+        for name, tensor in hidden.items():
+            if writes.update(tensor):
+                raise JobError(
+                    f"layer {layer.name} updates its {name} in its forward pass, which is no state of the model: hold"
+                    " it in a persistent buffer (register_buffer)"
+                )
+
+    def _refuse_modes(self) -> None:
+        """Refuse a layer that changes what it computes with as it goes to evaluation and back: validation does."""
+        layer = self._layer
+        with Writes() as writes:
+            layer.module.eval()
+            layer.module.train()
+        named = (*layer.module.named_parameters(), *layer.module.named_buffers())
+        for name, tensor in named:
+            if writes.into(tensor):
+                raise JobError(
+                    f"layer {layer.name} changes its {name} as it goes to evaluation mode or back, as one that merges"
+                    " weights there does: rounding would leave others to train. Have it keep them apart"
+                )
+
+    def _changes(self, parameter: str) -> str:
+        return (
+            f"layer {self._layer.name} changes its parameter {parameter} in its forward pass, while other microbatches"
+            " still need it as it was: compute what you need of it as a new tensor, or hold it in a persistent buffer"
+            " (register_buffer)"
+        )
+
+    def _check_graph(self, roots: Tensors) -> None:
+        layer, ends = self._layer, ends_of(roots)
+        own = set(map(id, layer.trained.values()))
+        strange = [t for t in ends.leaves if isinstance(t, nn.Parameter) and id(t) not in own]
+        if strange:
+            raise JobError(
+                f"layer {layer.name} uses a parameter {list(strange[0].shape)} that is not one of its own, so that"
+                " nothing would train it: make it an attribute of the layer's module before the first pass (in a list:"
+                " nn.ParameterList), or set its requires_grad to False; if it is another layer's, give each layer its"
+                " own and name them in ties"
+            )
+        if not layer.whole and (ends.checkpoint or (layer.uncovered and ends.custom)):
+            layer.compute_whole(
+                "its graph has a checkpoint that runs again in the backward pass, with what is frozen by then"
+                if ends.checkpoint
+                else "it has autograd functions of its own, and a second walk would call them again"
+            )
+
+    def _in_training(self, buffers: Sequence[Tensor], *, keep: bool) -> Numbers:
+        """The numbers of training: the second microbatch goes forward before the first goes back; the first one's
+        weight gradients come last.
+
+        Args:
+            keep: whether activations are kept; else they are recomputed.
+        """
+        layer = self._layer
+        self._restore(buffers)
+        passes, outputs, input_grads = [], list[Tensor](), list[Tensor]()
+        recomputed = ""
+        for inputs, key in zip(self._inputs, self._keys, strict=True):
+            found, done = layer.forward(inputs, key, keep=keep)
+            passes.append((found, done, key))
+            outputs += [t.detach().clone() for t in found]
+        for number, (found, done, key) in enumerate(passes):
+            if not keep:
+                layer.recompute(done)
+                assert done.outputs is not None
+                again = [canonical(t.detach()) for t in done.outputs]
+                apart = (difference(*pair, 0.0) for pair in zip(again, found, strict=True))
+                recomputed = next(
+                    (f"its output {text} when it is recomputed" for text in apart if text), recomputed
+                )
+            input_grads += layer.backward(done, self._carried(found, key), weights=number > 0)
+        layer.weight_grad(passes[0][1])
+        return replace(self._numbers(outputs, input_grads), recomputed=recomputed)
+
+    def _numbers(self, outputs: Sequence[Tensor], input_grads: Sequence[Tensor]) -> Numbers:
+        layer = self._layer
+        # Not copied: the next way to form them takes other memory, and each is compared before it is dropped.
+        weight_grads = {n: p.grad for n, p in layer.trained.items() if p.grad is not None}
+        buffers = tuple(buffer.clone() for buffer in layer.buffers)
+        return Numbers(
+            tuple(canonical(t.detach()) for t in outputs), buffers, tuple(input_grads), weight_grads
+        )
+
+    def _carried(self, outputs: Tensors, key: int) -> Tensors:
+        """The gradients of the outputs that carry one."""
+        if not self._layer.trained and not any(t.requires_grad for t in self._inputs[0]):
+            return ()
+        return tuple(
+            grad
+            for output, grad in zip(outputs, self._grads(outputs, key), strict=True)
+            if carries_gradient(output)
+        )
+
+    def _grads(self, outputs: Tensors, key: int) -> list[Tensor]:
+        """Some gradient of each output, the same for the same shapes and key."""
+        generator = rng.generator(key)
+        return [
+            torch.randn(t.shape, generator=generator, dtype=torch.float32).to(t.device, t.dtype)
+            for t in outputs
+        ]
+
+
+def _print(parameter: Tensor) -> tuple[int, int, int | str]:
+    """A print of a parameter, which changes if that does, be it by its `.data`."""
+    return parameter._version, parameter.data_ptr(), bits(parameter)
+
+
+def _named_persistently(module: nn.Module) -> set[str]:
+    """The names of the persistent buffers that there are."""
+    return {
+        f"{path}.{name}".removeprefix(".")
+        for path, part in module.named_modules()
+        for name, buffer in part._buffers.items()
+        if buffer is not None and name not in part._non_persistent_buffers_set
+    }
+
+
+def _rolled(tensor: Tensor) -> Tensor:
+    """Another microbatch: the same samples in another order, or a single one with other values."""
+    given, other = tensor.detach(), tensor.detach()
+    if tensor.dim():
+        other = given.roll(1, 0)
+        if carries_gradient(given):
+            # Other values too: sums and means over the samples shall not be the same.
+            other = other.flip(-1) * 0.75
+        elif torch.equal(other, given):
+            other = given.flip([*range(given.dim())])
+    return canonical(other).requires_grad_(tensor.requires_grad)

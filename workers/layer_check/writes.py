@@ -1,0 +1,70 @@
+"""Sees what memory operations write into, past autograd too: in `no_grad`, and through a tensor's `.data`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._pytree import tree_iter
+
+from workers.dispatch_mode import DispatchMode
+
+_REPLACING = frozenset(
+    [
+        "copy_",
+        "fill_",
+        "zero_",
+        "set_",
+        "resize_",
+        "normal_",
+        "uniform_",
+        "random_",
+        "bernoulli_",
+        "exponential_",
+    ]
+)
+"""Operations in place that do not use what was there."""
+
+
+class Writes(DispatchMode):
+    """Inside the context it notes the memory that this thread's operations write into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._written: list[tuple[int, int, bool]] = []
+        """(first address, the one behind the last, whether what was there was used), in order."""
+
+    def into(self, tensor: Tensor) -> bool:
+        """Whether any of them wrote into the memory of `tensor`, which must have lived all the time."""
+        return self._first(tensor) is not None
+
+    def update(self, tensor: Tensor) -> bool:
+        """Whether the first of them changed what `tensor` held, instead of replacing it, as scratch memory is."""
+        return bool(self._first(tensor))
+
+    def _first(self, tensor: Tensor) -> bool | None:
+        begin, stop = _addresses(tensor)
+        return next((used for low, high, used in self._written if low < stop and begin < high), None)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        for number, argument in enumerate(func._schema.arguments if isinstance(func, OpOverload) else ()):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = args[number] if number < len(args) else given.get(argument.name)
+                used = not argument.is_out and func._opname not in _REPLACING
+                self._written += [
+                    (*_addresses(tensor), used) for tensor in tree_iter(value) if isinstance(tensor, Tensor)
+                ]
+        return func(*args, **given)
+
+
+def _addresses(tensor: Tensor) -> tuple[int, int]:
+    """(the first, the one behind the last) that a tensor may use; none of one that is empty, or sparse."""
+    if tensor.layout != torch.strided or not tensor.numel():
+        return 0, 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
