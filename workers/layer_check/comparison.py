@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -135,7 +136,7 @@ class LayerComparison:
         # Fixed ones too: somebody may average others into them.
         parameters = dict(layer.module.named_parameters())
         before = {name: _print(p) for name, p in parameters.items()}
-        states = [hidden_values(layer.module)]
+        states = [self._hidden()]
         for inputs, key in zip(self._inputs, self._keys, strict=True):
             given = [t.detach().clone() for t in inputs]
             leaves, roots = layer.plain_forward(inputs, key)
@@ -149,7 +150,7 @@ class LayerComparison:
                 raise JobError(self._changes(changed[0]))
             self._refuse_results(roots)
             self._check_graph(roots)
-            states.append(hidden_values(layer.module))
+            states.append(self._hidden())
             held += [canonical(t.detach()) for t in roots]
             outputs += [t.detach().clone() for t in roots]
             grads = [(o, g) for o, g in zip(roots, self._grads(roots, key), strict=True) if o.requires_grad]
@@ -168,6 +169,10 @@ class LayerComparison:
         # An odd number of passes, so that training's find a state that alternates as these did not.
         layer.plain_forward(self._inputs[0], self._keys[0])
         return numbers
+
+    def _hidden(self) -> dict[str, Any]:
+        with self._layer.as_made():
+            return hidden_values(self._layer.module)
 
     def _refuse_overwritten(self, held: Sequence[Tensor], as_given: Sequence[Tensor]) -> None:
         for number, (output, saved) in enumerate(zip(held, as_given, strict=True)):
@@ -219,7 +224,7 @@ class LayerComparison:
         for _ in range(2):
             self._restore(buffers)
             layer.plain_forward(self._inputs[0], self._keys[0])
-            found.append(hidden_values(layer.module))
+            found.append(self._hidden())
         for name in suspects:
             if found[0].get(name, _NOT_THERE) != found[1].get(name, _NOT_THERE):
                 raise JobError(
@@ -233,7 +238,8 @@ class LayerComparison:
         """Refuse a layer that writes into a parameter, or updates a tensor that is none of its buffers, as a slow copy
         is. What such a write gives may equal what was there, as long as the two do."""
         layer = self._layer
-        hidden = hidden_tensors(layer.module)
+        with layer.as_made():
+            hidden = hidden_tensors(layer.module)
         writes = Writes()
         try:
             with writes:
@@ -244,7 +250,8 @@ class LayerComparison:
                 torch.compiler.reset()
             layer.plain_forward(self._inputs[0], self._keys[0])
         self._restore(buffers)
-        held = hidden_tensors(layer.module)
+        with layer.as_made():
+            held = hidden_tensors(layer.module)
         for name, (tensor, owner) in layer.aliases.items():
             if held.get(name) is tensor:
                 raise JobError(
