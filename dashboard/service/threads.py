@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
+
+from orchestrator.garbage import collections_held_back, exclude_kept_objects
 
 READERS = 8
 FILE_READERS = 2
 """Few: a past run's log takes seconds of a core to read."""
 SIMULATORS = 2
 """Few: a simulation takes seconds of a core, and what else runs here takes turns with it."""
+
+LONG_S = 0.5
+"""A read of files that takes longer has read logs for the first time, whose views are kept."""
 
 T = TypeVar("T")
 
@@ -33,7 +40,7 @@ class Threads:
 
     async def read_files(self, work: Callable[[], T]) -> T:
         """What `work` returns, which reads files of past runs and may take seconds."""
-        return await self._run(self._file_readers, work)
+        return await self._run(self._file_readers, partial(_read, work))
 
     async def simulate(self, work: Callable[[], T]) -> T:
         """What `work` returns, which may take seconds."""
@@ -60,3 +67,14 @@ class Threads:
         """Begin nothing more."""
         for pool in self._pools:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _read(work: Callable[[], T]) -> T:
+    """`work()`. No collection searches its objects, neither while it makes them nor, if they are many, later: all
+    answers would wait for that."""
+    begun_s = time.monotonic()
+    with collections_held_back():
+        result = work()
+    if time.monotonic() - begun_s > LONG_S:
+        exclude_kept_objects()
+    return result

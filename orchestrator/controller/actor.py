@@ -29,7 +29,6 @@ from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.event_loop import EventLoop, Work
 from orchestrator.controller.freeze.freeze_control import FreezeControl
 from orchestrator.controller.freeze.freeze_watch import FreezeWatch
-from orchestrator.controller.garbage import exclude_kept_objects
 from orchestrator.controller.log_writer import LogWriter
 from orchestrator.controller.outlets import Outlets
 from orchestrator.controller.planning.profile_watch import ProfileWatch
@@ -44,6 +43,7 @@ from orchestrator.events.log import DamagedLogError
 from orchestrator.events.page import Page, page_of
 from orchestrator.events.segments import PUBLISH_S
 from orchestrator.events.types import Record
+from orchestrator.garbage import exclude_kept_objects
 from orchestrator.history.folder_view import load_folder
 from orchestrator.history.job_view import JobView
 from orchestrator.history.proposal import Proposal

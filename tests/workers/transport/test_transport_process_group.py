@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from pace import patient
 
-from workers.protocol import Generation
+from workers.protocol import Generation, JobError
 from workers.transport.channel import Channel, ChannelError, Stream
 from workers.transport.process_group import ProcessGroupChannel
 
@@ -133,3 +133,19 @@ def test_what_is_begun_after_a_peer_has_gone_is_an_error_of_the_channel() -> Non
             channels[0].receive(back)
         with pytest.raises(ChannelError, match="tied"):
             channels[0].receive(Stream(1, 0, 9, "tied gradient"))
+
+
+def test_a_tensor_that_is_sent_twice_arrives_as_one_where_it_carries_a_gradient() -> None:
+    with ends(2) as channels:
+        for value in (1.0, 2.0):
+            once, fixed = torch.full((3,), value).requires_grad_(), torch.full((2,), -value)
+            channels[0].send(STREAM, (once, fixed, once, fixed))
+            one, other, again, beside = channels[1].receive(STREAM)
+            assert one is again
+            assert other is not beside
+            assert torch.equal(one, once)
+            assert torch.equal(other, fixed)
+            assert torch.equal(beside, fixed)
+        apart = (once, fixed, once.detach().clone().requires_grad_(), fixed)
+        with pytest.raises(JobError, match="every microbatch must have the same shape"):
+            channels[0].send(STREAM, apart)
