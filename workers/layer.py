@@ -95,6 +95,8 @@ class Layer:
         self._uncovered = {n: self.trained[n] for n in self.uncovered}
         self._covered = {n: p for n, p in self.trained.items() if n not in self._uncovered}
         self._buffers = _persistent_buffers(module)
+        self.detached: frozenset[int] = frozenset()
+        """Outputs that carry no gradient though numbers of their kind could; known once it was compared."""
         self._firsts: tuple[int, ...] | None = None
         """Per output, the first that is the same tensor; known from the first pass on."""
         self._forward_pass = blamed(f"the forward pass of layer {name}")
@@ -129,12 +131,11 @@ class Layer:
         # Derived from the layer's parameters: with the activations dropped, autograd cannot tell.
         carries = bool(self.trained) or any(t.requires_grad for t in leaves)
         if keep:
+            self._refuse_attached(outputs)
             done.outputs = outputs
-        if len(outputs) == 1:
-            return (_leaf(canonical(outputs[0]), carries),), done
         if self._firsts is None:
             self._firsts = first_of_each(outputs)
-        found = [_leaf(canonical(t), carries) for t in outputs]
+        found = [_leaf(canonical(t), carries and n not in self.detached) for n, t in enumerate(outputs)]
         return tuple(found[first] for first in self._firsts), done
 
     @torch.no_grad()
@@ -154,6 +155,7 @@ class Layer:
         assert done.outputs is None, f"layer {self.name}: activations are there already"
         with torch.enable_grad():
             done.outputs = self._train(done, write_buffers=False)
+        self._refuse_attached(done.outputs)
         done.buffers = ()
 
     def backward(self, done: Pass, grads: Tensors, *, weights: bool) -> Tensors:
@@ -161,8 +163,8 @@ class Layer:
 
         Args:
             grads: the canonical gradient of each output that carries one, in order. These are the
-                floating-point and complex outputs, if the layer has weights or its inputs carry gradients.
-                `absent` ones reach nothing.
+                floating-point and complex outputs but for `detached` ones, if the layer has weights or its inputs carry
+                gradients. `absent` ones reach nothing.
 
         Returns:
             The canonical gradient of each input that carries one, in order; `absent_like` that of an unused input, and
@@ -173,7 +175,11 @@ class Layer:
         self.deferral.queue = queue = done.queue
         queue.walked, queue.at_once = True, weights
         leaves = [*{id(t): t for t in done.inputs if t.requires_grad}.values()]
-        carrying = [o for o in done.outputs if carries_gradient(o)] if self.trained or leaves else []
+        carrying: list[Tensor] = []
+        if self.trained or leaves:
+            carrying = [
+                o for n, o in enumerate(done.outputs) if carries_gradient(o) and n not in self.detached
+            ]
         roots = [(o, g) for o, g in zip(carrying, grads, strict=True) if o.requires_grad and not is_absent(g)]
         if roots:
             parameters = {n: p for n, p in self.trained.items() if n not in done.frozen}
@@ -262,6 +268,19 @@ class Layer:
         """
         if [t._version for t in leaves] != versions:
             raise JobError(self.changes_input())
+
+    def _refuse_attached(self, outputs: Tensors) -> None:
+        """Raises:
+        JobError: an output carries a gradient that did not when the layer was compared. Whoever takes it gives none.
+        """
+        if self.compiled is not None and not self.whole:
+            return  # its inputs all carry gradients
+        for number in self.detached:
+            if outputs[number].requires_grad:
+                raise JobError(
+                    f"layer {self.name} has an output {number} that carries a gradient in some passes only: detach it"
+                    " in all, or in none"
+                )
 
     def changes_input(self) -> str:
         """What to say of the layer if it changes its inputs."""

@@ -254,4 +254,28 @@ class UsesEachSeveralTimes(Odd):
         return super().forward(x) * torch.sigmoid(again) + torch.tanh(skipped) + x.sin() + again.cos()
 
 
+class HandsOnDetached(Odd):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = super().forward(x)
+        return y.detach(), y
+
+
+class AsksForTheGradient(Odd):
+    def forward(self, fixed: Tensor, x: Tensor) -> Tensor:
+        return super().forward(x) + (2.0 if fixed.requires_grad else 0.5) * fixed
+
+
+@refused("has an output 0 that carries a gradient in some passes only")
+class DetachesAtFirst(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("passes", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        y = super().forward(x)
+        return y if self.passes > 6 else y.detach()
+
+
+PAIRS["asks"] = [HandsOnDetached, AsksForTheGradient]
 PAIRS["skips"] = [HandsOnTwice, UsesEachSeveralTimes]

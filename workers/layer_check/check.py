@@ -29,8 +29,8 @@ class LayerCheck:
     """Layer -> why it is left to plain autograd; of all layers so far."""
     seconds: float = 0.0
     """Time that this took."""
-    _kinds: dict[str, str] = field(default_factory=dict)
-    """Kind -> why its layers are left to plain autograd; empty: they are not."""
+    _kinds: dict[str, tuple[str, frozenset[int]]] = field(default_factory=dict)
+    """Kind -> why its layers are left to plain autograd, empty if they are not; and their detached outputs."""
 
     def __call__(self, layer: Layer, inputs: Tensors, draw_key: int) -> None:
         """Compare `layer` with plain autograd, unless that was done. Afterwards the layer is as it was, but for the way
@@ -49,16 +49,18 @@ class LayerCheck:
         kind = kind_of(layer, inputs)
         if kind not in self._kinds:
             with blamed(f"the comparison of layer {layer.name} with plain autograd"):
-                reason = LayerComparison(layer, inputs, draw_key, self.precision, self.tell).made()
-            self._kinds[kind] = reason
+                comparison = LayerComparison(layer, inputs, draw_key, self.precision, self.tell)
+                reason = comparison.made()
+            self._kinds[kind] = reason, comparison.detached
             if reason:
                 self.tell(
                     f"layer {layer.name}, with those of its kind, trains by plain autograd: {reason}. All gradients are"
                     " formed in its backward pass: no schedule can put its weight gradients off, and freezing does not"
                     " make its steps shorter"
                 )
-        elif self._kinds[kind]:
-            layer.compute_whole(self._kinds[kind])
+        reason, layer.detached = self._kinds[kind]
+        if reason and not layer.whole:
+            layer.compute_whole(reason)
         layer.checked, layer.tell = True, self.tell
         self.names.append(layer.name)
         self.whole.pop(layer.name, None)

@@ -50,7 +50,14 @@ class LayerComparison:
         self._near_sums = max(self._near, NEAR_SUMS[precision])
         self._backward = blamed(f"the backward pass of layer {layer.name}")
         self._draws_back = False
+        self._attached: set[int] = set()
+        self._floats: set[int] = set()
         self._made = _named_persistently(layer.module)
+
+    @property
+    def detached(self) -> frozenset[int]:
+        """The outputs that carry no gradient, though numbers of their kind could; once compared."""
+        return frozenset(self._floats - self._attached)
 
     def made(self) -> str:
         """Compare; returns why the layer is left to plain autograd, if it is."""
@@ -149,6 +156,8 @@ class LayerComparison:
             if changed:
                 raise JobError(self._changes(changed[0]))
             self._refuse_results(roots)
+            self._floats |= {number for number, t in enumerate(roots) if carries_gradient(t)}
+            self._attached |= {number for number, t in enumerate(roots) if t.requires_grad}
             self._check_graph(roots)
             states.append(self._hidden())
             held += [canonical(t.detach()) for t in roots]
@@ -350,8 +359,8 @@ class LayerComparison:
             return ()
         return tuple(
             grad
-            for output, grad in zip(outputs, self._grads(outputs, key), strict=True)
-            if carries_gradient(output)
+            for number, (output, grad) in enumerate(zip(outputs, self._grads(outputs, key), strict=True))
+            if carries_gradient(output) and number not in self._layer.detached
         )
 
     def _grads(self, outputs: Tensors, key: int) -> list[Tensor]:
