@@ -135,8 +135,9 @@ def assembled(
     """
     with blamed(f"the change of layer {name} to training mode"):
         module.train()
-    aliases = aliases_of(module)
-    unfold_(module)
+    with blamed(f"the look at what layer {name} holds"):
+        aliases = aliases_of(module)
+        unfold_(module)
     casts = cast_parameters(module, precision)
     cast_fixed_(module, casts)
     state = LayerState.of(index, name, module, optimizer, casts)

@@ -133,8 +133,14 @@ class Layer:
         if keep:
             self._refuse_attached(outputs)
             done.outputs = outputs
+        firsts = first_of_each(outputs)
         if self._firsts is None:
-            self._firsts = first_of_each(outputs)
+            self._firsts = firsts
+        elif firsts != self._firsts and (self.compiled is None or self.whole):
+            raise JobError(
+                f"layer {self.name} returns one tensor as several outputs in some passes only: return a copy, as"
+                " clone() makes it, in all"
+            )
         found = [_leaf(canonical(t), carries and n not in self.detached) for n, t in enumerate(outputs)]
         return tuple(found[first] for first in self._firsts), done
 

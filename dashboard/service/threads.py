@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from orchestrator.garbage import collections_held_back, exclude_kept_objects
+from orchestrator.garbage import collections_held_back, exclude_all_objects
 
 READERS = 8
 FILE_READERS = 2
@@ -75,6 +75,6 @@ def _read(work: Callable[[], T]) -> T:
     begun_s = time.monotonic()
     with collections_held_back():
         result = work()
-    if time.monotonic() - begun_s > LONG_S:
-        exclude_kept_objects()
+        if time.monotonic() - begun_s > LONG_S:
+            exclude_all_objects()
     return result

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import ClassVar
 
+import numpy as np
 import torch
 from odd_models import PAIRS, Odd, refused, right
-from small_models import WIDTH
+from small_models import WIDTH, Head, Residual, cross_entropy
 from torch import Tensor, nn
 from torch.nn import functional
+
+from workers.models.definition import LayerBuilder, ModelDefinition
 
 # What is noted of a pass is no state; what is counted, averaged or updated is one, wherever it is.
 
@@ -265,17 +269,137 @@ class AsksForTheGradient(Odd):
         return super().forward(x) + (2.0 if fixed.requires_grad else 0.5) * fixed
 
 
-@refused("has an output 0 that carries a gradient in some passes only")
 class DetachesAtFirst(Odd):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("passes", torch.tensor(0))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         self.passes += 1
         y = super().forward(x)
-        return y if self.passes > 6 else y.detach()
+        extra = y.square().mean() if self.passes > 6 else torch.zeros(())
+        return y, extra
+
+
+class TakesAnExtra(Odd):
+    def forward(self, x: Tensor, extra: Tensor) -> Tensor:
+        return super().forward(x) * (1 + extra)
+
+
+PAIRS["at first"] = [DetachesAtFirst, TakesAnExtra]
 
 
 PAIRS["asks"] = [HandsOnDetached, AsksForTheGradient]
 PAIRS["skips"] = [HandsOnTwice, UsesEachSeveralTimes]
+
+
+# Found by a review.
+
+
+class Lookup(Mapping[str, float]):
+    """A configuration of which some values are missing."""
+
+    def __getitem__(self, key: str) -> float:
+        raise ValueError(f"{key} is missing")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("scale",))
+
+    def __len__(self) -> int:
+        return 1
+
+
+@right
+class HoldsWhatIsHardToLookAt(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lookup = Lookup()
+        self.turned = torch.randn(WIDTH, WIDTH, dtype=torch.complex64).mH
+        self.ragged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+        self.register_buffer("waves", torch.randn(WIDTH, dtype=torch.complex64).conj(), persistent=False)
+        self.filled = torch.zeros(3, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.filled[torch.tensor([0, 2])] = torch.linspace(0, 1, WIDTH)
+        return super().forward(x) + self.waves.real + self.filled[2]
+
+
+@refused("changes its attribute largest in each forward pass")
+class KeepsTheLargest(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.largest = max(self.largest, x.detach().abs().max().item())
+        return super().forward(x) / (1 + self.largest)
+
+
+@refused(r"changes its attribute schedule\[\d\] in each forward pass")
+class UsesUpAList(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.schedule = [0.1 * number for number in range(9)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (self.schedule.pop() if self.schedule else 1.0)
+
+
+class Counts(nn.Module):
+    passes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        return x * (1.0 if self.passes < 30 else 0.5)
+
+
+@refused(r"changes its attribute parts\[0\].passes in each forward pass")
+class CountsInAModuleInAList(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = [Counts()]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.parts[0](x))
+
+
+class Slotted:
+    __slots__ = ("passes",)
+
+    def __init__(self) -> None:
+        self.passes = np.int64(0)
+
+
+@refused("changes its attribute progress.passes in each forward pass")
+class CountsInASlot(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.progress = Slotted()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.progress.passes += 1
+        return super().forward(x) * (1.0 if self.progress.passes < 30 else 0.5)
+
+
+@refused(r"updates its attribute teacher\[0\].weight in its forward pass")
+class TeacherByItsData(TeacherInAList):
+    def forward(self, x: Tensor) -> Tensor:
+        (teacher,) = self.teacher
+        teacher.weight.data = torch.lerp(teacher.weight.data, self.linear.weight.data, 0.2)
+        return Odd.forward(self, x) + 0.1 * teacher(x)
+
+
+class HandsOnTwiceAtFirst(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("passes", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        self.passes += 1
+        y = super().forward(x)
+        return y, y, y if self.passes <= 6 else 2 * y
+
+
+def hands_on_twice_at_first() -> ModelDefinition:
+    kinds = [Residual, HandsOnTwiceAtFirst, UsesEachSeveralTimes, Head]
+    return ModelDefinition(tuple(LayerBuilder(f"l{i}", kind) for i, kind in enumerate(kinds)), cross_entropy)

@@ -57,6 +57,13 @@ def test_a_layer_that_cannot_train_so_is_refused_by_name(tmp_path: Path, odd: st
     assert not re.search(r"Traceback|AssertionError", str(refusal.value))
 
 
+def test_one_tensor_as_several_outputs_in_some_passes_only_is_refused(tmp_path: Path) -> None:
+    model = ModelConfig(factory="odd_states:hands_on_twice_at_first", arguments={})
+    config = small_config(tmp_path, model=model, steps=3)
+    with pytest.raises(JobError, match="layer l1 returns one tensor as several outputs in some passes only"):
+        run_threads(job(config, ranks=2, schedule="1f1b", layers=4))
+
+
 def test_what_a_loss_trains_is_part_of_the_last_layer(tmp_path: Path) -> None:
     """Its parameters, of which one is a matrix, and its buffer."""
     equals_the_plain_loop(

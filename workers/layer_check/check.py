@@ -61,7 +61,7 @@ class LayerCheck:
         reason, layer.detached = self._kinds[kind]
         if reason and not layer.whole:
             layer.compute_whole(reason)
-        layer.checked, layer.tell = True, self.tell
+        layer.checked, layer.tell, layer.aliases = True, self.tell, {}
         self.names.append(layer.name)
         self.whole.pop(layer.name, None)
         if layer.whole:

@@ -7,9 +7,9 @@ buffers: what comes out must be the same numbers. Knows no schedule.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -23,8 +23,9 @@ from workers.layer_check.writes import Writes
 from workers.process.torch_modes import check_modes_kept
 from workers.protocol import JobError
 from workers.reproducibility import rng
-from workers.reproducibility.canonical import canonical
-from workers.state.hidden import bits, hidden_tensors, hidden_values
+from workers.reproducibility.canonical import canonical, first_of_each
+from workers.state.hidden import bits, hidden_tensors, hidden_values, is_plain
+from workers.state.own_memory import share
 
 NEAR = {"float32": 1e-4, "float16": 2.0**-6, "bfloat16": 2.0**-4, "bfloat16-autocast": 2.0**-4}
 """By precision, by how much of its length a tensor may differ where kernels do: those of compiled layers."""
@@ -35,6 +36,16 @@ NEAR_SUMS = {"float32": 0.0, "float16": 2.0**-9, "bfloat16": 2.0**-6, "bfloat16-
 _NOT_THERE = object()
 
 
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """The names whose value is another, or gone. New ones are none: notes may grow."""
+    return [name for name, value in before.items() if after.get(name, _NOT_THERE) != value]
+
+
+def _unwatched(cause: BaseException | None) -> bool:
+    """Whether an error says that an operation cannot be watched, as `torch.cond` cannot."""
+    return isinstance(cause, NotImplementedError) or type(cause).__module__.startswith("torch._dynamo")
+
+
 class LayerComparison:
     """One layer in training's way and in that of a plain loop."""
 
@@ -43,21 +54,25 @@ class LayerComparison:
     ) -> None:
         self._layer = layer
         self._keys = (draw_key, rng.key(draw_key, "another microbatch"))
-        self._inputs = (inputs, tuple(_rolled(t) for t in inputs))
+        rolled = [_rolled(t) for t in inputs]
+        self._inputs = (inputs, tuple(rolled[first] for first in first_of_each(inputs)))
         self._tell = tell
         self._near = 0.0 if layer.compiled is None else NEAR[precision]
         # Ranks add products of 16 bits up in 32; a plain loop rounds each of them.
         self._near_sums = max(self._near, NEAR_SUMS[precision])
         self._backward = blamed(f"the backward pass of layer {layer.name}")
         self._draws_back = False
+        self._after_second: dict[str, Any] = {}
+        """The hidden values after the first pass of all, from the second microbatch."""
         self._attached: set[int] = set()
-        self._floats: set[int] = set()
+        self._detached: set[int] = set()
         self._made = _named_persistently(layer.module)
 
     @property
     def detached(self) -> frozenset[int]:
-        """The outputs that carry no gradient, though numbers of their kind could; once compared."""
-        return frozenset(self._floats - self._attached)
+        """The outputs that lie, without a gradient, in the memory of one that carries one, or of such an input; once
+        compared. Others may carry one in other passes."""
+        return frozenset(self._detached - self._attached)
 
     def made(self) -> str:
         """Compare; returns why the layer is left to plain autograd, if it is."""
@@ -143,7 +158,7 @@ class LayerComparison:
         # Fixed ones too: somebody may average others into them.
         parameters = dict(layer.module.named_parameters())
         before = {name: _print(p) for name, p in parameters.items()}
-        states = [self._hidden()]
+        states = [self._after_second]
         for inputs, key in zip(self._inputs, self._keys, strict=True):
             given = [t.detach().clone() for t in inputs]
             leaves, roots = layer.plain_forward(inputs, key)
@@ -156,8 +171,13 @@ class LayerComparison:
             if changed:
                 raise JobError(self._changes(changed[0]))
             self._refuse_results(roots)
-            self._floats |= {number for number, t in enumerate(roots) if carries_gradient(t)}
             self._attached |= {number for number, t in enumerate(roots) if t.requires_grad}
+            carrying = [t for t in (*leaves, *roots) if t.requires_grad]
+            self._detached |= {
+                number
+                for number, t in enumerate(roots)
+                if carries_gradient(t) and not t.requires_grad and any(share(t, other) for other in carrying)
+            }
             self._check_graph(roots)
             states.append(self._hidden())
             held += [canonical(t.detach()) for t in roots]
@@ -170,13 +190,12 @@ class LayerComparison:
                 self._draws_back |= drawn != rng.state(layer.device)
             input_grads += input_gradients(leaves)
         self._refuse_sparse_gradients()
-        check_modes_kept(f"the forward pass of layer {layer.name}")
+        with rng.turn:
+            check_modes_kept(f"the forward pass of layer {layer.name}")
         numbers = self._numbers(outputs, input_grads)
-        moved = [name for name, value in states[2].items() if value != states[1].get(name, _NOT_THERE)]
+        moved = [name for one, other in pairwise(states) for name in _changed(one, other)]
         if moved:
             self._refuse_states(buffers, moved)
-        # An odd number of passes, so that training's find a state that alternates as these did not.
-        layer.plain_forward(self._inputs[0], self._keys[0])
         return numbers
 
     def _hidden(self) -> dict[str, Any]:
@@ -226,16 +245,18 @@ class LayerComparison:
             )
 
     def _refuse_states(self, buffers: Sequence[Tensor], suspects: Sequence[str]) -> None:
-        """Refuse a layer of which one of `suspects` is a state: it differs after two passes from the same inputs, draws
-        and buffers. What a layer merely notes of a pass, as the newest attention, does not."""
+        """Refuse a layer of which one of `suspects` is a state: it differs after passes from the same inputs, draws and
+        buffers. What a layer merely notes of a pass, as the newest attention, does not. A count never comes back; nor
+        does an extreme: the first microbatch, which came in between, has larger ones."""
         layer = self._layer
-        found = []
+        found = [self._after_second]
         for _ in range(2):
             self._restore(buffers)
-            layer.plain_forward(self._inputs[0], self._keys[0])
+            layer.plain_forward(self._inputs[1], self._keys[1])
             found.append(self._hidden())
+        apart = {name for one, other in pairwise(found) for name in _changed(one, other)}
         for name in suspects:
-            if found[0].get(name, _NOT_THERE) != found[1].get(name, _NOT_THERE):
+            if name in apart:
                 raise JobError(
                     f"layer {layer.name} changes its {name} in each forward pass, which is no state of the model: it is"
                     " not saved, not undone with a step that is run again, and not moved. Hold it in a persistent"
@@ -249,16 +270,19 @@ class LayerComparison:
         layer = self._layer
         with layer.as_made():
             hidden = hidden_tensors(layer.module)
+        lay = {name: tensor.data_ptr() for name, tensor in hidden.items() if is_plain(tensor)}
         writes = Writes()
         try:
             with writes:
-                layer.plain_forward(self._inputs[0], self._keys[0])
-        except JobError:
-            # Some operations cannot be watched, as `torch.cond`, and the compiler remembers that they could not.
-            if "torch._dynamo" in sys.modules:
-                torch.compiler.reset()
-            layer.plain_forward(self._inputs[0], self._keys[0])
+                layer.plain_forward(self._inputs[1], self._keys[1])
+        except JobError as error:
+            if not _unwatched(error.__cause__):
+                raise
+            # The compiler remembers that it could not compile.
+            torch.compiler.reset()
+            layer.plain_forward(self._inputs[1], self._keys[1])
         self._restore(buffers)
+        self._after_second = self._hidden()
         with layer.as_made():
             held = hidden_tensors(layer.module)
         for name, (tensor, owner) in layer.aliases.items():
@@ -271,7 +295,8 @@ class LayerComparison:
             if writes.into(parameter):
                 raise JobError(self._changes(name))
         for name, tensor in hidden.items():
-            if writes.update(tensor):
+            moved = held.get(name) is tensor and lay.get(name, 0) != (tensor.data_ptr() if name in lay else 0)
+            if moved or writes.update(tensor):
                 raise JobError(
                     f"layer {layer.name} updates its {name} in its forward pass, which is no state of the model: hold"
                     " it in a persistent buffer (register_buffer)"
@@ -324,6 +349,9 @@ class LayerComparison:
             keep: whether activations are kept; else they are recomputed.
         """
         layer = self._layer
+        # The pass before the plain loop's first one was from the second microbatch: what is left of it is other now,
+        # and so is a state that alternates.
+        layer.plain_forward(self._inputs[0], self._keys[0])
         self._restore(buffers)
         passes, outputs, input_grads = [], list[Tensor](), list[Tensor]()
         recomputed = ""
@@ -372,7 +400,7 @@ class LayerComparison:
         ]
 
 
-def _print(parameter: Tensor) -> tuple[int, int, int | str]:
+def _print(parameter: Tensor) -> tuple[int, int, str]:
     """A print of a parameter, which changes if that does, be it by its `.data`."""
     return parameter._version, parameter.data_ptr(), bits(parameter)
 

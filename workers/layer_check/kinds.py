@@ -29,9 +29,6 @@ def kind_of(layer: Layer, inputs: Tensors) -> str:
 
 
 _LISTED = ("_parameters", "_buffers", "_modules")
-_COMPARED = 1 << 16
-"""Elements of a tensor that is not trained, up to which its values make a difference: a forward pass may branch on it.
-Those of PyTorch's own modules, as means that run, make none."""
 _DEPTH = 6
 """Steps from an attribute to the last thing that is looked at."""
 _unlike_all = itertools.count()
@@ -64,13 +61,19 @@ def _traits(part: nn.Module, own: Mapping[int, int], known: dict[int, int]) -> t
                 t.dtype,
                 t.requires_grad,
                 _hooks(t),
-                None if t.requires_grad or stock or t.numel() > _COMPARED else bits(t),
+                None if t.requires_grad or stock or t.numel() > _most_compared(t) else bits(t),
             ),
         )
         for held in (part._parameters, part._buffers)
         for name, t in held.items()
     ]
     return (type(part), id(type(part)), _trait(attributes, own, _DEPTH), tensors, [*part._modules])
+
+
+def _most_compared(tensor: Tensor) -> int:
+    """Elements of a tensor that is not trained, up to which its values make a difference: a forward pass may branch on
+    it. Not on those of PyTorch's own modules, as means that run."""
+    return 16 if tensor.is_floating_point() or tensor.is_complex() else 1 << 12
 
 
 def _hooks(tensor: Tensor) -> int | None:

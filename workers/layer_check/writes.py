@@ -4,28 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_iter
 
 from workers.dispatch_mode import DispatchMode
+from workers.state.hidden import is_plain
 
-_REPLACING = frozenset(
-    [
-        "copy_",
-        "fill_",
-        "zero_",
-        "set_",
-        "resize_",
-        "normal_",
-        "uniform_",
-        "random_",
-        "bernoulli_",
-        "exponential_",
-    ]
+_OVERWRITING = (
+    "copy_ fill_ zero_ set_ resize_ detach_ index_copy_ index_fill_ index_put_ masked_fill_ masked_scatter_ scatter_"
+    " _foreach_zero_ _foreach_copy_"
 )
-"""Operations in place that do not use what was there."""
+_DRAWING = "normal_ log_normal_ uniform_ random_ bernoulli_ exponential_ geometric_ cauchy_"
+_REPLACING = frozenset(f"{_OVERWRITING} {_DRAWING}".split())
+"""Operations in place that do not use what was there, where they write at all."""
 
 
 class Writes(DispatchMode):
@@ -64,7 +56,7 @@ class Writes(DispatchMode):
 
 def _addresses(tensor: Tensor) -> tuple[int, int]:
     """(the first, the one behind the last) that a tensor may use; none of one that is empty, or sparse."""
-    if tensor.layout != torch.strided or not tensor.numel():
+    if not is_plain(tensor) or not tensor.numel():
         return 0, 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()

@@ -1,4 +1,4 @@
-"""Whether a user's code has left PyTorch's modes in this thread as they were."""
+"""Whether a user's code has left PyTorch's modes as they were: gradients in this thread, the default type in all."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def check_modes_kept(who: str) -> None:
     if made != torch.float32:
         torch.set_default_dtype(torch.float32)
         raise JobError(
-            f"{who}: its code has tensors made in {made} (torch.set_default_dtype), and leaves it so, so that a"
-            " partition would tell which layers are: name the type where they are made (dtype=...), or set it back"
+            f"{who}: its code has tensors made in {made} (torch.set_default_dtype) and leaves it so: which layers are"
+            " made in it would depend on the partition. Name the type where they are made (dtype=...), or set it back"
         )

@@ -6,11 +6,13 @@ in lists. Knows nothing of training.
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import random
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
-from types import FunctionType, MethodType
+from types import FunctionType, MemberDescriptorType, MethodType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,16 @@ _DEPTH = 4
 _MOST = 1_000
 """Entries of a container that are looked at."""
 _LISTED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training")
+_SIMPLE = (bool, int, float, complex, str, bytes)
+_TOLD = (
+    Tensor,
+    np.ndarray,
+    np.generic,
+    random.Random,
+    torch.Generator,
+    np.random.Generator,
+    np.random.RandomState,
+)
 _HEAP_TYPE = 1 << 9
 """Python's flag of classes that are made while it runs."""
 _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -46,29 +58,33 @@ def aliases_of(module: nn.Module) -> dict[str, tuple[Tensor, str]]:
     parameters, buffers = saved_tensors(module)
     owners = {f"its parameter {name}": parameter for name, parameter in parameters.items()}
     owners |= {f"its buffer {name}": buffer for name, buffer in buffers.items()}
-    storages = {t.untyped_storage()._cdata for t in owners.values() if _is_plain(t)}
+    storages = {t.untyped_storage()._cdata for t in owners.values() if is_plain(t)}
     return {
         name: (tensor, owner)
         for name, tensor in hidden_tensors(module).items()
-        if _is_plain(tensor) and tensor.untyped_storage()._cdata in storages
+        if is_plain(tensor) and tensor.untyped_storage()._cdata in storages
         for owner in (
-            next((owner for owner, own in owners.items() if _is_plain(own) and share(own, tensor)), None),
+            next((owner for owner, own in owners.items() if is_plain(own) and share(own, tensor)), None),
         )
         if owner is not None
     }
 
 
-def bits(tensor: Tensor) -> int | str:
-    """A sum over what a tensor holds, bit by bit, which NaN does not blur; of one that has no elements in plain memory,
-    a constant."""
+def bits(tensor: Tensor) -> str:
+    """Sums over what a tensor holds, bit by bit, which NaN does not blur; of one without elements in plain memory, a
+    constant."""
     own = tensor.detach()
-    if not _is_plain(own) or own.is_meta:
+    if not is_plain(own) or own.is_meta:
         return str(own.dtype)
+    own = own.resolve_conj().resolve_neg()
     own = torch.view_as_real(own) if own.is_complex() else own
     integer = _INTEGER.get(own.element_size())
     if integer is None or not own.numel():
         return str(own.dtype)
-    return int(own.contiguous().view(integer).sum(dtype=torch.int64))
+    # Elements that an expansion repeats count once; the first half by itself tells some other orders.
+    own = own[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in own.stride())]
+    flat = own.contiguous().view(-1).view(integer)
+    return f"{int(flat.sum(dtype=torch.int64))} {int(flat[: len(flat) // 2].sum(dtype=torch.int64))}"
 
 
 def is_of_python(kind: type) -> bool:
@@ -80,29 +96,36 @@ def is_of_python(kind: type) -> bool:
 
 def _walk(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """(name, value) of what is no container."""
-    seen = {id(part) for part in module.modules()}
-    seen |= {id(t) for t in (*module.parameters(), *module.buffers())}
+    seen: dict[int, Any] = {
+        id(one): one for one in (*module.modules(), *module.parameters(), *module.buffers())
+    }
     for path, part in module.named_modules():
-        for name, value in part.__dict__.items():
-            if name not in _LISTED and "hooks" not in name:
-                yield from _within(f"attribute {path}.{name}".replace(" .", " "), value, seen, _DEPTH)
+        for name, value in _attributes(part):
+            yield from _within(f"attribute {path}.{name}".replace(" .", " "), value, seen, _DEPTH)
         for name in getattr(part, "_non_persistent_buffers_set", ()):
             buffer = part._buffers.get(name)
             if buffer is not None:
                 yield f"buffer {path}.{name}, which is not persistent,".replace(" .", " "), buffer
 
 
-def _within(name: str, value: Any, seen: set[int], depth: int) -> Iterator[tuple[str, Any]]:
-    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+def _attributes(part: nn.Module) -> Iterator[tuple[str, Any]]:
+    return (
+        (name, value) for name, value in part.__dict__.items() if name not in _LISTED and "hooks" not in name
+    )
+
+
+def _within(name: str, value: Any, seen: dict[int, Any], depth: int) -> Iterator[tuple[str, Any]]:
+    """
+    Args:
+        seen: everything that was met, by identity, so that none is met twice, nor its identity given to another.
+    """
+    if value is None or isinstance(value, _SIMPLE):
         yield name, value
         return
     if id(value) in seen or isinstance(value, type):
         return
-    seen.add(id(value))
-    if isinstance(
-        value,
-        (Tensor, np.ndarray, random.Random, torch.Generator, np.random.Generator, np.random.RandomState),
-    ):
+    seen[id(value)] = value
+    if isinstance(value, _TOLD):
         yield name, value
         return
     if not depth:
@@ -111,46 +134,63 @@ def _within(name: str, value: Any, seen: set[int], depth: int) -> Iterator[tuple
         yield from _within(f"{name}{label}", inner, seen, depth - 1)
 
 
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+def _parts(value: Any) -> list[tuple[str, Any]]:
     """(what to add to its name, what it refers to)."""
     if isinstance(value, nn.Module):
         named = (*value.named_parameters(), *value.named_buffers())
-        yield from ((f".{name}", tensor) for name, tensor in named)
-    elif isinstance(value, Mapping):
-        yield from ((f"[{key!r}]", value[key]) for key in list(value)[:_MOST] if _is_value(key))
-    elif isinstance(value, (list, tuple, deque)):
-        yield from ((f"[{number}]", one) for number, one in enumerate(list(value)[:_MOST]))
-    elif isinstance(value, partial):
-        yield from ((f" (argument {number})", one) for number, one in enumerate(value.args))
-        yield from ((f" (argument {name})", one) for name, one in value.keywords.items())
-    elif isinstance(value, FunctionType):
-        names = value.__code__.co_freevars
-        for name, cell in zip(names, value.__closure__ or (), strict=True):
-            try:
-                yield f" (its {name})", cell.cell_contents
-            except ValueError:  # not set yet
-                continue
-    elif isinstance(value, MethodType):
-        yield " (its object)", value.__self__
-    elif all(is_of_python(kind) for kind in type(value).__mro__[:-1]):
-        yield from ((f".{name}", one) for name, one in getattr(value, "__dict__", {}).items())
+        notes = ((name, one) for part in value.modules() for name, one in _attributes(part))
+        return [(f".{name}", one) for name, one in (*named, *notes)]
+    # Not any mapping: a lookup may compute, and fail.
+    if isinstance(value, dict):
+        some = itertools.islice(dict.items(value), _MOST)
+        return [(f"[{key!r}]", one) for key, one in some if isinstance(key, (*_SIMPLE, tuple))]
+    if isinstance(value, (list, tuple, deque)):
+        return [(f"[{number}]", one) for number, one in enumerate(itertools.islice(value, _MOST))]
+    if isinstance(value, (set, frozenset)):
+        return [("", repr(sorted(map(repr, itertools.islice(value, _MOST)))))]
+    if isinstance(value, itertools.count):
+        return [("", repr(value))]
+    if isinstance(value, partial):
+        given = (*enumerate(value.args), *value.keywords.items())
+        return [(f" (argument {name})", one) for name, one in given]
+    if isinstance(value, FunctionType):
+        return [
+            *((f" (its {name})", cell) for name, cell in _held(value)),
+            *((f" (default {number})", one) for number, one in enumerate(value.__defaults__ or ())),
+        ]
+    if isinstance(value, MethodType):
+        return [(" (its object)", value.__self__)]
+    if isinstance(value, SimpleNamespace) or all(is_of_python(kind) for kind in type(value).__mro__[:-1]):
+        return [(f".{name}", one) for name, one in getattr(value, "__dict__", {}).items()]
+    slots = [name for kind in type(value).__mro__ for name in vars(kind).get("__slots__", ())]
+    return [(f".{name}", getattr(value, name)) for name in slots if _is_set(value, name)]
 
 
-def _is_plain(tensor: Tensor) -> bool:
-    return tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_nested
+def _held(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not set yet
+            continue
 
 
-def _is_value(key: Any) -> bool:
-    return isinstance(key, (str, int, float, bool, tuple))
+def _is_set(value: Any, slot: str) -> bool:
+    return isinstance(getattr(type(value), slot, None), MemberDescriptorType) and hasattr(value, slot)
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether its elements lie in memory, one by one."""
+    return not tensor.is_nested and tensor.layout == torch.strided and not tensor.is_quantized
 
 
 def _told(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return (tuple(value.shape), bits(value))
-    if isinstance(value, (float, complex)):
+        return (bits(value), *(value.shape if is_plain(value) else ()))
+    if isinstance(value, (float, complex, np.generic)):
         return repr(value)  # NaN is no change
     if isinstance(value, np.ndarray):
-        return repr(value.tolist()) if value.dtype.hasobject else value.tobytes()
+        text = repr(value.tolist()).encode() if value.dtype.hasobject else np.ascontiguousarray(value).data
+        return value.shape, hashlib.blake2b(text).hexdigest()
     if isinstance(value, random.Random):
         return hash(value.getstate())
     if isinstance(value, torch.Generator):

@@ -14,13 +14,15 @@ from workers.protocol import JobError
 
 
 def unfold_(module: nn.Module) -> None:
-    """Give the module's buffers memory that they fill, as those do not that `expand` makes, or every other element of
-    another."""
+    """Give the module's buffers memory that they fill, as those do not that `expand` makes, every other element of
+    another, or a conjugate that is not worked out."""
     known: dict[int, Tensor] = {}
     for part in module.modules():
         for name, buffer in part._buffers.items():
-            if buffer is not None and buffer.layout == torch.strided and not _is_dense(buffer):
-                part._buffers[name] = known.setdefault(id(buffer), buffer.contiguous())
+            if buffer is not None and _is_folded(buffer):
+                part._buffers[name] = known.setdefault(
+                    id(buffer), buffer.resolve_conj().resolve_neg().contiguous()
+                )
 
 
 def check_memory(layer: str, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
@@ -104,10 +106,14 @@ def _place(taken: Tensor, tensor: Tensor, base: int) -> Tensor:
     return taken.as_strided(sizes, tensor.stride(), int(tensor.storage_offset()) - base)
 
 
-def _is_dense(tensor: Tensor) -> bool:
-    """Whether its elements, in whatever order, are all of its span."""
+def _is_folded(tensor: Tensor) -> bool:
+    """Whether its elements lie in memory, but, in whatever order, are not all of their span."""
+    if tensor.is_nested or tensor.layout != torch.strided or tensor.is_quantized or not tensor.numel():
+        return False
+    if tensor.is_conj() or tensor.is_neg():
+        return True
     begin, stop = _span(tensor)
     expanded = any(
         stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
-    return not tensor.numel() or (stop - begin == tensor.nbytes and not expanded)
+    return stop - begin != tensor.nbytes or expanded

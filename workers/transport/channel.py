@@ -68,13 +68,15 @@ class Shape:
         return tuple(marked[first] for first in self.firsts)
 
     def encode(self) -> bytes:
-        return json.dumps([self.tensors, self.firsts]).encode()
+        plain = self.firsts == tuple(range(len(self.tensors)))
+        return json.dumps([self.tensors] if plain else [self.tensors, self.firsts]).encode()
 
     @staticmethod
     def decode(text: bytes) -> Shape:
-        tensors, firsts = json.loads(text)
+        tensors, *firsts = json.loads(text)
         return Shape(
-            tuple((tuple(shape), dtype, carries) for shape, dtype, carries in tensors), tuple(firsts)
+            tuple((tuple(shape), dtype, carries) for shape, dtype, carries in tensors),
+            tuple(*firsts) if firsts else tuple(range(len(tensors))),
         )
 
     def check(self, stream: Stream, tensors: Sequence[Tensor]) -> None:
