@@ -115,7 +115,8 @@ def _attributes(part: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _within(name: str, value: Any, seen: dict[int, Any], depth: int) -> Iterator[tuple[str, Any]]:
-    """
+    """`value`, or what it refers to.
+
     Args:
         seen: everything that was met, by identity, so that none is met twice, nor its identity given to another.
     """
