@@ -241,6 +241,20 @@ def test_a_layer_that_no_gradient_reaches_is_told_of() -> None:
     ]
 
 
+def test_a_layer_whose_output_is_laid_out_otherwise_for_the_next_is_told_of() -> None:
+    class Turned(Odd):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).view(len(x), 4, -1).transpose(1, 2)
+
+    told: list[str] = []
+    LayerCheck(told.append, "float32")(layer_of(Turned), inputs(), 4)
+    (text,) = told
+    assert text.startswith("layer l1 returns a tensor that is not contiguous")
+    told.clear()
+    LayerCheck(told.append, "float32")(layer_of(Odd), inputs(), 4)
+    assert told == []
+
+
 def test_an_absent_gradient_is_told_from_all_that_is_computed() -> None:
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64):
         like = torch.zeros(2, 3, dtype=dtype)

@@ -64,6 +64,7 @@ class LayerComparison:
         self._draws_back = False
         self._after_second: dict[str, Any] = {}
         """The hidden values after the first pass of all, from the second microbatch."""
+        self._laid_out_otherwise = False
         self._attached: set[int] = set()
         self._detached: set[int] = set()
         self._made = _named_persistently(layer.module)
@@ -95,6 +96,11 @@ class LayerComparison:
             self._tell(
                 f"no gradient reaches layer {layer.name}, though it has"
                 f" {len(layer.trained)} parameters to train: they stay as they are"
+            )
+        if self._laid_out_otherwise:
+            self._tell(
+                f"layer {layer.name} returns a tensor that is not contiguous, and the next layer gets one that is: the"
+                " last bits of what it makes of it may be others than in a plain loop. With y.contiguous() they are not"
             )
         reason = layer.whole
         if not reason:
@@ -172,6 +178,7 @@ class LayerComparison:
                 raise JobError(self._changes(changed[0]))
             self._refuse_results(roots)
             self._attached |= {number for number, t in enumerate(roots) if t.requires_grad}
+            self._laid_out_otherwise |= any(carries_gradient(t) and not t.is_contiguous() for t in roots)
             carrying = [t for t in (*leaves, *roots) if t.requires_grad]
             self._detached |= {
                 number
