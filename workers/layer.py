@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from workers.reproducibility import rng
 from workers.reproducibility.canonical import canonical, first_of_each
 from workers.shards.weights import ComputeWeights
 from workers.state.flat import FlatGradients, GradientBuffers
+from workers.state.hidden import bits, values_behind
 from workers.state.precision import autocast, boundary_dtype, cast_floats
 
 Tensors = tuple[Tensor, ...]
@@ -469,7 +471,7 @@ class Loss:
         self._layer = layer
         self._module = loss_beside(layer.module)
         self._function = function if self._module is None else self._module
-        self._checked = False
+        self._checked = self._went_back = False
         self._precision = precision
         self._cast = boundary_dtype(precision)
         self._device = device
@@ -491,28 +493,60 @@ class Loss:
         Args:
             frozen: as for the last layer.
         """
-        leaves = _each_once(outputs, lambda t: _leaf(t, t.requires_grad and keep))
-        queue = WeightGradQueue()
-        of_layer = Pass(draw_key, (), None, queue, frozen)
+        of_layer = Pass(draw_key, (), None, WeightGradQueue(), frozen)
+        if keep and not self._checked:
+            self._checked = True
+            self._check_repeats(outputs, targets, draw_key)
+        loss = self._run(of_layer, outputs, targets, keep=keep, write=keep)
+        of_layer.outputs = (loss,) if keep else None
+        return loss.detach(), of_layer
+
+    def _run(self, of_layer: Pass, outputs: Tensors, targets: Tensors, *, keep: bool, write: bool) -> Tensor:
+        """The loss, with its graph if that is to be kept; the ends of that become the inputs of `of_layer`."""
+        leaves = of_layer.inputs = _each_once(outputs, lambda t: _leaf(t, t.requires_grad and keep))
         with (
-            nullcontext() if self._module is None else self._layer.seen_buffers(of_layer, write=keep),
+            nullcontext() if self._module is None else self._layer.seen_buffers(of_layer, write=write),
             self._forward_pass,
             torch.set_grad_enabled(keep),
-            rng.keyed(draw_key, self._device),
+            rng.keyed(of_layer.draw_key, self._device),
             autocast(self._precision, self._device),
         ):
             # A loss in 16 bits would lose what a mean over many tokens is made of.
             loss = self._function(*(t.float() if t.dtype == self._cast else t for t in leaves), *targets)
         if not isinstance(loss, Tensor) or loss.dim() != 0:
             raise JobError("the loss must be a scalar tensor, the mean over the microbatch")
-        if keep and not self._checked:
+        return loss
+
+    def _check_repeats(self, outputs: Tensors, targets: Tensors, draw_key: int) -> None:
+        """Check, once, that the loss keeps no state but in buffers: two passes from the same leave the same."""
+        found: list[tuple[str, dict[str, Any]]] = []
+        parameters = {} if self._module is None else dict(self._module.named_parameters())
+        given = {name: (p.data_ptr(), bits(p)) for name, p in parameters.items()}
+        for _ in range(2):
+            loss = self._run(
+                Pass(draw_key, (), None, WeightGradQueue()), outputs, targets, keep=True, write=False
+            )
             self._check_graph(loss)
-        of_layer.inputs, of_layer.outputs = leaves, (loss,) if keep else None
-        return loss.detach(), of_layer
+            found.append((bits(loss), values_behind(self._function)))
+            del loss  # and its graph
+        for name, parameter in parameters.items():
+            if given[name] != (parameter.data_ptr(), bits(parameter)):
+                raise JobError(
+                    f"the loss changes its parameter {name} in its forward pass, which training changes: hold it in a"
+                    " persistent buffer (register_buffer)"
+                )
+        (one, before), (other, after) = found
+        instead = (
+            "is no state of the model: hold it in a persistent buffer of a module that is the loss, and draw from the"
+            " default generators of torch, random or numpy, whose draws are keyed"
+        )
+        if changed := [name for name, value in before.items() if name in after and after[name] != value]:
+            raise JobError(f"the loss changes its {changed[0]} in each pass, which {instead}")
+        if one != other:
+            raise JobError(f"the loss computes something else each time. What it keeps {instead}")
 
     def _check_graph(self, loss: Tensor) -> None:
-        """Check, once, that the loss uses no parameters but those that are trained."""
-        self._checked = True
+        """Check that the loss uses no parameters but those that are trained."""
         own = set() if self._module is None else set(map(id, self._module.parameters()))
         for leaf in ends_of([loss]).leaves:
             if isinstance(leaf, torch.nn.Parameter) and id(leaf) not in own:
@@ -541,10 +575,19 @@ class Loss:
         still = [name for name in trained if name in done.frozen]
         moving = [p for name, p in trained.items() if p.requires_grad and name not in still]
         leaves = [*{id(t): t for t in done.inputs if t.requires_grad}.values()]
-        with self._backward_pass:
-            backward(
-                [loss], [torch.full_like(loss, self.scale)], inputs=[*leaves, *moving] if still else None
-            )
+        # Who draws holds the turn, so that no other thread does meanwhile.
+        with nullcontext() if self._went_back else rng.turn:
+            drawn = None if self._went_back else rng.state(self._device)
+            with self._backward_pass:
+                backward(
+                    [loss], [torch.full_like(loss, self.scale)], inputs=[*leaves, *moving] if still else None
+                )
+            if drawn is not None and drawn != rng.state(self._device):
+                raise JobError(
+                    "the loss draws in its backward pass, from wherever the generators then stand: draw in the forward"
+                    " pass"
+                )
+        self._went_back = True
         gradients = iter(input_gradients(done.inputs))
         return tuple(next(gradients) if t.requires_grad else None for t in done.inputs)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import ClassVar
 
@@ -403,3 +403,72 @@ class HandsOnTwiceAtFirst(Odd):
 def hands_on_twice_at_first() -> ModelDefinition:
     kinds = [Residual, HandsOnTwiceAtFirst, UsesEachSeveralTimes, Head]
     return ModelDefinition(tuple(LayerBuilder(f"l{i}", kind) for i, kind in enumerate(kinds)), cross_entropy)
+
+
+# Losses.
+
+
+class CountingLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes = 0
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        self.passes += 1
+        return cross_entropy(logits, targets) * (1.0 if self.passes < 30 else 0.5)
+
+
+def averaging_loss() -> Callable[..., Tensor]:
+    mean = 1.0
+
+    def loss(logits: Tensor, targets: Tensor) -> Tensor:
+        nonlocal mean
+        value = cross_entropy(logits, targets)
+        mean = 0.9 * mean + 0.1 * value.item()
+        return value / mean
+
+    return loss
+
+
+def noting_loss() -> Callable[..., Tensor]:
+    notes: list[float] = []
+
+    def loss(logits: Tensor, targets: Tensor) -> Tensor:
+        value = cross_entropy(logits, targets)
+        notes.append(value.item())
+        return value
+
+    return loss
+
+
+def drawing_loss() -> Callable[..., Tensor]:
+    def loss(logits: Tensor, targets: Tensor) -> Tensor:
+        if logits.requires_grad:
+            logits.register_hook(lambda gradient: gradient * (1 + 0.1 * torch.rand(())))
+        return cross_entropy(logits, targets)
+
+    return loss
+
+
+class MovingLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.center = nn.Parameter(torch.zeros(()), requires_grad=False)
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.center.lerp_(logits.mean(), 0.1)
+        return cross_entropy(logits - self.center, targets)
+
+
+LOSSES: dict[str, Callable[[], Callable[..., Tensor]]] = {
+    "counting": CountingLoss,
+    "averaging": averaging_loss,
+    "noting": noting_loss,
+    "drawing": drawing_loss,
+    "moving": MovingLoss,
+}
+
+
+def with_loss(name: str) -> tuple[list[Callable[[], nn.Module]], Callable[..., Tensor]]:
+    return [Residual, Residual, Residual, Head], LOSSES[name]()

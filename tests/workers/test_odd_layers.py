@@ -64,6 +64,28 @@ def test_one_tensor_as_several_outputs_in_some_passes_only_is_refused(tmp_path: 
         run_threads(job(config, ranks=2, schedule="1f1b", layers=4))
 
 
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("counting", "changes its attribute passes in each pass"),
+        ("averaging", r"changes its function \(its mean\) in each pass"),
+        ("moving", "changes its parameter center in its forward pass"),
+        ("drawing", "draws in its backward pass"),
+        ("noting", ""),
+    ],
+)
+def test_a_loss_with_a_state_is_refused_and_one_that_notes_its_values_is_not(
+    tmp_path: Path, name: str, what: str
+) -> None:
+    model = ModelConfig(factory="odd_states:with_loss", arguments={"name": name})
+    config = small_config(tmp_path, model=model, steps=3)
+    if what:
+        with pytest.raises(JobError, match=f"the loss {what}"):
+            run_threads(job(config, ranks=2, schedule="1f1b", layers=4))
+    else:
+        equals_the_plain_loop(config, tmp_path, names=["layer0", "layer1", "layer2", "layer3"])
+
+
 def test_what_a_loss_trains_is_part_of_the_last_layer(tmp_path: Path) -> None:
     """Its parameters, of which one is a matrix, and its buffer."""
     equals_the_plain_loop(

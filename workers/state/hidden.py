@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import FunctionType, MemberDescriptorType, MethodType, SimpleNamespace
 from typing import Any
@@ -46,6 +46,13 @@ def hidden_values(module: nn.Module) -> dict[str, Any]:
     """Prints of all that attributes refer to and of the buffers that are not persistent, by name, as in
     `attribute layer.calls`; equal as long as nothing has changed."""
     return {name: _told(value) for name, value in _walk(module)}
+
+
+def values_behind(function: Callable[..., Any]) -> dict[str, Any]:
+    """As `hidden_values`, of a function with what it closes over, or of a module."""
+    if isinstance(function, nn.Module):
+        return hidden_values(function)
+    return {name: _told(value) for name, value in _within("function", function, {}, _DEPTH)}
 
 
 def hidden_tensors(module: nn.Module) -> dict[str, Tensor]:
