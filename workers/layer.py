@@ -518,13 +518,18 @@ class Loss:
         return loss
 
     def _check_repeats(self, outputs: Tensors, targets: Tensors, draw_key: int) -> None:
-        """Check, once, that the loss keeps no state but in buffers: two passes from the same leave the same."""
+        """Check, once, that the loss keeps no state but in buffers: passes from the same inputs leave the same, with
+        another in between or not."""
+        others = tuple(0.75 * t.detach() if carries_gradient(t) else t for t in outputs)
+        others = tuple(
+            other.requires_grad_(t.requires_grad) for other, t in zip(others, outputs, strict=True)
+        )
         found: list[tuple[str, dict[str, Any]]] = []
         parameters = {} if self._module is None else dict(self._module.named_parameters())
         given = {name: (p.data_ptr(), bits(p)) for name, p in parameters.items()}
-        for _ in range(2):
+        for of_pass in (others, outputs, others, others):
             loss = self._run(
-                Pass(draw_key, (), None, WeightGradQueue()), outputs, targets, keep=True, write=False
+                Pass(draw_key, (), None, WeightGradQueue()), of_pass, targets, keep=True, write=False
             )
             self._check_graph(loss)
             found.append((bits(loss), values_behind(self._function)))
@@ -535,15 +540,15 @@ class Loss:
                     f"the loss changes its parameter {name} in its forward pass, which training changes: hold it in a"
                     " persistent buffer (register_buffer)"
                 )
-        (one, before), (other, after) = found
         instead = (
             "is no state of the model: hold it in a persistent buffer of a module that is the loss, and draw from the"
             " default generators of torch, random or numpy, whose draws are keyed"
         )
-        if changed := [name for name, value in before.items() if name in after and after[name] != value]:
-            raise JobError(f"the loss changes its {changed[0]} in each pass, which {instead}")
-        if one != other:
-            raise JobError(f"the loss computes something else each time. What it keeps {instead}")
+        for (one, before), (other, after) in ((found[0], found[2]), (found[2], found[3])):
+            if changed := [name for name, value in before.items() if name in after and after[name] != value]:
+                raise JobError(f"the loss changes its {changed[0]} in each pass, which {instead}")
+            if one != other:
+                raise JobError(f"the loss computes something else each time. What it keeps {instead}")
 
     def _check_graph(self, loss: Tensor) -> None:
         """Check that the loss uses no parameters but those that are trained."""

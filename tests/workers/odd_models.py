@@ -769,7 +769,7 @@ class MakesItsWeight(Odd):
         return super().forward(x)
 
 
-@refused("does not train as in a plain loop")
+@refused("changes a buffer in its backward pass")
 class NormInCheckpoint(Odd):
     """Updates running statistics again as it is recomputed, in the order of the backward passes."""
 

@@ -461,12 +461,37 @@ class MovingLoss(nn.Module):
         return cross_entropy(logits - self.center, targets)
 
 
+class RememberingLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: Tensor | None = None
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        value = cross_entropy(logits, targets)
+        if self.before is not None:
+            value = value + 0.1 * (logits - self.before).square().mean()
+        self.before = logits.detach()
+        return value
+
+
+class HookedLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.scale.register_hook(lambda gradient: 0.5 * gradient)
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return cross_entropy(logits, targets) * self.scale
+
+
 LOSSES: dict[str, Callable[[], Callable[..., Tensor]]] = {
     "counting": CountingLoss,
     "averaging": averaging_loss,
     "noting": noting_loss,
     "drawing": drawing_loss,
     "moving": MovingLoss,
+    "remembering": RememberingLoss,
+    "hooked": HookedLoss,
 }
 
 

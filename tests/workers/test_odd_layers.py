@@ -71,6 +71,8 @@ def test_one_tensor_as_several_outputs_in_some_passes_only_is_refused(tmp_path: 
         ("averaging", r"changes its function \(its mean\) in each pass"),
         ("moving", "changes its parameter center in its forward pass"),
         ("drawing", "draws in its backward pass"),
+        ("remembering", "computes something else each time"),
+        ("hooked", "has a hook on its parameter scale"),
         ("noting", ""),
     ],
 )

@@ -61,7 +61,7 @@ class LayerComparison:
         # Ranks add products of 16 bits up in 32; a plain loop rounds each of them.
         self._near_sums = max(self._near, NEAR_SUMS[precision])
         self._backward = blamed(f"the backward pass of layer {layer.name}")
-        self._draws_back = False
+        self._draws_back = self._writes_back = False
         self._after_second: dict[str, Any] = {}
         """The hidden values after the first pass of all, from the second microbatch."""
         self._laid_out_otherwise = False
@@ -145,6 +145,11 @@ class LayerComparison:
                 f" from a plain loop: {problem}. Draw in the forward pass; a checkpoint draws the same again with"
                 " preserve_rng_state=True"
             )
+        if self._writes_back:
+            return (
+                f"layer {name} changes a buffer in its backward pass, as a checkpoint does that runs a BatchNorm again:"
+                f" other microbatches go forward before that, so {problem}. Have the pass that recomputes leave it"
+            )
         return (
             f"layer {name} does not train as in a plain loop: {problem}, once a second microbatch goes forward before"
             " the first goes back, and one is recomputed. It keeps something from one pass to the next outside of its"
@@ -191,10 +196,11 @@ class LayerComparison:
             outputs += [t.detach().clone() for t in roots]
             grads = [(o, g) for o, g in zip(roots, self._grads(roots, key), strict=True) if o.requires_grad]
             if grads:
-                drawn = rng.state(layer.device)
+                drawn, held_before = rng.state(layer.device), [bits(buffer) for buffer in layer.buffers]
                 with self._backward, layer.as_made():
                     backward([o for o, _ in grads], [g for _, g in grads])
                 self._draws_back |= drawn != rng.state(layer.device)
+                self._writes_back |= held_before != [bits(buffer) for buffer in layer.buffers]
             input_grads += input_gradients(leaves)
         self._refuse_sparse_gradients()
         with rng.turn:

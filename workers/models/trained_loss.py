@@ -71,6 +71,12 @@ def _build(builder: LayerBuilder, loss: nn.Module) -> nn.Module:
             f"layer {builder.name} has an attribute {LOSS!r}, the name under which the loss keeps what it trains: give"
             " it another name"
         )
+    for name, parameter in loss.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise JobError(
+                f"the loss has a hook on its parameter {name}, which the copy of it that the last layer holds would"
+                " lose: change the gradient in the forward pass, by an autograd function"
+            )
     shared = {id(tensor): tensor for tensor in (*layer.parameters(), *layer.buffers())}
     return LayerWithLoss(layer, copy.deepcopy(loss, shared))
 
