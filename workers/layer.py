@@ -471,7 +471,7 @@ class Loss:
         self._layer = layer
         self._module = loss_beside(layer.module)
         self._function = function if self._module is None else self._module
-        self._checked = self._went_back = False
+        self._checked = self._compared = self._went_back = False
         self._precision = precision
         self._cast = boundary_dtype(precision)
         self._device = device
@@ -487,17 +487,22 @@ class Loss:
         *,
         keep: bool,
         frozen: frozenset[str] = NOTHING_FROZEN,
+        compare: bool = False,
     ) -> tuple[Tensor, Pass]:
         """The microbatch's mean loss, a detached scalar, and the pass to go back through.
 
         Args:
             frozen: as for the last layer.
+            compare: whether to look, once and before that, for a state that the loss keeps.
         """
         of_layer = Pass(draw_key, (), None, WeightGradQueue(), frozen)
-        if keep and not self._checked:
-            self._checked = True
+        if compare and not self._compared:
+            self._compared = True
             self._check_repeats(outputs, targets, draw_key)
         loss = self._run(of_layer, outputs, targets, keep=keep, write=keep)
+        if keep and not self._checked:
+            self._checked = True
+            self._check_graph(loss)
         of_layer.outputs = (loss,) if keep else None
         return loss.detach(), of_layer
 

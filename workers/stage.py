@@ -79,7 +79,12 @@ class Stage:
         assert targets is not None
         draw_key = rng.key(self._seed, "loss", step, microbatch)
         loss, done = self.loss.forward(
-            tensors, targets, draw_key, keep=not self._forward_only, frozen=masks[-1].frozen
+            tensors,
+            targets,
+            draw_key,
+            keep=not self._forward_only,
+            frozen=masks[-1].frozen,
+            compare=self._check is not None,
         )
         if not self._forward_only:
             self._loss_passes[microbatch] = done
