@@ -36,8 +36,9 @@ from workers.freezing.plans import Plans
 from workers.gradients.curvature import CurvatureProbe, Place
 from workers.gradients.exchange import TiedUse
 from workers.gradients.parts import Apart
-from workers.layer import Layer, Loss
+from workers.layer import Layer
 from workers.layer_check.check import LayerCheck
+from workers.loss import Loss
 from workers.models.definition import ModelDefinition
 from workers.protocol import CurvatureReport, Report
 from workers.stage import Stage

@@ -10,24 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from workers.absent import absent_like, is_absent
-from workers.backward import backward, ends_of
+from workers.backward import backward
 from workers.blamed import blamed
 from workers.compiled.forward import CompiledForward, Traced, Untraceable
 from workers.deferred.cover import cover
 from workers.deferred.queue import WeightGradQueue, Workspace
-from workers.models.trained_loss import LOSS, layer_alone, loss_beside
+from workers.models.trained_loss import layer_alone
 from workers.protocol import JobError
 from workers.reproducibility import rng
 from workers.reproducibility.canonical import canonical, first_of_each
 from workers.shards.weights import ComputeWeights
 from workers.state.flat import FlatGradients, GradientBuffers
-from workers.state.hidden import bits, values_behind
 from workers.state.precision import autocast, boundary_dtype, cast_floats
 
 Tensors = tuple[Tensor, ...]
@@ -120,7 +118,7 @@ class Layer:
             The canonical outputs, detached, with `requires_grad` set if they carry a gradient; and the pass. Outputs
             that are one tensor stay one, so that all who use it add their gradients in the order of a plain loop.
         """
-        leaves = _each_once(inputs, lambda t: _leaf(t, t.requires_grad))
+        leaves = each_once(inputs, lambda t: leaf_of(t, t.requires_grad))
         versions = [t._version for t in leaves]
         done = Pass(draw_key, leaves, None, self._queue(), frozen)
         if not keep:
@@ -143,7 +141,7 @@ class Layer:
                 f"layer {self.name} returns one tensor as several outputs in some passes only: return a copy, as"
                 " clone() makes it, in all"
             )
-        found = [_leaf(canonical(t), carries and n not in self.detached) for n, t in enumerate(outputs)]
+        found = [leaf_of(canonical(t), carries and n not in self.detached) for n, t in enumerate(outputs)]
         return tuple(found[first] for first in self._firsts), done
 
     @torch.no_grad()
@@ -259,7 +257,7 @@ class Layer:
         Returns:
             (leaves, outputs): the ends of its graph, which is to be walked inside `as_made`.
         """
-        leaves = _each_once(inputs, lambda t: _leaf(t, t.requires_grad))
+        leaves = each_once(inputs, lambda t: leaf_of(t, t.requires_grad))
         versions = [t._version for t in leaves]
         done = Pass(draw_key, leaves, None, self._queue())
         with self.as_made(), torch.enable_grad(), self.seen_buffers(done, write=True):
@@ -361,7 +359,7 @@ class Layer:
         """`inputs` as a compiled function takes them: with a gradient wherever a layer before this one may have any."""
         if self.index == 0:
             return inputs
-        return tuple(t if t.requires_grad or not carries_gradient(t) else _leaf(t, True) for t in inputs)
+        return tuple(t if t.requires_grad or not carries_gradient(t) else leaf_of(t, True) for t in inputs)
 
     def warm(self, compiled: CompiledForward, inputs: Callable[[], Tensors]) -> list[Traced]:
         """Trace what `compiled` will compute in training, without running it; as `CompiledForward.warm`.
@@ -457,158 +455,13 @@ class Layer:
         )
 
 
-class Loss:
-    """The loss after the last layer, treated as a layer. What it trains is part of that layer.
-
-    Args:
-        layer: the last one.
-        function: the loss, where nothing of it is trained.
-    """
-
-    def __init__(
-        self, layer: Layer, function: Callable[..., Tensor], *, precision: str, device: torch.device
-    ) -> None:
-        self._layer = layer
-        self._module = loss_beside(layer.module)
-        self._function = function if self._module is None else self._module
-        self._checked = self._compared = self._went_back = False
-        self._precision = precision
-        self._cast = boundary_dtype(precision)
-        self._device = device
-        self.scale = 1.0
-        """Factor on the gradients that the next backward passes begin with."""
-        self._forward_pass, self._backward_pass = blamed("the loss"), blamed("the backward pass of the loss")
-
-    def forward(
-        self,
-        outputs: Tensors,
-        targets: Tensors,
-        draw_key: int,
-        *,
-        keep: bool,
-        frozen: frozenset[str] = NOTHING_FROZEN,
-        compare: bool = False,
-    ) -> tuple[Tensor, Pass]:
-        """The microbatch's mean loss, a detached scalar, and the pass to go back through.
-
-        Args:
-            frozen: as for the last layer.
-            compare: whether to look, once and before that, for a state that the loss keeps.
-        """
-        of_layer = Pass(draw_key, (), None, WeightGradQueue(), frozen)
-        if compare and not self._compared:
-            self._compared = True
-            self._check_repeats(outputs, targets, draw_key)
-        loss = self._run(of_layer, outputs, targets, keep=keep, write=keep)
-        if keep and not self._checked:
-            self._checked = True
-            self._check_graph(loss)
-        of_layer.outputs = (loss,) if keep else None
-        return loss.detach(), of_layer
-
-    def _run(self, of_layer: Pass, outputs: Tensors, targets: Tensors, *, keep: bool, write: bool) -> Tensor:
-        """The loss, with its graph if that is to be kept; the ends of that become the inputs of `of_layer`."""
-        leaves = of_layer.inputs = _each_once(outputs, lambda t: _leaf(t, t.requires_grad and keep))
-        with (
-            nullcontext() if self._module is None else self._layer.seen_buffers(of_layer, write=write),
-            self._forward_pass,
-            torch.set_grad_enabled(keep),
-            rng.keyed(of_layer.draw_key, self._device),
-            autocast(self._precision, self._device),
-        ):
-            # A loss in 16 bits would lose what a mean over many tokens is made of.
-            loss = self._function(*(t.float() if t.dtype == self._cast else t for t in leaves), *targets)
-        if not isinstance(loss, Tensor) or loss.dim() != 0:
-            raise JobError("the loss must be a scalar tensor, the mean over the microbatch")
-        return loss
-
-    def _check_repeats(self, outputs: Tensors, targets: Tensors, draw_key: int) -> None:
-        """Check, once, that the loss keeps no state but in buffers: passes from the same inputs leave the same, with
-        another in between or not."""
-        others = tuple(0.75 * t.detach() if carries_gradient(t) else t for t in outputs)
-        others = tuple(
-            other.requires_grad_(t.requires_grad) for other, t in zip(others, outputs, strict=True)
-        )
-        found: list[tuple[str, dict[str, Any]]] = []
-        parameters = {} if self._module is None else dict(self._module.named_parameters())
-        given = {name: (p.data_ptr(), bits(p)) for name, p in parameters.items()}
-        for of_pass in (others, outputs, others, others):
-            loss = self._run(
-                Pass(draw_key, (), None, WeightGradQueue()), of_pass, targets, keep=True, write=False
-            )
-            self._check_graph(loss)
-            found.append((bits(loss), values_behind(self._function)))
-            del loss  # and its graph
-        for name, parameter in parameters.items():
-            if given[name] != (parameter.data_ptr(), bits(parameter)):
-                raise JobError(
-                    f"the loss changes its parameter {name} in its forward pass, which training changes: hold it in a"
-                    " persistent buffer (register_buffer)"
-                )
-        instead = (
-            "is no state of the model: hold it in a persistent buffer of a module that is the loss, and draw from the"
-            " default generators of torch, random or numpy, whose draws are keyed"
-        )
-        for (one, before), (other, after) in ((found[0], found[2]), (found[2], found[3])):
-            if changed := [name for name, value in before.items() if name in after and after[name] != value]:
-                raise JobError(f"the loss changes its {changed[0]} in each pass, which {instead}")
-            if one != other:
-                raise JobError(f"the loss computes something else each time. What it keeps {instead}")
-
-    def _check_graph(self, loss: Tensor) -> None:
-        """Check that the loss uses no parameters but those that are trained."""
-        own = set() if self._module is None else set(map(id, self._module.parameters()))
-        for leaf in ends_of([loss]).leaves:
-            if isinstance(leaf, torch.nn.Parameter) and id(leaf) not in own:
-                raise JobError(
-                    f"the loss uses a parameter {list(leaf.shape)} that nothing would train: return the module that"
-                    " holds it as the loss itself, not a function that calls it"
-                )
-
-    def evaluate(self, outputs: Tensors, targets: Tensors) -> Tensor:
-        """The mean loss in evaluation mode, a detached scalar."""
-        module = self._function if isinstance(self._function, nn.Module) else None
-        if module is not None:
-            module.eval()
-        try:
-            return self.forward(outputs, targets, 0, keep=False)[0]
-        finally:
-            if module is not None:
-                module.train()
-
-    def backward(self, done: Pass) -> tuple[Tensor | None, ...]:
-        """The canonical gradient of each output of the last layer; None if the output carries none, `absent_like` of
-        one that the loss does not use."""
-        assert done.outputs is not None
-        (loss,) = done.outputs
-        trained = {} if self._module is None else dict(self._module.named_parameters(LOSS))
-        still = [name for name in trained if name in done.frozen]
-        moving = [p for name, p in trained.items() if p.requires_grad and name not in still]
-        leaves = [*{id(t): t for t in done.inputs if t.requires_grad}.values()]
-        # Who draws holds the turn, so that no other thread does meanwhile.
-        with nullcontext() if self._went_back else rng.turn:
-            drawn = None if self._went_back else rng.state(self._device)
-            with self._backward_pass:
-                backward(
-                    [loss], [torch.full_like(loss, self.scale)], inputs=[*leaves, *moving] if still else None
-                )
-            if drawn is not None and drawn != rng.state(self._device):
-                raise JobError(
-                    "the loss draws in its backward pass, from wherever the generators then stand: draw in the forward"
-                    " pass"
-                )
-        self._went_back = True
-        gradients = iter(input_gradients(done.inputs))
-        return tuple(next(gradients) if t.requires_grad else None for t in done.inputs)
-
-
 def _between_layers(leaves: Tensors) -> Tensors:
     """The inputs as a layer in the middle of a model has them: no leaves, which hooks, autocast and in-place operations
     treat in other ways."""
-    return _each_once(leaves, lambda t: t.view_as(t) if t.requires_grad else t)
+    return each_once(leaves, lambda t: t.view_as(t) if t.requires_grad else t)
 
 
-def _each_once(tensors: Tensors, make: Callable[[Tensor], Tensor]) -> Tensors:
+def each_once(tensors: Tensors, make: Callable[[Tensor], Tensor]) -> Tensors:
     """The results of `make`; a tensor that is there several times has one."""
     if len(tensors) == 1:
         return (make(tensors[0]),)
@@ -662,6 +515,6 @@ def _attributes_kept(module: nn.Module) -> Iterator[None]:
             attributes.update(kept)
 
 
-def _leaf(tensor: Tensor, carries: bool) -> Tensor:
+def leaf_of(tensor: Tensor, carries: bool) -> Tensor:
     leaf = tensor.detach()
     return leaf.requires_grad_() if carries and carries_gradient(leaf) else leaf

@@ -8,7 +8,9 @@ from torch import Tensor
 
 from workers.freezing.mask import NOTHING, Mask
 from workers.gradients.parts import Apart
-from workers.layer import Layer, Loss, Pass, Tensors
+from workers.layer import Layer, Pass, Tensors
+from workers.layer_check.loss_state import check_loss
+from workers.loss import Loss
 from workers.reproducibility import rng
 
 Check = Callable[[Layer, Tensors, int], None]
@@ -78,13 +80,10 @@ class Stage:
             return tensors
         assert targets is not None
         draw_key = rng.key(self._seed, "loss", step, microbatch)
+        if self._check is not None and not self.loss.checked:
+            check_loss(self.loss, tensors, targets, draw_key)
         loss, done = self.loss.forward(
-            tensors,
-            targets,
-            draw_key,
-            keep=not self._forward_only,
-            frozen=masks[-1].frozen,
-            compare=self._check is not None,
+            tensors, targets, draw_key, keep=not self._forward_only, frozen=masks[-1].frozen
         )
         if not self._forward_only:
             self._loss_passes[microbatch] = done

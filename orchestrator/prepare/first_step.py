@@ -110,7 +110,7 @@ def _compute(spec: Spec, definition: ModelDefinition, batch: Batch) -> None:
     import torch
 
     from workers.build import build_layers
-    from workers.layer import Loss
+    from workers.loss import Loss
     from workers.reproducibility import rng
     from workers.state.optim import make_optimizer
 

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from workers.deferred.queue import Accumulator
-from workers.layer import Layer, Loss, Pass, Tensors
+from workers.layer import Layer, Pass, Tensors
+from workers.loss import Loss
 from workers.reproducibility import rng
 from workers.stage import Check
 from workers.state.layer_state import LayerState

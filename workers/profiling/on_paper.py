@@ -21,7 +21,7 @@ from workers.config import WorkerConfig
 from workers.data.dataset import Batch, OpenData
 from workers.deferred.queue import Workspace
 from workers.devices.device import Device
-from workers.layer import Loss
+from workers.loss import Loss
 from workers.models.definition import ModelDefinition
 from workers.models.outline import sketch
 from workers.profiling.chain import Chain, Flight

@@ -24,8 +24,9 @@ from workers.config import WorkerConfig
 from workers.data.dataset import Batch, OpenData
 from workers.data.sampling import train_indices
 from workers.devices.device import Device
-from workers.layer import Loss, Tensors
+from workers.layer import Tensors
 from workers.layer_check.check import LayerCheck
+from workers.loss import Loss
 from workers.models.definition import ModelDefinition
 from workers.models.outline import outline
 from workers.process.pinned_memory import to_device

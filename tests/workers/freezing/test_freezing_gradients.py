@@ -16,7 +16,8 @@ from workers.data.dataset import Batch, Dataset
 from workers.data.registry import open_dataset
 from workers.deferred.queue import Workspace
 from workers.freezing.mask import Mask
-from workers.layer import Layer, Loss
+from workers.layer import Layer
+from workers.loss import Loss
 from workers.models.definition import ModelDefinition
 from workers.models.registry import build_definition
 from workers.protocol import JobError
