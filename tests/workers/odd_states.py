@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -218,30 +216,6 @@ class SparseBuffer(Odd):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(torch.sparse.mm(self.adjacency, x.t()).t().contiguous())
-
-
-# Layers of one class that do different things.
-
-
-class BranchesOnABuffer(Odd):
-    kinds: ClassVar[int] = 2
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.register_buffer("number", torch.tensor(number))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.linear(x)
-        if self.number % self.kinds and y.grad_fn is not None:
-            y.grad_fn.register_hook(
-                lambda into, out: tuple(
-                    g if g is None or g.shape != (WIDTH, WIDTH) else 0.5 * g for g in into
-                )
-            )
-        return x + torch.tanh(y)
-
-
-PAIRS["branches"] = [partial(BranchesOnABuffer, 0), partial(BranchesOnABuffer, 1)]
 
 
 # One tensor as several outputs: gradients are added in the order of one graph.

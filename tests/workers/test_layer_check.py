@@ -102,6 +102,17 @@ def test_what_tells_two_layers_apart_makes_two_kinds() -> None:
         module.option = value  # type: ignore[assignment]
         return module
 
+    def with_buffer(value: Tensor) -> nn.Module:
+        module = Odd()
+        module.register_buffer("kept", value)
+        return module
+
+    def with_norm(mean: float) -> nn.Module:
+        module = Odd()
+        module.norm = nn.BatchNorm1d(4)
+        module.norm.running_mean.fill_(mean)  # type: ignore[union-attr]
+        return module
+
     def by_function(function: object) -> nn.Module:
         return with_attribute(function)
 
@@ -122,6 +133,10 @@ def test_what_tells_two_layers_apart_makes_two_kinds() -> None:
         (Odd, Odd),
         (lambda: scaled(2.0), lambda: scaled(2.0)),
         (lambda: with_attribute([1, {"a": 2}]),) * 2,
+        (lambda: with_buffer(torch.tensor(1)),) * 2,
+        # Many numbers, and statistics, tell no branch.
+        (lambda: with_buffer(torch.zeros(99)), lambda: with_buffer(torch.ones(99))),
+        (lambda: with_norm(0.0), lambda: with_norm(1.0)),
     ]
     apart = [
         (lambda: by_function(partial(torch.mul, other=2)), lambda: by_function(partial(torch.mul, other=3))),
@@ -131,6 +146,8 @@ def test_what_tells_two_layers_apart_makes_two_kinds() -> None:
         (Odd, WeightHook),
         (lambda: scaled(2.0), lambda: scaled(3.0)),
         (lambda: with_attribute(1), lambda: with_attribute(2)),
+        (lambda: with_buffer(torch.tensor(1)), lambda: with_buffer(torch.tensor(2))),
+        (lambda: with_buffer(torch.zeros(3)), lambda: with_buffer(torch.ones(3))),
         (lambda: with_attribute(torch.ones(2)), lambda: with_attribute(torch.ones(2))),
         (lambda: with_attribute(torch.Generator()), lambda: with_attribute(torch.Generator())),
         (lambda: with_attribute((nn.Linear(2, 2),)), lambda: with_attribute((nn.Linear(2, 2),))),

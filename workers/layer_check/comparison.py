@@ -308,7 +308,7 @@ class LayerComparison:
             if writes.into(parameter):
                 raise JobError(self._changes(name))
         for name, tensor in hidden.items():
-            moved = held.get(name) is tensor and lay.get(name, 0) != (tensor.data_ptr() if name in lay else 0)
+            moved = name in lay and held.get(name) is tensor and tensor.data_ptr() != lay[name]
             if moved or writes.update(tensor):
                 raise JobError(
                     f"layer {layer.name} updates its {name} in its forward pass, which is no state of the model: hold"
