@@ -7,9 +7,10 @@ and no rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +55,18 @@ class Pass:
     """Whether stock autograd forms all gradients in one walk of the graph; nothing is queued."""
 
 
+@dataclass(frozen=True)
+class Compared:
+    """A comparison of a layer with plain autograd."""
+
+    due: int
+    """The step from which on it was due."""
+    modes: Mapping[str, bool] = field(default_factory=dict)
+    """By name, whether a module was in training mode after a pass; nothing if another of its kind was compared."""
+    settled: Mapping[str, Any] = field(default_factory=dict)
+    """By name, what attributes held through all of the comparison."""
+
+
 class Layer:
     """A built layer. Weight gradients accumulate in its parameters' `.grad`."""
 
@@ -86,8 +99,8 @@ class Layer:
         self.deferral, self.uncovered = self._cover.deferral, self._cover.uncovered
         self.aliases: dict[str, tuple[Tensor, str]] = {}
         """Tensors of its attributes that lay in the memory of a parameter or buffer when it was built, and its name."""
-        self.checked = False
-        """Whether it was compared with plain autograd (`layer_check/`)."""
+        self.compared: Compared | None = None
+        """Its newest comparison with plain autograd (`layer_check/`)."""
         self.tell: Callable[[str], None] | None = None
         """Takes what a user should know of it, once it was compared."""
         self.whole = ""

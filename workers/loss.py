@@ -29,12 +29,12 @@ class Loss:
     def __init__(
         self, layer: Layer, function: Callable[..., Tensor], *, precision: str, device: torch.device
     ) -> None:
-        self._layer = layer
+        self.layer = layer
         self.trained = loss_beside(layer.module)
         self.function = function if self.trained is None else self.trained
         self._known = False
-        self.checked = False
-        """Whether it was looked at for a state that it keeps (`layer_check/loss_state.py`)."""
+        self.compared: int | None = None
+        """The step from which on its newest look for a state was due (`layer_check/loss_state.py`)."""
         self._precision = precision
         self._cast = boundary_dtype(precision)
         self.device = device
@@ -67,7 +67,7 @@ class Loss:
         """The loss, with its graph if that is to be kept; the ends of that become the inputs of `of_layer`."""
         leaves = of_layer.inputs = each_once(outputs, lambda t: leaf_of(t, t.requires_grad and keep))
         with (
-            nullcontext() if self.trained is None else self._layer.seen_buffers(of_layer, write=write),
+            nullcontext() if self.trained is None else self.layer.seen_buffers(of_layer, write=write),
             self._forward_pass,
             torch.set_grad_enabled(keep),
             rng.keyed(of_layer.draw_key, self.device),

@@ -252,7 +252,7 @@ class WarningReport:
 
 @dataclass(frozen=True, kw_only=True)
 class LayersChecked:
-    """A rank compared layers with plain autograd, before the first step that they took part in was committed."""
+    """A rank compared layers with plain autograd, as its first step with them began or that of a further comparison."""
 
     rank: int
     """Its number."""

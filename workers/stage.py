@@ -9,12 +9,10 @@ from torch import Tensor
 from workers.freezing.mask import NOTHING, Mask
 from workers.gradients.parts import Apart
 from workers.layer import Layer, Pass, Tensors
-from workers.layer_check.loss_state import check_loss
+from workers.layer_check.check import LayerCheck
 from workers.loss import Loss
 from workers.reproducibility import rng
 
-Check = Callable[[Layer, Tensors, int], None]
-"""Layer, its inputs, the key of its draws; see `LayerCheck`."""
 Masks = Callable[[int, int], Mask]
 """Layer, global microbatch -> what the layer skips in that microbatch of the current step."""
 
@@ -30,7 +28,7 @@ class Stage:
         masks: which parameters freeze; None for none.
         forward_only: no backward pass follows: this stage, and all before it, are frozen permanently.
         parts: keeps gradients of different microbatches apart; None: there is one sum for all.
-        check: compares each layer with plain autograd before its first pass; None: nobody does.
+        check: compares each layer with plain autograd as it falls due; None: nobody does.
     """
 
     def __init__(
@@ -43,7 +41,7 @@ class Stage:
         masks: Masks | None = None,
         forward_only: bool = False,
         parts: Apart | None = None,
-        check: Check | None = None,
+        check: LayerCheck | None = None,
     ) -> None:
         self.layers = tuple(layers)
         self.loss = loss
@@ -66,8 +64,8 @@ class Stage:
         ]
         for layer, mask in zip(self.layers, masks, strict=True):
             draw_key = rng.key(self._seed, "forward", step, microbatch, layer.name)
-            if self._check is not None and not layer.checked:
-                self._check(layer, tensors, draw_key)
+            if self._check is not None:
+                self._check.compare(layer, tensors, draw_key, step)
             keep = layer.index not in self._recompute and not self._forward_only
             tensors, done = layer.forward(tensors, draw_key, keep=keep, frozen=mask.frozen)
             passes.append(done)
@@ -80,8 +78,8 @@ class Stage:
             return tensors
         assert targets is not None
         draw_key = rng.key(self._seed, "loss", step, microbatch)
-        if self._check is not None and not self.loss.checked:
-            check_loss(self.loss, tensors, targets, draw_key)
+        if self._check is not None:
+            self._check.compare_loss(self.loss, tensors, targets, draw_key, step)
         loss, done = self.loss.forward(
             tensors, targets, draw_key, keep=not self._forward_only, frozen=masks[-1].frozen
         )

@@ -458,6 +458,21 @@ class HookedLoss(nn.Module):
         return cross_entropy(logits, targets) * self.scale
 
 
+class GoingBackLoss(nn.Module):
+    """One against a perturbation that it forms by going back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        with torch.enable_grad():
+            moved = torch.zeros_like(logits, requires_grad=True)
+            cross_entropy((logits.detach() + moved) * self.scale, targets).backward()
+        assert moved.grad is not None
+        return cross_entropy((logits + moved.grad) * self.scale, targets)
+
+
 LOSSES: dict[str, Callable[[], Callable[..., Tensor]]] = {
     "counting": CountingLoss,
     "averaging": averaging_loss,
@@ -465,6 +480,7 @@ LOSSES: dict[str, Callable[[], Callable[..., Tensor]]] = {
     "drawing": drawing_loss,
     "moving": MovingLoss,
     "remembering": RememberingLoss,
+    "going-back": GoingBackLoss,
     "hooked": HookedLoss,
 }
 

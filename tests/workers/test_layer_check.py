@@ -48,8 +48,8 @@ def test_a_check_leaves_gradients_buffers_and_draws_as_they_were() -> None:
     for layer in (checked, untouched):
         outputs, done = layer.forward(inputs(), 3, keep=True)
         layer.backward(done, (torch.ones_like(outputs[0]),), weights=True)
-    LayerCheck(print, "float32")(checked, inputs(), 4)
-    assert checked.checked
+    LayerCheck(print, "float32").compare(checked, inputs(), 4, 0)
+    assert checked.compared is not None
     for layer in (checked, untouched):
         outputs, done = layer.forward(inputs(), 5, keep=True)
         layer.backward(done, (torch.ones_like(outputs[0]),), weights=True)
@@ -67,7 +67,7 @@ def test_a_check_keeps_no_memory() -> None:
     with LiveStorages() as live:
         live.add(layer.module.parameters())
         before = live.live_bytes
-        LayerCheck(print, "float32")(layer, given, 4)
+        LayerCheck(print, "float32").compare(layer, given, 4, 0)
         assert live.live_bytes <= before + sum(
             p.nbytes for p in layer.module.parameters()
         )  # scratch of products
@@ -78,7 +78,7 @@ def test_layers_of_one_kind_are_compared_once() -> None:
     check.tell = told.append
     layers = [layer_of(GradientPenalty, index) for index in range(1, 4)]
     for layer in layers:
-        check(layer, inputs(), 4)
+        check.compare(layer, inputs(), 4, 0)
     assert len(check._kinds) == 1
     assert {layer.whole for layer in layers} == {"it takes gradients in its forward pass"}
     (text,) = told
@@ -161,7 +161,7 @@ def test_what_tells_two_layers_apart_makes_two_kinds() -> None:
 
 def test_a_frozen_matrix_of_a_layer_left_to_autograd_gets_no_gradient() -> None:
     layer = layer_of(UsedDirectlyToo)
-    LayerCheck(print, "float32")(layer, inputs(), 4)
+    LayerCheck(print, "float32").compare(layer, inputs(), 4, 0)
     assert layer.whole
     for frozen in ("linear.weight", "linear.bias"):
         outputs, done = layer.forward(inputs(), 5, keep=True, frozen=frozenset({frozen}))
@@ -177,7 +177,7 @@ def test_a_frozen_matrix_in_a_reentrant_checkpoint_gets_no_gradient() -> None:
 
     for kind in (Inside, ReentrantCheckpoint):
         layer = layer_of(kind)
-        LayerCheck(print, "float32")(layer, inputs(), 4)
+        LayerCheck(print, "float32").compare(layer, inputs(), 4, 0)
         assert layer.whole
         outputs, done = layer.forward(inputs(), 5, keep=True, frozen=frozenset({"linear.weight"}))
         layer.backward(done, (torch.ones_like(outputs[0]),), weights=False)
@@ -188,7 +188,7 @@ def test_a_frozen_matrix_in_a_reentrant_checkpoint_gets_no_gradient() -> None:
 def test_a_microbatch_of_one_sample_shows_what_is_kept_between_passes() -> None:
     one = (inputs()[0][:1].detach().requires_grad_(),)
     with pytest.raises(JobError, match="layer l1 does not train as in a plain loop"):
-        LayerCheck(print, "float32")(layer_of(HandsToItsBackwardPass), one, 4)
+        LayerCheck(print, "float32").compare(layer_of(HandsToItsBackwardPass), one, 4, 0)
 
 
 class TransposedBuffer(Odd):
@@ -229,7 +229,7 @@ class GivesNone(Odd):
 
 @pytest.mark.parametrize("kind", [TransposedBuffer, ForwardsOfItsFirstPass, GivesNone])
 def test_a_layer_that_is_right_passes(kind: type[nn.Module]) -> None:
-    LayerCheck(print, "float32")(layer_of(kind), inputs(), 4)
+    LayerCheck(print, "float32").compare(layer_of(kind), inputs(), 4, 0)
 
 
 def test_what_a_layer_and_the_loss_share_stays_one() -> None:
@@ -252,7 +252,7 @@ def test_a_layer_that_no_gradient_reaches_is_told_of() -> None:
             return super().forward(x).detach()
 
     told: list[str] = []
-    LayerCheck(told.append, "float32")(layer_of(Cut), inputs(), 4)
+    LayerCheck(told.append, "float32").compare(layer_of(Cut), inputs(), 4, 0)
     assert told == [
         "no gradient reaches layer l1, though it has 2 parameters to train: they stay as they are",
     ]
@@ -264,11 +264,11 @@ def test_a_layer_whose_output_is_laid_out_otherwise_for_the_next_is_told_of() ->
             return super().forward(x).view(len(x), 4, -1).transpose(1, 2)
 
     told: list[str] = []
-    LayerCheck(told.append, "float32")(layer_of(Turned), inputs(), 4)
+    LayerCheck(told.append, "float32").compare(layer_of(Turned), inputs(), 4, 0)
     (text,) = told
     assert text.startswith("layer l1 returns a tensor that is not contiguous")
     told.clear()
-    LayerCheck(told.append, "float32")(layer_of(Odd), inputs(), 4)
+    LayerCheck(told.append, "float32").compare(layer_of(Odd), inputs(), 4, 0)
     assert told == []
 
 

@@ -15,7 +15,7 @@ from reference import train_plainly
 
 from workers.config import ModelConfig, WorkerConfig
 from workers.launch.ranks import run_threads
-from workers.protocol import JobError, LayersChecked, StepReport
+from workers.protocol import JobError, LayersChecked, StepReport, WarningReport
 
 
 def config_of(output: Path, factory: str, **arguments: Any) -> WorkerConfig:
@@ -65,6 +65,32 @@ def test_one_tensor_as_several_outputs_in_some_passes_only_is_refused(tmp_path: 
 
 
 @pytest.mark.parametrize(
+    ("late", "what"),
+    [
+        ("LateHook", "does otherwise than when it was compared.* to be left to plain autograd now"),
+        ("LateCheckpoint", "does otherwise than when it was compared.* as its graph has a checkpoint"),
+        ("LateMode", "does otherwise than when it was compared.* its norm is in evaluation mode now"),
+        ("LateCount", "changes its attribute counted in each forward pass"),
+    ],
+)
+def test_a_layer_that_does_otherwise_later_is_refused_then(tmp_path: Path, late: str, what: str) -> None:
+    model = ModelConfig(factory="late_switches:model", arguments={"late": late})
+    run_threads(job(small_config(tmp_path, model=model, steps=8), ranks=2, layers=4))
+    with pytest.raises(JobError, match=f"layer l1 {what}"):
+        run_threads(job(small_config(tmp_path, model=model, steps=9), ranks=2, layers=4))
+
+
+def test_an_attribute_that_a_layer_changes_later_is_told(tmp_path: Path) -> None:
+    model = ModelConfig(factory="late_switches:model", arguments={"late": "LateFlag"})
+    config = small_config(tmp_path, model=model, steps=9)
+    run = run_threads(job(config, ranks=2, layers=4))
+    told = [report.text for report in run.reports if isinstance(report, WarningReport)]
+    assert len(told) == 1
+    assert told[0].startswith("layer l1 has changed its attribute warm, which is no state of the model")
+    assert run.state_sha256 == train_plainly(config, tmp_path)[0]
+
+
+@pytest.mark.parametrize(
     ("name", "what"),
     [
         ("counting", "changes its attribute passes in each pass"),
@@ -72,6 +98,7 @@ def test_one_tensor_as_several_outputs_in_some_passes_only_is_refused(tmp_path: 
         ("moving", "changes its parameter center in its forward pass"),
         ("drawing", "draws in its backward pass"),
         ("remembering", "computes something else each time"),
+        ("going-back", "gives its parameter scale a gradient in its forward pass"),
         ("hooked", "has a hook on its parameter scale"),
         ("noting", ""),
     ],

@@ -75,7 +75,7 @@ class Compiler:
             for layer in layers:
                 try:
                     layer.compiled = self._compiled(layer, self._inputs)
-                    layer.checked = False
+                    layer.compared = None
                     self.why_not.pop(layer.name, None)
                 except Untraceable as error:
                     self.why_not[layer.name] = str(error)

@@ -1,4 +1,4 @@
-"""Which layers are compared, each kind once, and what is said of them."""
+"""Which layers are compared, each kind once, and when; and what is said of them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,28 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from workers.blamed import blamed
-from workers.layer import Layer, Tensors
-from workers.layer_check.comparison import LayerComparison
+from workers.layer import Compared, Layer, Tensors
+from workers.layer_check.comparison import LayerComparison, changed
 from workers.layer_check.kinds import kind_of
-from workers.protocol import LayersChecked
+from workers.layer_check.loss_state import check_loss
+from workers.loss import Loss
+from workers.protocol import JobError, LayersChecked
+
+FURTHER = 8
+"""Layers are compared again at the steps that are powers of this: some do otherwise from a later pass on."""
+
+
+def due(step: int) -> int:
+    """The newest step, up to `step`, at which a comparison is due; 0 is that before the first step."""
+    newest = 0
+    while step >= FURTHER:
+        newest, step = max(newest, 1) * FURTHER, step // FURTHER
+    return newest
 
 
 @dataclass
 class LayerCheck:
-    """The check of one rank's layers. A kind that it knows is not compared again.
+    """The check of one rank's layers. A kind that it knows is not compared again until the next comparison is due.
 
     Args:
         tell: takes what a user should know: a layer that is left to plain autograd, or that nothing trains.
@@ -29,44 +42,96 @@ class LayerCheck:
     """Layer -> why it is left to plain autograd; of all layers so far."""
     seconds: float = 0.0
     """Time that this took."""
-    _kinds: dict[str, tuple[str, frozenset[int]]] = field(default_factory=dict)
-    """Kind -> why its layers are left to plain autograd, empty if they are not; and their detached outputs."""
+    _kinds: dict[tuple[int, str], tuple[str, frozenset[int]]] = field(default_factory=dict)
+    """(when the comparison was due, kind) -> why its layers are left to plain autograd, empty if they are not; and
+    their detached outputs."""
 
-    def __call__(self, layer: Layer, inputs: Tensors, draw_key: int) -> None:
+    def compare(self, layer: Layer, inputs: Tensors, draw_key: int, step: int) -> None:
         """Compare `layer` with plain autograd, unless that was done. Afterwards the layer is as it was, but for the way
         in which its gradients are formed.
 
         Args:
             inputs: those of a microbatch, as `Layer.forward` takes them.
             draw_key: of its random draws.
+            step: the step that it is in; 0 of a profile.
 
         Raises:
-            JobError: no way of training it gives the numbers of plain autograd; names the layer and what differs.
+            JobError: no way of training it gives the numbers of plain autograd, or not that in which it has trained
+                since it was compared before; names the layer and what differs.
         """
-        if layer.checked or any(t.is_meta for t in (*inputs, *layer.trained.values())):
+        newest, before = due(step), layer.compared
+        if before is not None and before.due >= newest:
+            return
+        if any(t.is_meta for t in (*inputs, *layer.trained.values())):
             return
         begun_s = time.perf_counter()
-        kind = kind_of(layer, inputs)
+        kind, found = (newest, kind_of(layer, inputs)), Compared(newest)
         if kind not in self._kinds:
+            known = layer.whole
             with blamed(f"the comparison of layer {layer.name} with plain autograd"):
                 comparison = LayerComparison(layer, inputs, draw_key, self.precision, self.tell)
                 reason = comparison.made()
+            found = Compared(newest, comparison.modes, comparison.settled)
             self._kinds[kind] = reason, comparison.detached
-            if reason:
+            if reason and not known:
+                self._refuse_later(layer, f"it would have to be left to plain autograd now, as {reason}")
                 self.tell(
                     f"layer {layer.name}, with those of its kind, trains by plain autograd: {reason}. All gradients are"
                     " formed in its backward pass: no schedule can put its weight gradients off, and freezing does not"
                     " make its steps shorter"
                 )
-        reason, layer.detached = self._kinds[kind]
+        reason, detached = self._kinds[kind]
         if reason and not layer.whole:
             layer.compute_whole(reason)
-        layer.checked, layer.tell, layer.aliases = True, self.tell, {}
+        if before is not None:
+            self._hold_against(before, layer, found, detached)
+        layer.compared, layer.detached = found, detached
+        layer.tell, layer.aliases = self.tell, {}
         self.names.append(layer.name)
         self.whole.pop(layer.name, None)
         if layer.whole:
             self.whole[layer.name] = layer.whole
         self.seconds += time.perf_counter() - begun_s
+
+    def compare_loss(self, loss: Loss, outputs: Tensors, targets: Tensors, draw_key: int, step: int) -> None:
+        """Look at `loss` for a state that it keeps, unless that was done; as `compare` does.
+
+        Args:
+            outputs, targets: those of a microbatch, as `Loss.forward` takes them.
+
+        Raises:
+            JobError: it keeps one, or does what a loss must not.
+        """
+        newest = due(step)
+        if loss.compared is None or loss.compared < newest:
+            check_loss(loss, outputs, targets, draw_key)
+            loss.compared = newest
+
+    def _hold_against(
+        self, before: Compared, layer: Layer, found: Compared, detached: frozenset[int]
+    ) -> None:
+        """Refuse or tell what has become another since `layer` was compared before."""
+        if detached != layer.detached:
+            self._refuse_later(layer, "it detaches other outputs")
+        if not found.modes:
+            return
+        for name in changed(before.modes, found.modes):
+            mode = "training" if found.modes.get(name) else "evaluation"
+            self._refuse_later(layer, f"its {name or 'module'} is in {mode} mode now")
+        for name in changed(before.settled, found.settled):
+            self.tell(
+                f"layer {layer.name} has changed its {name}, which is no state of the model: it is not saved, not"
+                " undone with a step that is run again, and not moved. If what it computes depends on it, hold it in a"
+                " persistent buffer (register_buffer)"
+            )
+
+    def _refuse_later(self, layer: Layer, what: str) -> None:
+        if layer.compared is not None:
+            raise JobError(
+                f"layer {layer.name} does otherwise than when it was compared with plain autograd before: {what}. Which"
+                " passes still did as before depends on the schedule: let it do the same from the first pass on, and"
+                " choose by values, as torch.where does"
+            )
 
     def taken(self, rank: int) -> LayersChecked | None:
         """The report of what was compared since the last call; None: nothing."""

@@ -36,7 +36,7 @@ NEAR_SUMS = {"float32": 0.0, "float16": 2.0**-9, "bfloat16": 2.0**-6, "bfloat16-
 _NOT_THERE = object()
 
 
-def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """The names whose value is another, or gone. New ones are none: notes may grow."""
     return [name for name, value in before.items() if after.get(name, _NOT_THERE) != value]
 
@@ -68,6 +68,10 @@ class LayerComparison:
         self._attached: set[int] = set()
         self._detached: set[int] = set()
         self._made = _named_persistently(layer.module)
+        self.modes: dict[str, bool] = {}
+        """By name, whether a module is in training mode after a pass; once compared."""
+        self.settled: dict[str, Any] = {}
+        """By name, what attributes held through all passes; once compared."""
 
     @property
     def detached(self) -> frozenset[int]:
@@ -178,9 +182,9 @@ class LayerComparison:
             self._refuse_overwritten(held, outputs)
             if not outputs:
                 self._refuse_early_gradients()
-            changed = [n for n, p in parameters.items() if before[n] != _print(p)]
-            if changed:
-                raise JobError(self._changes(changed[0]))
+            written = [n for n, p in parameters.items() if before[n] != _print(p)]
+            if written:
+                raise JobError(self._changes(written[0]))
             self._refuse_results(roots)
             self._attached |= {number for number, t in enumerate(roots) if t.requires_grad}
             self._laid_out_otherwise |= any(carries_gradient(t) and not t.is_contiguous() for t in roots)
@@ -206,9 +210,11 @@ class LayerComparison:
         with rng.turn:
             check_modes_kept(f"the forward pass of layer {layer.name}")
         numbers = self._numbers(outputs, input_grads)
-        moved = [name for one, other in pairwise(states) for name in _changed(one, other)]
+        moved = [name for one, other in pairwise(states) for name in changed(one, other)]
         if moved:
             self._refuse_states(buffers, moved)
+        self.modes = {name: part.training for name, part in layer.module.named_modules()}
+        self.settled = {name: value for name, value in states[0].items() if name not in moved}
         return numbers
 
     def _hidden(self) -> dict[str, Any]:
@@ -267,7 +273,7 @@ class LayerComparison:
             self._restore(buffers)
             layer.plain_forward(self._inputs[1], self._keys[1])
             found.append(self._hidden())
-        apart = {name for one, other in pairwise(found) for name in _changed(one, other)}
+        apart = {name for one, other in pairwise(found) for name in changed(one, other)}
         for name in suspects:
             if name in apart:
                 raise JobError(

@@ -28,17 +28,27 @@ def check_loss(loss: Loss, outputs: Tensors, targets: Tensors, draw_key: int) ->
         draw_key: of its random draws.
 
     Raises:
-        JobError: the loss keeps a state outside of buffers, changes a parameter, or draws in its backward pass.
+        JobError: the loss keeps a state outside of buffers, changes a parameter, gives one a gradient, or draws in its
+            backward pass.
     """
-    loss.checked = True
     others = tuple(
         (0.75 * t.detach()).requires_grad_(t.requires_grad) if carries_gradient(t) else t for t in outputs
     )
     parameters = {} if loss.trained is None else dict(loss.trained.named_parameters())
     given = {name: (p.data_ptr(), bits(p)) for name, p in parameters.items()}
-    first, _, again, last = (
-        _after_pass(loss, each, targets, draw_key) for each in (others, outputs, others, others)
-    )
+    aside = loss.layer.summed.set_aside()
+    try:
+        first, _, again, last = (
+            _after_pass(loss, each, targets, draw_key) for each in (others, outputs, others, others)
+        )
+        early = [name for name, p in parameters.items() if p.grad is not None]
+    finally:
+        loss.layer.summed.take_back(aside)
+    if early:
+        raise JobError(
+            f"the loss gives its parameter {early[0]} a gradient in its forward pass, as backward() does there: take it"
+            " by torch.autograd.grad, which adds it to none"
+        )
     for name, parameter in parameters.items():
         if given[name] != (parameter.data_ptr(), bits(parameter)):
             raise JobError(

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from workers.deferred.queue import Accumulator
 from workers.layer import Layer, Pass, Tensors
+from workers.layer_check.check import LayerCheck
 from workers.loss import Loss
 from workers.reproducibility import rng
-from workers.stage import Check
 from workers.state.layer_state import LayerState
 
 
@@ -44,7 +44,7 @@ class Chain:
         layers: Sequence[tuple[Layer, LayerState]],
         loss: Loss | None,
         seed: int,
-        check: Check | None = None,
+        check: LayerCheck | None = None,
     ) -> None:
         self.layers = [layer for layer, _ in layers]
         self.states = [state for _, state in layers]
@@ -60,8 +60,8 @@ class Chain:
         """The forward pass of layer `number`; of the last one, the loss's too."""
         layer = self.layers[number]
         draw_key = rng.key(self._seed, "forward", 0, flight.microbatch, layer.name)
-        if self._check is not None and not layer.checked:
-            self._check(layer, flight.tensors, draw_key)
+        if self._check is not None:
+            self._check.compare(layer, flight.tensors, draw_key, 0)
         flight.tensors, done = layer.forward(flight.tensors, draw_key, keep=True)
         flight.passes.append(done)
         if self._loss is not None and number == len(self.layers) - 1:
