@@ -19,9 +19,9 @@ from planner.schedule.registry import build, families
 from planner.schedule.validate import ScheduleError
 from planner.search import evaluate
 from planner.search.convergence import Convergence
-from planner.search.evaluate import PROGRAMS, Evaluator
+from planner.search.evaluate import LEAST_MEMORY, PROGRAMS, Evaluator
 from planner.search.replan import Replanner
-from planner.search.search import Choice, Wish, choose
+from planner.search.search import END_TO_END, Choice, Effort, Wish, choose, choose_among
 from planner.search.shapes import Shape, shapes
 from planner.search.unmeasured import unmeasured_plan
 from planner.simulation.predict import Prediction, predict
@@ -182,6 +182,31 @@ def test_memory_limits_are_kept_where_the_fastest_cut_breaks_them():
     assert choice.prediction.fits
     assert choice.prediction.step_s > free.prediction.step_s
     assert choice.plan.layers != free.plan.layers
+
+
+def test_the_cut_of_the_least_memory_is_made_where_the_fastest_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While ranks wait; where alternatives are named, it is one of them."""
+    made: list[Ranges] = []
+    least = PROGRAMS[LEAST_MEMORY]
+
+    def noted(costs: StageCosts, within: bool) -> Ranges:
+        made.append(least(costs, within))
+        return made[-1]
+
+    def chosen(model: Profile) -> Choice:
+        shape = Shape(name="1f1b", ranks=4, chunks=1, microbatches=8)
+        evaluator = Evaluator(model, shape, replicas=1, recompute=())
+        return choose_among([evaluator], END_TO_END, effort=Effort(finalists=1, actions=1), compare=False)
+
+    monkeypatch.setitem(PROGRAMS, LEAST_MEMORY, noted)
+    fastest = chosen(MODEL)
+    assert not made
+    fitting = chosen(with_memory(MODEL, fastest.prediction.peak_memory_bytes - 1))
+    assert made
+    assert fitting.prediction.fits
+    assert fitting.plan.layers != fastest.plan.layers
 
 
 def test_a_program_is_asked_again_for_what_its_limits_leave_out():
