@@ -32,7 +32,7 @@ def test_each_layer_is_recomputed_exactly_once_per_microbatch(
     original = Layer.recompute
 
     def counting(self: Layer, done: object) -> None:
-        if self.checked:  # the comparison with plain autograd recomputes too
+        if self.compared is not None:  # the comparison with plain autograd recomputes too
             recomputed.append(self.index)
         original(self, done)
 

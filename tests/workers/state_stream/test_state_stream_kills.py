@@ -83,7 +83,7 @@ def test_a_server_that_is_killed_is_gone_at_once() -> None:
         assert isinstance(got[0], Gone)
         assert "silent" not in str(got[0]), "it must not have waited for a time limit"
         assert f"layer 3 of step 17 from {HOST}:{port}" in str(got[0])
-        assert not its & listening(port)
+        eventually("the system has closed its socket", lambda: not its & listening(port))
 
 
 def test_a_taker_that_is_killed_costs_the_server_nothing() -> None:
