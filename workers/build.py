@@ -50,6 +50,12 @@ def build_module(
                     )
                 with torch.no_grad():
                     target.copy_(source)
+    for kind, own in ("parameter", module.named_parameters()), ("buffer", module.named_buffers()):
+        if unmade := [name for name, tensor in own if tensor.is_meta]:
+            raise JobError(
+                f"{kind} {unmade[0]} of layer {builder.name} is on the meta device, without values: make it on the CPU,"
+                " or hold what is only a sketch in a list, which is no part of the module"
+            )
     return module
 
 

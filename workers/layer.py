@@ -274,7 +274,7 @@ class Layer:
         versions = [t._version for t in leaves]
         done = Pass(draw_key, leaves, None, self._queue())
         with self.as_made(), torch.enable_grad(), self.seen_buffers(done, write=True):
-            outputs = self._run(self.module, _between_layers(leaves), draw_key, done.queue)
+            outputs = self._run(self.module, between_layers(leaves), draw_key, done.queue)
         self._refuse_changed(leaves, versions)
         self._refuse_switched()
         if self._cover.replaced and not self.whole:
@@ -337,7 +337,7 @@ class Layer:
             done.queue = self._queue()
         done.whole = True
         with self.seen_buffers(done, write=write_buffers):
-            return self._run(self.module, _between_layers(done.inputs), done.draw_key, done.queue)
+            return self._run(self.module, between_layers(done.inputs), done.draw_key, done.queue)
 
     def _train_deferring(self, done: Pass, *, write_buffers: bool) -> Tensors | None:
         """`_train` with the covered modules deferring; None: the pass met what none understands."""
@@ -350,7 +350,7 @@ class Layer:
             # Entered for each layer and microbatch: most have no buffers.
             seen = self.seen_buffers(done, write=write_buffers) if self._buffers else nullcontext(_nothing)
             with seen as keep_old:
-                outputs = self._run(self.module, _between_layers(done.inputs), done.draw_key, done.queue)
+                outputs = self._run(self.module, between_layers(done.inputs), done.draw_key, done.queue)
                 if not done.queue.odd:
                     return outputs
                 keep_old()
@@ -400,14 +400,19 @@ class Layer:
         copies: dict[int, Tensor] = {}
         for (owner, name, buffer), seen in zip(self._buffers, found, strict=True):
             # Modules that share one go on sharing it.
-            owner._buffers[name] = copies.setdefault(id(buffer), seen.clone())
+            copied = owner._buffers[name] = copies.setdefault(id(buffer), seen.clone())
+            for noted, value in buffer.__dict__.items():
+                setattr(copied, noted, value)
         written = [write]
         try:
             yield written.clear
             if written and write:
                 with torch.no_grad():
                     for owner, name, buffer in self._buffers:
-                        buffer.copy_(self._like(buffer, getattr(owner, name), name))
+                        left = self._like(buffer, getattr(owner, name), name)
+                        buffer.copy_(left)
+                        for noted, value in left.__dict__.items():
+                            setattr(buffer, noted, value)
         finally:
             for owner, name, buffer in self._buffers:
                 owner._buffers[name] = buffer
@@ -468,7 +473,7 @@ class Layer:
         )
 
 
-def _between_layers(leaves: Tensors) -> Tensors:
+def between_layers(leaves: Tensors) -> Tensors:
     """The inputs as a layer in the middle of a model has them: no leaves, which hooks, autocast and in-place operations
     treat in other ways."""
     return each_once(leaves, lambda t: t.view_as(t) if t.requires_grad else t)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,16 @@ from torch import Tensor, nn
 from workers.backward import backward, ends_of
 from workers.blamed import blamed
 from workers.deferred.queue import WeightGradQueue
-from workers.layer import NOTHING_FROZEN, Layer, Pass, Tensors, each_once, input_gradients, leaf_of
+from workers.layer import (
+    NOTHING_FROZEN,
+    Layer,
+    Pass,
+    Tensors,
+    between_layers,
+    each_once,
+    input_gradients,
+    leaf_of,
+)
 from workers.models.trained_loss import LOSS, loss_beside
 from workers.protocol import JobError
 from workers.reproducibility import rng
@@ -65,16 +74,32 @@ class Loss:
 
     def run(self, of_layer: Pass, outputs: Tensors, targets: Tensors, *, keep: bool, write: bool) -> Tensor:
         """The loss, with its graph if that is to be kept; the ends of that become the inputs of `of_layer`."""
-        leaves = of_layer.inputs = each_once(outputs, lambda t: leaf_of(t, t.requires_grad and keep))
+        of_layer.inputs = each_once(outputs, lambda t: leaf_of(t, t.requires_grad and keep))
+        with self._buffers(of_layer, write=write), torch.set_grad_enabled(keep):
+            return self._value(of_layer, targets)
+
+    @contextmanager
+    def plain(self, outputs: Tensors, targets: Tensors, draw_key: int) -> Iterator[tuple[Tensors, Tensor]]:
+        """Context manager: the ends of its graph and the loss, as in a plain loop, which goes back inside; what it does
+        to buffers, there too, is kept."""
+        done = Pass(
+            draw_key, each_once(outputs, lambda t: leaf_of(t, t.requires_grad)), None, WeightGradQueue()
+        )
+        with self._buffers(done, write=True), torch.enable_grad():
+            yield done.inputs, self._value(done, targets)
+
+    def _buffers(self, done: Pass, *, write: bool) -> AbstractContextManager[object]:
+        return nullcontext() if self.trained is None else self.layer.seen_buffers(done, write=write)
+
+    def _value(self, done: Pass, targets: Tensors) -> Tensor:
         with (
-            nullcontext() if self.trained is None else self.layer.seen_buffers(of_layer, write=write),
             self._forward_pass,
-            torch.set_grad_enabled(keep),
-            rng.keyed(of_layer.draw_key, self.device),
+            rng.keyed(done.draw_key, self.device),
             autocast(self._precision, self.device),
         ):
             # A loss in 16 bits would lose what a mean over many tokens is made of.
-            loss = self.function(*(t.float() if t.dtype == self._cast else t for t in leaves), *targets)
+            given = (t.float() if t.dtype == self._cast else t for t in between_layers(done.inputs))
+            loss = self.function(*given, *targets)
         if not isinstance(loss, Tensor) or loss.dim() != 0:
             raise JobError("the loss must be a scalar tensor, the mean over the microbatch")
         return loss
@@ -91,7 +116,8 @@ class Loss:
             if isinstance(leaf, torch.nn.Parameter) and id(leaf) not in own:
                 raise JobError(
                     f"the loss uses a parameter {list(leaf.shape)} that nothing would train: return the module that"
-                    " holds it as the loss itself, not a function that calls it"
+                    " holds it as the loss itself, not a function that calls it, and have no closure of that module"
+                    " refer to it, which a copy of the module would not follow"
                 )
 
     def evaluate(self, outputs: Tensors, targets: Tensors) -> Tensor:
@@ -114,7 +140,8 @@ class Loss:
         still = [name for name in trained if name in done.frozen]
         moving = [p for name, p in trained.items() if p.requires_grad and name not in still]
         leaves = [*{id(t): t for t in done.inputs if t.requires_grad}.values()]
-        with self._backward_pass:
+        # A checkpoint draws again as it recomputes, from the generator of the whole process.
+        with self._backward_pass, rng.turn:
             backward(
                 [loss], [torch.full_like(loss, self.scale)], inputs=[*leaves, *moving] if still else None
             )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -379,111 +380,84 @@ def hands_on_twice_at_first() -> ModelDefinition:
     return ModelDefinition(tuple(LayerBuilder(f"l{i}", kind) for i, kind in enumerate(kinds)), cross_entropy)
 
 
-# Losses.
+# What is done once.
 
 
-class CountingLoss(nn.Module):
+@right
+class NotesOnABuffer(Odd):
     def __init__(self) -> None:
         super().__init__()
-        self.passes = 0
+        self.register_buffer("scale", torch.ones(WIDTH))
+        self.scale.factor = 2.0
 
-    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        self.passes += 1
-        return cross_entropy(logits, targets) * (1.0 if self.passes < 30 else 0.5)
-
-
-def averaging_loss() -> Callable[..., Tensor]:
-    mean = 1.0
-
-    def loss(logits: Tensor, targets: Tensor) -> Tensor:
-        nonlocal mean
-        value = cross_entropy(logits, targets)
-        mean = 0.9 * mean + 0.1 * value.item()
-        return value / mean
-
-    return loss
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.linear(x)) * self.scale * self.scale.factor
 
 
-def noting_loss() -> Callable[..., Tensor]:
-    notes: list[float] = []
-
-    def loss(logits: Tensor, targets: Tensor) -> Tensor:
-        value = cross_entropy(logits, targets)
-        notes.append(value.item())
-        return value
-
-    return loss
-
-
-def drawing_loss() -> Callable[..., Tensor]:
-    def loss(logits: Tensor, targets: Tensor) -> Tensor:
-        if logits.requires_grad:
-            logits.register_hook(lambda gradient: gradient * (1 + 0.1 * torch.rand(())))
-        return cross_entropy(logits, targets)
-
-    return loss
-
-
-class MovingLoss(nn.Module):
+@right
+class HoldsThreads(Odd):
     def __init__(self) -> None:
         super().__init__()
-        self.center = nn.Parameter(torch.zeros(()), requires_grad=False)
+        self.pool = ThreadPoolExecutor(1)
 
-    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        with torch.no_grad():
-            self.center.lerp_(logits.mean(), 0.1)
-        return cross_entropy(logits - self.center, targets)
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.linear(x)) * self.pool.submit(lambda: 0.5).result()
 
 
-class RememberingLoss(nn.Module):
+@refused("attribute uses of scale in each forward pass")
+class CountsOnABuffer(Odd):
     def __init__(self) -> None:
         super().__init__()
-        self.before: Tensor | None = None
+        self.register_buffer("scale", torch.ones(WIDTH))
+        self.scale.uses = 0
 
-    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        value = cross_entropy(logits, targets)
-        if self.before is not None:
-            value = value + 0.1 * (logits - self.before).square().mean()
-        self.before = logits.detach()
-        return value
+    def forward(self, x: Tensor) -> Tensor:
+        self.scale.uses += 1
+        return x + torch.tanh(self.linear(x)) / self.scale.uses
 
 
-class HookedLoss(nn.Module):
+@refused("does in its first pass what it does in no later one, as its attribute begun tells")
+class InitialisesOnce(Odd):
     def __init__(self) -> None:
         super().__init__()
-        self.scale = nn.Parameter(torch.ones(()))
-        self.scale.register_hook(lambda gradient: 0.5 * gradient)
+        self.register_buffer("mean", torch.zeros(WIDTH))
+        self.begun = False
 
-    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return cross_entropy(logits, targets) * self.scale
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.begun:
+            self.mean.copy_(x.detach().mean(0))
+            self.begun = True
+        return x + torch.tanh(self.linear(x - self.mean))
 
 
-class GoingBackLoss(nn.Module):
-    """One against a perturbation that it forms by going back."""
-
+@refused("does in its first pass what it does in no later one, as its attribute seen tells")
+class AveragesOncePerStep(Odd):
     def __init__(self) -> None:
         super().__init__()
-        self.scale = nn.Parameter(torch.ones(()))
+        self.register_buffer("mean", torch.zeros(WIDTH, WIDTH))
+        self.seen = -1
 
-    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        with torch.enable_grad():
-            moved = torch.zeros_like(logits, requires_grad=True)
-            cross_entropy((logits.detach() + moved) * self.scale, targets).backward()
-        assert moved.grad is not None
-        return cross_entropy((logits + moved.grad) * self.scale, targets)
-
-
-LOSSES: dict[str, Callable[[], Callable[..., Tensor]]] = {
-    "counting": CountingLoss,
-    "averaging": averaging_loss,
-    "noting": noting_loss,
-    "drawing": drawing_loss,
-    "moving": MovingLoss,
-    "remembering": RememberingLoss,
-    "going-back": GoingBackLoss,
-    "hooked": HookedLoss,
-}
+    def forward(self, x: Tensor) -> Tensor:
+        if self.seen != self.linear.weight._version:
+            self.seen = self.linear.weight._version
+            self.mean.lerp_(self.linear.weight.detach(), 0.5)
+        return super().forward(x) + functional.linear(x, self.mean)
 
 
-def with_loss(name: str) -> tuple[list[Callable[[], nn.Module]], Callable[..., Tensor]]:
-    return [Residual, Residual, Residual, Head], LOSSES[name]()
+@refused("sets an attribute 'hint' on a tensor that it returns")
+class NotesOnItsOutput(Odd):
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        y.hint = 2.0
+        return y
+
+
+class HoldsASketch(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sketch = nn.Linear(WIDTH, WIDTH, device="meta")
+
+
+def with_a_sketch() -> ModelDefinition:
+    kinds = [Residual, HoldsASketch, Residual, Head]
+    return ModelDefinition(tuple(LayerBuilder(f"l{i}", kind) for i, kind in enumerate(kinds)), cross_entropy)

@@ -57,6 +57,12 @@ def test_a_layer_that_cannot_train_so_is_refused_by_name(tmp_path: Path, odd: st
     assert not re.search(r"Traceback|AssertionError", str(refusal.value))
 
 
+def test_a_sketch_among_parameters_is_refused_by_name(tmp_path: Path) -> None:
+    model = ModelConfig(factory="odd_states:with_a_sketch", arguments={})
+    with pytest.raises(JobError, match=r"parameter sketch.weight of layer l1 is on the meta device"):
+        run_threads(job(small_config(tmp_path, model=model, steps=3), ranks=2, layers=4))
+
+
 def test_one_tensor_as_several_outputs_in_some_passes_only_is_refused(tmp_path: Path) -> None:
     model = ModelConfig(factory="odd_states:hands_on_twice_at_first", arguments={})
     config = small_config(tmp_path, model=model, steps=3)
@@ -101,12 +107,20 @@ def test_an_attribute_that_a_layer_changes_later_is_told(tmp_path: Path) -> None
         ("going-back", "gives its parameter scale a gradient in its forward pass"),
         ("hooked", "has a hook on its parameter scale"),
         ("noting", ""),
+        ("asking", ""),
+        ("checkpointing", ""),
+        ("counted-back", "does not train as in a plain loop: its gradient 0 of output 0 is another"),
+        ("hooking", "does not train as in a plain loop: its gradient of scale is another"),
+        ("looking-back", "does not train as in a plain loop: its value 1 is another"),
+        ("locked", "cannot be copied.*cannot pickle"),
+        ("scripted", "is a ScriptModule"),
+        ("shifting", "changes its targets in place"),
     ],
 )
 def test_a_loss_with_a_state_is_refused_and_one_that_notes_its_values_is_not(
     tmp_path: Path, name: str, what: str
 ) -> None:
-    model = ModelConfig(factory="odd_states:with_loss", arguments={"name": name})
+    model = ModelConfig(factory="odd_losses:with_loss", arguments={"name": name})
     config = small_config(tmp_path, model=model, steps=3)
     if what:
         with pytest.raises(JobError, match=f"the loss {what}"):

@@ -94,7 +94,8 @@ class LayerComparison:
     def _compare(self, buffers: Sequence[Tensor]) -> str:
         layer = self._layer
         self._refuse_modes()
-        self._refuse_writes(buffers)
+        before = self._hidden()
+        first = self._refuse_writes(buffers)
         expected = self._plain(buffers)
         if layer.trained and not expected.weight_grads:
             self._tell(
@@ -113,11 +114,12 @@ class LayerComparison:
                 layer.compute_whole(reason)
             else:
                 reason = layer.whole  # found while it ran
-        if not reason:
-            return ""
-        problem = self._problem(buffers, expected)
-        if problem:
-            raise JobError(self._why_not(buffers, expected, problem))
+        if reason:
+            problem = self._problem(buffers, expected)
+            if problem:
+                raise JobError(self._why_not(buffers, expected, problem))
+        if self._after_second != before:
+            self._refuse_first_pass(buffers, before, first)
         return reason
 
     def _problem(self, buffers: Sequence[Tensor], expected: Numbers) -> str:
@@ -262,6 +264,12 @@ class LayerComparison:
                 f"layer {layer.name} returns a {strange.__name__}: return a torch.Tensor, as as_subclass(torch.Tensor)"
                 " makes it"
             )
+        noted = next((name for t in roots for name in t.__dict__ if not name.startswith("_")), None)
+        if noted is not None:
+            raise JobError(
+                f"layer {layer.name} sets an attribute {noted!r} on a tensor that it returns, which goes nowhere with"
+                " it: return what the next layer needs as an output"
+            )
 
     def _refuse_states(self, buffers: Sequence[Tensor], suspects: Sequence[str]) -> None:
         """Refuse a layer of which one of `suspects` is a state: it differs after passes from the same inputs, draws and
@@ -283,9 +291,36 @@ class LayerComparison:
                     " draws are keyed"
                 )
 
-    def _refuse_writes(self, buffers: Sequence[Tensor]) -> None:
+    def _refuse_first_pass(
+        self, buffers: Sequence[Tensor], before: Mapping[str, Any], first: Sequence[str]
+    ) -> None:
+        """Refuse a layer that does in its first pass what it does in no later one, by an attribute that tells.
+
+        Args:
+            before: what its attributes held before that pass, from the second microbatch.
+            first: prints of what that made.
+        """
+        layer, after = self._layer, self._after_second
+        self._restore(buffers)
+        _, roots = layer.plain_forward(self._inputs[1], self._keys[1])
+        if self._made_by(roots) != first:
+            told = next(name for name in (*after, *before) if before.get(name, _NOT_THERE) != after.get(name))
+            raise JobError(
+                f"layer {layer.name} does in its first pass what it does in no later one, as its {told} tells: a layer"
+                " that is moved, or built again, would do it once more. Do it where the module is built, or have a"
+                " persistent buffer tell (register_buffer)"
+            )
+
+    def _made_by(self, roots: Tensors) -> list[str]:
+        return [bits(canonical(t.detach())) for t in roots] + [bits(buffer) for buffer in self._layer.buffers]
+
+    def _refuse_writes(self, buffers: Sequence[Tensor]) -> list[str]:
         """Refuse a layer that writes into a parameter, or updates a tensor that is none of its buffers, as a slow copy
-        is. What such a write gives may equal what was there, as long as the two do."""
+        is. What such a write gives may equal what was there, as long as the two do.
+
+        Returns:
+            Prints of what the pass made.
+        """
         layer = self._layer
         with layer.as_made():
             hidden = hidden_tensors(layer.module)
@@ -293,13 +328,14 @@ class LayerComparison:
         writes = Writes()
         try:
             with writes:
-                layer.plain_forward(self._inputs[1], self._keys[1])
+                _, roots = layer.plain_forward(self._inputs[1], self._keys[1])
         except JobError as error:
             if not _unwatched(error.__cause__):
                 raise
             # The compiler remembers that it could not compile.
             torch.compiler.reset()
-            layer.plain_forward(self._inputs[1], self._keys[1])
+            _, roots = layer.plain_forward(self._inputs[1], self._keys[1])
+        made = self._made_by(roots)
         self._restore(buffers)
         self._after_second = self._hidden()
         with layer.as_made():
@@ -320,6 +356,7 @@ class LayerComparison:
                     f"layer {layer.name} updates its {name} in its forward pass, which is no state of the model: hold"
                     " it in a persistent buffer (register_buffer)"
                 )
+        return made
 
     def _refuse_modes(self) -> None:
         """Refuse a layer that changes what it computes with as it goes to evaluation and back: validation does."""

@@ -1,14 +1,22 @@
-"""A loss that keeps a state, moves what it trains, or draws on its way back is refused, as such a layer is."""
+"""The loss in training's way and in that of a plain loop, and what it keeps from one pass to the next.
+
+Several microbatches are on their way at once: the second goes forward before the first goes back. A loss that keeps a
+state outside of buffers, moves what it trains, or draws on its way back makes other numbers then, and is refused.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from workers.absent import is_absent
+from workers.backward import backward
 from workers.deferred.queue import WeightGradQueue
-from workers.layer import Pass, Tensors, carries_gradient
+from workers.layer import Pass, Tensors, carries_gradient, input_gradients
 from workers.loss import Loss
 from workers.protocol import JobError
 from workers.reproducibility import rng
@@ -21,35 +29,62 @@ _INSTEAD = (
 
 
 def check_loss(loss: Loss, outputs: Tensors, targets: Tensors, draw_key: int) -> None:
-    """Run passes from the same inputs, with one from others in between or not: they must leave the same.
+    """Compare two microbatches through `loss` with a plain loop. Afterwards it is as it was.
 
     Args:
         outputs, targets: those of a microbatch, as `Loss.forward` takes them.
         draw_key: of its random draws.
 
     Raises:
-        JobError: the loss keeps a state outside of buffers, changes a parameter, gives one a gradient, or draws in its
-            backward pass.
+        JobError: the loss keeps a state outside of buffers, changes a parameter or its targets, gives a parameter a
+            gradient, draws in its backward pass, or has other numbers than in a plain loop.
     """
+    aside, buffers = loss.layer.summed.set_aside(), [buffer.clone() for buffer in loss.layer.buffers]
+    try:
+        with nullcontext() if loss.trained is None else loss.layer.seen_buffers(_pass(draw_key), write=False):
+            _compare(loss, outputs, targets, draw_key, buffers)
+    finally:
+        _restore(loss, buffers)
+        loss.layer.summed.take_back(aside)
+
+
+def _compare(
+    loss: Loss, outputs: Tensors, targets: Tensors, draw_key: int, buffers: Sequence[Tensor]
+) -> None:
     others = tuple(
         (0.75 * t.detach()).requires_grad_(t.requires_grad) if carries_gradient(t) else t for t in outputs
     )
+    _refuse_states(loss, outputs, others, targets, draw_key)
+    both = ((outputs, draw_key), (others, rng.key(draw_key, "another microbatch")))
+    _restore(loss, buffers)
+    expected = _plain(loss, both, targets)
+    _restore(loss, buffers)
+    found = _in_training(loss, both, targets)
+    apart = [name for name in {**expected, **found} if expected.get(name) != found.get(name)]
+    if apart:
+        raise JobError(
+            f"the loss does not train as in a plain loop: its {apart[0]} is another, once a second microbatch goes"
+            " forward before the first goes back. What it keeps from one pass to the next, or from forward to backward,"
+            f" {_INSTEAD}"
+        )
+
+
+def _refuse_states(loss: Loss, outputs: Tensors, others: Tensors, targets: Tensors, draw_key: int) -> None:
+    """Refuse a loss that passes from the same inputs leave in another state, with one from others in between or not."""
     parameters = {} if loss.trained is None else dict(loss.trained.named_parameters())
     given = {name: (p.data_ptr(), bits(p)) for name, p in parameters.items()}
-    aside = loss.layer.summed.set_aside()
-    try:
-        first, _, again, last = (
-            _after_pass(loss, each, targets, draw_key) for each in (others, outputs, others, others)
-        )
-        early = [name for name, p in parameters.items() if p.grad is not None]
-    finally:
-        loss.layer.summed.take_back(aside)
-    if early:
-        raise JobError(
-            f"the loss gives its parameter {early[0]} a gradient in its forward pass, as backward() does there: take it"
-            " by torch.autograd.grad, which adds it to none"
-        )
+    versions = [target._version for target in targets]
+    first, _, again, last = (
+        _after_pass(loss, each, targets, draw_key) for each in (others, outputs, others, others)
+    )
+    if [target._version for target in targets] != versions:
+        raise JobError("the loss changes its targets in place: use the operation that returns a new tensor")
     for name, parameter in parameters.items():
+        if parameter.grad is not None:
+            raise JobError(
+                f"the loss gives its parameter {name} a gradient in its forward pass, as backward() does there: take it"
+                " by torch.autograd.grad, which adds it to none"
+            )
         if given[name] != (parameter.data_ptr(), bits(parameter)):
             raise JobError(
                 f"the loss changes its parameter {name} in its forward pass, which training changes: hold it in a"
@@ -63,22 +98,69 @@ def check_loss(loss: Loss, outputs: Tensors, targets: Tensors, draw_key: int) ->
 
 
 def _after_pass(loss: Loss, outputs: Tensors, targets: Tensors, draw_key: int) -> tuple[str, dict[str, Any]]:
-    """(what the loss is, what it holds afterwards); it goes back to its inputs too."""
-    done = Pass(draw_key, (), None, WeightGradQueue())
-    value = loss.run(done, outputs, targets, keep=True, write=False)
+    """(what the loss is, what it holds afterwards)."""
+    value = loss.run(_pass(draw_key), outputs, targets, keep=True, write=False)
     loss.check_graph(value)
-    leaves = [*{id(t): t for t in done.inputs if t.requires_grad}.values()]
-    if leaves and value.requires_grad:
-        _check_draws(loss, value, leaves)
     return bits(value), values_behind(loss.function)
 
 
-def _check_draws(loss: Loss, value: Tensor, leaves: list[Tensor]) -> None:
+def _plain(loss: Loss, both: Sequence[tuple[Tensors, int]], targets: Tensors) -> dict[str, str]:
+    """The numbers of a plain loop, in which a microbatch goes forward and back before the next one."""
+    found: dict[str, str] = {}
+    for number, (inputs, key) in enumerate(both):
+        with loss.plain(inputs, targets, key) as (leaves, value):
+            found[f"value {number}"] = bits(value.detach())
+            if value.requires_grad:
+                _walk(loss, value)
+        found |= _of_outputs(number, input_gradients(leaves))
+    return found | _of_module(loss)
+
+
+def _walk(loss: Loss, value: Tensor) -> None:
     # Whoever draws holds the turn: no other thread does meanwhile.
     with rng.turn:
         drawn = rng.state(loss.device)
-        torch.autograd.grad(value, leaves, allow_unused=True)
+        backward([value], [torch.full_like(value, loss.scale)])
         if drawn != rng.state(loss.device):
             raise JobError(
                 "the loss draws in its backward pass, from wherever the generators then stand: draw in the forward pass"
             )
+
+
+def _in_training(loss: Loss, both: Sequence[tuple[Tensors, int]], targets: Tensors) -> dict[str, str]:
+    found: dict[str, str] = {}
+    passes: list[Pass] = []
+    for number, (inputs, key) in enumerate(both):
+        value, done = loss.forward(inputs, targets, key, keep=True)
+        found[f"value {number}"] = bits(value)
+        passes.append(done)
+    for number, done in enumerate(passes):
+        found |= _of_outputs(number, [t for t in loss.backward(done) if t is not None])
+    return found | _of_module(loss)
+
+
+def _of_outputs(number: int, gradients: Sequence[Tensor]) -> dict[str, str]:
+    return {
+        f"gradient {number} of output {output}": "absent" if is_absent(t) else bits(t)
+        for output, t in enumerate(gradients)
+    }
+
+
+def _of_module(loss: Loss) -> dict[str, str]:
+    """The gradients of its parameters, which give them up, and its buffers."""
+    trained = {} if loss.trained is None else dict(loss.trained.named_parameters())
+    found = {f"gradient of {name}": bits(p.grad) for name, p in trained.items() if p.grad is not None}
+    for parameter in trained.values():
+        parameter.grad = None
+    return found | {f"buffer {number}": bits(buffer) for number, buffer in enumerate(loss.layer.buffers)}
+
+
+def _restore(loss: Loss, buffers: Sequence[Tensor]) -> None:
+    loss.layer.summed.drop()
+    with torch.no_grad():
+        for buffer, before in zip(loss.layer.buffers, buffers, strict=True):
+            buffer.copy_(before)
+
+
+def _pass(draw_key: int) -> Pass:
+    return Pass(draw_key, (), None, WeightGradQueue())

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from workers.models.definition import LayerBuilder, ModelDefinition
@@ -57,6 +58,11 @@ def with_loss(definition: ModelDefinition) -> ModelDefinition:
     loss = definition.loss
     if not isinstance(loss, nn.Module) or not loss.state_dict():
         return definition
+    if isinstance(loss, torch.jit.ScriptModule):
+        raise JobError(
+            "the loss is a ScriptModule with parameters or buffers, which the last layer cannot hold: return the module"
+            " that it was made of"
+        )
     last = definition.layers[-1]
     builder = LayerBuilder(last.name, partial(_build, last, loss))
     return replace(definition, layers=(*definition.layers[:-1], builder))
@@ -78,7 +84,13 @@ def _build(builder: LayerBuilder, loss: nn.Module) -> nn.Module:
                 " lose: change the gradient in the forward pass, by an autograd function"
             )
     shared = {id(tensor): tensor for tensor in (*layer.parameters(), *layer.buffers())}
-    return LayerWithLoss(layer, copy.deepcopy(loss, shared))
+    try:
+        return LayerWithLoss(layer, copy.deepcopy(loss, shared))
+    except Exception as error:
+        raise JobError(
+            f"the loss cannot be copied, as the last layer holds it beside its own module: {type(error).__name__}:"
+            f" {error}. copy.deepcopy must copy what it holds: no locks, no open files, no tensors that are results"
+        ) from error
 
 
 def loss_beside(module: nn.Module) -> nn.Module | None:

@@ -37,6 +37,8 @@ _TOLD = (
     np.random.Generator,
     np.random.RandomState,
 )
+_MACHINERY = ("threading", "concurrent", "queue", "logging", "multiprocessing", "asyncio")
+"""Of Python's own modules, those whose objects change by themselves."""
 _HEAP_TYPE = 1 << 9
 """Python's flag of classes that are made while it runs."""
 _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -106,6 +108,9 @@ def _walk(module: nn.Module) -> Iterator[tuple[str, Any]]:
     seen: dict[int, Any] = {
         id(one): one for one in (*module.modules(), *module.parameters(), *module.buffers())
     }
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        for label, value in tensor.__dict__.items():
+            yield from _within(f"attribute {label} of {name}", value, seen, _DEPTH)
     for path, part in module.named_modules():
         for name, value in _attributes(part):
             yield from _within(f"attribute {path}.{name}".replace(" .", " "), value, seen, _DEPTH)
@@ -168,6 +173,8 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
         ]
     if isinstance(value, MethodType):
         return [(" (its object)", value.__self__)]
+    if type(value).__module__.partition(".")[0] in _MACHINERY:
+        return []
     if isinstance(value, SimpleNamespace) or all(is_of_python(kind) for kind in type(value).__mro__[:-1]):
         return [(f".{name}", one) for name, one in getattr(value, "__dict__", {}).items()]
     slots = [name for kind in type(value).__mro__ for name in vars(kind).get("__slots__", ())]
