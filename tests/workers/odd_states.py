@@ -444,6 +444,23 @@ class AveragesOncePerStep(Odd):
         return super().forward(x) + functional.linear(x, self.mean)
 
 
+@refused("does in its first pass what it does in no later one, as its attribute forward tells")
+class ComputesOtherwiseAfterwards(Odd):
+    def forward(self, x: Tensor) -> Tensor:
+        self.forward = self.later
+        return super().forward(x)
+
+    def later(self, x: Tensor) -> Tensor:
+        return x + torch.relu(self.linear(x))
+
+
+@refused("does in its first pass what it does in no later one, as its class tells")
+class BecomesAnother(Odd):
+    def forward(self, x: Tensor) -> Tensor:
+        self.__class__ = Odd
+        return x + torch.relu(self.linear(x))
+
+
 @refused("sets an attribute 'hint' on a tensor that it returns")
 class NotesOnItsOutput(Odd):
     def forward(self, x: Tensor) -> Tensor:

@@ -112,6 +112,7 @@ def _walk(module: nn.Module) -> Iterator[tuple[str, Any]]:
         for label, value in tensor.__dict__.items():
             yield from _within(f"attribute {label} of {name}", value, seen, _DEPTH)
     for path, part in module.named_modules():
+        yield f"class of {path}".removesuffix(" of "), type(part).__qualname__
         for name, value in _attributes(part):
             yield from _within(f"attribute {path}.{name}".replace(" .", " "), value, seen, _DEPTH)
         for name in getattr(part, "_non_persistent_buffers_set", ()):
@@ -141,6 +142,8 @@ def _within(name: str, value: Any, seen: dict[int, Any], depth: int) -> Iterator
     if isinstance(value, _TOLD):
         yield name, value
         return
+    if isinstance(value, (FunctionType, MethodType)):
+        yield name, value.__qualname__
     if not depth:
         return
     for label, inner in _parts(value):
