@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from benchmarks.parts.two_rank_job import make_job
 from workers.config import ModelConfig
-from workers.deferred import cover
-from workers.deferred.attention import attention_is_covered
 from workers.launch.ranks import run_threads
+from workers.layers.deferred import cover
+from workers.layers.deferred.attention import attention_is_covered
 from workers.models.definition import LayerBuilder, ModelDefinition
 from workers.models.gpt import GptEmbedding, GptHead
 from workers.models.loss import mean_cross_entropy

@@ -26,9 +26,9 @@ import uvicorn
 from benchmarks.parts import page_lag
 from benchmarks.parts.long_job import job
 from benchmarks.parts.targets import percentile, under
+from dashboard.app import create_app
 from dashboard.jobs.live_job import LiveJob, frame_of
 from dashboard.service.access import Role, open_tokens
-from dashboard.service.app import create_app
 from dashboard.service.settings import Settings
 from orchestrator.client.job_client import JobClient
 from orchestrator.events.types import Issued, Record

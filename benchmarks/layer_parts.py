@@ -23,13 +23,13 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from workers.build import build_layers, build_module
 from workers.config import ModelConfig, OptimizerConfig
+from workers.layers.build import build_layers, build_module
 from workers.models.registry import build_definition
 from workers.process.host_memory import keep_freed_pages
 from workers.reproducibility import determinism
-from workers.stage import Stage
 from workers.state.optim import make_optimizer
+from workers.step.stage import Stage
 
 STEP = 8
 """Microbatches after which gradients are dropped."""

@@ -27,7 +27,7 @@ import torch
 from benchmarks.parts.process_jobs import AdaptingJob, ElasticJob
 from benchmarks.parts.targets import at_most
 from orchestrator.events import types as events
-from orchestrator.events.folder import JobFolder
+from orchestrator.history.folder import JobFolder
 from orchestrator.lifecycle.stimuli import Aborted
 from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.prepare.planning import first_plan

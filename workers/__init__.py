@@ -1,5 +1,4 @@
-"""Trains: one rank's path from a schedule to a committed step, in `engine.py`, `stage.py`, `layer.py`,
-`training.py` and `rank.py`.
+"""Trains: one rank's path from a schedule to a committed step, in `rank.py`, `step/`, `layers/` and `commit/`.
 
 Not here: Decisions about plans; Ray is only in `actor.py`.
 """

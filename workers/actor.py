@@ -21,6 +21,7 @@ from planner.arrivals import Arrivals
 from planner.freezing import FreezePlan
 from planner.observed import StepTimes
 from planner.plan import Plan
+from planner.rank_program import RankProgram
 from planner.shards import Piece
 from workers.checkpoint.left_behind import leave_note, leave_reports
 from workers.checkpoint.manifest import FileRecord
@@ -28,7 +29,6 @@ from workers.checkpoint.storage import open_folder
 from workers.config import WorkerConfig
 from workers.control.head_watch import HeadWatch, host_and_port_of
 from workers.control.rank_error import RankError, travelling_errors
-from workers.control.rank_program import RankProgram
 from workers.control.report_mail import UNANSWERED, ReportMail
 from workers.control.rescues import Rescues, patience_s
 from workers.control.telemetry_lane import TelemetryLane
@@ -150,7 +150,7 @@ class RankActor:
                 with suppress(OSError):
                     keep_output(self._config.output, self._number)
             self._rank.setup()
-        from workers.profiling.machine import arithmetic
+        from workers.devices.machine import arithmetic
 
         self._machine = arithmetic(self._config.device)
         settle_objects()

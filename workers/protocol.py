@@ -12,9 +12,9 @@ from typing import Any
 from planner.differences import differences, from_differences
 from planner.freezing import FreezePlan
 from planner.plan import Plan
+from planner.rank_program import RankProgram
 from planner.shards import WHOLE, Piece, Shard
-from workers.control.rank_program import RankProgram
-from workers.state.loss_scale import LossScale
+from workers.loss_scale import LossScale
 
 
 class Request(StrEnum):

@@ -14,18 +14,19 @@ from planner.features import Sample
 from planner.freezing import FreezePlan
 from planner.observed import StepTimes
 from planner.plan import Plan
+from planner.rank_program import RankProgram
 from planner.shards import Piece
 from workers.checkpoint.coordination import seal
 from workers.checkpoint.corruption import corrupt_newest_checkpoint
 from workers.checkpoint.folder import DamagedCheckpointError, read_loss_scale
 from workers.checkpoint.manifest import FileRecord
 from workers.checkpoint.writer import write_layers
-from workers.compiled.compiler import Compiler, compiler_of
+from workers.commit.last_commit import LastCommit
+from workers.commit.next_plan import NextPlan, check_buffers, check_next
+from workers.commit.unfinished import Greeting
 from workers.config import WorkerConfig
 from workers.control.activity import Activity
 from workers.control.mailbox import Mailbox
-from workers.control.next_plan import NextPlan, check_buffers, check_next
-from workers.control.rank_program import RankProgram
 from workers.control.records_digest import vector_sha256
 from workers.control.rescues import Rescues
 from workers.data.dataset import OpenData
@@ -43,10 +44,10 @@ from workers.elastic.standby import Base, Standbys
 from workers.elastic.switch import take_up
 from workers.fault_injection.points import FaultPoints, Phase
 from workers.freezing.plans import Plans, Settings, check_plan
-from workers.generation import GenerationSetup
-from workers.last_commit import LastCommit
-from workers.layer import Layer
 from workers.layer_check.check import LayerCheck
+from workers.layers.compiler import Compiler, compiler_of
+from workers.layers.layer import Layer
+from workers.loss_scale import LossScale
 from workers.memory.shortage import shortage_in
 from workers.models.definition import ModelDefinition
 from workers.models.registry import build_definition
@@ -75,15 +76,14 @@ from workers.protocol import (
 from workers.reproducibility import determinism
 from workers.sampling.sampler import Sampler, sampler_of
 from workers.state.layer_state import LayerState
-from workers.state.loss_scale import LossScale
 from workers.state.optim import Optimizer, make_optimizer
 from workers.state.precision import scales_loss
 from workers.state_stream.following import Followers
 from workers.state_stream.stream import StateServer
-from workers.training import Training
+from workers.step.generation import GenerationSetup
+from workers.step.training import Training
 from workers.transport.channel import Channel
 from workers.transport.membership import Membership
-from workers.unfinished import Greeting
 
 
 class Rank:

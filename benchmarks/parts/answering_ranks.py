@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator.cluster.hosts import Gone
 from planner.plan import Plan
 from workers.actor import Home
-from workers.commit import CommitRecord
+from workers.commit.commit import CommitRecord
 from workers.control.rank_error import RankError
 from workers.control.records_digest import vector_sha256
 from workers.protocol import Assignment, Position

@@ -14,8 +14,8 @@ from dashboard.api.sources import Live, Past, Source
 from dashboard.service.problems import Problem, documented
 from orchestrator.analysis.step_memory import profile_beside
 from orchestrator.analysis.throughput import throughput
-from orchestrator.events.folder import JobFolder
 from orchestrator.events.types import named_floats
+from orchestrator.history.folder import JobFolder
 from orchestrator.history.job_view import JobView
 from orchestrator.report.step.step_timeline import StepTimeline, measured_step
 from planner.profile import Profile

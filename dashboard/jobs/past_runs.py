@@ -14,8 +14,8 @@ from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from orchestrator.client.errors import JobError, NoSuchJob
-from orchestrator.events.folder import EVENTS, MARKER, PLANNER, PROFILE, JobFolder
 from orchestrator.history.copying import copied
+from orchestrator.history.folder import EVENTS, MARKER, PLANNER, PROFILE, JobFolder
 from orchestrator.history.folder_view import placed_view_in
 from orchestrator.history.job_view import JobView
 from orchestrator.history.snapshot import SNAPSHOT, Position

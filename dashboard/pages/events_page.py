@@ -18,9 +18,9 @@ from dashboard.service.access import Caller
 from dashboard.service.services import From
 from orchestrator.cli.text.event_lines import event_text
 from orchestrator.events.file_end import file_end
-from orchestrator.events.folder import JobFolder
 from orchestrator.events.listing import FLOODS, Listing, listing
 from orchestrator.events.types import KINDS
+from orchestrator.history.folder import JobFolder
 
 router = page_router()
 

@@ -8,8 +8,8 @@ from itertools import chain
 from pathlib import Path
 
 from orchestrator.analysis.predicted_freezing import ran_in
-from orchestrator.events.folder import PROFILE
 from orchestrator.events.log import open_regular
+from orchestrator.history.folder import PROFILE
 from orchestrator.history.job_view import JobView
 from orchestrator.pictures.heat_map import Shares
 from orchestrator.pictures.spans import Timeline

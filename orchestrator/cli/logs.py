@@ -9,7 +9,7 @@ from contextlib import suppress
 from orchestrator.client.errors import ControllerSilent, ServiceUnreachable
 from orchestrator.client.opening import address_or_default, opened
 from orchestrator.client.rank_logs import JobLogs, ranks_with_output
-from orchestrator.events.folder import JobFolder
+from orchestrator.history.folder import JobFolder
 from orchestrator.history.folder_view import view_in
 from orchestrator.verify.verification import find_folder
 from workers.protocol import JobError

@@ -19,7 +19,7 @@ from orchestrator.cli.exit_codes import DONE, FAILED, INTERRUPTED
 from orchestrator.cli.text.progress import open_progress
 from orchestrator.cli.text.training_lines import observer
 from orchestrator.events import types as events
-from orchestrator.events.folder import MARKER, JobFolder
+from orchestrator.history.folder import MARKER, JobFolder
 from orchestrator.rehearsal.rehearsal import Performance, Rehearsal, nodes_wanted, ranks_of, rehearse
 from orchestrator.rehearsal.synthetic_trace import MINUTE_MS, Preemption, synthetic
 from orchestrator.rehearsal.traces import Trace, keep, parse, to_csv, window

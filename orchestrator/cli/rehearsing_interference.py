@@ -30,8 +30,8 @@ from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.client.following import Observer, Run
 from orchestrator.client.running import run
 from orchestrator.events import types as events
-from orchestrator.events.folder import PROFILE, JobFolder
 from orchestrator.events.log import read_log
+from orchestrator.history.folder import PROFILE, JobFolder
 from orchestrator.history.job_view import fold
 from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.prepare.profiling import profile_of, write

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
-from orchestrator.events.folder import PLANNER
+from orchestrator.history.folder import PLANNER
 from planner.adapt.live import Heard
 from planner.adapt.recording import entries
 from planner.adapt.replaying import Decided, Observed, replayed

@@ -11,8 +11,8 @@ from rich.table import Table
 
 from orchestrator.analysis.step_memory import profile_beside
 from orchestrator.client.opening import opened
-from orchestrator.events.folder import JobFolder
 from orchestrator.events.log import read_log
+from orchestrator.history.folder import JobFolder
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.pictures.forms import check_suffix, write_form
 from orchestrator.report.parts import Table as Facts

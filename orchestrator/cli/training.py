@@ -16,8 +16,8 @@ from orchestrator.cli.text.training_lines import observer
 from orchestrator.client.following import Run, attached
 from orchestrator.client.running import detach, run
 from orchestrator.events import types as events
-from orchestrator.events.folder import JobFolder
 from orchestrator.events.log import read_log
+from orchestrator.history.folder import JobFolder
 from orchestrator.report.page import write_report
 from orchestrator.spec.job_spec import load
 from planner.wording import counted

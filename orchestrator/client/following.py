@@ -23,11 +23,11 @@ from orchestrator.client.errors import ControllerSilent, NoController, NoSuchJob
 from orchestrator.client.interrupts import Interrupts
 from orchestrator.cluster import connection as cluster
 from orchestrator.events import types as events
-from orchestrator.events.folder import MARKER, JobFolder
 from orchestrator.events.log import read_log
 from orchestrator.events.page import Page
-from orchestrator.events.unreported import unreported
+from orchestrator.history.folder import MARKER, JobFolder
 from orchestrator.history.starts import since_start
+from orchestrator.history.unreported import unreported
 from orchestrator.prepare.profile_cache import cache_folder, mark_stale
 from orchestrator.spec.job_spec import Spec
 from planner.wording import counted

@@ -21,9 +21,9 @@ from orchestrator.client.errors import ControllerSilent, NoController, NoSuchJob
 from orchestrator.client.jobs import Command, Jobs, command_id
 from orchestrator.client.ray_calls import RayCalls
 from orchestrator.cluster.actor_names import living_jobs
-from orchestrator.events.folder import JobFolder
 from orchestrator.events.page import Page
 from orchestrator.events.types import Answered
+from orchestrator.history.folder import JobFolder
 from orchestrator.history.folder_view import view_without_controller
 from orchestrator.history.job_view import JobView
 from orchestrator.history.proposal import Proposal

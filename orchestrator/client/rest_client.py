@@ -19,9 +19,9 @@ from orchestrator.analysis.job_summary import JobSummary
 from orchestrator.client.errors import JobError, NoController, NoSuchJob, ServiceError, ServiceUnreachable
 from orchestrator.client.jobs import Command, Jobs, command_id
 from orchestrator.client.rest_transport import RestTransport, json_of
-from orchestrator.events.folder import JobFolder
 from orchestrator.events.page import Page
 from orchestrator.events.types import Answered, Record
+from orchestrator.history.folder import JobFolder
 from orchestrator.history.folder_view import view_without_controller
 from orchestrator.history.job_view import JobView
 from orchestrator.history.proposal import Proposal

@@ -25,10 +25,10 @@ from orchestrator.cluster.connection import import_paths
 from orchestrator.cluster.placement import preferring
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.events import types as events
-from orchestrator.events.folder import MARKER, JobFolder, Marker, starting_points, undamaged
-from orchestrator.events.unreported import take_in
+from orchestrator.history.folder import MARKER, JobFolder, Marker, starting_points, undamaged
 from orchestrator.history.freeze_history import FreezeHistory
 from orchestrator.history.job_view import JobView
+from orchestrator.history.unreported import take_in
 from orchestrator.lifecycle.states import Order
 from orchestrator.prepare.first_step import own_code
 from orchestrator.prepare.model_outline import ModelOutline, absolute, outline_model

@@ -38,12 +38,12 @@ from orchestrator.controller.ranks.runtime import Runtime
 from orchestrator.controller.reshaping import Reshaping
 from orchestrator.controller.retry import persist
 from orchestrator.events import types as events
-from orchestrator.events.folder import JobFolder
 from orchestrator.events.log import DamagedLogError
 from orchestrator.events.page import Page, page_of
 from orchestrator.events.segments import PUBLISH_S
 from orchestrator.events.types import Record
 from orchestrator.garbage import exclude_kept_objects
+from orchestrator.history.folder import JobFolder
 from orchestrator.history.folder_view import load_folder
 from orchestrator.history.job_view import JobView
 from orchestrator.history.proposal import Proposal

@@ -1,4 +1,4 @@
-"""The job's event log and its folder: typed events, one JSON line each.
+"""The job's event log: typed events, one JSON line each.
 
 Not here: What a log adds up to (`orchestrator/history/`).
 """

@@ -1,4 +1,4 @@
-"""The event log folded into records of a run: steps, recoveries, freezing, curvature.
+"""A run from its folder: the event log folded into records of steps, recoveries, freezing and curvature.
 
 Not here: Numbers that need a simulator (`orchestrator/analysis/`).
 """

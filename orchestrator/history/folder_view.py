@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from orchestrator.events.folder import JobFolder
-from orchestrator.events.unreported import unreported
+from orchestrator.history.folder import JobFolder
 from orchestrator.history.job_view import JobView
 from orchestrator.history.snapshot import Loaded, Position, load
+from orchestrator.history.unreported import unreported
 from workers.protocol import JobError
 
 

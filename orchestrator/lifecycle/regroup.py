@@ -54,10 +54,10 @@ from orchestrator.lifecycle.stimuli import (
 )
 from planner.failure_domains import lacking
 from planner.plan import Plan
+from planner.rank_program import place_programs
 from planner.schedule.expand import pipeline_schedules
 from planner.shards import Piece
 from planner.wording import counted, named_or_counted
-from workers.control.rank_program import place_programs
 from workers.protocol import Assignment, DamagedCheckpoint, FreezeStarted, Generation, Part, Source
 
 LARGER = (

@@ -108,7 +108,7 @@ def interference_model(
 
 def model_folder(device: str) -> Path:
     """The folder of windows and model for `device` of this machine, in the user's cache."""
-    from workers.profiling.machine import cpu_name, visible_gpus
+    from workers.devices.machine import cpu_name, visible_gpus
 
     gpus = visible_gpus() if device == "cuda" else ()
     depends = [

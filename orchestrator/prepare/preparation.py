@@ -10,7 +10,7 @@ from pathlib import Path
 
 from orchestrator.cluster import connection as cluster
 from orchestrator.cluster.placement import capacity, shortage
-from orchestrator.events.folder import PROFILE, JobFolder
+from orchestrator.history.folder import PROFILE, JobFolder
 from orchestrator.prepare.interference_model import interference_model
 from orchestrator.prepare.model_outline import ModelOutline
 from orchestrator.prepare.planning import check_profile, first_plan, ranks_to_profile, replanner_of

@@ -197,7 +197,7 @@ def machine_key(cpu: str, cpus: int, gpus: Sequence[tuple[str, int]]) -> list[An
 
 def _here(device: str) -> list[Any]:
     """The properties of this machine that the costs on its `device` depend on."""
-    from workers.profiling.machine import cpu_name, visible_gpus
+    from workers.devices.machine import cpu_name, visible_gpus
 
     return machine_key(cpu_name(), os.cpu_count() or 1, visible_gpus() if device == "cuda" else ())
 

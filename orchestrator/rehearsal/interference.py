@@ -13,8 +13,8 @@ from dataclasses import replace
 from functools import partial
 
 from orchestrator.client.following import Observer, Run
-from orchestrator.events.folder import JobFolder
 from orchestrator.events.types import Record
+from orchestrator.history.folder import JobFolder
 from orchestrator.rehearsal.disturbing import (
     FACTORS,
     ComingNeighbour,

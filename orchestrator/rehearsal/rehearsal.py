@@ -16,10 +16,10 @@ from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.client.following import Observer, Run
 from orchestrator.client.running import run
 from orchestrator.events import types as events
-from orchestrator.events.folder import JobFolder
 from orchestrator.events.log import read_log
 from orchestrator.events.rehearsed import CopiesSaved, Rehearsed
 from orchestrator.events.types import Record
+from orchestrator.history.folder import JobFolder
 from orchestrator.history.job_view import fold
 from orchestrator.rehearsal.copies_saved import copies_saved
 from orchestrator.rehearsal.local_nodes import LocalNodes

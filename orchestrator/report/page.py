@@ -12,8 +12,8 @@ from pathlib import Path
 
 from orchestrator.analysis.step_memory import profile_beside
 from orchestrator.events.log import read_log
-from orchestrator.events.unreported import unreported
 from orchestrator.history.job_view import JobView, fold
+from orchestrator.history.unreported import unreported
 from orchestrator.report.assets import render_page
 from orchestrator.report.parts import Note, Table, Tile
 from orchestrator.report.run.freezing import FreezingPart, freezing

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.events.folder import undamaged
 from orchestrator.events.types import Finished
+from orchestrator.history.folder import undamaged
 from orchestrator.verify.ledger import Batches, Ledger
 from workers.protocol import CheckpointRef
 

@@ -306,7 +306,7 @@ class _Run:
 
     def _excuse(self) -> str | None:
         """What may give other bits though the log is as it was written; None: nothing."""
-        from workers.profiling.machine import arithmetic
+        from workers.devices.machine import arithmetic
 
         reasons = list(self._other_bits)
         here = arithmetic(str(self._ledger.spec["cluster"]["device"]))

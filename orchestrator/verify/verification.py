@@ -10,11 +10,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from orchestrator.events import types as events
-from orchestrator.events.folder import EVENTS, JobFolder
 from orchestrator.events.log import DamagedLogError, open_regular, parse_line
 from orchestrator.events.segments import head_of, whole_lines
-from orchestrator.events.unreported import unreported
+from orchestrator.history.folder import EVENTS, JobFolder
 from orchestrator.history.snapshot import Position, position, position_of
+from orchestrator.history.unreported import unreported
 from orchestrator.spec.job_spec import Spec
 from orchestrator.verify.chain import Chain, read_chain
 from orchestrator.verify.checkpoint_audit import audit_checkpoints, log_heads

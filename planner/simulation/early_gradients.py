@@ -20,7 +20,7 @@ def early_gradients_s(
     """Layer -> when its gradients may leave, of those that need not wait for the window's end.
 
     None need not where gradients are summed up further after the window (replicas, tied parameters, a loss scale), nor
-    where statistics of freezing go with them (`workers.minibatch.Minibatch.run`).
+    where statistics of freezing go with them (`workers.step.minibatch.Minibatch.run`).
     """
     layers = profile.model.layers
     if plan.replicas > 1 or ratios is not None or profile.model.precision == "float16":

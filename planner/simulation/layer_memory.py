@@ -1,8 +1,8 @@
 """What each layer keeps of one microbatch, given which layers recompute: the rule about inputs and outputs.
 
-`workers/layer.py` in numbers. A layer's pass keeps its inputs and its outputs. On one rank the outputs of a layer are
-the inputs of the next, and a profile counts them with the layer that made them. Partition programs and the simulated
-memory add up these numbers. Knows no cut and no time.
+`workers/layers/layer.py` in numbers. A layer's pass keeps its inputs and its outputs. On one rank the outputs of a
+layer are the inputs of the next, and a profile counts them with the layer that made them. Partition programs and the
+simulated memory add up these numbers. Knows no cut and no time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a rank has of layers whose states siblings share out, as parts of what the whole layers take.
 
-`workers/build.py` and `workers/shards/` in numbers.
+`workers/layers/build.py` and `workers/shards/` in numbers.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ import synthetic_run
 import uvicorn
 from fastapi import FastAPI
 
+from dashboard.app import create_app
 from dashboard.jobs.live_job import LiveJob, frame_of
 from dashboard.service.access import Role, open_tokens
-from dashboard.service.app import create_app
 from dashboard.service.settings import Settings
 from orchestrator.client.errors import NoSuchJob
 from orchestrator.client.job_client import JobClient

@@ -15,7 +15,7 @@ from serving import made_runs, service_process
 
 HANG = """
 import time
-import dashboard.service.http_connection as connection, dashboard.service.server as server
+import dashboard.service.http_connection as connection, dashboard.server as server
 from dashboard.service.guard import Guard
 connection.HEAD_S = 2.0
 server.ENDS_S = 1

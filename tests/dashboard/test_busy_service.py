@@ -24,11 +24,11 @@ from serving import client_of, live_job, settings_in, show, token
 import dashboard.jobs.live_jobs
 import dashboard.jobs.past_runs
 import dashboard.pages.what_if_page
-import dashboard.service.server
+import dashboard.server
+from dashboard.app import create_app
 from dashboard.jobs.live_jobs import LiveJobs
 from dashboard.jobs.past_runs import PastRuns
-from dashboard.service.app import create_app
-from dashboard.service.server import listener_of
+from dashboard.server import listener_of
 from dashboard.service.settings import Settings
 from orchestrator.client import asking, job_client
 from orchestrator.client.errors import Refused
@@ -197,7 +197,7 @@ def test_a_stalled_client_is_dropped_with_what_is_kept_for_it(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It asks for more than the sockets hold, reads nothing and stays connected."""
-    monkeypatch.setattr(dashboard.service.server, "STALLED_MS", 1_000)
+    monkeypatch.setattr(dashboard.server, "STALLED_MS", 1_000)
 
     async def run() -> None:
         app = create_app(settings)

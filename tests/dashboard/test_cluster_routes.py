@@ -16,8 +16,8 @@ from report_page import Page
 from serving import Made, settings_in, show, token
 
 from dashboard.api.cluster import KEPT_PREEMPTIONS, preemptions
+from dashboard.app import create_app
 from dashboard.service.access import Role
-from dashboard.service.app import create_app
 from orchestrator.client.cluster_state import NodeState
 from orchestrator.client.job_client import JobClient
 from orchestrator.events.types import Dismissed, Noticed, Undrained

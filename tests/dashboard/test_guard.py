@@ -15,10 +15,10 @@ import pytest
 from fastapi import FastAPI
 from serving import audited, client_of, live_job, settings_in, show, token
 
+from dashboard.app import create_app
 from dashboard.pages.controls import CONTROLS
 from dashboard.service import audit, guard
 from dashboard.service.access import COOKIE, SESSION_S, Access, Role, open_tokens
-from dashboard.service.app import create_app
 from dashboard.service.audit import other_audit
 from dashboard.service.guard import SIMULATIONS
 from dashboard.service.guarded import POLICY

@@ -9,8 +9,8 @@ from page_runs import page_settings, profile
 from serving import token
 from synthetic_run import freezing_records
 
+from dashboard.app import create_app
 from dashboard.service.access import Role
-from dashboard.service.app import create_app
 from orchestrator.history.job_view import fold
 from orchestrator.report.step.step_timeline import measured_step
 

@@ -14,9 +14,9 @@ from serving import live_job, settings_in, show, token
 from dashboard.api.controls import Drain, Freeze, Move, Scale
 from dashboard.api.faults import Drill
 from dashboard.api.plans import Applied
+from dashboard.app import create_app
 from dashboard.pages.controls import CONTROLS
 from dashboard.pages.what_if_page import Asked
-from dashboard.service.app import create_app
 from dashboard.service.mistakes import ALLOWED, LONGEST, mistakes
 from dashboard.service.problems import Problem
 

@@ -20,7 +20,7 @@ from serving import listening, live_job, settings_in, show, token
 
 import dashboard.api.jobs_stream
 import dashboard.service.guard
-from dashboard.service.app import create_app
+from dashboard.app import create_app
 from dashboard.service.limits import RateLimit
 from dashboard.service.settings import Settings
 

@@ -16,7 +16,7 @@ from synthetic_run import records
 from dashboard.api import examples
 from dashboard.api.faults import Drill, Fault, Kind, Phase
 from dashboard.api.models import Summary
-from dashboard.service.app import create_app
+from dashboard.app import create_app
 from orchestrator.analysis.job_summary import JobSummary
 from orchestrator.events.types import Record
 from orchestrator.history.job_view import fold

@@ -13,7 +13,7 @@ from page_runs import training
 from report_page import Page
 from serving import Made, settings_in, show, token
 
-from dashboard.service.app import create_app
+from dashboard.app import create_app
 from orchestrator.client.errors import PlanChanged
 from orchestrator.client.job_client import JobClient
 from orchestrator.client.jobs import Command

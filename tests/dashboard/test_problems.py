@@ -10,8 +10,8 @@ import pytest
 from fastapi.testclient import TestClient
 from serving import live_job, settings_in, show, token
 
+from dashboard.app import create_app
 from dashboard.jobs.live_job import LiveJob
-from dashboard.service.app import create_app
 from orchestrator.client.errors import ControllerSilent, JobError, PlanChanged
 from orchestrator.client.job_client import Command, JobClient
 

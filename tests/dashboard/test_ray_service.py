@@ -29,7 +29,7 @@ from tiny_jobs import tiny
 
 from dashboard.service.access import Role, open_tokens
 from orchestrator.client.blocking_client import BlockingJobClient
-from orchestrator.events.folder import JobFolder
+from orchestrator.history.folder import JobFolder
 from orchestrator.history.folder_view import view_in
 from orchestrator.history.job_view import JobView
 from orchestrator.spec.job_spec import Spec

@@ -12,8 +12,8 @@ from fastapi.testclient import TestClient
 from serving import Made, settings_in, show, token
 
 from dashboard.api.metrics import TOLD_S
+from dashboard.app import create_app
 from dashboard.service.access import Role
-from dashboard.service.app import create_app
 from orchestrator.events.types import Finished
 from orchestrator.history.job_view import JobView
 

@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from dashboard.service import server
+from dashboard import server
 
 ADDRESS, URL = "10.0.0.1:6379", "http://127.0.0.1:8270/"
 

@@ -24,8 +24,8 @@ from serving import Made, settings_in, show, token
 import dashboard.api.events
 import dashboard.api.jobs_stream
 import dashboard.api.streams
+from dashboard.app import create_app
 from dashboard.service.access import Role
-from dashboard.service.app import create_app
 from dashboard.service.limits import AtOnce
 from dashboard.service.settings import Settings
 from orchestrator.events.types import Record

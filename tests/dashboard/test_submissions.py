@@ -12,11 +12,11 @@ from fastapi.testclient import TestClient
 from httpx import Response
 from serving import live_job, settings_in, show, token
 
+from dashboard.app import create_app
 from dashboard.jobs import submission
 from dashboard.jobs.live_job import LiveJob
 from dashboard.jobs.live_jobs import LiveJobs
 from dashboard.jobs.submission import Submission, Submissions
-from dashboard.service.app import create_app
 from orchestrator.client.errors import ClusterSilent, JobError, NoSuchJob
 from orchestrator.client.job_client import JobClient
 from orchestrator.spec.job_spec import Spec

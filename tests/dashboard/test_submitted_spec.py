@@ -13,6 +13,7 @@ from fastapi.testclient import TestClient
 from pydantic import BaseModel
 from serving import settings_in, token
 
+from dashboard.app import create_app
 from dashboard.jobs.submitted_spec import (
     CODE,
     DESTINATIONS,
@@ -22,7 +23,6 @@ from dashboard.jobs.submitted_spec import (
     spec_of,
     tables_of,
 )
-from dashboard.service.app import create_app
 from orchestrator.client.errors import JobError
 from orchestrator.spec.job_spec import Spec
 

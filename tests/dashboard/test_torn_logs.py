@@ -11,8 +11,8 @@ from report_page import Page
 from serving import settings_in, token
 from synthetic_run import records
 
+from dashboard.app import create_app
 from dashboard.service.access import Role
-from dashboard.service.app import create_app
 from orchestrator.events.types import Finished
 
 LINES = [record.to_json() for record in records(steps=40) if not isinstance(record.event, Finished)]

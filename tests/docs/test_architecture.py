@@ -94,6 +94,57 @@ def test_arrows_agree_with_the_imports_and_never_run_both_ways() -> None:
         assert not imports(target, source), f"{target} imports {source}, against the arrow"
 
 
+def modules_of(package: str) -> dict[str, Path]:
+    """The modules of `package` but for doors, by dotted name."""
+    return {
+        ".".join(file.relative_to(ROOT).with_suffix("").parts): file
+        for file in (ROOT / package).rglob("*.py")
+        if file.name != "__init__.py"
+    }
+
+
+def closing_imports(arrows: dict[str, dict[str, list[str]]]) -> list[str]:
+    """The imports that tie rooms into a circle.
+
+    Args:
+        arrows: by importing and imported room, the imports.
+    """
+    reached = {name: set(targets) for name, targets in arrows.items()}
+    for _ in arrows:
+        for name, beyond in reached.items():
+            reached[name] = beyond.union(*(reached.get(other, set()) for other in beyond))
+    return [
+        f"{source} imports {target}: {', '.join(lines)}"
+        for source, targets in arrows.items()
+        for target, lines in targets.items()
+        if source in reached.get(target, set())
+    ]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_rooms_import_each_other_in_a_circle(package: str) -> None:
+    """Rooms are the folders and modules that lie side by side, at every level."""
+    modules = modules_of(package)
+    for around in (package, *sorted(rooms_of(package))):
+        arrows: dict[str, dict[str, list[str]]] = {}
+        depth = around.count(".") + 2
+        for name, file in modules.items():
+            for other in {found for found in imported(file) if found in modules}:
+                source, target = (".".join(each.split(".")[:depth]) for each in (name, other))
+                if within(name, around) and within(other, around) and source != target:
+                    arrows.setdefault(source, {}).setdefault(target, []).append(f"{name} -> {other}")
+        assert closing_imports(arrows) == []
+
+
+def test_a_circle_of_rooms_is_told_with_the_imports_that_close_it() -> None:
+    arrows = {"a": {"b": ["a.x -> b"], "c": ["a -> c"]}, "b": {"d": ["b -> d"]}, "d": {"a": ["d -> a.x"]}}
+    assert closing_imports(arrows) == [
+        "a imports b: a.x -> b",
+        "b imports d: b -> d",
+        "d imports a: d -> a.x",
+    ]
+
+
 def test_package_doors_import_nothing() -> None:
     for package in PACKAGES:
         for door in (ROOT / package).rglob("__init__.py"):

@@ -22,13 +22,13 @@ from workers.devices.device import CpuDevice
 from workers.elastic.copies_ahead import CopiesAhead
 from workers.elastic.followed import Followed
 from workers.elastic.layer_source import Built, LayerSource
-from workers.engine import Engine
-from workers.layer import Layer
+from workers.layers.layer import Layer
 from workers.protocol import Assignment, DamagedCheckpoint, Settlement
 from workers.rank import Rank
 from workers.state.layer_state import LayerState
 from workers.state_stream.following import Parcels
 from workers.state_stream.sending import Delivery
+from workers.step.engine import Engine
 from workers.transport.channel import ChannelError, Stream
 from workers.transport.process_group import ProcessGroupChannel
 

@@ -19,12 +19,13 @@ from jobs import DEVICE
 from pace import patient
 
 from planner.plan import Plan
+from planner.rank_program import place_programs
 from workers.config import ElasticConfig, WorkerConfig
-from workers.control.rank_program import place_programs
 from workers.control.records_digest import vector_sha256
 from workers.fault_injection.fault import Fault
 from workers.launch.processes import Died, RankProcesses
 from workers.launch.ranks import Job, run_threads
+from workers.loss_scale import LossScale
 from workers.protocol import (
     Assignment,
     FaultReport,
@@ -41,7 +42,6 @@ from workers.protocol import (
 )
 from workers.rank import Rank
 from workers.state.layer_state import state_digest
-from workers.state.loss_scale import LossScale
 from workers.transport.channel import ChannelError
 from workers.transport.process_group import ProcessGroupChannel
 

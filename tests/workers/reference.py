@@ -11,18 +11,18 @@ from jobs import DEVICE
 from torch import nn
 from torch.nn import functional
 
-from workers.build import build_module
 from workers.config import WorkerConfig
 from workers.data.registry import open_dataset
 from workers.data.sampling import train_indices
-from workers.deferred import modules as deferred
-from workers.deferred.defer import product
+from workers.layers.build import build_module
+from workers.layers.deferred import modules as deferred
+from workers.layers.deferred.defer import product
+from workers.loss_scale import LossScale
 from workers.models.registry import build_definition
 from workers.models.trained_loss import loss_beside
 from workers.reproducibility import determinism, rng
 from workers.reproducibility.canonical import canonical
 from workers.state.layer_state import LayerState, digest, state_digest
-from workers.state.loss_scale import LossScale
 from workers.state.optim import make_optimizer
 from workers.state.precision import boundary_dtype, cast_fixed_, cast_floats, cast_parameters
 

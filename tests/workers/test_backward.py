@@ -8,12 +8,12 @@ import sys
 
 import torch
 
-from workers.backward import backward
+from workers.layers.backward import backward
 
 FIRST_STEP = """
 import sys
 import torch
-from workers.backward import backward
+from workers.layers.backward import backward
 from workers.data.read_ahead import timed
 samples = torch.arange(3.0)
 assert timed(lambda: samples[[1]], torch.device("cpu"), watch=True)[0].tolist() == [1]

@@ -8,7 +8,7 @@ from operator import add
 
 import pytest
 
-from workers.commit import CommitError, CommitRecord, settle
+from workers.commit.commit import CommitError, CommitRecord, settle
 from workers.protocol import Request
 
 
@@ -90,7 +90,7 @@ def test_ranks_at_different_steps_are_a_bug_that_is_named() -> None:
 
 
 OF_ANOTHER_STEP = """
-from workers.commit import CommitError, CommitRecord, settle
+from workers.commit.commit import CommitError, CommitRecord, settle
 records = [CommitRecord(rank=rank, generation=1, step=rank) for rank in range(2)]
 try:
     settle(records, microbatches=0, layers=0, clip_norm=None)

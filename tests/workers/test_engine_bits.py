@@ -9,8 +9,8 @@ from reference import train_plainly
 from torch import Tensor
 
 from workers.config import DataConfig, ModelConfig, WorkerConfig
-from workers.deferred import modules
 from workers.launch.ranks import run_threads
+from workers.layers.deferred import modules
 from workers.protocol import StepReport
 
 TRAITS = ("plain", "dropout", "two-outputs", "transposed", "batchnorm", "raw-matrix", "attention", "fixed")

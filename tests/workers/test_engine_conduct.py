@@ -10,16 +10,16 @@ from jobs import FAMILIES, job, small_config
 from small_models import Head, Residual, Vectors, cross_entropy
 
 from planner.ir import Action, Kind
-from workers.blamed import blamed
 from workers.checkpoint.folder import checkpoints, read_manifest
 from workers.config import CheckpointConfig, DataConfig, EmulatedConfig, ModelConfig, OptimizerConfig
 from workers.data.dataset import Batch
 from workers.data.read_ahead import SLOW_READS
 from workers.data.sampling import train_indices
-from workers.deferred.queue import Workspace
 from workers.devices.emulated import EmulatedDevice, layer_times
 from workers.launch.ranks import run_processes, run_threads
-from workers.layer import Layer
+from workers.layers.blamed import blamed
+from workers.layers.deferred.queue import Workspace
+from workers.layers.layer import Layer
 from workers.models.definition import LayerBuilder, ModelDefinition
 from workers.protocol import CheckpointReport, JobError, StepReport, TimelineReport
 

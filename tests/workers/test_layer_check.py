@@ -21,11 +21,11 @@ from small_models import WIDTH, Normalized, Residual
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from workers.absent import absent_like, is_absent
-from workers.deferred.queue import Workspace
-from workers.layer import Layer
 from workers.layer_check.check import LayerCheck
 from workers.layer_check.kinds import kind_of
+from workers.layers.absent import absent_like, is_absent
+from workers.layers.deferred.queue import Workspace
+from workers.layers.layer import Layer
 from workers.models.definition import LayerBuilder, ModelDefinition
 from workers.models.trained_loss import loss_beside, with_loss
 from workers.profiling.counted_memory import LiveStorages

@@ -8,11 +8,11 @@ from pathlib import Path
 from jobs import job, small_config
 from rank_group import RankGroup
 
-from workers.commit import Decision
+from workers.commit.commit import Decision
 from workers.config import OptimizerConfig
+from workers.loss_scale import LossScale
 from workers.protocol import Position, WarningReport
-from workers.skipped_steps import SkippedSteps
-from workers.state.loss_scale import LossScale
+from workers.step.skipped_steps import SkippedSteps
 
 
 def decision(step: int, norm: float) -> Decision:

@@ -14,14 +14,14 @@ from planner.plan import Plan
 from workers.checkpoint.folder import checkpoint_folder, discard, prune, write_manifest
 from workers.checkpoint.manifest import FileRecord, Manifest, layer_files
 from workers.checkpoint.writer import CheckpointWriter, WriteResult
-from workers.commit import CommitRecord
+from workers.commit.commit import CommitRecord
+from workers.commit.unfinished import Unfinished
 from workers.config import FreezeConfig, WorkerConfig
 from workers.fault_injection.points import FaultPoints, Phase
+from workers.loss_scale import LossScale
 from workers.protocol import CheckpointReport, Generation, Report
 from workers.state.layer_state import LayerState
-from workers.state.loss_scale import LossScale
 from workers.transport.channel import Channel
-from workers.unfinished import Unfinished
 
 Files = dict[str, dict[str, list[int | str]]]
 

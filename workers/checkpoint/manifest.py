@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workers.checkpoint.storage import join
-from workers.state.loss_scale import LossScale
+from workers.loss_scale import LossScale
 
 FORMAT = 3
 """Version of the checkpoint format that this code writes. It reads version 2 too, which has no `log_sha256`, and

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from planner.freezing import FreezePlan
-from workers.control.next_plan import NextPlan
+from workers.commit.next_plan import NextPlan
 from workers.protocol import Request
 
 

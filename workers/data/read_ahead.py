@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from workers.data.dataset import Batch
-from workers.dispatch_mode import DispatchMode
+from workers.process.dispatch_mode import DispatchMode
 from workers.process.pinned_memory import Staged, Staging
 from workers.reproducibility import rng
 

@@ -11,8 +11,8 @@ import psutil
 import torch
 
 from planner.ir import Action
+from workers.devices.machine import host_memory_bytes
 from workers.process.host_memory import free_host_bytes, give_freed_pages_back
-from workers.profiling.machine import host_memory_bytes
 from workers.protocol import Span
 
 

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 from torch import Tensor
 
-from workers.commit import Decision
+from workers.commit.commit import Decision
 from workers.elastic.redundancy import Packing
-from workers.layer import Layer
+from workers.layers.layer import Layer
 from workers.state.layer_state import LayerState, fresh, host_copy
 from workers.state_stream.following import Change, Followers, Parcels
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from workers.layer import Layer
+from workers.layers.layer import Layer
 from workers.state.layer_state import LayerState, saved_tensors
 
 

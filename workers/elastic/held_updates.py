@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from workers.commit import Decision
+from workers.commit.commit import Decision
 from workers.elastic.redundancy import Packing
-from workers.layer import Layer
+from workers.layers.layer import Layer
 from workers.state.layer_state import LayerState
 from workers.state.optim import Optimizer
 

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from planner.shards import Piece
+from workers.commit.last_commit import LastCommit
 from workers.elastic.host_copies import HostCopy
 from workers.elastic.layer_source import Built, Haul, Held
+from workers.elastic.of_siblings import weights_of_siblings
 from workers.elastic.snapshots import Snapshots
 from workers.elastic.standby import Standbys
-from workers.last_commit import LastCommit
 from workers.process.host_memory import collect_objects
 from workers.protocol import Assignment, Part, Source
-from workers.shards.of_siblings import weights_of_siblings
 from workers.state.layer_state import LayerState, host_copy, whole_of
 from workers.state_stream.stream import StateServer
 

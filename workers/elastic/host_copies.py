@@ -18,7 +18,7 @@ from planner.shards import Piece
 from workers.elastic.updates import Update, Updates, looks_at_whole_layers, updated_in_parts
 from workers.freezing.freezer import begin_statistics
 from workers.freezing.plans import Settings
-from workers.layer import Layer
+from workers.layers.layer import Layer
 from workers.memory.shortage import shortage_in
 from workers.process.host_memory import check_room, free_host_bytes, give_freed_pages_back
 from workers.process.pinned_memory import SideStream, give_pinned_memory_back

@@ -10,17 +10,18 @@ from dataclasses import dataclass, field
 import torch
 
 from planner.shards import WHOLE, Piece, Shard
-from workers.build import build_layers
 from workers.checkpoint.folder import read_layer, read_manifest
-from workers.compiled.compiler import Compiler
+from workers.commit.unfinished import Greeting
 from workers.config import WorkerConfig
-from workers.deferred.queue import Workspace
 from workers.devices.device import Device
 from workers.elastic.standby import Base
 from workers.fault_injection.points import FaultPoints, Phase
 from workers.freezing.freezer import begin_statistics
 from workers.freezing.plans import Plans, Settings
-from workers.layer import Layer
+from workers.layers.build import build_layers
+from workers.layers.compiler import Compiler
+from workers.layers.deferred.queue import Workspace
+from workers.layers.layer import Layer
 from workers.models.definition import ModelDefinition
 from workers.models.weights import read_weights
 from workers.protocol import Assignment, CheckpointRef, Part, Source
@@ -36,7 +37,6 @@ from workers.state.layer_state import (
 from workers.state.optim import Optimizer
 from workers.state_stream.frames import StateStreamError
 from workers.state_stream.stream import fetch
-from workers.unfinished import Greeting
 
 Built = dict[int, tuple[Layer, LayerState]]
 """Layer number -> layer and its live state."""

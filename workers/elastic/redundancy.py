@@ -13,7 +13,7 @@ from torch import Tensor
 from planner.arrivals import Arrivals
 from planner.plan import Plan
 from planner.shards import Piece
-from workers.layer import Layer
+from workers.layers.layer import Layer
 from workers.process.pinned_memory import pinned, to_device
 from workers.state.flat import FlatGradients, aligned, side_by_side
 from workers.state.layer_state import Gradients, LayerState

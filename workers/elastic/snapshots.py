@@ -14,12 +14,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from planner.shards import Piece
+from workers.loss_scale import LossScale
 from workers.memory.shortage import shortage_in
 from workers.process.host_memory import check_room, free_host_bytes
 from workers.process.pinned_memory import beside_computing
 from workers.protocol import SnapshotHeld
 from workers.state.layer_state import LayerState, as_it_is, bytes_of, host_copy
-from workers.state.loss_scale import LossScale
 
 Bring = Callable[[threading.Event], LayerState]
 """Fetches one state; gives up when the event is set."""

@@ -22,7 +22,7 @@ from planner.shards import Piece
 from workers.elastic.host_copies import HostCopy, HostForm
 from workers.elastic.updates import Decided, Update, Updates
 from workers.freezing.plans import Settings
-from workers.layer import Layer
+from workers.layers.layer import Layer
 from workers.memory.shortage import shortage_in
 from workers.process.host_memory import give_freed_pages_back
 from workers.state.layer_state import LayerState, bytes_of, host_copy, in_host_memory

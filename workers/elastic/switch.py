@@ -11,7 +11,7 @@ from planner.shards import WHOLE, Piece
 from workers.elastic.handover import given_up, taken_up
 from workers.elastic.standby import Base, Standbys
 from workers.freezing.plans import Settings
-from workers.layer import Layer
+from workers.layers.layer import Layer
 from workers.state.layer_state import LayerState
 from workers.state.optim import Optimizer
 

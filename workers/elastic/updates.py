@@ -24,7 +24,7 @@ from workers.state.optim import Optimizer
 
 
 class Decided(Protocol):
-    """What an update needs of a commit's decision: see `workers.commit.Decision`."""
+    """What an update needs of a commit's decision: see `workers.commit.commit.Decision`."""
 
     @property
     def skipped(self) -> bool: ...

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from workers.commit.freezing_scores import UNKNOWN, Moves
 from workers.config import FreezeConfig
 from workers.freezing.mask import LayerParameters
-from workers.freezing.stability import UNKNOWN, AutoFreeze, Finding, Moves, make_metric, settled_prefix
+from workers.freezing.stability import AutoFreeze, Finding, make_metric, settled_prefix
 from workers.state.layer_state import LayerState
 
 

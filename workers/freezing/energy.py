@@ -4,12 +4,10 @@ TimelyFreeze). A metric for people: no decision follows from it."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+from workers.commit.freezing_scores import Energy
 from workers.freezing.mask import Chance, LayerParameters
-
-Energy = tuple[float, float]
-"""An energy, and the part of it that a step lets through."""
 
 
 def estimate(
@@ -41,15 +39,6 @@ def estimate(
             energy = squared_norms[name] / formed_squares[kind]
         energies.append((energy, through_shares[kind] * energy))
     return energies
-
-
-def total_of(energies: Iterable[Energy]) -> Energy:
-    """The energy of what has these, in this order."""
-    total = through = 0.0
-    for energy, part in energies:
-        total += energy
-        through += part
-    return total, through
 
 
 def _formed_square(probabilities: Sequence[float]) -> float:

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import torch
 
 from planner.freezing import FreezePlan, Weights
-from workers.commit import Decision, Prepared
+from workers.commit.commit import Decision, Prepared
+from workers.commit.freezing_scores import Energy
 from workers.config import FreezeConfig
 from workers.freezing.checks import Checks, Found
-from workers.freezing.energy import Energy, estimate
+from workers.freezing.energy import estimate
 from workers.freezing.mask import NOTHING, Chance, LayerParameters, Mask, draw
 from workers.freezing.plans import Plans, Settings
 from workers.freezing.ratios import Budgets, phases_of

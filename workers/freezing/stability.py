@@ -5,24 +5,18 @@ A check reads the weights before a commit and changes nothing. Its findings ente
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from planner.freezing import apf_stride
+from workers.commit.freezing_scores import UNKNOWN, Moves
 from workers.config import FreezeConfig
 from workers.freezing.mask import LayerParameters
 from workers.state.layer_state import LayerState
-
-Moves = tuple[float, float]
-"""The squared norms of a parameter's updates in the interval before the last one, and in the last one."""
-
-UNKNOWN = math.inf
-"""The score of a layer of which too little is known."""
 
 
 @dataclass
@@ -140,21 +134,6 @@ class AutoFreeze(Metric):
         before: list[float] = state.freezing["squares"].tolist()
         found.statistics["squares"] = torch.tensor(squares, dtype=torch.float64)
         found.moves = dict(zip(parameters.names, zip(before, squares, strict=True), strict=True))
-
-
-def score_of(moves: Iterable[Moves]) -> float:
-    """AutoFreeze's score of a layer that is not settled: how much the norm of its updates has changed from one interval
-    to the next, as a part of what it was.
-
-    Args:
-        moves: of its parameters, in name order.
-    """
-    squares = squares_before = 0.0
-    for before, now in moves:
-        squares_before += before
-        squares += now
-    moved, moved_before = math.sqrt(squares), math.sqrt(squares_before)
-    return abs(moved_before - moved) / moved_before if moved_before > 0.0 else UNKNOWN
 
 
 def settled_prefix(scores: Mapping[int, float], percentile: float) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from workers.backward import gradient_of
+from workers.layers.backward import gradient_of
 from workers.protocol import CurvatureReport
 from workers.reproducibility.canonical import canonical
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.shares import Part
-from workers.backward import gradient_of
+from workers.layers.backward import gradient_of
 from workers.reproducibility.canonical import canonical
 from workers.state.flat import NO_GRADIENTS, Cut, FlatGradients, GradientBuffers
 from workers.transport.channel import Channel, Stream

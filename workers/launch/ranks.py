@@ -18,8 +18,8 @@ from multiprocessing.connection import Connection
 from planner.freezing import FreezePlan
 from planner.ir import Schedule
 from planner.plan import Plan
+from planner.rank_program import place_programs
 from workers.config import WorkerConfig
-from workers.control.rank_program import place_programs
 from workers.launch.processes import Died, RankProcesses
 from workers.process.host_memory import settle_objects
 from workers.profiling.counted_memory import CountedMemory, LiveStorages

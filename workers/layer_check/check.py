@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from workers.blamed import blamed
-from workers.layer import Compared, Layer, Tensors
 from workers.layer_check.comparison import LayerComparison, changed
 from workers.layer_check.kinds import kind_of
 from workers.layer_check.loss_state import check_loss
-from workers.loss import Loss
+from workers.layers.blamed import blamed
+from workers.layers.layer import Compared, Layer, Tensors
+from workers.layers.loss import Loss
 from workers.protocol import JobError, LayersChecked
 
 FURTHER = 8

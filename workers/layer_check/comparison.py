@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workers.backward import backward, ends_of
-from workers.blamed import blamed
-from workers.layer import Layer, Tensors, carries_gradient, input_gradients
 from workers.layer_check.numbers import Numbers, difference
 from workers.layer_check.writes import Writes
+from workers.layers.backward import backward, ends_of
+from workers.layers.blamed import blamed
+from workers.layers.layer import Layer, Tensors, carries_gradient, input_gradients
 from workers.process.torch_modes import check_modes_kept
 from workers.protocol import JobError
 from workers.reproducibility import rng

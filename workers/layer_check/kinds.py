@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workers.layer import Layer, Tensors
+from workers.layers.layer import Layer, Tensors
 from workers.state.hidden import bits, is_of_python
 
 

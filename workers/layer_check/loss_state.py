@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workers.absent import is_absent
-from workers.backward import backward
-from workers.deferred.queue import WeightGradQueue
-from workers.layer import Pass, Tensors, carries_gradient, input_gradients
-from workers.loss import Loss
+from workers.layers.absent import is_absent
+from workers.layers.backward import backward
+from workers.layers.deferred.queue import WeightGradQueue
+from workers.layers.layer import Pass, Tensors, carries_gradient, input_gradients
+from workers.layers.loss import Loss
 from workers.protocol import JobError
 from workers.reproducibility import rng
 from workers.state.hidden import bits, values_behind

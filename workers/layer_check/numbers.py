@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workers.absent import is_absent
-from workers.layer import Tensors, carries_gradient
+from workers.layers.absent import is_absent
+from workers.layers.layer import Tensors, carries_gradient
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_iter
 
-from workers.dispatch_mode import DispatchMode
+from workers.process.dispatch_mode import DispatchMode
 from workers.state.hidden import is_plain
 
 _OVERWRITING = (

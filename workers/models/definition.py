@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from workers.state.layer_state import ParameterRef
+
 
 @dataclass(frozen=True)
 class LayerBuilder:
@@ -20,17 +22,6 @@ class LayerBuilder:
     """Unique in the model; letters, digits, `_` and `-`. Keys the layer's random draws."""
     build: Callable[[], nn.Module]
     """Makes the module on the CPU; draws initial values from torch's global generator, keyed beforehand."""
-
-
-@dataclass(frozen=True, order=True)
-class ParameterRef:
-    """A parameter (or persistent buffer) by layer and by its name within the layer."""
-
-    layer: str
-    parameter: str
-
-    def __str__(self) -> str:
-        return f"{self.layer}.{self.parameter}"
 
 
 @dataclass(frozen=True)

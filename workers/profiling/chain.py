@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from workers.deferred.queue import Accumulator
-from workers.layer import Layer, Pass, Tensors
 from workers.layer_check.check import LayerCheck
-from workers.loss import Loss
+from workers.layers.deferred.queue import Accumulator
+from workers.layers.layer import Layer, Pass, Tensors
+from workers.layers.loss import Loss
 from workers.reproducibility import rng
 from workers.state.layer_state import LayerState
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_iter
 
-from workers.dispatch_mode import DispatchMode
+from workers.process.dispatch_mode import DispatchMode
 
 
 @dataclass(frozen=True, kw_only=True)

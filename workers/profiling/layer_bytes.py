@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from workers.layer import Tensors
+from workers.layers.layer import Tensors
 from workers.profiling.chain import Chain, Flight
 from workers.profiling.counted_memory import LiveStorages
 

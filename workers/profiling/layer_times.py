@@ -16,8 +16,8 @@ from statistics import fmean, median
 import torch
 
 from planner.ir import Action, Kind
-from workers.deferred.queue import Accumulator
-from workers.layer import Tensors
+from workers.layers.deferred.queue import Accumulator
+from workers.layers.layer import Tensors
 from workers.profiling.chain import Chain, Flight
 from workers.profiling.stopwatch import Stopwatch
 from workers.state.optim import Optimizer

@@ -19,7 +19,7 @@ from statistics import median
 import torch
 
 from planner.profile import Link
-from workers.commit import CommitRecord
+from workers.commit.commit import CommitRecord
 from workers.profiling.probe_rounds import rounds
 from workers.transport.channel import Channel, Stream, Tensors
 

@@ -18,15 +18,16 @@ from torch import Tensor
 from planner.ir import Kind
 from planner.profile import LayerProfile, Matrix
 from planner.shards import first_of_ties
-from workers.build import build_layers
-from workers.compiled.compiler import Compiler
 from workers.config import WorkerConfig
 from workers.data.dataset import Batch, OpenData
 from workers.data.sampling import train_indices
 from workers.devices.device import Device
-from workers.layer import Tensors
+from workers.devices.machine import describe_device
 from workers.layer_check.check import LayerCheck
-from workers.loss import Loss
+from workers.layers.build import build_layers
+from workers.layers.compiler import Compiler
+from workers.layers.layer import Tensors
+from workers.layers.loss import Loss
 from workers.models.definition import ModelDefinition
 from workers.models.outline import outline
 from workers.process.pinned_memory import to_device
@@ -34,7 +35,6 @@ from workers.profiling.chain import Chain, Flight
 from workers.profiling.layer_bytes import LayerBytes, count_bytes
 from workers.profiling.layer_times import LayerTimes
 from workers.profiling.link_probe import probe_commit, probe_links
-from workers.profiling.machine import describe_device
 from workers.profiling.measured import Load, Measured
 from workers.profiling.reading import Reading as BatchReading
 from workers.profiling.reading import reading

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 
 from planner.accelerators import Accelerator
-from workers.dispatch_mode import DispatchMode
+from workers.process.dispatch_mode import DispatchMode
 
 aten = torch.ops.aten
 OVERWRITES = ("copy_", "fill_", "zero_")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workers.dispatch_mode import DispatchMode
+from workers.process.dispatch_mode import DispatchMode
 from workers.reproducibility.rng import keyed, set_state_beside_torch, state_beside_torch, turn
 
 LARGE_ELEMENTS = 2**16

@@ -38,7 +38,7 @@ _TOLD = (
     np.random.RandomState,
 )
 _MACHINERY = ("threading", "concurrent", "queue", "logging", "multiprocessing", "asyncio")
-"""Of Python's own modules, those whose objects change by themselves."""
+"""Modules of Python's library whose objects change by themselves."""
 _HEAP_TYPE = 1 << 9
 """Python's flag of classes that are made while it runs."""
 _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -39,6 +39,17 @@ class NamesSlots(Protocol):
         ...
 
 
+@dataclass(frozen=True, order=True)
+class ParameterRef:
+    """A parameter (or persistent buffer) by layer and by its name within the layer."""
+
+    layer: str
+    parameter: str
+
+    def __str__(self) -> str:
+        return f"{self.layer}.{self.parameter}"
+
+
 @dataclass
 class LayerState:
     """One layer's weights, buffers and optimizer state. Its tensors are live (`of`) or copies on the host."""

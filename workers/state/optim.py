@@ -19,10 +19,9 @@ from torch.autograd.graph import increment_version
 from torch.optim.adamw import adamw
 
 from workers.config import OptimizerConfig
-from workers.models.definition import ParameterRef
 from workers.protocol import JobError
 from workers.state.flat import Layout, Place, side_by_side
-from workers.state.layer_state import Gradients, LayerState
+from workers.state.layer_state import Gradients, LayerState, ParameterRef
 
 
 @dataclass(frozen=True)

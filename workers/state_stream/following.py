@@ -93,7 +93,7 @@ class Change:
 
     step: int
     scale: float
-    """As in `workers.commit.Decision`, like the next two; `scores` are those of all layers."""
+    """As in `workers.commit.commit.Decision`, like the next two; `scores` are those of all layers."""
     skipped: bool
     scores: Mapping[int, float] = field(default_factory=dict)
     behind: int = 0

@@ -21,7 +21,6 @@ from orchestrator.controller.event_loop import EventLoop
 from orchestrator.controller.planning.current_replanner import CurrentReplanner
 from orchestrator.controller.requests.freeze_request import monitors
 from orchestrator.controller.requests.move_request import domains_of
-from orchestrator.events.folder import JobFolder
 from orchestrator.events.types import (
     Adapted,
     Event,
@@ -31,6 +30,7 @@ from orchestrator.events.types import (
     SpeedsChanged,
     Warned,
 )
+from orchestrator.history.folder import JobFolder
 from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle.migration import Mode
 from orchestrator.lifecycle.states import Job, Training

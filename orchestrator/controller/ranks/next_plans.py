@@ -15,9 +15,9 @@ from orchestrator.events.types import Warned
 from orchestrator.lifecycle.commands import CopyAside, Switch
 from orchestrator.lifecycle.stimuli import Noted, Reported, Stimulus
 from planner.freezing import FreezePlan
+from planner.rank_program import place_programs
 from planner.schedule.expand import pipeline_schedules
 from workers.control.rank_error import RankError
-from workers.control.rank_program import place_programs
 from workers.protocol import CopiedAhead, CopyAhead, Source
 
 

@@ -13,8 +13,8 @@ from report_page import Page
 from serving import live_job, settings_in, show, token
 
 from dashboard.api.output import MOST_BYTES
+from dashboard.app import create_app
 from dashboard.service.access import Role
-from dashboard.service.app import create_app
 
 
 @pytest.fixture(scope="module")

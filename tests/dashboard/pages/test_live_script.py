@@ -16,7 +16,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import Select
 from serving import Made, listening, settings_in, show, token
 
-from dashboard.service.app import create_app
+from dashboard.app import create_app
 from dashboard.service.limits import AtOnce
 from dashboard.service.settings import Settings
 from orchestrator.client.cluster_state import NodeState

@@ -19,6 +19,7 @@ from serving import live_job, settings_in, show, token, write_run
 from synthetic_run import freezing_records, plan
 
 from dashboard.api.controls import Drain, Freeze, Move, Scale, Undrain
+from dashboard.app import create_app
 from dashboard.pages.control_form import Control, Expected, expectation, simulates
 from dashboard.pages.controls import CONTROLS, Cut
 from dashboard.pages.sections import BY_NAME, SECTIONS, render
@@ -26,7 +27,6 @@ from dashboard.pages.shown import Shown
 from dashboard.pages.sparkline import sparkline
 from dashboard.pages.what_if_page import Asked, ways
 from dashboard.service.access import Role
-from dashboard.service.app import create_app
 from dashboard.service.problems import Problem
 from dashboard.service.settings import Settings
 from orchestrator.analysis.what_if import what_if

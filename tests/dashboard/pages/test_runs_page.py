@@ -13,8 +13,8 @@ from report_page import Page
 from serving import settings_in, token, write_run
 from synthetic_run import records
 
+from dashboard.app import create_app
 from dashboard.service.access import Role
-from dashboard.service.app import create_app
 from orchestrator.events.types import Record, Submitted
 
 

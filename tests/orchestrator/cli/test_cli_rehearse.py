@@ -15,8 +15,8 @@ from orchestrator.analysis.effective_time import effective_time
 from orchestrator.cli.exit_codes import INTERRUPTED, USER_ERROR
 from orchestrator.cli.main import app
 from orchestrator.cli.rehearsing import Options, performance_of
-from orchestrator.events.folder import JobFolder
 from orchestrator.events.rehearsed import CopiesSaved
+from orchestrator.history.folder import JobFolder
 from orchestrator.history.job_view import fold
 from orchestrator.rehearsal.rehearsal import Performance, node_resources, on_nodes
 from orchestrator.report.rehearsal_text import lines

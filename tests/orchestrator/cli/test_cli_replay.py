@@ -11,7 +11,7 @@ import pytest
 import small_profile
 
 from orchestrator.cli.replaying import replay_command
-from orchestrator.events.folder import PLANNER
+from orchestrator.history.folder import PLANNER
 from planner.adapt.live import LiveStart
 from planner.adapt.recording import Entry, Took, entries, line_of, planner_of
 from planner.observed import LinkTime, StageTime, StepTimes

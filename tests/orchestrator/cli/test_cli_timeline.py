@@ -18,8 +18,8 @@ from synthetic_run import STEPS, freezing_records, plan, records, timelines
 
 from dashboard.api.history import TimelineModel
 from orchestrator.cli.exit_codes import DONE, USER_ERROR
-from orchestrator.events.folder import PROFILE
 from orchestrator.events.types import Formed, Issued, Record, StepReport, Submitted
+from orchestrator.history.folder import PROFILE
 from orchestrator.history.job_view import fold
 from orchestrator.pictures.memory_use import bytes_text
 from orchestrator.prepare.planning import as_planned

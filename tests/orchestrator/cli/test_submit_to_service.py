@@ -15,8 +15,8 @@ from serving import Made, listening, settings_in, show
 from synthetic_run import records
 from tiny_jobs import write_spec
 
+from dashboard.app import create_app
 from dashboard.jobs.submission import Submissions
-from dashboard.service.app import create_app
 from orchestrator.cli.exit_codes import DONE, FAILED, INTERRUPTED, USER_ERROR
 from orchestrator.client.access_token import TOKEN, TOKEN_FILE
 from orchestrator.events.types import Event, Failed, Finished, Record, StepReport

@@ -13,9 +13,9 @@ from orchestrator.client import following
 from orchestrator.client.errors import NoSuchJob
 from orchestrator.client.following import Following
 from orchestrator.client.interrupts import Interrupts
-from orchestrator.events.folder import JobFolder
 from orchestrator.events.log import EventLog
 from orchestrator.events.types import Failed, Record, Submitted
+from orchestrator.history.folder import JobFolder
 from orchestrator.history.folder_view import view_without_controller
 
 ADVICE = "--resume goes on from its newest checkpoint, if any"

@@ -21,8 +21,8 @@ from orchestrator.controller import actor
 from orchestrator.controller.actor import Controller
 from orchestrator.controller.adapt.live_planner import PlannerBeside
 from orchestrator.controller.log_writer import LogWriter
-from orchestrator.events.folder import JobFolder
 from orchestrator.events.types import Submitted
+from orchestrator.history.folder import JobFolder
 from orchestrator.lifecycle.states import Job, Membership, Progress, Training
 from orchestrator.lifecycle.stimuli import Noted
 

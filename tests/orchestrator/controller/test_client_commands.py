@@ -16,7 +16,6 @@ from orchestrator.cluster.placement import Node
 from orchestrator.controller import reshaping
 from orchestrator.controller.freeze import freeze_control
 from orchestrator.controller.requests.freeze_request import Adopt, Running
-from orchestrator.events.folder import JobFolder
 from orchestrator.events.log import read_log
 from orchestrator.events.types import (
     Answered,
@@ -27,6 +26,7 @@ from orchestrator.events.types import (
     RankStarted,
     Submitted,
 )
+from orchestrator.history.folder import JobFolder
 from orchestrator.history.job_view import JobView
 from orchestrator.history.proposal import PlanChanged
 from orchestrator.lifecycle import states

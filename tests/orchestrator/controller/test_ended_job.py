@@ -21,9 +21,9 @@ from tiny_jobs import tiny
 from orchestrator.cluster.actor_arguments import in_pieces
 from orchestrator.controller import actor
 from orchestrator.controller.actor import Controller
-from orchestrator.events.folder import JobFolder
 from orchestrator.events.log import read_log
 from orchestrator.events.types import Commanded, Event, Failed, Finished, Record, Submitted
+from orchestrator.history.folder import JobFolder
 from orchestrator.history.folder_view import load_folder
 from workers.protocol import JobError
 

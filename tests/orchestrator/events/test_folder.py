@@ -10,8 +10,8 @@ import pytest
 from resolving import resolve_spec
 
 from orchestrator.events import types as events
-from orchestrator.events.folder import EVENTS, LOCK, MARKER, PROFILE, JobFolder, starting_points
 from orchestrator.events.log import EventLog
+from orchestrator.history.folder import EVENTS, LOCK, MARKER, PROFILE, JobFolder, starting_points
 from orchestrator.prepare.model_outline import ModelOutline, absolute
 from orchestrator.spec.job_spec import JobConfig, Spec
 from workers.checkpoint.manifest import Manifest

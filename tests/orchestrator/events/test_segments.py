@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.events import segments
-from orchestrator.events.folder import JobFolder
 from orchestrator.events.log import read_log
 from orchestrator.events.types import Record, Warned
+from orchestrator.history.folder import JobFolder
 from orchestrator.history.folder_view import load_folder
 from orchestrator.history.job_view import fold
 from orchestrator.history.snapshot import position, write_snapshot

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import synthetic_run
 
-from orchestrator.events.folder import JobFolder
 from orchestrator.events.log import EventLog, read_log
 from orchestrator.events.types import Record
-from orchestrator.events.unreported import take_in, unreported
+from orchestrator.history.folder import JobFolder
 from orchestrator.history.folder_view import view_without_controller
+from orchestrator.history.unreported import take_in, unreported
 from workers.checkpoint.left_behind import FOLDER, NOTE, clear, leave_note, leave_reports, left_reports
 from workers.protocol import CheckpointReport, JobError, Rescued, StepReport, WarningReport
 

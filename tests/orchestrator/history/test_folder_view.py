@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from synthetic_run import records
 
-from orchestrator.events.folder import EVENTS, JobFolder
 from orchestrator.events.types import Finished
+from orchestrator.history.folder import EVENTS, JobFolder
 from orchestrator.history.folder_view import view_in, view_without_controller
 from orchestrator.history.job_view import fold
 from orchestrator.history.snapshot import SNAPSHOT, position, write_snapshot

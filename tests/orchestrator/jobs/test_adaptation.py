@@ -13,7 +13,7 @@ from process_hosts import ElasticJob
 from test_elastic_jobs import at_step, job
 
 from orchestrator.events import types as events
-from orchestrator.events.folder import JobFolder
+from orchestrator.history.folder import JobFolder
 from orchestrator.lifecycle.states import Finished
 from orchestrator.prepare.resolve import Resolved
 from planner.adapt.recording import Asked, Took, entries

@@ -35,8 +35,8 @@ from orchestrator.client.errors import Refused
 from orchestrator.client.submit import Submission
 from orchestrator.cluster import connection as cluster
 from orchestrator.events import types as events
-from orchestrator.events.folder import JobFolder
 from orchestrator.history.command_table import CommandIdReused
+from orchestrator.history.folder import JobFolder
 from orchestrator.report.page import REPORT_NAME
 from orchestrator.trainer import PipelineTrainer
 from workers.protocol import CheckpointReport, JobError, StepReport

@@ -20,8 +20,8 @@ from ray_jobs import state_sha256
 from tiny_jobs import tiny
 
 from orchestrator.events import types as events
-from orchestrator.events.folder import JobFolder
 from orchestrator.events.log import read_log
+from orchestrator.history.folder import JobFolder
 from orchestrator.history.folder_view import view_without_controller
 from orchestrator.spec.job_spec import Spec
 from orchestrator.verify.verification import verify_run

@@ -11,7 +11,7 @@ from ray_jobs import Log, state_sha256
 from tiny_jobs import STEPS, tiny
 
 from orchestrator.events import types as events
-from orchestrator.events.folder import JobFolder
+from orchestrator.history.folder import JobFolder
 from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.prepare.preparation import prepare
 from orchestrator.prepare.resumption import adopt

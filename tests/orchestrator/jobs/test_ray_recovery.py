@@ -33,8 +33,8 @@ from orchestrator.cluster import connection as cluster
 from orchestrator.cluster.actor_names import living_ranks
 from orchestrator.cluster.ray_hosts import RayHosts
 from orchestrator.events import types as events
-from orchestrator.events.folder import LOCK, JobFolder
 from orchestrator.events.log import line_sha256, read_log
+from orchestrator.history.folder import LOCK, JobFolder
 from orchestrator.trainer import PipelineTrainer
 from orchestrator.verify.verification import verify_run
 from workers.actor import Home

@@ -20,7 +20,7 @@ from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.client.errors import Refused
 from orchestrator.client.jobs import Command
 from orchestrator.events import types as events
-from orchestrator.events.folder import JobFolder
+from orchestrator.history.folder import JobFolder
 from orchestrator.history.proposal import PlanChanged
 from orchestrator.spec.job_spec import Spec
 from workers.launch.ranks import run_threads

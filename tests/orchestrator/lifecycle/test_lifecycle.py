@@ -54,7 +54,7 @@ from orchestrator.lifecycle.stimuli import (
     StoreUp,
     Unplaceable,
 )
-from workers.control.rank_program import rank_programs
+from planner.rank_program import rank_programs
 from workers.protocol import DamagedCheckpoint, Request, StepReport
 from workers.reproducibility.digest import state_digest
 

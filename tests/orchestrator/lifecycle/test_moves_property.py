@@ -21,12 +21,12 @@ from orchestrator.lifecycle.moves import expected
 from orchestrator.lifecycle.stimuli import Migrate, RankLost, Reported
 from planner.ir import Schedule
 from planner.plan import Plan
+from planner.rank_program import rank_programs
 from planner.schedule.passes import with_stage_ranks
 from planner.search.layer_move import with_layers
 from planner.search.standbys import assign
 from planner.shards import Piece
-from workers.control.next_plan import NextPlan
-from workers.control.rank_program import rank_programs
+from workers.commit.next_plan import NextPlan
 from workers.protocol import SwitchReport
 
 RANKS, LAYERS = 4, 12

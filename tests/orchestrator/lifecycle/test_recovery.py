@@ -14,8 +14,8 @@ from orchestrator.lifecycle.recovery import Abort, Handover, Pause, RecoveryPlan
 from planner.shards import WHOLE, Piece, Shard
 from workers.config import ElasticConfig
 from workers.control.records_digest import vector_sha256
+from workers.loss_scale import LossScale
 from workers.protocol import CheckpointRef, Part, Position, Settlement, SnapshotHeld, Source
-from workers.state.loss_scale import LossScale
 
 LAYERS = 6
 

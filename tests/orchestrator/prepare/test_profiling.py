@@ -139,7 +139,7 @@ def test_a_job_s_key_has_the_gpus_only_if_it_uses_them(
     on_gpus = spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"device": "cuda"})})
 
     def keys(*gpus: tuple[str, int]) -> tuple[str, str]:
-        monkeypatch.setattr("workers.profiling.machine.visible_gpus", lambda: list(gpus))
+        monkeypatch.setattr("workers.devices.machine.visible_gpus", lambda: list(gpus))
         return key_of(spec, 2), key_of(on_gpus, 2)
 
     (cpu, gpu), (cpu_again, other_gpu) = keys(("H200", 150)), keys(("A100", 80))

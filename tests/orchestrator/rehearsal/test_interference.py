@@ -21,9 +21,9 @@ from tiny_jobs import tiny
 from orchestrator.analysis.interference_time import interference_time
 from orchestrator.client.following import Observer, Run
 from orchestrator.events import types as events
-from orchestrator.events.folder import JobFolder
 from orchestrator.events.log import EventLog, read_log
 from orchestrator.events.rehearsed import Visit
+from orchestrator.history.folder import JobFolder
 from orchestrator.history.job_view import fold
 from orchestrator.lifecycle.states import Finished
 from orchestrator.prepare.model_outline import absolute, outline_model

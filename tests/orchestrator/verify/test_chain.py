@@ -14,9 +14,9 @@ from elastic_run import BATCHES, eventful
 from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
-from orchestrator.events.folder import JobFolder
 from orchestrator.events.log import NO_LINE, EventLog, line_sha256
 from orchestrator.events.types import PREVIOUS, Finished, Record, Warned
+from orchestrator.history.folder import JobFolder
 from orchestrator.history.job_view import fold
 from orchestrator.history.snapshot import position, write_snapshot
 from orchestrator.verify.chain import Chain, read_chain

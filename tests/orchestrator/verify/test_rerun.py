@@ -19,8 +19,8 @@ from orchestrator.prepare.model_outline import outline_model
 from orchestrator.verify.rerun import choose
 from orchestrator.verify.verification import verify_run
 from planner.freezing import FreezePlan
+from workers.devices.machine import arithmetic
 from workers.launch.ranks import Job, run_processes
-from workers.profiling.machine import arithmetic
 from workers.protocol import CheckpointReport, FreezeStarted, Generation, StepReport
 
 STEPS, SAVED = 8, (3, 6, 8)

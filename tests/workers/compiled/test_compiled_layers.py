@@ -20,14 +20,14 @@ from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
 
 import workers.rank
-from workers.build import build_layers
 from workers.checkpoint.coordination import manifest_mismatch
 from workers.checkpoint.manifest import Manifest
-from workers.compiled.compiler import Compiler
-from workers.compiled.kernels import Kernels
 from workers.config import ModelConfig, OptimizerConfig, WorkerConfig
 from workers.launch.ranks import Run, run_processes, run_threads
-from workers.layer import Layer
+from workers.layers.build import build_layers
+from workers.layers.compiled.kernels import Kernels
+from workers.layers.compiler import Compiler
+from workers.layers.layer import Layer
 from workers.models.definition import LayerBuilder, ModelDefinition
 from workers.profiling.layer_times import LayerTimes
 from workers.protocol import Generation, JobError, WarningReport

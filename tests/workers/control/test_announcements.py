@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from workers.commit.unfinished import Greeting, Unfinished, agree
 from workers.control.announcements import Announcements
 from workers.control.report_mail import UNANSWERED, ReportMail
 from workers.protocol import Report, Request, TimelineReport, ValidationReport
-from workers.unfinished import Greeting, Unfinished, agree
 
 
 def shared(step: int) -> ValidationReport:

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from planner.rank_program import rank_programs
 from planner.schedule.registry import build
 from planner.search.unmeasured import unmeasured_plan
 from planner.shards import Piece, Shard
-from workers.control.next_plan import NextPlan, check_next
-from workers.control.rank_program import rank_programs
+from workers.commit.next_plan import NextPlan, check_next
 from workers.protocol import JobError
 
 SCHEDULE = build("1f1b", 2, 4)

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
+from planner.lowering import lower
 from planner.plan import Plan
+from planner.rank_program import rank_programs
 from planner.schedule.passes import add_recompute
 from planner.schedule.registry import build
 from planner.search.standbys import assign
 from planner.search.unmeasured import unmeasured_plan
-from workers.control.next_plan import NextPlan
-from workers.control.rank_program import rank_programs
+from workers.commit.next_plan import NextPlan
 from workers.protocol import Assignment, Generation, Source
-from workers.transport.lowering import lower
 
 LAYERS_PER_RANK = 2
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from workers.absent import is_absent
-from workers.deferred.queue import Workspace
-from workers.layer import Layer
+from workers.layers.absent import is_absent
+from workers.layers.deferred.queue import Workspace
+from workers.layers.layer import Layer
 from workers.protocol import JobError
 from workers.reproducibility import rng
 from workers.reproducibility.canonical import canonical

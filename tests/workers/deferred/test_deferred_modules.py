@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from workers.deferred.queue import Workspace
-from workers.layer import Layer
+from workers.layers.deferred.queue import Workspace
+from workers.layers.layer import Layer
 from workers.state.precision import autocast
 
 CPU = torch.device("cpu")

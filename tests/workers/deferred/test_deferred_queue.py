@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from workers.deferred.queue import Accumulator, Use, Workspace, new_home
+from workers.layers.deferred.queue import Accumulator, Use, Workspace, new_home
 
 
 def use(accumulator: Accumulator, amount: float) -> Use:

@@ -16,6 +16,7 @@ from torch import nn
 
 from planner.shards import WHOLE, Piece, Shard
 from workers.checkpoint.folder import checkpoints, read_layer, read_manifest
+from workers.commit.unfinished import Greeting
 from workers.config import CheckpointConfig, ElasticConfig
 from workers.elastic import layer_source
 from workers.elastic.layer_source import Built, Haul
@@ -28,7 +29,6 @@ from workers.state_stream.frames import StateStreamError
 from workers.state_stream.stream import StateServer
 from workers.transport.channel import ChannelError
 from workers.transport.local import Hub, LocalChannel
-from workers.unfinished import Greeting
 
 SECRET, HOST = b"a secret of the tests", "127.0.0.1"
 LAYERS = range(8)

@@ -14,9 +14,9 @@ from test_standby import configured
 
 from planner.arrivals import Arrivals
 from planner.plan import Plan
+from planner.rank_program import RankProgram, rank_programs
 from planner.schedule.expand import schedule_of
 from planner.shards import Piece
-from workers.control.rank_program import RankProgram, rank_programs
 from workers.fault_injection.fault import Fault, FaultKind, Phase
 from workers.launch.ranks import Job, run_threads
 from workers.protocol import StepReport, SwitchReport, WarningReport

@@ -17,7 +17,7 @@ from rank_group import with_standbys
 from torch import Tensor
 
 from planner.shards import Piece
-from workers.commit import Decision
+from workers.commit.commit import Decision
 from workers.config import FreezeConfig
 from workers.elastic import standby, standby_watch
 from workers.elastic.followed import Followed
@@ -25,16 +25,16 @@ from workers.elastic.modules_ahead import ModulesAhead
 from workers.elastic.redundancy import Packing
 from workers.elastic.standby import Base, Standbys
 from workers.elastic.standby_watch import StandbyWatch
-from workers.engine import Engine, Window
 from workers.freezing.plans import Plans, Settings
 from workers.launch.ranks import assignment, run_threads
-from workers.layer import Layer
+from workers.layers.layer import Layer
 from workers.protocol import Source, StandbyReport, WarningReport
 from workers.rank import Rank
 from workers.state.layer_state import LayerState
 from workers.state_stream.following import Followers, Parcels, States, Subject
 from workers.state_stream.frames import StateStreamError
 from workers.state_stream.stream import StateServer
+from workers.step.engine import Engine, Window
 from workers.transport.channel import Stream
 from workers.transport.local import LocalChannel
 

@@ -17,10 +17,10 @@ from rank_group import with_standbys
 from torch import Tensor
 
 from planner.arrivals import built_ahead
+from planner.rank_program import place_programs
 from planner.shards import Piece
 from workers.checkpoint.folder import checkpoints
 from workers.config import ElasticConfig, WorkerConfig
-from workers.control.rank_program import place_programs
 from workers.elastic import assembly, holdings
 from workers.elastic.host_copies import HostCopy
 from workers.elastic.layer_source import Built, LayerSource

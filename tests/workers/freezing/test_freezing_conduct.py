@@ -17,13 +17,13 @@ from planner.schedule.validate import validate
 from workers.checkpoint.coordination import manifest_mismatch
 from workers.checkpoint.folder import checkpoints, read_layer, read_manifest, write_layer
 from workers.checkpoint.manifest import Manifest
-from workers.commit import CommitError, CommitRecord, settle
+from workers.commit.commit import CommitError, CommitRecord, settle
+from workers.commit.freezing_scores import UNKNOWN
 from workers.config import DataConfig, EmulatedConfig, FreezeConfig, OptimizerConfig
 from workers.devices.emulated import EmulatedDevice
 from workers.freezing.freezer import begin_statistics
-from workers.freezing.stability import UNKNOWN
 from workers.launch.ranks import Job, run_processes, run_threads
-from workers.layer import Layer
+from workers.layers.layer import Layer
 from workers.protocol import CheckpointRef, FreezeReport, StepReport
 from workers.state.layer_state import LayerState, host_copy, load_
 from workers.state.optim import make_optimizer

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from workers.freezing.energy import estimate, total_of
+from workers.commit.freezing_scores import total_of
+from workers.freezing.energy import estimate
 from workers.freezing.mask import Chance, LayerParameters
 
 HELD = LayerParameters("l0", ("a", "b"), (4, 6), (4, 6))

@@ -10,19 +10,19 @@ from small_models import Attention, Normalized, RawMatrix, Residual, Transposed,
 from test_engine_bits import REAL
 from torch import Tensor, nn
 
-from workers.build import build_layers
 from workers.config import DataConfig, ModelConfig, OptimizerConfig
 from workers.data.dataset import Batch, Dataset
 from workers.data.registry import open_dataset
-from workers.deferred.queue import Workspace
 from workers.freezing.mask import Mask
-from workers.layer import Layer
-from workers.loss import Loss
+from workers.layers.build import build_layers
+from workers.layers.deferred.queue import Workspace
+from workers.layers.layer import Layer
+from workers.layers.loss import Loss
 from workers.models.definition import ModelDefinition
 from workers.models.registry import build_definition
 from workers.protocol import JobError
-from workers.stage import Masks, Stage
 from workers.state.optim import make_optimizer
+from workers.step.stage import Masks, Stage
 
 CPU = torch.device("cpu")
 TRAITS = (

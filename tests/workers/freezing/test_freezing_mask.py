@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from planner.freezing import FreezePlan, Phases
-from workers.commit import Decision
+from workers.commit.commit import Decision
 from workers.config import FreezeConfig, OptimizerConfig
 from workers.freezing.freezer import Extent, Freezer, begin_statistics
 from workers.freezing.mask import NOTHING, Chance, LayerParameters, Mask, draw, topped_up_or_thinned

@@ -8,7 +8,7 @@ import pytest
 from jobs import job, small_config
 
 from planner.freezing import Control, FreezePlan
-from workers.commit import CommitRecord, settle
+from workers.commit.commit import CommitRecord, settle
 from workers.config import FreezeConfig
 from workers.control.mailbox import Mailbox
 from workers.freezing.plans import Plans, check_plan

@@ -8,17 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from planner.freezing import APF_EVERY, statistics_scalars
+from workers.commit.freezing_scores import UNKNOWN, score_of
 from workers.config import FreezeConfig, OptimizerConfig
 from workers.freezing.checks import Checks, Found
 from workers.freezing.mask import LayerParameters
 from workers.freezing.stability import (
-    UNKNOWN,
     Apf,
     AutoFreeze,
     Metric,
     make_metric,
     perturbation,
-    score_of,
     settled_prefix,
 )
 from workers.state.layer_state import LayerState

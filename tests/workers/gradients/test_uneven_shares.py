@@ -15,9 +15,9 @@ from test_freezing_training import FIRST, METHODS, SECOND
 from test_pipelines import frozen
 
 from planner.plan import Plan
+from planner.rank_program import place_programs, rank_programs
 from planner.schedule.expand import pipeline_schedules
-from workers.control.next_plan import check_next
-from workers.control.rank_program import place_programs, rank_programs
+from workers.commit.next_plan import check_next
 from workers.data.sampling import samples_digest, train_indices
 from workers.fault_injection.fault import Fault, FaultKind, Phase
 from workers.launch.ranks import Job, Run, run_processes, run_threads

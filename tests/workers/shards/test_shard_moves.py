@@ -22,16 +22,16 @@ from torch import Tensor
 from orchestrator.lifecycle.migration import path
 from planner.arrivals import arrivals
 from planner.plan import Plan
+from planner.rank_program import rank_programs
 from planner.search.standbys import assign
 from planner.shards import Piece, Shard, made_of
 from workers.config import CheckpointConfig, ElasticConfig
-from workers.control.rank_program import rank_programs
 from workers.fault_injection.fault import Fault, FaultKind, Phase
 from workers.launch.processes import Died
 from workers.launch.ranks import Job, run_threads
+from workers.layers.sharded_weights import WeightExchange
 from workers.protocol import Part, Position, Report, StepReport, SwitchReport, TimelineReport, WarningReport
 from workers.rank import Rank
-from workers.shards.weights import WeightExchange
 from workers.state_stream.fetching import fetch
 
 PLACES = range(4)

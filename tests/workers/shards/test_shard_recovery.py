@@ -12,10 +12,10 @@ from rank_group import Raised, RankGroup, drilled, parted, state_sha256
 from test_layer_shards import assert_same as assert_same_states
 from test_shared_states import shared
 
+from planner.rank_program import rank_programs
 from planner.shards import Piece, Shard, made_of
 from workers.checkpoint.folder import checkpoint_folder, checkpoints, read_layer, read_manifest
 from workers.config import WorkerConfig
-from workers.control.rank_program import rank_programs
 from workers.fault_injection.fault import Fault, FaultKind, Phase
 from workers.launch.processes import Died
 from workers.launch.ranks import Job, run_threads

@@ -18,9 +18,9 @@ from workers.config import CheckpointConfig, ModelConfig, OptimizerConfig, Worke
 from workers.fault_injection.fault import Fault, FaultKind, Phase
 from workers.launch.processes import Died
 from workers.launch.ranks import Run, assignment, run_threads
+from workers.loss_scale import INITIAL, LossScale
 from workers.protocol import JobError, StepReport
 from workers.rank import Rank
-from workers.state.loss_scale import INITIAL, LossScale
 
 STEPS = 9
 STEEP = 8.0
@@ -40,7 +40,7 @@ def skipped(run: Run) -> list[bool]:
 @pytest.fixture
 def grows_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scale grows after two steps in a row without overflow."""
-    monkeypatch.setattr("workers.state.loss_scale.GROWS_AFTER", 2)
+    monkeypatch.setattr("workers.loss_scale.GROWS_AFTER", 2)
 
 
 def test_overflow_halves_the_scale_and_a_long_time_without_doubles_it() -> None:

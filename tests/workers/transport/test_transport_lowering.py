@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.ir import Action, Kind, Schedule
+from planner.lowering import Group, Transfer, first_forwards, lower
 from planner.schedule.passes import add_recompute
 from planner.schedule.registry import build, families
-from workers.transport.lowering import Group, Transfer, first_forwards, lower
 
 Groups = tuple[tuple[Group, ...], ...]
 

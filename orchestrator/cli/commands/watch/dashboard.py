@@ -48,7 +48,7 @@ def dashboard(
     """Serve the pages and the REST interface of a cluster's jobs, or of past runs, until interrupted."""
     if (hidden := shadowing(sys.path, ("dashboard",))) is not None:
         raise JobError(refusal(hidden, "this command, which imports"))
-    from dashboard.service.server import serve
+    from dashboard.server import serve
     from dashboard.service.settings import AUDIT, TOKENS, Settings
 
     serve(

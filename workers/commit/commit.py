@@ -1,0 +1,293 @@
+"""The commit vector: one small record per rank, gathered at the end of every synchronous window.
+
+When the all-gather returns, the step is committed: every rank holds the same records and so reaches the same
+decision. Only then does any state change. Pure: records in, decision out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from workers.commit.freezing_scores import Energy, Moves, score_of, total_of
+from workers.protocol import Request
+
+T = TypeVar("T")
+OfShard = Mapping[str, T]
+"""What was found of each parameter of a shard, by name."""
+
+Prepared = tuple[int, int, str]
+"""Epoch, version and digest of a plan."""
+
+KEYED_BY_NUMBERS = (
+    "losses",
+    "samples",
+    "squared_norms",
+    "parameter_norms",
+    "scores",
+    "moves",
+    "settled",
+    "energies",
+    "parameter_energies",
+)
+"""What of a record maps numbers, which JSON writes as texts."""
+
+
+class CommitError(Exception):
+    """The gathered records do not belong to one commit: no state may change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommitRecord:
+    """What one rank contributes to the commit of `step`."""
+
+    rank: int
+    """Its place."""
+    generation: int
+    step: int
+    losses: dict[int, float] = field(default_factory=dict)
+    """Global microbatch -> mean loss, from the ranks with the last stage."""
+    samples: dict[int, list[int]] = field(default_factory=dict)
+    """Global microbatch -> the samples read for it, from the ranks with the first stage."""
+    squared_norms: dict[int, float] = field(default_factory=dict)
+    """Layer -> sum of squares of its summed gradient, from the first rank that holds the layer."""
+    parameter_norms: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Instead, where states are shared out: layer -> parameter -> sum of squares, from each rank for its shard."""
+    busy_s: float = 0.0
+    """Time that the rank computed in this window."""
+    requests: tuple[Request, ...] = ()
+    prepared: Prepared | None = None
+    """The newest freeze plan that it has prepared."""
+    next_plan: Prepared | None = None
+    """The newest pipeline plan that it could follow from the next step on."""
+    scores: dict[int, float] = field(default_factory=dict)
+    """Layer -> AutoFreeze's score, at a check, where it does not follow from `moves`. This, like the next three, from
+    the first rank that holds the layer, or where states are shared out from each rank for its shard."""
+    moves: dict[int, dict[str, Moves]] = field(default_factory=dict)
+    """Layer -> parameter -> what AutoFreeze's score follows from, at a check."""
+    settled: dict[int, int] = field(default_factory=dict)
+    """Layer -> the parameters that APF considers settled, at a check: one bit each, see `workers.freezing.settled`."""
+    energies: dict[int, Energy] = field(default_factory=dict)
+    """Layer -> estimated squared norm of its summed gradient with nothing frozen, and the expected part of it
+    that the step's freezing let through; if the job freezes."""
+    parameter_energies: dict[int, dict[str, Energy]] = field(default_factory=dict)
+    """Instead, where states are shared out: layer -> parameter -> the same, from each rank for its shard."""
+    bases_settled: bool = True
+    """Whether this rank no longer waits for the base of any copy."""
+    snapshot: int = 0
+    """Step of the newest snapshot of which this rank has all that it is to have; 0: none."""
+    snapshot_given_up: int = 0
+    """Step of the newest snapshot that this rank cannot complete; 0: none."""
+    files: dict[str, dict[str, list[int | str]]] = field(default_factory=dict)
+    """Checkpoint files that it finished since the last commit: folder -> name -> [bytes, sha256]."""
+    files_errors: dict[str, str] = field(default_factory=dict)
+    """Folder -> why it could not finish its files there."""
+
+    def encode(self) -> bytes:
+        return json.dumps(vars(self)).encode()
+
+    @staticmethod
+    def decode(text: bytes) -> CommitRecord:
+        fields = json.loads(text)
+        for keyed in KEYED_BY_NUMBERS:
+            fields[keyed] = {int(k): v for k, v in fields[keyed].items()}
+        fields["energies"] = {layer: tuple(pair) for layer, pair in fields["energies"].items()}
+        for pairs in ("moves", "parameter_energies"):
+            fields[pairs] = {
+                layer: {name: tuple(pair) for name, pair in of_layer.items()}
+                for layer, of_layer in fields[pairs].items()
+            }
+        fields["requests"] = tuple(Request(r) for r in fields["requests"])
+        for prepared in ("prepared", "next_plan"):
+            if fields[prepared] is not None:
+                fields[prepared] = tuple(fields[prepared])
+        return CommitRecord(**fields)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """The decision that follows from the records, the same on every rank."""
+
+    step: int
+    loss: float
+    """Mean over all global microbatches."""
+    grad_norm: float
+    """Global norm of the mean gradient, before clipping."""
+    scale: float
+    """Factor from the summed gradient to the one that the optimizer uses: mean and clipping combined."""
+    skipped: bool
+    """The norm is not finite: no weight is updated."""
+    requests: frozenset[Request]
+    busy_s: float
+    """Mean over ranks."""
+    samples: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """Global microbatch -> the samples it used."""
+    bases_settled: bool = True
+    """Whether no rank waits for the base of a copy any longer."""
+    snapshot: int = 0
+    """Step of the newest snapshot that is complete on all ranks."""
+    snapshot_given_up: int = 0
+    """Step of the newest one that some rank cannot complete."""
+    adopt: Prepared | None = None
+    """The new freeze plan that all ranks follow from the next step on, if any."""
+    switch: Prepared | None = None
+    """The pipeline plan that all ranks follow from the next step on, if all are ready for one."""
+    scores: Mapping[int, float] = field(default_factory=dict)
+    """All layers' scores at AutoFreeze's check; else empty."""
+    settled: Mapping[int, int] = field(default_factory=dict)
+    """All layers' settled parameters at APF's check; else empty."""
+    gradient_energy: float = 0.0
+    """Squared norm of the mean gradient, estimated as if nothing had been frozen."""
+    effective_update: float = 1.0
+    """Share of it that the step's freezing let through (TimelyFreeze definition D.7)."""
+
+
+def settle(
+    records: Sequence[CommitRecord],
+    *,
+    microbatches: int,
+    layers: int,
+    clip_norm: float | None,
+    newest: tuple[int, int] | None = None,
+    shards: int = 1,
+) -> Decision:
+    """The decision of a commit.
+
+    The global norm is a float64 sum in layer order; the loss is a float64 sum in order of global microbatch.
+
+    Args:
+        records: one per rank.
+        microbatches: R * M, the global microbatches of a step.
+        layers: number of layers of the entire model.
+        newest: epoch and version of the newest freeze plan adopted so far.
+        shards: of each layer.
+
+    Raises:
+        CommitError: the records belong to several commits, or a loss or a norm is missing.
+    """
+    first = records[0]
+    strangers = [r.rank for r in records if (r.generation, r.step) != (first.generation, first.step)]
+    if strangers:
+        raise CommitError(f"ranks {strangers} came to another commit than step {first.step}")
+    losses = {g: loss for record in records for g, loss in record.losses.items()}
+    if shards == 1:
+        norms = {layer: norm for record in records for layer, norm in record.squared_norms.items()}
+    else:
+        found = _of_shards(records, "gradient norms", [record.parameter_norms for record in records], shards)
+        norms = {layer: _added_up(of_parameters) for layer, of_parameters in found.items()}
+    _check_complete("losses of microbatches", losses, microbatches, first.step)
+    _check_complete("gradient norms of layers", norms, layers, first.step)
+    total = 0.0
+    for layer in range(layers):
+        total += norms[layer]
+    grad_norm = math.sqrt(total) / microbatches if total >= 0 else math.nan
+    skipped = not math.isfinite(grad_norm)
+    clip = 1.0
+    if clip_norm is not None and not skipped and grad_norm > clip_norm:
+        clip = clip_norm / grad_norm
+    loss = 0.0
+    for microbatch in range(microbatches):
+        loss += losses[microbatch]
+    energy, effective = _effective_update(records, layers, shards)
+    return Decision(
+        step=first.step,
+        loss=loss / microbatches,
+        grad_norm=grad_norm,
+        scale=clip / microbatches,
+        skipped=skipped,
+        requests=frozenset(request for record in records for request in record.requests),
+        busy_s=sum(record.busy_s for record in records) / len(records),
+        samples={g: indices for record in records for g, indices in record.samples.items()},
+        bases_settled=all(record.bases_settled for record in records),
+        snapshot=min(record.snapshot for record in records),
+        snapshot_given_up=max(record.snapshot_given_up for record in records),
+        adopt=_agreed([record.prepared for record in records], newest),
+        switch=_agreed([record.next_plan for record in records], None),
+        scores=_scores(records),
+        settled=_settled(records),
+        gradient_energy=grad_norm * grad_norm if energy is None else energy / microbatches**2,
+        effective_update=effective,
+    )
+
+
+def _of_shards(
+    records: Sequence[CommitRecord], what: str, brought: Iterable[Mapping[int, OfShard[T]]], shards: int
+) -> dict[int, list[T]]:
+    """Layer -> what its shards brought for each of its parameters, in name order: as a rank finds it that has the whole
+    layer."""
+    parts = _by_layer(brought)
+    for layer, of_shards in parts.items():
+        if len(of_shards) != shards:
+            raise CommitError(
+                f"commit {records[0].step} has {what} of {len(of_shards)} of {shards} shards of layer {layer}"
+            )
+    return {layer: _in_name_order(of_shards) for layer, of_shards in parts.items()}
+
+
+def _by_layer(brought: Iterable[Mapping[int, OfShard[T]]]) -> dict[int, list[OfShard[T]]]:
+    found: dict[int, list[OfShard[T]]] = {}
+    for of_rank in brought:
+        for layer, of_shard in of_rank.items():
+            found.setdefault(layer, []).append(of_shard)
+    return found
+
+
+def _in_name_order(of_shards: Iterable[OfShard[T]]) -> list[T]:
+    of_parameters = {name: each for of_shard in of_shards for name, each in of_shard.items()}
+    return [of_parameters[name] for name in sorted(of_parameters)]
+
+
+def _added_up(norms: Iterable[float]) -> float:
+    total = 0.0
+    for norm in norms:
+        total += norm
+    return total
+
+
+def _scores(records: Sequence[CommitRecord]) -> dict[int, float]:
+    """Layer -> AutoFreeze's score."""
+    scores = {layer: score for record in records for layer, score in record.scores.items()}
+    moves = _by_layer(record.moves for record in records)
+    return scores | {layer: score_of(_in_name_order(of_shards)) for layer, of_shards in moves.items()}
+
+
+def _settled(records: Sequence[CommitRecord]) -> dict[int, int]:
+    """Layer -> the parameters that APF considers settled in any of its shards."""
+    flags: dict[int, int] = {}
+    for record in records:
+        for layer, own in record.settled.items():
+            flags[layer] = flags.get(layer, 0) | own
+    return flags
+
+
+def _check_complete(what: str, brought: Mapping[int, float], count: int, step: int) -> None:
+    if sorted(brought) != list(range(count)):
+        raise CommitError(f"commit {step} lacks or exceeds {what}: {sorted(brought)} of {count} came")
+
+
+def _effective_update(
+    records: Sequence[CommitRecord], layers: int, shards: int
+) -> tuple[float | None, float]:
+    """The estimated energy of the summed gradient, if the ranks estimate it, and the share of definition D.7;
+    float64 sums in layer order."""
+    energies = {layer: pair for record in records for layer, pair in record.energies.items()}
+    brought = [record.parameter_energies for record in records]
+    energies |= {
+        layer: total_of(of_parameters)
+        for layer, of_parameters in _of_shards(records, "energies", brought, shards).items()
+    }
+    if not energies:
+        return None, 1.0
+    energy, through = total_of(energies[layer] for layer in range(layers))
+    return energy, through / energy if energy > 0.0 and math.isfinite(energy) else 1.0
+
+
+def _agreed(brought: Sequence[Prepared | None], newest: tuple[int, int] | None) -> Prepared | None:
+    """The plan that every rank has prepared, if it is the same one and newer than `newest`."""
+    prepared = brought[0]
+    if prepared is None or any(other != prepared for other in brought):
+        return None
+    return prepared if newest is None or prepared[:2] > newest else None

@@ -1,0 +1,90 @@
+"""The first messages between the ranks of a new generation: what the previous one left unfinished.
+
+Values and their agreement; no effects.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from planner.shards import Piece, Shard
+from workers.loss_scale import LossScale
+from workers.protocol import JobError, Request
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unfinished:
+    """What one rank, or all ranks together, know of the commit of `step`."""
+
+    step: int
+    requests: frozenset[Request] = frozenset()
+    """Requests that the commit carried."""
+    validated: bool = False
+    """Whether the validation after it is done."""
+    begun: int = 0
+    """Step of the newest checkpoint begun; 0 for none."""
+    whole: int = 0
+    """Step of the newest checkpoint known to be complete; 0 for none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Greeting:
+    """A rank's first message to the others in a generation."""
+
+    host: str
+    port: int
+    """Port at which it serves layers."""
+    left: Unfinished | None
+    """What it knows of the commit at the start of the generation, if it took part in one."""
+    lacks: tuple[Piece, ...] = ()
+    """Layers, or shards, that it keeps standbys of and fetches from their owners."""
+    loss_scale: LossScale | None = None
+    """Of the next step, where the precision needs one and it knows that."""
+
+    def encode(self) -> bytes:
+        left = None if self.left is None else {**asdict(self.left), "requests": sorted(self.left.requests)}
+        scale = None if self.loss_scale is None else self.loss_scale.to_json()
+        return json.dumps([self.host, self.port, left, self.lacks, scale]).encode()
+
+    @staticmethod
+    def decode(text: bytes) -> Greeting:
+        host, port, fields, lacks, scale = json.loads(text)
+        left = None
+        if fields is not None:
+            fields["requests"] = frozenset(Request(name) for name in fields["requests"])
+            left = Unfinished(**fields)
+        pieces = tuple(Piece(layer, Shard(*shard)) for layer, shard in lacks)
+        return Greeting(host=host, port=port, left=left, lacks=pieces, loss_scale=LossScale.from_json(scale))
+
+
+def agreed_loss_scale(greetings: Sequence[Greeting], step: int) -> LossScale:
+    """The loss scale after `step`, from a rank that knows it: from the newest commit, or from the checkpoint.
+
+    Raises:
+        JobError: none knows it.
+    """
+    known = {greeting.loss_scale for greeting in greetings if greeting.loss_scale is not None}
+    if not known:
+        raise JobError(
+            f"no rank that is left knows the loss scale after step {step}: resume from the newest checkpoint,"
+            " which holds it"
+        )
+    assert len(known) == 1, f"ranks differ in the loss scale after step {step}: {known}"
+    (scale,) = known
+    return scale
+
+
+def agree(greetings: Sequence[Greeting], step: int) -> Unfinished | None:
+    """What the ranks together know of the commit of `step`; None if no rank took part in it."""
+    known = [greeting.left for greeting in greetings if greeting.left and greeting.left.step == step]
+    if not known:
+        return None
+    return Unfinished(
+        step=step,
+        requests=frozenset[Request]().union(*(left.requests for left in known)),
+        validated=any(left.validated for left in known),
+        begun=max(left.begun for left in known),
+        whole=max(left.whole for left in known),
+    )

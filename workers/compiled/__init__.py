@@ -1,4 +1,0 @@
-"""`job.compile`: layers as compiled functions, each compiled once per shape, with their weight gradients deferred.
-
-Not here: How a deferred gradient is formed (`workers/deferred/`), and the passes of a layer (`workers/layer.py`).
-"""

@@ -1,0 +1,155 @@
+"""Forward passes of Linear, Embedding and Conv modules with their weight gradients deferred."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from workers.layers.deferred import traced
+from workers.layers.deferred.defer import Held, UseOf, add_product_, adds_wide, compute_dtype, defer, product
+from workers.layers.deferred.intact import Intact
+from workers.layers.deferred.queue import Accumulator, Deferral, Use
+from workers.state.flat import grad_dtype
+
+
+def linear_use(accumulator: Accumulator, x: Tensor) -> UseOf:
+    """What the gradient of the product of `x` and a matrix makes of it: a use of the matrix, in the dtype of `x`."""
+    held = Held(x)
+    dtype, wide = x.dtype, adds_wide(x, grad_dtype(accumulator.parameter))
+
+    def use_of(grad: Tensor) -> Use:
+        x = held.take()
+        x_rows, rows = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
+
+        def form(out: Tensor | None) -> Tensor:
+            return torch.mm(rows.t(), x_rows, out=out) if out is not None else torch.mm(rows.t(), x_rows)
+
+        def add(total: Tensor) -> None:
+            add_product_(total, rows.t(), x_rows)
+
+        return Use(accumulator, form, dtype, add if wide else None)
+
+    return use_of
+
+
+def embedding_use(accumulator: Accumulator, tokens: Tensor, padding_idx: int | None) -> UseOf:
+    """As `linear_use`, for rows of the matrix."""
+    parameter, dtype = accumulator.parameter, grad_dtype(accumulator.parameter)
+
+    def use_of(grad: Tensor) -> Use:
+        def form(out: Tensor | None) -> Tensor:
+            # Added row by row, which 16 bits would not bear: a frequent token has hundreds of rows.
+            dense = torch.ops.aten.embedding_dense_backward(
+                grad.to(dtype), tokens, parameter.shape[0], -1 if padding_idx is None else padding_idx, False
+            )
+            return dense if out is None else out.copy_(dense)
+
+        return Use(accumulator, form, dtype)
+
+    return use_of
+
+
+def convolution_use(accumulator: Accumulator, x: Tensor, geometry: Sequence[Any]) -> UseOf:
+    """As `linear_use`, for a convolution; `geometry` as `torch.convolution` takes it."""
+    held, dtype = Held(x), x.dtype
+    weight = accumulator.cast(dtype)
+
+    def use_of(grad: Tensor) -> Use:
+        x = held.take()
+
+        def form(out: Tensor | None) -> Tensor:
+            formed = torch.ops.aten.convolution_backward(
+                grad, x, weight, [weight.shape[0]], *geometry, [False, True, False]
+            )[1]
+            return formed if out is None else out.copy_(formed)
+
+        return Use(accumulator, form, dtype)
+
+    return use_of
+
+
+def product_forward(weight: Tensor, bias: Tensor | None, deferral: Deferral) -> Callable[[Tensor], Tensor]:
+    """The product with a matrix, `functional.linear`, that defers its gradient."""
+    accumulator = deferral.accumulator(weight)
+
+    def of_rows(x: Tensor) -> Tensor:
+        if torch.compiler.is_dynamo_compiling():
+            return traced.linear(x, weight, bias)
+        dtype = compute_dtype(x, weight)
+        if x.dtype != dtype:
+            x = x.to(dtype)
+        use_of = linear_use(accumulator, x)
+        output = product(x, accumulator.cast(dtype), bias)
+        return defer(output, accumulator, deferral.queue, use_of)
+
+    # A function that called itself would keep itself alive, and its weights: only the garbage collector, which does not
+    # look at what a rank is built of, would find them.
+    def forward(x: Tensor) -> Tensor:
+        return of_rows(x.unsqueeze(0)).squeeze(0) if x.dim() < 2 else of_rows(x)
+
+    return forward
+
+
+def linear_forward(part: nn.Linear, deferral: Deferral) -> Callable[[Tensor], Tensor]:
+    weight, bias = part.weight, part.bias
+    multiply, as_covered = product_forward(weight, bias, deferral), Intact(part, deferral)
+
+    def forward(input: Tensor) -> Tensor:
+        if torch.compiler.is_dynamo_compiling():
+            return multiply(input) if deferral.compiles else functional.linear(input, weight, bias)
+        return multiply(input) if as_covered(input) else as_covered.stock(input)
+
+    return forward
+
+
+def embedding_forward(part: nn.Embedding, deferral: Deferral) -> Callable[[Tensor], Tensor]:
+    weight, padding_idx = part.weight, part.padding_idx
+    accumulator, as_covered = deferral.accumulator(weight), Intact(part, deferral)
+
+    def forward(input: Tensor) -> Tensor:
+        if torch.compiler.is_dynamo_compiling():
+            if deferral.compiles:
+                return traced.embedding(input, weight, padding_idx)
+            return functional.embedding(input, weight, padding_idx)
+        if not as_covered(input):
+            return as_covered.stock(input)
+        output = functional.embedding(input, weight.detach(), padding_idx)
+        use_of = embedding_use(accumulator, input, padding_idx)
+        return defer(output, accumulator, deferral.queue, use_of)
+
+    return forward
+
+
+def convolution_forward(
+    part: nn.Conv1d | nn.Conv2d | nn.Conv3d, deferral: Deferral
+) -> Callable[[Tensor], Tensor]:
+    spatial = len(part.kernel_size)
+    assert not isinstance(part.padding, str)
+    geometry = (part.stride, part.padding, part.dilation, False, (0,) * spatial, part.groups)
+    weight, bias = part.weight, part.bias
+    accumulator, as_covered = deferral.accumulator(weight), Intact(part, deferral)
+
+    def of_batch(x: Tensor) -> Tensor:
+        if torch.compiler.is_dynamo_compiling():
+            if deferral.compiles:
+                return traced.convolution(x, weight, bias, *geometry)
+            return torch.convolution(x, weight, bias, *geometry)
+        dtype = compute_dtype(x, weight)
+        if x.dtype != dtype:
+            x = x.to(dtype)
+        use_of = convolution_use(accumulator, x, geometry)
+        output = torch.convolution(
+            x, accumulator.cast(dtype), None if bias is None else bias.to(dtype), *geometry
+        )
+        return defer(output, accumulator, deferral.queue, use_of)
+
+    def forward(input: Tensor) -> Tensor:
+        if not torch.compiler.is_dynamo_compiling() and not as_covered(input):
+            return as_covered.stock(input)
+        return of_batch(input.unsqueeze(0)).squeeze(0) if input.dim() == spatial + 1 else of_batch(input)
+
+    return forward

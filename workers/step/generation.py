@@ -1,0 +1,207 @@
+"""What a rank needs to train in one generation, and what its program builds from it: stages, masks, ties.
+
+Values and their assembly; nothing here runs or sends.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from planner.arrivals import Arrivals
+from planner.features import Sample
+from planner.observed import StepTimes
+from planner.plan import Plan
+from planner.rank_program import RankProgram
+from planner.rounds import windows_of
+from planner.shards import Piece
+from planner.shares import numbers_of
+from workers.commit.unfinished import Greeting
+from workers.config import WorkerConfig
+from workers.control.activity import Activity
+from workers.control.mailbox import Mailbox
+from workers.control.rescues import Rescues
+from workers.data.dataset import OpenData
+from workers.data.read_ahead import ReadAhead
+from workers.devices.device import Device
+from workers.elastic.modules_ahead import ModulesAhead
+from workers.elastic.snapshots import Snapshots
+from workers.elastic.standby import Base, Standbys
+from workers.fault_injection.points import FaultPoints
+from workers.freezing.freezer import Extent, Freezer
+from workers.freezing.mask import LayerParameters
+from workers.freezing.plans import Plans
+from workers.gradients.curvature import CurvatureProbe, Place
+from workers.gradients.exchange import TiedUse
+from workers.gradients.parts import Apart
+from workers.layer_check.check import LayerCheck
+from workers.layers.layer import Layer
+from workers.layers.loss import Loss
+from workers.models.definition import ModelDefinition
+from workers.protocol import CurvatureReport, Report
+from workers.state.layer_state import LayerState
+from workers.state.optim import Optimizer
+from workers.state_stream.following import Followers
+from workers.step.stage import Stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationSetup:
+    """What a rank needs to train in a generation. All of it outlives the generation."""
+
+    config: WorkerConfig
+    rank: int
+    """Its number."""
+    place: int
+    """pipeline * P + pipeline rank."""
+    plan: Plan
+    program: RankProgram
+    """Its own, of its pipeline."""
+    definition: ModelDefinition
+    data: OpenData
+    reading: ReadAhead
+    """Reads its microbatches."""
+    layers: Mapping[int, tuple[Layer, LayerState]]
+    """The layers that it owns by `plan`."""
+    optimizer: Optimizer
+    device: Device
+    mailbox: Mailbox
+    standbys: Standbys
+    """The copies that it keeps by `plan`."""
+    greeting: Greeting
+    """The first message that it sends to the other ranks."""
+    offer: Callable[[Iterable[Piece]], None]
+    """Offers copies of its layers or shards, as they are now, to the ranks that keep standbys of them."""
+    bring: Callable[[Piece, Greeting, threading.Event], Base]
+    """Layer or shard, its owner's greeting -> its state at the start of the generation; stops when the event is
+    set."""
+    build: Callable[[Piece], Layer]
+    """Builds the layer of a shard beside training; its weights are of no step."""
+    coming: ModulesAhead[tuple[Layer, LayerState]]
+    """What it builds for the next generation."""
+    withdraw: Callable[[], None]
+    """Stops offering the layers as they were at the start of the generation."""
+    snapshots: Snapshots
+    """Of its layers and of those that it keeps for others by `plan`."""
+    fetch: Callable[[Piece, int, Greeting, threading.Event], LayerState]
+    """Layer or shard, step, its owner's greeting -> the owner's snapshot; stops when the event is set."""
+    resumed: bool = False
+    """Whether all ranks start from a checkpoint."""
+    held: Arrivals = ()
+    """Layers, or shards, whose updates are held back, and their destinations."""
+    followers: Followers
+    """Peers outside the group that follow layers of this rank."""
+    freeze_plans: Plans
+    """Freeze plans whose start is known; adopted ones are added."""
+    faults: FaultPoints
+    activity: Activity
+    check: LayerCheck
+    """Compares its layers with plain autograd."""
+    rescues: Rescues
+    """When the ranks write a checkpoint because the cluster's head is lost."""
+    report: Callable[[Report], None]
+    log_sha256: Callable[[], str | None] = lambda: None
+    """Returns the hash of a line of the job's event log, if one is known."""
+    observe: Callable[[StepTimes], None] | None = None
+    """Takes the times of each step, before it is settled. None: nobody wants them."""
+    surroundings: Callable[[], Sample | None] = lambda: None
+    """Returns the newest sample of its device and host."""
+
+    @property
+    def pipeline_rank(self) -> int:
+        return self.plan.place(self.place).rank
+
+    @property
+    def pipeline(self) -> int:
+        return self.plan.place(self.place).pipeline
+
+    @property
+    def windows(self) -> tuple[Sequence[int], ...]:
+        """The global microbatches of each window that its pipeline executes in a step: one window per replica, or with
+        uneven shares one for all."""
+        plan, microbatches = self.plan, self.plan.microbatches
+        if plan.shard == "gradients":
+            return windows_of(plan, self.pipeline)
+        if plan.shares:
+            return (numbers_of(plan, self.pipeline),)
+        own = range(self.pipeline, plan.replicas, plan.pipeline_count)
+        return tuple(range(r * microbatches, (r + 1) * microbatches) for r in own)
+
+
+def make_freezer(setup: GenerationSetup, step: int) -> Freezer:
+    """The freezing of the rank's layers after `step` steps."""
+    config, plan = setup.config, setup.plan
+    stages = setup.program.own_stages
+    extent = Extent(
+        seed=config.seed,
+        rank=setup.place,
+        microbatches=plan.microbatches,
+        replicas=plan.replicas,
+        passes=sum(map(len, setup.windows)),
+        layers=len(setup.definition.layers),
+        stages={
+            stage: tuple(range(*plan.layers[stage]))
+            for stage in stages
+            if stage >= setup.program.frozen_stages
+        },
+    )
+    states = {index: state for index, (_, state) in sorted(setup.layers.items())}
+    parameters = {
+        index: LayerParameters.among(layer.name, layer.trained)
+        for index, (layer, _) in sorted(setup.layers.items())
+    }
+    return Freezer(config.freeze, extent, states, parameters, setup.freeze_plans, step)
+
+
+def make_curvature_probe(
+    setup: GenerationSetup, counted: Mapping[Place, Tensor], report: Callable[[CurvatureReport], None]
+) -> CurvatureProbe | None:
+    """What samples how fast the gradient changes, if the job wants that and no sibling does it for this rank.
+
+    Args:
+        counted: the rank's parameters, each tied one once.
+    """
+    every, plan = setup.config.curvature_every, setup.plan
+    if not every or (setup.pipeline != 0 and plan.shards == 1):
+        return None
+    states = {layer: state for layer, (_, state) in setup.layers.items()}
+    sampled = {place: p for place, p in counted.items() if place[1] in states[place[0]].updates}
+    weights = {(layer, name): states[layer].weights[name] for layer, name in sampled}
+    return CurvatureProbe(every, setup.place, plan.replicas * plan.microbatches, sampled, weights, report)
+
+
+def make_stages(setup: GenerationSetup, freezer: Freezer, parts: Apart | None = None) -> dict[int, Stage]:
+    """The stages that the program names; `parts` as for `Stage`."""
+    plan, config = setup.plan, setup.config
+    stages: dict[int, Stage] = {}
+    for stage in setup.program.own_stages:
+        first, stop = plan.layers[stage]
+        layers = [setup.layers[index][0] for index in range(first, stop)]
+        loss = None
+        if stop == len(setup.definition.layers):
+            device = setup.device.torch_device
+            loss = Loss(layers[-1], setup.definition.loss, precision=config.precision, device=device)
+        stages[stage] = Stage(
+            layers,
+            loss,
+            frozenset(plan.recompute),
+            config.seed,
+            masks=freezer.mask,
+            forward_only=stage < setup.program.frozen_stages,
+            parts=parts,
+            check=setup.check,
+        )
+    return stages
+
+
+def tied_uses(setup: GenerationSetup) -> list[list[TiedUse]]:
+    """Per tied parameter, its uses in layer order."""
+    names, plan = setup.definition.names, setup.plan
+    groups = []
+    for group in setup.definition.ties:
+        uses = sorted((names.index(ref.layer), ref.parameter) for ref in group)
+        groups.append([TiedUse(i, n, plan.stage_ranks[plan.stage_of_layer(i)]) for i, n in uses])
+    return groups

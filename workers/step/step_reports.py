@@ -1,0 +1,85 @@
+"""What a rank reports of a step, from what it measured and what the commit decided. Values only; it sends nothing."""
+
+from __future__ import annotations
+
+import time
+
+from planner.observed import StepTimes
+from workers.commit.commit import Decision
+from workers.data.sampling import samples_digest
+from workers.profiling.stage_times import half_times, stage_times
+from workers.protocol import MemoryLow, StepReport, TimelineReport
+from workers.step.engine import Window
+from workers.step.generation import GenerationSetup
+from workers.transport.channel import Channel
+
+
+def step_report(setup: GenerationSetup, generation: int, decision: Decision, step_s: float) -> StepReport:
+    """The report of a committed step, which every rank makes alike.
+
+    Args:
+        step_s: how long the step took here.
+    """
+    samples = setup.plan.replicas * setup.plan.microbatches * setup.config.microbatch_size
+    return StepReport(
+        generation=generation,
+        step=decision.step,
+        loss=decision.loss,
+        grad_norm=decision.grad_norm,
+        lr=setup.optimizer.lr(decision.step - 1),
+        samples=samples,
+        tokens=samples * setup.data.tokens_per_sample,
+        step_s=step_s,
+        bubble=max(0.0, 1.0 - decision.busy_s / step_s),
+        skipped=decision.skipped,
+        gradient_energy=decision.gradient_energy,
+        effective_update=decision.effective_update,
+        committed_s=time.time(),
+        samples_digest=samples_digest(decision.samples),
+    )
+
+
+def timeline_report(setup: GenerationSetup, step: int, window: Window, step_s: float) -> TimelineReport:
+    """When this rank did what in the window of `step`."""
+    return TimelineReport(
+        step=step,
+        rank=setup.place,
+        step_s=step_s,
+        spans=window.spans,
+        memory_bytes=setup.device.memory_bytes(),
+    )
+
+
+def step_times(
+    setup: GenerationSetup, channel: Channel, step: int, window: Window, frozen: bool
+) -> StepTimes:
+    """The times of `step` on this rank, for those who look for slow ranks and links.
+
+    Args:
+        frozen: whether the step may leave gradients out.
+    """
+    return StepTimes(
+        rank=setup.rank,
+        place=setup.place,
+        step=step,
+        plan=setup.plan.key,
+        times=stage_times(window.spans),
+        halves=half_times(window.spans),
+        surroundings=setup.surroundings(),
+        frozen=frozen,
+        links=channel.link_times(),
+        waited_s=window.waited_s,
+    )
+
+
+def memory_low(setup: GenerationSetup, step: int, left_bytes: int, reserve_bytes: int) -> MemoryLow:
+    """The device has less memory left in `step` than it should keep free."""
+    return MemoryLow(
+        rank=setup.rank,
+        place=setup.place,
+        plan=setup.plan.key,
+        step=step,
+        left_bytes=left_bytes,
+        reserve_bytes=reserve_bytes,
+        seen_s=time.time(),
+    )

@@ -1,0 +1,507 @@
+"""A rank's training loop in one generation: window, exchange, commit, update, then what the commit requests.
+
+Between two commits only the buffers of a layer change, and they are restored if the step is not committed. A
+rank that reaches a commit and loses the others there keeps what it needs to apply the commit later.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from planner.shards import Piece
+from workers.checkpoint.coordination import Checkpointing
+from workers.commit.commit import CommitError, CommitRecord, Decision, Prepared, settle
+from workers.commit.next_plan import NextPlan
+from workers.commit.unfinished import Greeting, Unfinished, agree, agreed_loss_scale
+from workers.control.announcements import Announcements
+from workers.elastic.snapshot_turns import SnapshotTurns
+from workers.elastic.snapshots import Bring
+from workers.fault_injection.points import Phase
+from workers.memory.limit import LimitedMemory
+from workers.memory.shortage import OutOfMemory, shortage_in
+from workers.memory.watch import MemoryWatch
+from workers.protocol import (
+    Generation,
+    JobError,
+    Outcome,
+    Parted,
+    Report,
+    Request,
+    Settlement,
+    WarningReport,
+)
+from workers.state.layer_state import digest
+from workers.state.precision import scales_loss
+from workers.step.between_steps import BetweenSteps
+from workers.step.engine import Window
+from workers.step.findings import Findings, look
+from workers.step.generation import GenerationSetup, make_curvature_probe, make_freezer
+from workers.step.minibatch import Buffers, Minibatch
+from workers.step.skipped_steps import SkippedSteps
+from workers.step.step_reports import memory_low, step_report, step_times, timeline_report
+from workers.step.upkeep import Upkeep
+from workers.transport.channel import Channel
+
+
+@dataclass(frozen=True)
+class _Undecided:
+    """A step whose commit this rank reached without learning the outcome; its gradients are in the
+    parameters."""
+
+    step: int
+    begun_s: float
+    """Start, by `time.perf_counter`."""
+    window: Window
+    requests: tuple[Request, ...]
+    """Requests from its mailbox."""
+    buffers: Buffers
+    """The buffers' values if the step is committed."""
+    parcels: Mapping[Piece, Tensor]
+    """Packed gradients of what it keeps standbys of."""
+    lost_s: float = 0.0
+    """When it lost the other ranks, on the same clock."""
+
+
+class Training:
+    """The loop of one rank, with one plan.
+
+    Args:
+        step: steps committed so far.
+        before: the loop with the previous plan, which trained up to `step` in the same generation.
+    """
+
+    def __init__(
+        self,
+        setup: GenerationSetup,
+        generation: Generation,
+        channel: Channel,
+        step: int,
+        before: Training | None = None,
+    ) -> None:
+        self._setup = setup
+        self._generation = generation
+        self._channel = channel
+        self.step = step
+        self.vector: tuple[bytes, ...] | None = None
+        """All ranks' records of the commit of `step`, once there has been one in this generation."""
+        self.torn = False
+        """Whether an update broke off half-way, so that the layers are of no step."""
+        self.began = step
+        """The newest step begun."""
+        self._requests: frozenset[Request] = frozenset()
+        self._skipped = SkippedSteps(setup.config.optimizer.max_skipped_steps)
+        self._undecided: _Undecided | None = None
+        self._ready: NextPlan | None = None
+        """The plan that it was ready for at the newest commit."""
+        self._next: NextPlan | None = None
+        """The plan that all ranks follow after the newest commit."""
+        self._owners: list[Greeting] = []
+        """Every rank's greeting, by place."""
+        self._snapshot_turns = SnapshotTurns(
+            setup.snapshots, setup.rank, setup.place, setup.config.elastic.undone_steps
+        )
+        self.loss_scale = setup.greeting.loss_scale
+        """Of the next step, where the precision needs one. Known once the ranks have greeted each other."""
+        self.ended_s = 0.0
+        """When another plan replaced it, by `time.perf_counter`."""
+        config = setup.config
+        self._freezer = make_freezer(setup, step)
+        self._memory: MemoryWatch | None = None
+        if config.adapt.policy != "off" and config.adapt.memory_reserve:
+            self._memory = MemoryWatch(setup.device, config.adapt.memory_reserve, self._tell_low)
+        admit = None if self._memory is None else self._memory.admit
+        self._minibatch = Minibatch(setup, self._freezer, channel, admit)
+        self.upkeep = Upkeep(setup, channel, step, self._minibatch.free_tags, self._warn)
+        self._announcements = (
+            Announcements(setup.report, first=setup.place == 0) if before is None else before._announcements
+        )
+        self._curvature = make_curvature_probe(
+            setup, self._minibatch.counted, lambda report: self._announcements.add(report.step, report)
+        )
+        self._between = BetweenSteps(
+            setup=setup,
+            channel=channel,
+            minibatch=self._minibatch,
+            announcements=self._announcements,
+            checkpointing=self._new_checkpointing() if before is None else before._between.checkpointing,
+            release=self._release,
+        )
+        if setup.observe is not None:
+            channel.watch_links()
+        if before is not None:
+            self._continue(before)
+
+    def _tell_checked(self) -> None:
+        """Report the layers that were compared with plain autograd in this step."""
+        if (checked := self._setup.check.taken(self._setup.rank)) is not None:
+            self._setup.report(checked)
+
+    def _continue(self, before: Training) -> None:
+        """Take over the state that lasts for a generation."""
+        self.vector, self._owners = before.vector, before._owners
+        self._requests = before._requests
+        self._skipped, self.loss_scale = before._skipped, before.loss_scale
+        self._snapshot_turns = before._snapshot_turns
+        self._snapshot_turns.follow_another_plan()
+        self._between.validated = before._between.validated
+        self._between.checkpointing.plan = self._setup.plan
+
+    def _new_checkpointing(self) -> Checkpointing:
+        setup = self._setup
+        return Checkpointing(
+            setup.config,
+            setup.definition.names,
+            setup.plan,
+            self._generation,
+            setup.report,
+            setup.faults,
+            setup.greeting.left,
+            setup.log_sha256,
+        )
+
+    @property
+    def undecided(self) -> int | None:
+        """The step whose commit it reached without learning the outcome."""
+        return None if self._undecided is None else self._undecided.step
+
+    @property
+    def weights_together(self) -> bool:
+        """Whether all weights that it computes with are those of `step`, those of siblings' shards included: not where
+        an owner holds updates back."""
+        return not self.torn and not self._setup.held and self._minibatch.weights.together
+
+    @property
+    def left(self) -> Unfinished:
+        """What is done of the commit of `step`, for the next generation."""
+        return Unfinished(
+            step=self.step,
+            requests=self._requests,
+            validated=self._between.validated,
+            begun=self._between.checkpointing.begun,
+            whole=self._between.checkpointing.whole,
+        )
+
+    def run(self) -> Outcome | Parted | NextPlan:
+        """Train until the last step, or until a commit carries a STOP, a REGROUP or a switch to another plan.
+
+        Returns:
+            How training ended; or the plan to train with next.
+
+        Raises:
+            JobError: too many steps in a row were skipped.
+            OutOfMemory: this rank has not enough memory for the step; its state is that of the last commit.
+            ChannelError: a rank is gone. No step is half done: the state is that of the last commit. If the
+                outcome of one more commit is unknown, `settle` applies or drops it.
+        """
+        outcome = None
+        try:
+            outcome = self._run()
+            return outcome
+        finally:
+            self._setup.reading.stop()
+            self._setup.snapshots.wait_copied()
+            self.upkeep.end(torn=self.torn)
+            if not isinstance(outcome, NextPlan):
+                self.upkeep.modules.stop()
+                self._between.checkpointing.close(wait=isinstance(outcome, Outcome))
+            self._setup.standbys.rest()
+
+    def settle(self, settlement: Settlement) -> None:
+        """Apply or drop the undecided commit, and send the reports that this settles."""
+        undecided = self._undecided
+        if undecided is not None and undecided.step == settlement.step:
+            if settlement.vector is None:
+                raise CommitError(f"nobody brought the records of commit {undecided.step}")
+            decision = self._decide(settlement.vector)
+            if not decision.skipped:
+                self._minibatch.load_buffers(undecided.buffers)
+            took_s = undecided.lost_s - undecided.begun_s
+            undecided = replace(undecided, begun_s=time.perf_counter() - took_s)
+            self._take_up(undecided, settlement.vector, decision)
+        elif undecided is not None:
+            self._minibatch.drop()
+            for request in undecided.requests:
+                self._setup.mailbox.put(request)
+        self._undecided = None
+        self._announcements.end(self.step, settlement.reported)
+
+    def _run(self) -> Outcome | Parted | NextPlan:
+        config = self._setup.config
+        self._freezer.meet(self._channel)
+        stopped = self._greet()
+        while self.step < config.steps and not stopped:
+            self._step()
+            if self._skipped.too_many:
+                self._settle_all()
+                raise JobError(self._skipped.explain(self.step, self.loss_scale))
+            stopped = self._stopped
+            if Request.REGROUP in self._requests and not stopped and self.step < config.steps:
+                self._settle_all()
+                return Parted(rank=self._setup.rank, step=self.step)
+            self._between.attend(self.step, self._requests, self.loss_scale)
+            if not stopped and self.step < config.steps:
+                self._take_snapshot()
+            if self._next is not None and not stopped and self.step < config.steps:
+                self.ended_s = time.perf_counter()
+                self.upkeep.hand_over(self.step)
+                return self._next
+        self._settle_all()
+        if not stopped and config.sample_tokens:
+            self._between.sample(self.step)
+        if (counts := self._freezer.counts()) is not None:
+            self._setup.report(counts)
+        error = self._between.checkpointing.finish(self._channel, self._setup.place, self.step)
+        return Outcome(
+            rank=self._setup.rank,
+            step=self.step,
+            stopped=stopped,
+            layer_digests=tuple((state.layer, digest(state)) for state in self._between.whole_layers()),
+            checkpoint_error=error,
+        )
+
+    @property
+    def _stopped(self) -> bool:
+        return Request.STOP in self._requests and self.step < self._setup.config.steps
+
+    def _greet(self) -> bool:
+        """Exchange greetings and finish what the previous generation left. Returns whether the job stops
+        here."""
+        setup = self._setup
+        known = self._owners
+        if not known:
+            told = self._channel.all_gather(setup.greeting.encode())
+            self._owners = [Greeting.decode(greeting) for greeting in told]
+            if scales_loss(setup.config.precision):
+                self.loss_scale = agreed_loss_scale(self._owners, self.step)
+            if setup.pipeline == 0 or setup.plan.shards > 1:  # those that others fetch from
+                setup.offer({piece for greeting in self._owners for piece in greeting.lacks})
+        plan = setup.plan
+        self.upkeep.bring(self._owners, self._sharing)
+        if not known and plan.snapshot_every and self.step:
+            self._begin_snapshot()
+        left = None if known else agree(self._owners, self.step)
+        if left is None and self.step and not known and not setup.resumed:
+            # Back at a snapshot: a checkpoint of its step may have been under way.
+            left = Unfinished(step=self.step, validated=True)
+        if left is None or not self.step:
+            return False
+        self._requests = left.requests - {Request.REGROUP}
+        self._between.validated = left.validated
+        self._between.attend(self.step, self._requests, self.loss_scale, left)
+        return self._stopped
+
+    def _take_snapshot(self) -> None:
+        """Begin a snapshot if it is time for one."""
+        if self._snapshot_turns.due(self.step, self._setup.plan.snapshot_every):
+            self._release()
+            self._begin_snapshot()
+
+    def _release(self) -> None:
+        """Bring layers whose updates are held back to the newest step, here and at siblings."""
+        self.upkeep.release()
+        if self._setup.held:  # then all siblings come here, also those that held nothing back themselves
+            self._minibatch.weights.changed()
+
+    def _begin_snapshot(self) -> None:
+        """Begin to copy what this rank owns as it is now, and to fetch what it keeps for others."""
+        setup, step = self._setup, self.step
+        plan = setup.plan
+        self._snapshot_turns.begin(step)
+        own = [setup.layers[layer][1] for layer in sorted(setup.layers)]
+
+        def bring(piece: Piece) -> Bring:
+            owner = self._owners[plan.owner_of(piece)]
+            return lambda stopped: setup.fetch(piece, step, owner, stopped)
+
+        wanted = {piece: bring(piece) for piece in plan.snapshots_at(setup.place)}
+        setup.snapshots.take(step, own, wanted, self.loss_scale, sharing=self._sharing)
+
+    @property
+    def _sharing(self) -> int:
+        """Ranks on this host."""
+        return sum(owner.host == self._setup.greeting.host for owner in self._owners)
+
+    def _settle_all(self) -> None:
+        """Learn that every rank has passed the newest commit."""
+        self._channel.all_gather(b"")
+        self._announcements.settle(self.step)
+
+    def _step(self) -> None:
+        begun_s = time.perf_counter()
+        step, faults = self.step + 1, self._setup.faults
+        self.began = step
+        if self._memory is not None:
+            self._memory.begin_step()
+        before = self._minibatch.copied_buffers()
+        committed = False
+        self._freezer.begin(step)
+        try:
+            self.upkeep.shipping.expect()
+            with self._limited_memory(step):
+                scale = 1.0 if self.loss_scale is None else self.loss_scale.value
+                # Statistics of freezing go with the gradients.
+                final = None if self._freezer.on else self.upkeep.shipping
+                window, buffers = self._minibatch.run(self.step, scale, final)
+            self._tell_checked()
+            self._observe(step, window)
+            # A finished window proves that every rank of the pipeline has passed the newest commit. Not so
+            # with forward-only stages: they may run ahead of those behind them.
+            if not self._setup.program.frozen_stages:
+                self._announcements.settle(self.step)
+            if not self._freezer.on:
+                self.upkeep.send(step, {}, buffers)
+            findings = look(self._setup, self._minibatch, self._freezer)
+            if self._freezer.on:
+                self.upkeep.send(step, self._freezer.newest_energies, buffers)
+            parcels, waited = self.upkeep.receive(step)
+            if waited is not None:
+                self._announcements.add(self.step, waited)
+            faults.reach(Phase.BEFORE_COMMIT, step)
+            record = self._record(window, findings)
+            try:
+                vector = tuple(self._channel.all_gather(record.encode()))
+                faults.reach(Phase.IN_COMMIT, step)
+                decision = self._decide(vector)
+                self._announcements.settle(self.step)
+            except BaseException:
+                after = {**self._minibatch.copied_buffers(), **buffers}
+                self._undecided = _Undecided(
+                    step, begun_s, window, record.requests, after, parcels, time.perf_counter()
+                )
+                raise
+            self._minibatch.load_buffers(before if decision.skipped else buffers)
+            committed = True
+            self._take_up(_Undecided(step, begun_s, window, record.requests, {}, parcels), vector, decision)
+            self._next = None if decision.switch is None else self._ready
+        except Exception as error:
+            if (shortage := shortage_in(error, self._setup.device)) is not None:
+                raise OutOfMemory(shortage) from error
+            raise
+        finally:
+            if not committed:
+                self._minibatch.load_buffers(before)
+                if self._undecided is None:
+                    self._minibatch.drop()
+        faults.reach(Phase.AFTER_COMMIT, step)
+
+    def _limited_memory(self, step: int) -> AbstractContextManager[object]:
+        """The limit that a drill sets to what the window's tensors take."""
+        limit_bytes = self._setup.faults.memory_limit_bytes(step) if self._setup.faults.armed else None
+        if limit_bytes is None:
+            return nullcontext()
+        own = [state for _, state in self._setup.layers.values()]
+        return LimitedMemory(limit_bytes, [*own, *self.upkeep.states()])
+
+    def _warn(self, text: str) -> None:
+        self._setup.report(WarningReport(rank=self._setup.rank, text=text))
+
+    def _tell_low(self, left_bytes: int, reserve_bytes: int) -> None:
+        self._setup.report(memory_low(self._setup, self.began, left_bytes, reserve_bytes))
+
+    def _observe(self, step: int, window: Window) -> None:
+        setup = self._setup
+        if setup.observe is not None:
+            frozen = self._freezer.may_freeze(step)
+            setup.observe(step_times(setup, self._channel, step, window, frozen))
+
+    def _record(self, window: Window, findings: Findings) -> CommitRecord:
+        setup, freezer = self._setup, self._freezer
+        files, errors = self._between.checkpointing.finished_files()
+        return CommitRecord(
+            rank=setup.place,
+            generation=self._generation.number,
+            step=self.step + 1,
+            losses=window.losses,
+            samples=self._minibatch.samples if self._minibatch.reads_samples else {},
+            squared_norms=findings.squared_norms,
+            parameter_norms=findings.parameter_norms,
+            scores=findings.scores,
+            moves=findings.moves,
+            settled=findings.settled,
+            energies=findings.energies,
+            parameter_energies=findings.parameter_energies,
+            busy_s=window.busy_s,
+            requests=self._own_requests(),
+            prepared=freezer.bring(setup.mailbox.prepared()),
+            next_plan=self._ready_plan(),
+            bases_settled=self.upkeep.settled,
+            snapshot=setup.snapshots.complete,
+            snapshot_given_up=setup.snapshots.given_up,
+            files=files,
+            files_errors=errors,
+        )
+
+    def _own_requests(self) -> tuple[Request, ...]:
+        """What the controller, and this rank itself, request of the commit."""
+        asked = self._setup.mailbox.take()
+        return (*asked, Request.RESCUE) if self._setup.rescues.due(time.time()) else asked
+
+    def _ready_plan(self) -> Prepared | None:
+        """The prepared plan, for the commit record, if this rank could follow it from the next step on."""
+        plan = self._setup.mailbox.next_plan()
+        self._ready = plan if self.upkeep.ready_for(plan) else None
+        return None if self._ready is None else self._ready.key
+
+    def _decide(self, vector: tuple[bytes, ...]) -> Decision:
+        """The decision that follows from all ranks' records; changes no layer."""
+        records = [CommitRecord.decode(record) for record in vector]
+        self._between.checkpointing.observe(records, self._setup.place)
+        return settle(
+            records,
+            microbatches=self._setup.plan.replicas * self._setup.plan.microbatches,
+            layers=len(self._setup.definition.layers),
+            clip_norm=self._setup.config.optimizer.clip_norm,
+            newest=self._freezer.newest,
+            shards=self._setup.plan.shards,
+        )
+
+    def _take_up(self, step: _Undecided, vector: tuple[bytes, ...], decision: Decision) -> None:
+        """Apply the committed step. Only here do layers change, except for their buffers."""
+        self._setup.snapshots.wait_copied()
+        self.torn = True
+        if not decision.skipped:
+            if self._curvature is not None:
+                self._curvature.observe(step.step, may_freeze=self._freezer.may_freeze(step.step))
+            for index, (layer, state) in self._setup.layers.items():
+                if self.upkeep.holds(index):
+                    continue
+                self._setup.optimizer.update_(state, layer.gradients(), decision.scale, self.step)
+            self._minibatch.weights.changed()
+        self.upkeep.hold(step.step, self._freezer.newest_energies, decision)
+        reports = self._freezer.commit(decision)
+        self.upkeep.apply(step.step, step.parcels, decision, self._freezer.newest)
+        self._minibatch.drop()
+        self.step, self.vector = step.step, vector
+        self._requests, self._between.validated = decision.requests, False
+        self.torn = False
+        if self.loss_scale is not None:
+            self.loss_scale = self.loss_scale.after(skipped=decision.skipped)
+        self._announce(step, decision, reports)
+        if decision.bases_settled:
+            self._setup.withdraw()
+
+    def _announce(self, step: _Undecided, decision: Decision, freezing: Iterable[Report]) -> None:
+        """Have the reports of the committed step sent once it is settled."""
+        setup, step_s = self._setup, time.perf_counter() - step.begun_s
+        self._announcements.add_shared(
+            self.step, step_report(setup, self._generation.number, decision, step_s)
+        )
+        reports = [*freezing]
+        warning = self._skipped.count(decision, self.loss_scale)
+        if warning is not None and setup.place == 0:
+            reports.append(WarningReport(rank=setup.rank, text=warning))
+        last = self._stopped or self.step == setup.config.steps
+        asked = setup.config.timeline_every and self.step % setup.config.timeline_every == 0
+        if last or asked or self._freezer.monitoring(self.step):
+            reports.append(timeline_report(setup, self.step, step.window, step_s))
+        reports += self.upkeep.news(self.step)
+        reports += self._snapshot_turns.commit(
+            self.step, setup.plan.snapshot_every, decision.snapshot, decision.snapshot_given_up
+        )
+        for report in reports:
+            self._announcements.add(self.step, report)
