@@ -38,7 +38,7 @@ LEAVE_S = 3.0
 ENDS_S = 30
 """Seconds after a signal in which the service ends in order. Whatever hangs then, the process ends."""
 GIVE_WAY_S = 0.001
-"""How soon a thread that computes gives way to the event loop, which needs a turn several times for each answer."""
+"""Interpreter's thread switch interval: the event loop needs several turns per answer while other threads compute."""
 
 
 def serve(settings: Settings, say: Callable[[str], None]) -> None:

@@ -1,4 +1,4 @@
-"""What makers publish of their accelerators, for plans on devices that nobody has at hand. A leaf: values only.
+"""Published figures of accelerators, for plans on devices that nobody has at hand. A leaf: values only.
 
 All figures are NVIDIA's own, without sparsity, per GPU:
 
@@ -38,13 +38,13 @@ class Accelerator:
     bfloat16: bool = True
     """Whether its matrix units compute in bfloat16."""
     bytes_per_s: float
-    """Of its memory."""
+    """Memory bandwidth."""
     link_bytes_per_s: float
     """To another one in the same machine, one way: half of what NVLink carries in both directions; PCIe, if it has no
     NVLink."""
 
     def matrix_flops(self, bits: int) -> float:
-        """What a product of matrices of numbers of `bits` bits is taken to reach, per second."""
+        """FLOP/s that a product of matrices of `bits`-bit numbers is taken to reach."""
         peak = self.half_flops if bits == 16 else self.float32_flops
         return MATRIX_EFFICIENCY * peak
 

@@ -32,7 +32,7 @@ class PlannerHome:
 
 
 class _Shell:
-    """What every planner's process answers."""
+    """Interface of every planner process."""
 
     async def home(self) -> PlannerHome:
         """This planner's process, once it runs."""

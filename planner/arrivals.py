@@ -1,5 +1,5 @@
-"""Which layers' state, or shards of it, must come to which places before one plan can follow another in the same
-places. Pure."""
+"""States of layers, or shards of them, and the places to which they must come before one plan can follow another in the
+same places. Pure."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ DEVICE = (
     Feature("gpu_decoder", "share", "load of the video decoder"),
     Feature("gpu_processes", "count", "other processes with memory on the device"),
 )
-"""Of the device that the rank computes on; missing without CUDA or NVML."""
+"""Features of the device that the rank computes on; missing without CUDA or NVML."""
 
 HOST = (
     Feature("cpu_busy", "share", "busy time of all cores"),
@@ -74,7 +74,7 @@ HOST = (
     Feature("loopback", "bytes/s", "sent over loopback"),
     Feature("network_errors", "1/s", "errors and drops of all interfaces"),
 )
-"""Of the host, and of the rank's process on it."""
+"""Features of the host, and of the rank's process on it."""
 
 STAGE = (
     Feature("layers", "count", "layers of the rank's stages"),
@@ -90,12 +90,12 @@ STAGE = (
         "time over `work` of what the rank held when the surroundings were sampled",
     ),
 )
-"""Of the stages that the rank is to hold, from profile and plan; and what it measured last, perhaps of others."""
+"""Features of a rank's planned stages, from profile and plan; and of its last measurement, perhaps of others."""
 
 FEATURES = (*DEVICE, *HOST, *STAGE)
 """All features, in the order of a model's columns."""
 SAMPLED = (*DEVICE, *HOST)
-"""Those that a rank samples while it trains."""
+"""Features that a rank samples while it trains."""
 NAMES = tuple(feature.name for feature in FEATURES)
 
 
@@ -106,7 +106,7 @@ class Sample:
     values: tuple[tuple[str, float], ...]
     """(name, value), in the order of `SAMPLED`; finite."""
     window_s: float
-    """What it is the mean of, or the rate over."""
+    """Length of the window of these means and rates."""
     version: int = VERSION
 
 

@@ -25,7 +25,7 @@ class FinalGradients(NamedTuple):
 def final_gradients(
     program: Program, *, rank: int, stages: int, frozen_stages: int, rank_of_stage: Mapping[int, int]
 ) -> FinalGradients:
-    """Those of `rank`. Stages that neither field names have gradients that leave after the window."""
+    """Final gradients of `rank`. Those of stages that neither field names leave after the window."""
 
     def sends(action: Action) -> bool:
         match action.kind:

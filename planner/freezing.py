@@ -47,19 +47,19 @@ def keeps_statistics(method: str) -> bool:
 
 
 def apf_stride(scalars: int) -> int:
-    """Of a parameter with so many scalars, APF looks at the first and every so many further ones."""
+    """Stride of the scalars that APF looks at in a parameter with so many, from the first on."""
     return 1 if scalars <= APF_WHOLE else APF_EVERY
 
 
 def looked_at(statistics: Collection[str], scalars: int) -> int:
-    """At how many scalars of a parameter with so many a method looks that keeps these statistics of each layer (see
+    """Number of a parameter's scalars that a method with these statistics per layer looks at (see
     `workers.freezing.stability`)."""
     return -(-scalars // apf_stride(scalars)) if "trend" in statistics else scalars
 
 
 def statistics_scalars(method: str, scalars: int) -> int:
-    """How many 32-bit numbers a freezing method keeps of a parameter with so many scalars: AutoFreeze its values at the
-    last check, APF those that it looks at and their two averages."""
+    """Number of 32-bit values that a freezing method keeps of a parameter with so many scalars: AutoFreeze its values
+    at the last check, APF those that it looks at and their two averages."""
     if method.endswith("autofreeze"):
         return scalars
     return 3 * -(-scalars // apf_stride(scalars)) if method.endswith("apf") else 0

@@ -1,4 +1,4 @@
-"""What a rank that keeps copies in a GPU's host memory and its simulation both count with. A leaf."""
+"""Constants shared by host-memory copies and their cost model. A leaf."""
 
 PART = 2**24
 """Parameters of a copy that are brought to the GPU together."""

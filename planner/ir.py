@@ -15,7 +15,7 @@ from typing import Any
 
 
 class Kind(StrEnum):
-    """What an action does to one stage and one microbatch (one minibatch for `UPDATE`)."""
+    """Kind of action on one stage and one microbatch (one minibatch for `UPDATE`)."""
 
     FORWARD = "F"
     """Forward pass."""
@@ -84,7 +84,7 @@ class Schedule:
     programs: tuple[Program, ...]
     """`programs[rank]`."""
     frozen_stages: int = 0
-    """How many stages, from the input up, are wholly frozen and have no B, I or W. All of them in a forward-only
+    """Number of stages, from the input up, that are wholly frozen and have no B, I or W. All of them in a forward-only
     window."""
     synchronous: bool = True
     """Whether the window is one optimizer step over all its microbatches."""
@@ -102,7 +102,7 @@ class Schedule:
 
     @cached_property
     def _hash(self) -> int:
-        """Of tens of thousands of actions, and each look into a cache of graphs asks for it."""
+        """Hash of tens of thousands of actions, cached: each look-up in a cache of graphs asks for it."""
         return hash((self.name, self.stages, self.microbatches, self.programs, self.frozen_stages))
 
     @cached_property

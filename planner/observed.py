@@ -1,4 +1,4 @@
-"""What ranks report of their work while they train, for the planner. A leaf: values without logic."""
+"""Reports of ranks on their work while they train, for the planner. A leaf: values without logic."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class StageTime:
     """One kind of action of one stage in one step."""
 
     kind: str
-    """As `planner.ir.Kind`, such as `F`."""
+    """Value of a `planner.ir.Kind`, such as `F`."""
     stage: int
     seconds: float
     """Sum over its microbatches, without waiting for inputs."""
@@ -22,18 +22,18 @@ class StageTime:
 
 @dataclass(frozen=True, kw_only=True)
 class LinkTime:
-    """What a rank measured of its link to another one."""
+    """One rank's measurement of its link to another one."""
 
     target: int
     """The other one's place."""
     size_bytes: int
     """Bytes that passed while more waited; 0: no message was followed."""
     seconds: float
-    """In which they passed."""
+    """Time in which they passed."""
     at_least: bool
     """Whether they had passed before it could be told how fast: the link may be faster."""
     round_trip_s: float | None
-    """Of a small packet, the shortest of the newest few; None: unknown."""
+    """Round trip of a small packet, the shortest of the newest few; None: unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,4 +56,4 @@ class StepTimes:
     links: tuple[LinkTime, ...] = ()
     """Its links to others, as far as they were measured since its last report."""
     waited_s: float | None = None
-    """How long its actions waited for what other ranks send; None: unknown."""
+    """Time that its actions waited for what other ranks send; None: unknown."""

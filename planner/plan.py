@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How the model is cut and executed from one commit on.
+    """Cut and execution of the model from one commit on.
 
     Ranks here are pipeline ranks 0..P-1; places are the ranks of all pipelines, by number.
     """
@@ -89,7 +89,7 @@ class Plan:
     predicted_bubble: float | None = None
     """Mean over the ranks."""
     predicted_peak_memory_bytes: int | None = None
-    """Of the rank with the highest peak."""
+    """Highest peak of any rank."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -115,15 +115,15 @@ class Plan:
 
     @property
     def shards(self) -> int:
-        """Into how many shards each layer's states are cut; 1: they are whole."""
+        """Number of shards of each layer's states; 1: they are whole."""
         return 1 if self.shard == "none" else self.pipeline_count
 
     def shard_of_place(self, number: int) -> Shard:
-        """Which part of its layers' states the rank at this place keeps."""
+        """Shard of its layers' states that the rank at this place keeps."""
         return WHOLE if self.shards == 1 else Shard(self.place(number).pipeline, self.shards)
 
     def pieces_of_place(self, number: int) -> tuple[Piece, ...]:
-        """Of which layers the rank at this place keeps which part, ascending."""
+        """Pieces of its layers' states that the rank at this place keeps, ascending."""
         shard = self.shard_of_place(number)
         return tuple(Piece(layer, shard) for layer in self.layers_of_place(number))
 
@@ -145,12 +145,12 @@ class Plan:
         return tuple(range(rank, self.world_size, self.pipeline_ranks))
 
     def unlike_siblings(self, rank: int) -> tuple[int, ...]:
-        """Those of `siblings` that keep different states: with shards all, else one for all."""
+        """Siblings that keep different states: with shards all, else one for all."""
         return self.siblings(rank) if self.shards > 1 else (rank,)
 
     @property
     def unlike_places(self) -> int:
-        """How many places keep different states: with shards all, else those of one pipeline."""
+        """Number of places that keep different states: with shards all, else those of one pipeline."""
         return self.world_size if self.shards > 1 else self.pipeline_ranks
 
     def owners_of(self, layer: int) -> tuple[int, ...]:
@@ -176,7 +176,7 @@ class Plan:
         return tuple(zip(self.pieces, self.snapshots, strict=True)) if self.snapshots else ()
 
     def snapshots_at(self, place: int) -> tuple[Piece, ...]:
-        """What `place` fetches snapshots of, ascending."""
+        """Pieces that `place` fetches snapshots of, ascending."""
         return tuple(piece for piece, places in self.kept if place in places)
 
     def owner_of(self, piece: Piece) -> int:
@@ -205,7 +205,7 @@ class Plan:
         return tuple(dict.fromkeys(piece.layer for piece in self.copies_at(place)))
 
     def copies_at(self, place: int) -> tuple[Piece, ...]:
-        """What `place` keeps copies of, ascending."""
+        """Pieces that `place` keeps copies of, ascending."""
         return tuple(piece for piece, places in self.copied if place in places)
 
     def layers_of_place(self, number: int) -> tuple[int, ...]:

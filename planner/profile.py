@@ -49,7 +49,7 @@ class Matrix:
     weight_grad_s: float
     """Part of the layer's `weight_grad_s`."""
     shape: tuple[int, ...] = ()
-    """Of the parameter."""
+    """Shape of the parameter."""
     scratch_bytes: int = 0
     """Buffer in which its gradient is computed before it is added; matrices of one shape on one rank share it."""
 
@@ -80,14 +80,14 @@ class LayerProfile:
     optimizer_bytes: int
     """Optimizer state."""
     activation_bytes: int
-    """What the layer keeps of one microbatch from its forward to its input gradient: the storages that autograd or the
-    deferral hold, each counted once. Weights and what a layer before it keeps do not count; the input counts in the
-    model's first layer only. The first layer of a stage keeps `input_bytes` more."""
+    """Memory that the layer keeps of one microbatch from its forward to its input gradient: the storages that autograd
+    or the deferral hold, each counted once. Weights and what a layer before it keeps do not count; the input counts in
+    the model's first layer only. The first layer of a stage keeps `input_bytes` more."""
     input_bytes: int
     """Its inputs: all that a layer keeps if it recomputes."""
     weight_grad_hold_bytes: int
-    """What the layer holds of one microbatch between its input gradient and its weight gradient: the inputs of its
-    matrices and the gradients of their outputs."""
+    """Memory that the layer holds of one microbatch between its input gradient and its weight gradient: the inputs of
+    its matrices and the gradients of their outputs."""
     boundary_bytes: int
     """Its outputs: the message to the next stage, if a stage ends with this layer."""
     boundary_grad_bytes: int
@@ -100,15 +100,15 @@ class LayerProfile:
     cast_bytes: int = 0
     """Part of `parameter_bytes`: weights in the lower precision, which are made anew where the layer moves to."""
     statistics_bytes: int = 0
-    """What the job's freezing method keeps for the layer, as part of its state. From the job, not measured."""
+    """Statistics of the job's freezing method, as part of the layer's state. From the job, not measured."""
     sample_bytes: int = 0
-    """What the job's samples of the gradient's change keep from one step to the next. From the job, not measured."""
+    """Samples of the gradient's change that the job keeps from one step to the next. From the job, not measured."""
     working_bytes: int = 0
     """The most memory that its input gradient needs in addition to what lives before or after it."""
     forward_working_bytes: int | None = None
-    """As that, of a forward pass; None: as much as the input gradient."""
+    """The same for a forward pass; None: as much as the input gradient."""
     backward_working_bytes: int | None = None
-    """As that, of a backward pass that forms the weight gradients at once; None: as much as the input gradient."""
+    """The same for a backward pass that forms the weight gradients at once; None: as much as the input gradient."""
     matrices: tuple[Matrix, ...] = ()
     """The parameters whose gradients W computes, in queue order."""
     uncovered: tuple[str, ...] = ()
@@ -138,7 +138,7 @@ class LayerProfile:
 
     @property
     def moved_bytes(self) -> int:
-        """What is sent when the layer moves."""
+        """Bytes that are sent when the layer moves."""
         return self.state_bytes - self.cast_bytes
 
 
@@ -180,8 +180,8 @@ class DeviceProfile:
     slowdown: float = 1.0
     """Factor on all of the model's times on this device."""
     stream_s_per_byte: float | None = None
-    """Of a CPU: what each byte of a layer's state that leaves, or arrives, takes of what it computes at the same time.
-    The median over ranks, of states that go to another machine if there is one. None: not measured."""
+    """Compute time that a CPU loses per byte of layer state that leaves or arrives meanwhile. The median over ranks, of
+    states that go to another machine if there is one. None: not measured."""
     socket_s_per_byte: float | None = None
     """The same of a message, beside what it holds its sender and its receiver."""
 
@@ -201,11 +201,11 @@ class Link:
     bytes_per_s: float
     """While the message occupies the link."""
     sender_s: float = 0.0
-    """How long any message holds its sender."""
+    """Time for which any message holds its sender."""
     sender_s_per_byte: float = 0.0
     """And what its size adds to that."""
     receiver_s: float = 0.0
-    """How long any message holds its receiver."""
+    """Time for which any message holds its receiver."""
     receiver_s_per_byte: float = 0.0
     """And what its size adds to that."""
 
@@ -218,15 +218,15 @@ class Link:
         )
 
     def sender_busy_s(self, size_bytes: Size, messages: float = 1) -> Size:
-        """How long `messages` messages of `size_bytes` together hold their sender."""
+        """Time for which `messages` messages of `size_bytes` together hold their sender."""
         return messages * self.sender_s + size_bytes * self.sender_s_per_byte
 
     def link_busy_s(self, size_bytes: Size) -> Size:
-        """How long a message occupies the link."""
+        """Time for which a message occupies the link."""
         return size_bytes / self.bytes_per_s
 
     def receiver_busy_s(self, size_bytes: Size, messages: float = 1) -> Size:
-        """How long `messages` messages of `size_bytes` together hold their receiver."""
+        """Time for which `messages` messages of `size_bytes` together hold their receiver."""
         return messages * self.receiver_s + size_bytes * self.receiver_s_per_byte
 
     def transfer_s(self, size_bytes: Size) -> Size:
@@ -280,7 +280,7 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """What disturbed a measurement, where it was worst."""
+    """Disturbance of a measurement, where it was worst."""
 
     __pydantic_config__ = _STRICT
 
@@ -307,7 +307,7 @@ class Profile:
     measured_s: float | None = None
     """When it was measured, in seconds since the Unix epoch; None: unknown, or not measured."""
     noise: Noise | None = None
-    """What disturbed the measurement of its layers; None: unknown, or not measured."""
+    """Disturbance of the measurement of its layers; None: unknown, or not measured."""
 
     def frozen_by(self, method: str) -> Profile:
         """The profile with what a freezing method keeps of each layer."""
@@ -393,7 +393,7 @@ def _place(path: tuple[int | str, ...], data: Any, where: str) -> str:
 
 
 def _problems(profile: Profile, where: str) -> Iterator[str]:
-    """What types do not check: empty lists, missing or excess links, numbers out of range."""
+    """Problems that types do not check: empty lists, missing or excess links, numbers out of range."""
     layers, devices, links = profile.model.layers, profile.cluster.devices, profile.cluster.links
     if not layers:
         yield f"{where}: model.layers is empty; a model has at least one layer"

@@ -1,4 +1,4 @@
-"""What one rank needs of a schedule: its own actions, and what they exchange with other ranks' actions.
+"""One rank's part of a schedule: its own actions, and what they exchange with other ranks' actions.
 
 Its size depends on the rank's own actions only, however many ranks there are: the controller cuts it for each rank.
 """

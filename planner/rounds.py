@@ -1,5 +1,4 @@
-"""Which microbatches each pipeline executes where gradients are summed microbatch by microbatch (`Plan.shard` =
-`gradients`).
+"""Microbatches of each pipeline where gradients are summed microbatch by microbatch (`Plan.shard` = `gradients`).
 
 Pure. There is one order of summation, by microbatch of a replica and then by replica, whoever executes them. So
 siblings share them out round by round: in each round every pipeline has the next one, and all come to a place of the

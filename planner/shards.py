@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Shard(NamedTuple):
-    """Which part of a layer's states it is."""
+    """Part of a layer's states."""
 
     number: int
     """The pipeline whose rank keeps it."""
@@ -37,7 +37,7 @@ class Piece(NamedTuple):
 
 
 def made_of(layer: int, held: Collection[Piece]) -> tuple[Piece, ...]:
-    """Which of `held` the layer is made of: all of it in one piece, else every shard of one cut. Empty: neither is
+    """Pieces of `held` that make up the layer: all of it in one piece, else every shard of one cut. Empty: neither is
     there."""
     counts = {piece.shard.of for piece in held if piece.layer == layer}
     for of in sorted(counts):
@@ -48,8 +48,8 @@ def made_of(layer: int, held: Collection[Piece]) -> tuple[Piece, ...]:
 
 
 def made_with_weights(layer: int, held: Collection[Piece], weights: Collection[Piece]) -> tuple[Piece, ...]:
-    """Which of `held` the layer is made of, and where nothing complete is left which of `weights`: all shards of one
-    cut, the one with the fewest shards of which only the weights are there, in proportion. Empty: there is none."""
+    """Pieces of `held` that make up the layer, and where nothing complete is left, of `weights` too: all shards of one
+    cut, the one with the smallest share of shards of which only the weights are there. Empty: there is none."""
     there = {*held, *weights}
     cuts = sorted({piece.shard.of for piece in there if piece.layer == layer})
     made = [made_of(layer, [piece for piece in there if piece.shard.of == of]) for of in cuts]

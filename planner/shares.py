@@ -101,8 +101,8 @@ def numbers_of(plan: Plan, pipeline: int) -> tuple[int, ...]:
 
 
 def parts_kept(plan: Plan, pipeline: int) -> int:
-    """How many parts `pipeline` keeps: gradients of that many are held, and sent to siblings. Where they are summed
-    microbatch by microbatch it keeps none, or with uneven shares each microbatch's."""
+    """Number of parts that `pipeline` keeps: gradients of that many are held, and sent to siblings. Where they are
+    summed microbatch by microbatch it keeps none, or with uneven shares each microbatch's."""
     if plan.shard == "gradients":
         return plan.shares[pipeline] if plan.shares else 1
     return len(parts_of(plan, pipeline))

@@ -22,7 +22,7 @@ def named_or_counted(kind: str, numbers: Sequence[int], most: int = 8) -> str:
 
 
 def shares_text(shares: Sequence[int]) -> str:
-    """How a step is divided among pipelines, as in `Plan.shares`: `10 + 6 microbatches in its pipelines`."""
+    """Division of a step among pipelines, as in `Plan.shares`: `10 + 6 microbatches in its pipelines`."""
     return f"{' + '.join(map(str, shares))} microbatches in its pipelines" if shares else "even shares"
 
 

@@ -62,11 +62,11 @@ from workers.protocol import (
 CONTROL = "control"
 """Concurrency group of calls that must not wait for training."""
 DELIVERY_S = 10.0
-"""How long the last reports may take to arrive before a rank's training returns."""
+"""Seconds, at most, that a rank waits for its last reports to arrive before its training returns."""
 ZONE_LABEL = "ray.io/availability-zone"
 """Label of a Ray node with its zone: clouds' autoscalers and KubeRay set it, or `ray start --labels`."""
 LAST_WORDS_S = 1.0
-"""How long the report of a fault may take before the fault fires, and reports after a rescue."""
+"""Seconds, at most, to wait for the report of a fault before it fires, and for reports after a rescue."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class Home:
     host: str
     pid: int
     zone: str = ""
-    """Of the node; empty if it is unknown."""
+    """Availability zone of the node; empty if unknown."""
     port: int = 0
     """Where the rank serves layers; it refuses connections as soon as the process is dead."""
     machine: str = ""
@@ -204,7 +204,7 @@ class RankActor:
         return self._outcome
 
     def outcome(self) -> Outcome | Parted | None:
-        """What the newest `train` returned or raised; the call waits for it.
+        """Return or raise what the newest `train` did; the call waits for it.
 
         For a controller that did not make that `train` call. None: this rank has not trained in its newest
         generation.

@@ -273,13 +273,13 @@ class ElasticConfig(Section):
     `cluster.timeout_s`. Time in which the rank had no processor, or its whole host was silent, does not count, up to
     four times as long or `cluster.timeout_s`."""
     wait_s: NonNegativeSeconds = 600.0
-    """How long a job with too few ranks waits for capacity before it ends. It first writes a checkpoint of
+    """Seconds that a job with too few ranks waits for capacity before it ends. It first writes a checkpoint of
     what they hold."""
     attempts: Positive = 3
     """The job ends after this many failures without a new committed step in between, whichever rank raised,
     died or hung."""
     migration: Literal["live", "deferred", "stop"] = "live"
-    """How layers move between ranks: `live` while training continues, with the same bits; `deferred` as in
+    """Migration of layers between ranks: `live` while training continues, with the same bits; `deferred` as in
     DynPipe (different bits); `stop` between two steps."""
     notice_file: str | None = None
     """A file on each node that announces by appearing that the node is leaving; for drills. It may hold the
@@ -288,8 +288,8 @@ class ElasticConfig(Section):
     """Sources of notices: Ray's drains, SIGTERM to a rank, the metadata services of clouds (one rank of each
     node watches them)."""
     salvage: Literal["none", "weights"] = "none"
-    """What happens when a rank leaves before the moments of its layers, or shards of them, were fetched, only their
-    weights. `none`: all layers go back to the newest checkpoint. `weights`: these layers, or shards, continue with that
+    """Recovery when a rank leaves and only the weights of its layers, or shards of them, were fetched, not yet their
+    moments. `none`: all layers go back to the newest checkpoint. `weights`: these layers, or shards, continue with that
     checkpoint's moments: the steps since it are kept, but the bits differ. All weights are then sent before any
     moments. Where replicas share states out and compute in 32 bits, it also helps if a rank dies while a step is
     computed, once weights have been gathered: siblings have its weights. Not for models whose layers share

@@ -18,7 +18,7 @@ from workers.loss_scale import LossScale
 
 
 class Request(StrEnum):
-    """What the controller puts into a rank's mailbox. It travels in the next commit vector, so that all ranks
+    """Request that the controller puts into a rank's mailbox. It travels in the next commit vector, so that all ranks
     act on it at the same commit; one rank's mailbox is enough."""
 
     CHECKPOINT = "checkpoint"
@@ -55,7 +55,7 @@ class Generation:
     store_host: str
     store_port: int
     timeout_s: float
-    """How long a collective or a receive may wait."""
+    """Timeout of a collective or a receive."""
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         rest = (self.number, self.epoch, self.store_host, self.store_port, self.timeout_s)
@@ -135,13 +135,13 @@ class StandbyReport:
     given_up: bool = False
     """Whether, instead, the rank keeps no copies of `layers` any longer: its host has no memory for them."""
     shards: tuple[Piece, ...] = ()
-    """Which shards of `layers`; empty: all of them, whole."""
+    """Shards of `layers` that it reports on; empty: all layers, whole."""
     built: bool = True
     """Whether all that the rank builds for the next generation is there too, or cannot be had."""
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """Of what it tells."""
+        """Pieces that it reports on."""
         return self.shards or tuple(map(Piece, self.layers))
 
 
@@ -165,7 +165,7 @@ class SwitchReport:
     brought_s: float
     """Seconds from the start of the previous plan until the last of them had arrived and was up to date."""
     stall_s: float
-    """How long the switch stalled this rank."""
+    """Seconds that the switch stalled this rank."""
     switched_s: float
     """When the rank switched, in seconds since the Unix epoch."""
 
@@ -177,7 +177,7 @@ class CopiedAhead:
     rank: int
     """Its number."""
     epoch: int
-    """As in `CopyAhead`, like `change`."""
+    """Epoch of the controller; it and `change` are those of the `CopyAhead`."""
     change: int
     step: int
     """The newest commit that they have; 0 if none came."""
@@ -234,9 +234,9 @@ class MemoryLow:
     step: int
     """The step that it computes."""
     left_bytes: int
-    """What is left when the rank takes the most of a step."""
+    """Memory left when the rank takes the most of a step."""
     reserve_bytes: int
-    """What should be."""
+    """Memory that should be left."""
     seen_s: float
     """Seconds since the Unix epoch."""
 
@@ -259,7 +259,7 @@ class LayersChecked:
     layers: tuple[str, ...]
     """Their names."""
     whole: dict[str, str]
-    """Of them, those whose gradients plain autograd forms, and why."""
+    """Layers among them whose gradients plain autograd forms -> why."""
     seconds: float
 
 
@@ -273,7 +273,7 @@ class FreezeStarted:
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenAction:
-    """What a backward pass of one stage and microbatch skipped."""
+    """Shares that a backward pass of one stage and microbatch skipped."""
 
     stage: int
     microbatch: int
@@ -289,7 +289,7 @@ class FrozenAction:
 
 @dataclass(frozen=True, kw_only=True)
 class FreezeReport:
-    """What one rank froze in one step; sent from the first step on in which freezing is possible."""
+    """Freezing of one rank in one step; sent from the first step on in which freezing is possible."""
 
     step: int
     rank: int
@@ -303,7 +303,7 @@ class FreezeReport:
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenCounts:
-    """How often each parameter of one rank was frozen under its newest plan; sent when training ends.
+    """Passes in which each parameter of one rank was frozen under its newest plan; sent when training ends.
 
     For an entire run, with all its plans and generations, see the `FreezeReport`s.
     """
@@ -381,15 +381,14 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True)
 class TimelineReport:
-    """What one rank computed in one step."""
+    """Timeline of one rank's actions in one step."""
 
     step: int
     rank: int
     step_s: float
     spans: tuple[Span, ...]
     memory_bytes: int
-    """What the rank takes of its device's memory: the peak of its tensors on a GPU, else its process's resident
-    memory."""
+    """Device memory that the rank takes: the peak of its tensors on a GPU, else its process's resident memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -425,7 +424,7 @@ Report = (
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a rank's training ended."""
+    """Result of a rank's training."""
 
     rank: int
     step: int
@@ -454,20 +453,20 @@ class Working:
     action: str
     """Its token, e.g. `2F0`."""
     for_s: float
-    """How long it has been computing; waiting for other ranks does not count."""
+    """Seconds that it has been computing; waiting for other ranks does not count."""
     starved_s: float = 0.0
-    """How long of that its threads waited for a processor, as far as that is known."""
+    """Seconds of that in which its threads waited for a processor, as far as known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotHeld:
-    """What one rank has of the snapshot of `step`."""
+    """Pieces that one rank has of the snapshot of `step`."""
 
     step: int
     pieces: tuple[Piece, ...]
     """Layers, or shards of them."""
     loss_scale: LossScale | None = None
-    """Of the step after `step`, where the precision needs one."""
+    """Loss scale of the step after `step`, where the precision needs one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -494,7 +493,7 @@ class Position:
     freeze_plans: tuple[FreezePlan, ...] = ()
     """The adopted freeze plans, with their starts."""
     loss_scale: LossScale | None = None
-    """Of the step after `step`, where the precision needs one and the rank knows it."""
+    """Loss scale of the step after `step`, where the precision needs one and the rank knows it."""
     snapshots: tuple[SnapshotHeld, ...] = ()
     """Newest first. They stay offered whatever step the rank settles on."""
     host: str = ""
@@ -526,7 +525,7 @@ class Source:
     part: Part = Part.ALL
     """The part that can be fetched."""
     shard: Shard = WHOLE
-    """Of the layer's states."""
+    """Shard of the layer's states."""
 
     @property
     def piece(self) -> Piece:
@@ -550,15 +549,15 @@ class Assignment:
     start: CheckpointRef | None = None
     """The checkpoint of `step` from which all ranks start."""
     sources: tuple[Source, ...] = ()
-    """Of the layers that it owns by `plan`, and of those of which only weights are left. Where a layer's states are in
-    shards, of all of them."""
+    """Sources of the layers that it owns by `plan`, and of those of which only weights are left. Where a layer's states
+    are in shards, of all of them."""
     moments: CheckpointRef | None = None
     """The checkpoint with the moments of layers, or shards, whose sources have only the weights; None: initial
     values."""
     freeze: tuple[FreezePlan, ...] = ()
     """Freeze plans with known starts; later ones are adopted only after the last of them."""
     loss_scale: LossScale | None = None
-    """Of the next step, where the precision needs one and no checkpoint says it."""
+    """Loss scale of the next step, where the precision needs one and no checkpoint holds it."""
     fresh: bool = False
     """It took no part in the generation before: a snapshot that it has may be of a step that was undone since."""
 
@@ -568,7 +567,7 @@ class Assignment:
         return frozenset(source.piece for source in self.sources if source.part is Part.WEIGHTS)
 
     def offered_for(self, piece: Piece) -> tuple[Piece, ...]:
-        """What the sources have of which a rank makes `piece`: itself, or all of its layer, which was cut otherwise."""
+        """Offered pieces of which a rank makes `piece`: itself, or all of its layer, which was cut otherwise."""
         offered = dict.fromkeys(source.piece for source in self.sources if source.layer == piece.layer)
         return (piece,) if piece in offered else tuple(offered)
 
@@ -579,18 +578,18 @@ class CopyAhead:
     at hand when it follows its assignment. Without sources, it lets go of what it has copied and built."""
 
     epoch: int
-    """Of the controller; `change` is the number of the planned change, or of the order to let go, there."""
+    """Epoch of the controller, in which `change` is the number of the planned change, or of the order to let go."""
     change: int
     generation: int
     """The one that trains now: the copies are of no use after another one has formed."""
     sources: tuple[Source, ...]
-    """Of each layer, its owner."""
+    """Owner of each layer."""
     building: tuple[Piece, ...] = ()
-    """What the rank builds for them beforehand: layers, or shards, that come without modules."""
+    """Layers, or shards, that come without modules: the rank builds those beforehand."""
     freeze: tuple[FreezePlan, ...] = ()
     """Freeze plans with known starts."""
     patience_s: float
-    """How long the rank keeps copies up to date for a change that does not come."""
+    """Seconds that the rank keeps copies up to date for a change that does not come."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -602,7 +601,7 @@ class MemoryShortage:
     free_bytes: int | None = None
     """Free memory of the rank's device."""
     held_bytes: int | None = None
-    """What the rank's tensors took at that moment."""
+    """Memory that the rank's tensors took at that moment."""
     peak_bytes: int | None = None
     """The most that the rank has taken of its device's memory so far."""
 

@@ -125,7 +125,7 @@ class Rank:
         self._log_sha256 = log_sha256
         self._observe = observe if config.adapt.policy != "off" else None
         self._sampler: Sampler | None = None
-        """Of its surroundings, if anyone wants to know them."""
+        """Sampler of its surroundings, if anyone wants to know them."""
         self._secret = secret
         self._host = host
         self._mailbox = Mailbox()
@@ -134,7 +134,7 @@ class Rank:
         self._commit = LastCommit()
         self._holdings = Holdings(self._commit, self._warn)
         self._host_form: HostForm | None = None
-        """How it keeps copies in host memory; None: it keeps them on its device."""
+        """Settings of its copies in host memory; None: it keeps them on its device."""
         self._followers = Followers()
         self._ahead: CopiesAhead | None = None
         """Layers of its coming place, while it has none."""
@@ -154,7 +154,7 @@ class Rank:
         """Layers of which it has said why they are not compiled."""
         self._source: LayerSource | None = None
         self._coming: ModulesAhead[tuple[Layer, LayerState]] | None = None
-        """What it builds for the next generation while it trains."""
+        """Modules that it builds for the next generation while it trains."""
         self.faults = FaultPoints(
             report,
             rank=rank,
@@ -369,7 +369,7 @@ class Rank:
             self._take_over(self._training)
 
     def _generation_setup(self) -> GenerationSetup:
-        """What it trains with, from its assignment on."""
+        """Setup with which the rank trains, from its assignment on."""
         assignment, holdings, source = self._assignment, self._holdings, self._source
         assert assignment is not None
         assert holdings.standbys is not None

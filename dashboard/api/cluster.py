@@ -62,7 +62,7 @@ class Preemption(Model):
     job: str
     noticed: bool
     text: str
-    """Which ranks, where, and how long they had."""
+    """Ranks, their node and the notice given, in words."""
 
 
 class ClusterModel(Model, json_schema_extra=example(CLUSTER)):
@@ -86,7 +86,7 @@ class Device(Model):
     """`cpu`, `cuda` or `emulated`."""
     name: str
     memory_bytes: int
-    """What the rank may use."""
+    """Memory that the rank may use."""
     slowdown: float
     """Factor on the model's times on this device."""
 
@@ -97,7 +97,7 @@ class Link(Model):
     job: str
     source: int
     source_node: str
-    """As a device's `node`."""
+    """Node of the source rank, as in `Device.node`."""
     target: int
     target_node: str
     latency_s: float
@@ -105,7 +105,7 @@ class Link(Model):
 
 
 class Measured(Model, json_schema_extra=example(MEASURED)):
-    """What the profiles of running jobs tell of devices and links."""
+    """Devices and links, as running jobs' profiles measured them."""
 
     devices: list[Device]
     links: list[Link]

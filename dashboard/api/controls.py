@@ -28,17 +28,17 @@ ERRORS = documented(400, 401, 403, 404, 408, 409, 413, 422, 429, 503)
 
 
 class Cancel(Model, json_schema_extra=example({"abort": False})):
-    """How to end a job."""
+    """Options for ending a job."""
 
     abort: bool = False
     """End at once, without a checkpoint."""
 
 
 class Freeze(Model, json_schema_extra=example({"method": "timelyfreeze", "r_max": 0.5})):
-    """What to freeze from now on; what is left out stays as it is."""
+    """New freeze settings; a field left out keeps its value."""
 
     method: str | None = None
-    """As `freeze.method` in a spec: `none` turns freezing off."""
+    """Freeze method, as `freeze.method` in a spec: `none` turns freezing off."""
     r_max: float | None = Field(default=None, ge=0, le=1)
     """Largest mean share of a stage's weight gradients to leave out."""
     version: Version = None
@@ -63,7 +63,7 @@ class Move(Model, json_schema_extra=example({"layers": "3-4", "rank": 1})):
 
 
 class Scale(Model, json_schema_extra=example({"ranks": 4, "spares": 1})):
-    """How many ranks to train with; what is left out stays as it is."""
+    """Numbers of ranks and spares to train with; a field left out keeps its value."""
 
     ranks: int | None = Field(default=None, ge=1, le=10**6)
     """Ranks of the job's pipelines."""
@@ -246,7 +246,7 @@ async def command(
     parts: Parts,
     wait_s: Wait = 0.0,
 ) -> Answer:
-    """What has come of a control."""
+    """Outcome of a control."""
 
     async def sent() -> Command:
         return Command(job=job, id=id, text="it is under way")

@@ -43,8 +43,8 @@ class Page(Model, json_schema_extra=example(EVENTS)):
     missed: int
     """Events after `after` that are no longer kept here: the log has them."""
     next: int
-    """What to ask after next time. Less than `after`: there are not so many events; the job may have started again,
-    which numbers its events from 1."""
+    """Value of `after` for the next request. Less than this request's `after`: there are fewer events; the job may have
+    started again, which numbers its events from 1."""
     over: bool
     """Whether the job has ended and this was all."""
 

@@ -52,17 +52,17 @@ class Fault(Model):
     after_s: Seconds = 0.0
     """It fires no sooner than so many seconds from now."""
     times: Positive = 1
-    """How often it fires."""
+    """Number of times that it fires."""
     seconds: PositiveFinite | None = None
-    """How long it lasts (`stop`, `fill-disk`), or the time until the kill (`drain`)."""
+    """Duration (`stop`, `fill-disk`), or time until the kill (`drain`), in seconds."""
     factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
-    """By how much every action is slowed down (`slow`)."""
+    """Factor on the time of every action (`slow`)."""
     bytes_per_s: PositiveFinite | None = None
     """The bandwidth of the link (`throttle-link`)."""
     limit_bytes: Positive | None = None
-    """What the rank's tensors may take (`oom`)."""
+    """Memory limit of the rank's tensors (`oom`)."""
     steps: Positive | None = None
-    """How many steps it lasts (`slow`, `throttle-link`, `oom`); null: for good."""
+    """Duration in steps (`slow`, `throttle-link`, `oom`); null: for good."""
 
 
 class Drill(
@@ -73,7 +73,7 @@ class Drill(
     rank: Annotated[int, Field(ge=0, le=10**6)] | None = None
     """The number of the rank that has the `fault`; null, where any rank will do: the lowest."""
     fault: Fault | None = None
-    """What happens, and when."""
+    """The fault to inject, and when it fires."""
     node: str | None = Field(default=None, max_length=200)
     """The node to drain: its id, a prefix of it, or its host."""
     deadline_s: Seconds = 30.0

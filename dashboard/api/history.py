@@ -1,4 +1,4 @@
-"""What is kept of a job: curves, checkpoints, timelines, profile. The same for live jobs and past runs."""
+"""A job's recorded history: curves, checkpoints, timelines, profile. The same for live jobs and past runs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Checkpoints(Model, json_schema_extra=example(CHECKPOINTS)):
 
 
 class Span(Model):
-    """What a rank did, in seconds since the step began."""
+    """One action of a rank, timed in seconds since the step began."""
 
     rank: int
     action: str
@@ -219,7 +219,7 @@ async def run_profile(past: Past) -> dict[str, Any]:
 async def job_timeline(
     live: Live, step: Step = None, picture: Picture = "measured", format: Format = "json"
 ) -> Any:
-    """What each rank did in a measured step, or should have done."""
+    """Timeline of every rank in a measured step, as measured or as simulated."""
     return await _timeline_answer(live, step, picture, format)
 
 

@@ -16,7 +16,7 @@ from orchestrator.history.job_view import JobView
 from orchestrator.telemetry.exposition import CONTENT_TYPE, exposition
 
 TOLD_S = 1_800.0
-"""How long the metrics of an ended job are exported: longer than any rule looks back."""
+"""Time for which the metrics of an ended job are exported: longer than any rule looks back."""
 
 router = APIRouter(tags=["metrics"])
 

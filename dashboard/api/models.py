@@ -1,4 +1,4 @@
-"""What several routes take or answer."""
+"""Parameters and bodies shared by several routes."""
 
 from __future__ import annotations
 
@@ -97,9 +97,9 @@ class Summary(Model, json_schema_extra=example(SUMMARY)):
     """Why what is shown may be old; empty if all is well."""
     started_s: float
     ended_s: float | None
-    """Of the last event; null while the job runs."""
+    """Time of the last event; null while the job runs."""
     duration_s: float
-    """That all starts have lasted, without the time between them."""
+    """Seconds that all starts have lasted, without the time between them."""
     model: str
     """In a few words."""
 

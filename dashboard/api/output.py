@@ -1,4 +1,4 @@
-"""What a job's ranks print: the newest part of it, from the job's folder. The same for live jobs and past runs."""
+"""Newest output of a job's ranks, from the job's folder. The same for live jobs and past runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Output(
     ranks: list[int]
     """The ranks whose output is visible here."""
     text: str
-    """What it wrote to stdout and stderr, without escape sequences for terminals."""
+    """The rank's stdout and stderr, without escape sequences for terminals."""
     cut: bool
     """Whether there is more before it."""
 

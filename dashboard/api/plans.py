@@ -117,7 +117,7 @@ async def plans(live: Live) -> Plans:
 
 @router.post("/plan/proposal", responses=ERRORS)
 async def propose(job: JobName, parts: Parts, body: Wanted | None = None) -> ProposalAnswer:
-    """What another partition would bring, validated and simulated. Nothing changes."""
+    """Validate and simulate another partition. Nothing changes."""
     found = await parts.client.propose(job, body.partition if body is not None else None)
     epoch, version = found.base
     return ProposalAnswer(

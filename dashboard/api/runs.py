@@ -23,7 +23,7 @@ class Run(Model):
     """A past run."""
 
     run: str
-    """How routes and pages call it."""
+    """Name of the run in routes and pages."""
     folder: str
     summary: Summary | None
     """None if its log cannot be read."""
@@ -44,7 +44,7 @@ class Runs(
 
     runs: list[Run]
     left_out: int
-    """How many more there are: at most 1,000 are listed."""
+    """Number of runs that are not listed: at most 1,000 are."""
 
 
 def list_of(past: PastRuns) -> Runs:

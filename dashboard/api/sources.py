@@ -25,7 +25,7 @@ class Source(Protocol):
 
     @property
     def name(self) -> str:
-        """As routes and pages call it."""
+        """Name of the job or run in routes and pages."""
         ...
 
     @property

@@ -15,9 +15,9 @@ from dashboard.service.limits import AtOnce
 from dashboard.service.problems import Problem
 
 BEGIN = "retry: 1000\n\n"
-"""What a stream begins with: how soon to reconnect."""
+"""First message of a stream: the client's reconnection delay, in ms."""
 BEAT = ": \n\n"
-"""What says that a stream lives."""
+"""Heartbeat of a stream: an empty comment."""
 BEAT_S = 15.0
 """A stream says that it lives at least this often."""
 MOST_STREAMS = 500

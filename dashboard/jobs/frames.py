@@ -28,12 +28,12 @@ class Frame:
 
 @dataclass(frozen=True)
 class Slice:
-    """What a reader gets."""
+    """Events for a reader, and how many it missed."""
 
     frames: tuple[Frame, ...]
     missed: int
     next: int
-    """What to ask after next time."""
+    """Number of the event to ask after next time."""
 
 
 class Frames:

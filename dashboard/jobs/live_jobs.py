@@ -14,13 +14,13 @@ from orchestrator.client.job_client import JobClient
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-"""How often the cluster is asked for new jobs."""
+"""Interval at which the cluster is asked for new jobs."""
 FIRST_VIEW_S = 10.0
-"""How long a request waits for the first view of a new job."""
+"""Longest wait of a request for the first view of a new job."""
 ANSWER_S = 5.0
 """Limit for the cluster's answer to a request, and for that of a controller whose job had ended."""
 OTHER_CLUSTER = "WrongClusterID"
-"""How Ray refuses a driver of the cluster that was at its address before."""
+"""Ray's error for a driver of the cluster that was at this address before."""
 KEPT_ENDED = 20
 """Jobs that are shown after their controllers have gone."""
 

@@ -26,7 +26,7 @@ KEPT_VIEWS = 16
 MOST_RUNS = 1_000
 """Runs that are listed, and of which `PastRuns.cached` keeps what was made."""
 LEVELS = 2
-"""How far below a folder of runs they are looked for."""
+"""Levels of subfolders searched for runs."""
 READ = (EVENTS, SNAPSHOT, PROFILE, MARKER, PLANNER)
 """Files of a run that are read."""
 
@@ -39,8 +39,8 @@ class PastRun:
     """A run's folder."""
 
     name: str
-    """How pages and routes name it: its path below the folder of runs, with `~` for `/`. If another folder has a run of
-    that name, with as many names of folders before it as tell the runs apart."""
+    """Name in pages and routes: the path below the folder of runs, with `~` for `/`. If another folder has a run of
+    that name, preceded by as many parent folders as tell the runs apart."""
     path: Path
     root: Path
     """The folder of runs that it is in."""
@@ -51,7 +51,7 @@ class _Kept:
     """A run as it was read."""
 
     state: _State
-    """Of its files."""
+    """Fingerprint of the run's files when it was read."""
     view: JobView
     position: Position | None
 
@@ -67,7 +67,7 @@ class PastRuns:
         self._folders = [folder.resolve() for folder in folders]
         self._views: OrderedDict[Path, _Kept] = OrderedDict()
         self._made: OrderedDict[Path, tuple[_State, object]] = OrderedDict()
-        """What was made of each run, or the error that nothing can be."""
+        """(state of the files, result of `make` or its error) of each run."""
         self._left_out: set[Path] = set()
         """Links that lead out of their folder; the service's log has them."""
         self._lock = threading.Lock()
@@ -213,7 +213,7 @@ def _check_inside(run: PastRun) -> None:
 
 
 def _state(run: PastRun) -> _State:
-    """What changes whenever the log or the view beside it does."""
+    """Fingerprint of the log and the snapshot beside it: changes whenever one of them does."""
     return tuple(map(_state_of, (run.path / EVENTS, run.path / SNAPSHOT)))
 
 
@@ -226,7 +226,7 @@ def _state_of(path: Path) -> tuple[int, ...] | None:
 
 
 def _understood(run: PastRun, read: Callable[[], T]) -> T:
-    """What `read` makes of the run's log.
+    """Result of `read`, which reads the run's log.
 
     Raises:
         JobError: it cannot be read. Whatever a damaged log leads to must not hide other runs.

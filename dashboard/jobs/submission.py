@@ -50,7 +50,7 @@ class Submission:
 
 @dataclass(frozen=True)
 class _Sent:
-    """What was sent with a key."""
+    """A submission request, kept by its idempotency key."""
 
     tables: Mapping[str, Any]
     resume: bool
@@ -80,7 +80,7 @@ class Submissions:
         return self._known.get(job)
 
     def running(self) -> list[Submission]:
-        """Those that are not decided yet, and those refused."""
+        """Submissions that are undecided or were refused."""
         return [each for each in self._known.values() if not each.done or each.error]
 
     def earlier(self, tables: Mapping[str, Any], resume: bool, key: str | None) -> Submission | None:

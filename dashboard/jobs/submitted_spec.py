@@ -1,4 +1,4 @@
-"""What a spec that a client sends may hold: valid keys, no Python code of its choice, no files outside allowed folders.
+"""Checks of a spec that a client sends: valid keys, no Python code of its choice, no files outside allowed folders.
 
 Pure except for resolving paths.
 """

@@ -37,12 +37,12 @@ class Field:
     name: str
     label: str
     kind: str = "text"
-    """Of the HTML input."""
+    """`type` of the HTML input."""
     hint: str = ""
     needed: bool = False
     """Whether the form cannot do without it."""
     step: str = ""
-    """Of a number; empty: 1."""
+    """`step` of a number input; empty: 1."""
     most: str = ""
     """The largest number."""
     choices: Callable[[JobView], Sequence[Choice]] | None = None
@@ -68,7 +68,7 @@ class Control(Generic[B]):
     model: type[B]
     fields: tuple[Field, ...] = ()
     says: Callable[[JobView, B], str]
-    """What will happen."""
+    """Description of what the control will do."""
     change: Callable[[JobView, B], Change | str] | None = None
     """The change that the simulator is asked about, or why it is asked nothing; no function: there is nothing to
     simulate."""
@@ -110,7 +110,7 @@ def simulates(control: Control[B], view: JobView, body: B) -> bool:
 
 
 def expectation(control: Control[B], shown: Shown, body: B) -> Expected:
-    """What the simulator expects of a control, or why it is asked nothing."""
+    """The simulator's prediction for a control, or why it is asked nothing."""
     try:
         change = control.change(shown.view, body) if control.change is not None else None
         if change is None:

@@ -39,7 +39,7 @@ def _control(name: str, caller: Caller) -> Control[Any]:
 
 @router.get("/jobs/{job}/controls/{name}")
 async def ask(job: Job, name: Name, request: Request, caller: From) -> Response:
-    """What a control will do, and a button that sends it."""
+    """Confirmation page of a control: its effect, and a button that sends it."""
     control = _control(name, caller)
     given = dict(request.query_params)
     return await _asking(job, control, given, control.parse(given), caller, _new_key())

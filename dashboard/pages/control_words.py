@@ -1,5 +1,4 @@
-"""What a control will do to a job, in words, the change that the simulator is asked about or why there is none, and
-what to do about a refusal. Pure."""
+"""Wording of controls: effect on the job, change to simulate or why there is none, advice on a refusal. Pure."""
 
 from __future__ import annotations
 
@@ -26,8 +25,8 @@ def plan_of(view: JobView) -> Plan | None:
 
 
 def advice(error: JobError) -> str:
-    """What to do about a control that was refused, for someone who has its button before them; empty if its detail or
-    the general advice says so."""
+    """Advice on a refused control, for someone who has its button before them; empty if its detail or the general
+    advice says so."""
     match error:
         case PlanMoving():
             return "Ask again once the job's page shows the layers in their new places."
@@ -104,7 +103,7 @@ def undrain_says(view: JobView, body: Undrain) -> str:
 
 
 def drain_change(view: JobView, body: Drain) -> Change | str:
-    """As many ranks fewer as leave and no spare replaces."""
+    """Change to simulate: without the ranks that leave and that no spare replaces."""
     plan, there = plan_of(view), _on_node(view, body.node)
     lost = len(there & {*view.ranks.members}) - len(view.ranks.spares - there)
     if plan is None:
@@ -146,7 +145,7 @@ def freeze_says(view: JobView, body: Freeze) -> str:
 
 
 def freeze_change(view: JobView, body: Freeze) -> Change | str:
-    """What the freeze program would freeze: of no other method it is known beforehand."""
+    """Change to simulate for the freeze program; what another method freezes is not known beforehand."""
     if plan_of(view) is None:
         return NO_PLAN
     section = {

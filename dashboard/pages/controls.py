@@ -199,7 +199,7 @@ class ControlsPart:
     """The controls on a job's page."""
 
     simple: tuple[Control[Any], ...]
-    """Those that need nothing but a button."""
+    """Controls that need nothing but a button."""
     forms: tuple[tuple[Control[Any], tuple[tuple[Field, Sequence[Choice]], ...]], ...]
     """The others, each with its fields and what there is to choose from."""
 

@@ -28,7 +28,7 @@ class Head:
     summary: JobSummary
     tone: Tone
     what: str
-    """What runs, in one line."""
+    """One-line summary of what runs."""
     tiles: tuple[Tile, ...]
 
 

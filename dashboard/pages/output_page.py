@@ -1,4 +1,4 @@
-"""What a job's ranks print, one rank at a time, newest lines last."""
+"""Page of the output of a job's ranks, one rank at a time, newest lines last."""
 
 from __future__ import annotations
 

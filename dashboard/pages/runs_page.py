@@ -48,13 +48,12 @@ class Heading:
     text: str
     href: str
     sorted: str
-    """As `aria-sort`: `ascending`, `descending`; empty: by another one."""
+    """Value of `aria-sort`: `ascending`, `descending`; empty: another column sorts the list."""
     number: bool
 
 
 def chosen_runs(runs: list[Run], search: str, sort: str, *, down: bool) -> list[Run]:
-    """Those of `runs` that have all words of `search` in their name, folder, model or state, sorted. Those that cannot
-    be read come last."""
+    """The `runs` with all words of `search` in their name, folder, model or state, sorted; unreadable ones last."""
     words = search.lower().split()
 
     def text(run: Run) -> str:

@@ -50,7 +50,7 @@ class Section:
     late: bool = False
     """Whether it is loaded after the page, because it is large."""
     every_ms: int = 1000
-    """How often it is fetched at most."""
+    """Minimum interval between fetches, in ms."""
 
     @property
     def template(self) -> str:
@@ -136,5 +136,5 @@ def render(section: Section, shown: Shown) -> Markup:
 
 
 def render_first(shown: Shown) -> Sequence[tuple[Section, Markup]]:
-    """What the page begins with: the sections, those that are loaded later without a body."""
+    """All sections of the page as first served: late ones have no body yet."""
     return [(section, Markup("") if section.late else render(section, shown)) for section in SECTIONS]

@@ -32,11 +32,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """What the sections of a page are made from."""
+    """The job or run that the sections of a page show."""
 
     view: JobView
     name: str
-    """As pages call it."""
+    """Name of the job or run in pages."""
     base: str
     """Path of the job's or the run's page."""
     live: bool

@@ -14,7 +14,7 @@ class Sparkline:
     """A curve."""
 
     points: str
-    """Of an SVG polyline."""
+    """`points` of an SVG polyline."""
     words: str
     """The same for readers who cannot see it."""
     width: int = WIDTH

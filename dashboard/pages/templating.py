@@ -32,7 +32,7 @@ def html(text: str, status: int = 200, headers: Mapping[str, str] | None = None)
 
 
 def rendered(template: str, /, **facts: object) -> Markup:
-    """What `template` renders from `facts`."""
+    """Render `template` with `facts`."""
     return Markup(_environment().get_template(template).render(facts, asset=asset))
 
 

@@ -1,4 +1,4 @@
-"""What-if: change ranks, schedule, cut, r_max, a device or a link, and see the step that the simulator expects.
+"""The what-if page: change ranks, schedule, cut, r_max, a device or a link, and see the step the simulator expects.
 
 The change is in the address, so that a link shares it.
 """
@@ -47,7 +47,7 @@ class Asked(BaseModel):
 
     @property
     def change(self) -> Change:
-        """As the simulator is asked."""
+        """The change to simulate."""
         cut = self.cut
         return Change(
             ranks=self.ranks,
@@ -66,7 +66,7 @@ class Asked(BaseModel):
 
 @dataclass(frozen=True)
 class Way:
-    """How a part of a change can be had, or why it cannot."""
+    """A way to apply one part of a change, or why there is none."""
 
     text: str
     control: str = ""
@@ -74,7 +74,7 @@ class Way:
 
 
 def ways(found: WhatIf, asked: Asked, version: str | None) -> list[Way]:
-    """What it takes to have the change in the running job."""
+    """Ways to apply the change to the running job, one per part of it."""
     now, then = found.now, found.then
     wanted: list[Way] = []
 
@@ -136,11 +136,11 @@ async def _page(subject: Subject, asked: Asked, caller: Caller) -> Response:
 
 @router.get("/jobs/{job}/what-if")
 async def job_what_if(job: Job, caller: From, asked: Annotated[Asked, Query()]) -> Response:
-    """What-if for a job."""
+    """Show the what-if page of a job."""
     return await _page(job, asked, caller)
 
 
 @router.get("/runs/{run}/what-if")
 async def run_what_if(run: Run, caller: From, asked: Annotated[Asked, Query()]) -> Response:
-    """What-if for a past run."""
+    """Show the what-if page of a past run."""
     return await _page(run, asked, caller)

@@ -19,7 +19,7 @@ from orchestrator.client.access_token import Role, read_tokens
 from orchestrator.client.errors import JobError
 
 SESSION_S = 12 * 3600.0
-"""How long a session lasts."""
+"""Lifetime of a session."""
 COOKIE = "freshet_session"
 LEAST_TOKEN = 16
 """Fewest characters of a token."""

@@ -1,4 +1,4 @@
-"""Which connections the service keeps: how many there may be, and which goes when another one comes.
+"""Admission of connections to the service: how many there may be, and which goes when another one comes.
 
 A connection is a stranger's while it serves no request and has served none with a valid token. An attacker can hold
 many of those; everyone else leaves that state within milliseconds. So they are the ones that are few, and the one that
@@ -14,18 +14,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How many connections there may be."""
+    """Limits on the number of open connections."""
 
     most: int = 2_000
     most_each: int = 1_000
-    """Of one address: behind a proxy or a tunnel all clients have one."""
+    """Most connections of one address: behind a proxy or a tunnel all clients share one."""
     strangers: int = 500
     strangers_each: int = 100
 
 
 @dataclass(frozen=True)
 class Admission:
-    """What becomes of a new connection."""
+    """The decision on a new connection."""
 
     refused: str = ""
     """Why it is not kept; empty: it is."""

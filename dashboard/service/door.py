@@ -24,7 +24,7 @@ AT_ONCE = 32
 MOST_PER_S, MOST_IN_A_BURST = 200.0, 1_000
 """New connections of one address."""
 RETRY_S = 1.0
-"""How long no connection is accepted if the system cannot give one."""
+"""Pause in accepting connections after the system could not provide one."""
 WANTED_FILES, OWN_FILES = 8_192, 200
 """Files that the process may have open, if the system lets it, and how many of them are left to all but connections."""
 BUSY = (
@@ -168,7 +168,7 @@ class Door:
 
 
 def limits_here() -> Limits:
-    """How many connections this process can hold. Raises its limit of open files first, as far as it may."""
+    """Connection limits of this process. Raises its limit of open files first, as far as it may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = WANTED_FILES if hard == resource.RLIM_INFINITY else min(WANTED_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

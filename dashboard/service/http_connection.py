@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 HEAD_S = 10.0
 """Limit for a request's head to arrive, and for the rest of a request that has been answered."""
 LINGER_S = 1.0
-"""How long a sender that was refused may go on sending, so that it gets the answer."""
+"""Time for which a refused sender may go on sending, so that it gets the answer."""
 MOST_IGNORED_BYTES = 2**20
 MOST_TARGET_BYTES = 8_192
 """Longest path with query."""

@@ -48,7 +48,7 @@ class AtOnce:
 
     @property
     def open(self) -> int:
-        """How many there are."""
+        """Number open, over all clients."""
         return self._open.total()
 
     def take(self, client: str) -> int:

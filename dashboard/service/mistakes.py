@@ -40,7 +40,7 @@ _KINDS = {
     "model": "an object",
     "finite": "a number that is not infinite",
 }
-"""How an error's type begins -> what would be right."""
+"""Prefix of a pydantic error's type -> the expected value, in words."""
 
 
 def mistakes(errors: Iterable[Mapping[str, Any]], labels: Mapping[str, str] | None = None) -> str:
@@ -75,7 +75,7 @@ def _sentence(details: Mapping[str, Any], labels: Mapping[str, str]) -> str:
 
 
 def _right(kind: str, context: Mapping[str, Any], details: Mapping[str, Any]) -> str:
-    """What would be right."""
+    """The expected value, in words."""
     bounds = [f"{words} {context[name]:g}" for name, words in _BOUNDS.items() if name in context]
     if bounds:
         return " and ".join(bounds)

@@ -79,9 +79,9 @@ class ProblemModel(BaseModel):
     title: str
     status: int
     detail: str
-    """What was wrong, with its number."""
+    """The cause of the error, with the number concerned."""
     action: str
-    """What to do about it."""
+    """Advice on resolving the error."""
     version: str | None = None
     """`EPOCH.VERSION` of the newest plan, if the request was for an older one, or a move is about to replace it."""
 

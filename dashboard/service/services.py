@@ -1,4 +1,4 @@
-"""What routes and pages use: the service's parts, and who sent a request."""
+"""Dependencies of routes and pages: the service's parts, and who sent a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the service is started with."""
+"""Startup settings of the service."""
 
 from __future__ import annotations
 

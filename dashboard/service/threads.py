@@ -35,15 +35,15 @@ class Threads:
         self._pools = (self._readers, self._file_readers, self._simulators)
 
     async def read(self, work: Callable[[], T]) -> T:
-        """What `work` returns, which takes milliseconds."""
+        """Run `work`, which takes milliseconds, and return its result."""
         return await self._run(self._readers, work)
 
     async def read_files(self, work: Callable[[], T]) -> T:
-        """What `work` returns, which reads files of past runs and may take seconds."""
+        """Run `work`, which reads files of past runs and may take seconds, and return its result."""
         return await self._run(self._file_readers, partial(_read, work))
 
     async def simulate(self, work: Callable[[], T]) -> T:
-        """What `work` returns, which may take seconds."""
+        """Run `work`, which may take seconds, and return its result."""
         return await self._run(self._simulators, work)
 
     @property

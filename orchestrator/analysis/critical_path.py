@@ -1,4 +1,4 @@
-"""What each action of a step waited for, and the chain of actions that explains how long the step's window took.
+"""Binding predecessor of each action of a step, and the chain of actions that explains the length of the step's window.
 
 Every action has at most one *binding predecessor*: whichever of two came last, the action before it on its rank or the
 arrival of its input from another rank. Nobody records when a message arrives, so it counts as arrived as soon after
@@ -22,7 +22,7 @@ NANOSECONDS = 1_000_000_000
 
 
 class Between(Enum):
-    """What a chain contains besides actions."""
+    """Pieces of a chain that are not actions."""
 
     MESSAGE = "message"
     """A message is in flight, or a rank hands one over between two actions."""
@@ -81,7 +81,7 @@ class Bindings:
         return self.end_ns[self.last]
 
     def before(self, action: int, since_ns: int) -> Iterator[Piece]:
-        """What led to the start of `action`, back to `since_ns`: pieces without gaps, the latest first."""
+        """Chain of pieces that leads to the start of `action`, back to `since_ns`: without gaps, the latest first."""
         until = self.start_ns[action]
         while until > since_ns:
             earlier = self.binding[action]
@@ -96,7 +96,7 @@ class Bindings:
             action, until = earlier, min(until, self.start_ns[earlier])
 
     def until_end(self, since_ns: int) -> Iterator[Piece]:
-        """What led to the end of the window, back to `since_ns`: pieces without gaps, the latest first."""
+        """Chain of pieces that leads to the end of the window, back to `since_ns`: without gaps, the latest first."""
         yield from self._running(self.last, since_ns, self.stop_ns)
         yield from self.before(self.last, since_ns)
 
@@ -125,7 +125,7 @@ class Bindings:
 
 
 def bindings(schedule: Schedule, timeline: Timeline) -> Bindings:
-    """What bound each action of `timeline`.
+    """Binding predecessor of each action of `timeline`.
 
     Args:
         schedule: one pipeline's step, which `validate` accepts.

@@ -27,7 +27,7 @@ class DecidedPlan:
     decisions: tuple[Adapted, ...]
     """Oldest first: one that changes the plan, or all in a row that keep it with the same best cut."""
     moves: tuple[Migrated, ...]
-    """What it led to."""
+    """Layer moves that the decisions led to."""
     measured_s: float | None
     """Median step with the plan at the speeds for which it was predicted, until the next decision; None: there was no
     such step."""

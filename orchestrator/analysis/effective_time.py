@@ -1,4 +1,4 @@
-"""What a rehearsal spent its node-seconds on: the share in committed steps, and the causes of the rest.
+"""Node-seconds of a rehearsal by use: the share in committed steps, and the causes of the rest.
 
 Pure: history in, numbers out; `node_time.py` divides the seconds.
 """
@@ -20,7 +20,7 @@ from orchestrator.history.recovery_history import Membership, RecoveryHistory
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What one change of members cost."""
+    """Cost of one membership change."""
 
     at_s: float
     """When the new generation began to train, in seconds of the rehearsal since the trace's beginning."""
@@ -89,7 +89,7 @@ class EffectiveTime:
     """After failures: each of `PARTS`, their `total`, and `commit`: from a node's failure to the next commit."""
     costs: tuple[Cost, ...]
     copies: tuple[CopiesSaved, ...]
-    """What copies of the layers save on the whole trace, as far as that is known."""
+    """Savings of layer copies on the whole trace; empty if unknown."""
 
     @property
     def live(self) -> float:
@@ -97,7 +97,7 @@ class EffectiveTime:
         return sum(self.node_seconds.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The numbers as JSON values."""
         return {
             **asdict(self),
             "live_node_seconds": self.live,
@@ -113,7 +113,7 @@ class EffectiveTime:
 
 
 def effective_time(history: RecoveryHistory, *, emulated: bool) -> EffectiveTime | None:
-    """How the node-seconds were spent; None if no trace was replayed."""
+    """Use of the node-seconds; None if no trace was replayed."""
     rehearsed = history.rehearsed
     if rehearsed is None:
         return None

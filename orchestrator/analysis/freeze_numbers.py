@@ -87,8 +87,8 @@ def compared(run: JobView) -> tuple[Sequence[StepReport], Sequence[StepReport]]:
 
 
 def side(step: StepReport, freeze: Mapping[str, Any], start: int | None) -> Side | None:
-    """Which of the two `step` is. None for neither: the job's first step warms caches, and a skipped step's gradient
-    has no finite energy. A step with full freezing froze something.
+    """Side of `step`; None for neither: the job's first step warms caches, and a skipped step's gradient has no finite
+    energy. A step with full freezing froze something.
 
     Args:
         freeze: the resolved `[freeze]` section.

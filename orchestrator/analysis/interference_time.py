@@ -1,4 +1,4 @@
-"""What a disturbed rank cost jobs that differ in their adaptation alone. Pure: views in, numbers out."""
+"""Cost of a disturbed rank to jobs that differ only in their adaptation. Pure: views in, numbers out."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ NOTICED = 1.1
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """How a job answered one visit."""
+    """A job's response to one visit."""
 
     first: int
     last: int
     noticed: int | None
     """Steps of the visit that were committed before the slowdown was known; None if it was not."""
     slowdown: float | None
-    """Of the slowest rank, as it was noticed."""
+    """Slowdown of the slowest rank, as it was noticed."""
     slowdown_before: float | None
     """The same before it was noticed; None if it was not."""
     in_force: int | None
@@ -84,12 +84,12 @@ class Trial:
     """Committed steps that were undone."""
     steps_rerun: int
     moves: int
-    """How often layers moved."""
+    """Number of layer moves."""
     plans: tuple[PlanChange, ...]
     state_sha256: str | None
     answers: tuple[Answer, ...]
     early: int = 0
-    """How often layers moved before the neighbour came for the first time."""
+    """Number of layer moves before the neighbour's first visit."""
     others: float | None = None
     """Share of the machine's processors that other work took meanwhile; None: unknown."""
     out_of_time: bool = False
@@ -120,7 +120,7 @@ class InterferenceTime:
 
     @property
     def verdict(self) -> str:
-        """What the rehearsal shows, in words, or why it shows nothing."""
+        """Result of the rehearsal, in words, or the reason why there is none."""
         if against := self._against():
             return f"inconclusive: {'; '.join(against)}"
         base, *rest = self.trials
@@ -153,7 +153,7 @@ class InterferenceTime:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The comparison as JSON values."""
         return {
             **asdict(self),
             "same_state": self.same_state,

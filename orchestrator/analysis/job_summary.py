@@ -29,7 +29,7 @@ class JobSummary:
     last_step: int
     """The step at which it is done."""
     loss: float | None
-    """Of the newest step; None also if it is not finite."""
+    """Loss of the newest step; None also if it is not finite."""
     losses: tuple[float, ...]
     """At most `SPARKS` of the losses so far, evenly spread: always the first one, and the newest one last."""
     step_s: float | None
@@ -46,7 +46,7 @@ class JobSummary:
     effective_time_ratio: float | None
     """Time of committed steps that stand over all time since the newest start's first step."""
     recoveries: int
-    """How often the ranks regrouped after losses."""
+    """Number of regroupings after losses of ranks."""
     recovery_s: float
     """Seconds from signs of loss until the job trained again, summed."""
     steps_rerun: int
@@ -58,9 +58,9 @@ class JobSummary:
     """Why what is shown may be old, or the job has no controller; empty if all is well."""
     started_s: float
     ended_s: float | None
-    """Of the last event; None while the job runs."""
+    """Time of the last event; None while the job runs."""
     duration_s: float
-    """That all starts have lasted, without the time between them."""
+    """Duration of all starts, without the time between them."""
     model: str
     """In a few words."""
 

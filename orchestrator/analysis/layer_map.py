@@ -1,4 +1,4 @@
-"""Which layers are where: layers in stages, on ranks, on nodes, and those that are about to change ranks.
+"""Map of layers: in stages, on ranks, on nodes, and those that are about to change ranks.
 
 Pure: a job's view in, values out. Knows no page.
 """
@@ -64,7 +64,7 @@ class LayerMap:
     version: str
     """`EPOCH.VERSION` of the plan that the ranks follow."""
     next: str
-    """Of the plan that is on its way to them; empty if none is."""
+    """`EPOCH.VERSION` of the plan on its way to the ranks; empty if there is none."""
     pipelines: int
 
 

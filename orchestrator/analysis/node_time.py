@@ -17,7 +17,7 @@ from orchestrator.history.totals import PARTS, part_seconds
 
 
 class Use(StrEnum):
-    """How a live node spent its time."""
+    """Use of a live node's time."""
 
     TRAINED = "trained"
     """In steps that were committed and stand."""

@@ -1,4 +1,4 @@
-"""How many updates a plan needs to converge, from the samples in a run's log: DynPipe's T(S) x W(S).
+"""Updates that a plan needs to converge, from the samples in a run's log: DynPipe's T(S) x W(S).
 
 It is shown beside a plan and never decides: the engine's schedules are synchronous, T is the same for all of them, and
 the engine runs no asynchronous one yet.

@@ -33,7 +33,7 @@ class Ran:
     window: Schedule
     """Schedule of one replica."""
     windows: int
-    """How often it ran in a row: once for each of the pipeline's replicas."""
+    """Number of windows in a row: one for each of the pipeline's replicas."""
 
     @cached_property
     def whole(self) -> Schedule:
@@ -46,7 +46,7 @@ class PredictedFreezing:
     """The steps of one pipeline after its monitoring phase."""
 
     ran: Ran
-    """What it ran in the newest step."""
+    """Schedule of the newest step."""
     windows: Mapping[int, int]
     """Generation -> windows in a row, from the number of its ranks."""
     phases: Phases
@@ -109,8 +109,8 @@ def predict_freezing(run: JobView) -> PredictedFreezing | None:
 
 
 def ran_in(plan: Plan, ranks: Ranks) -> Ran | None:
-    """What the first pipeline ran, from its own spans, because a user's own table is no longer available. None if they
-    are not whole windows of `plan`."""
+    """Schedule that the first pipeline ran, from its own spans, because a user's own table is no longer available. None
+    if they are not whole windows of `plan`."""
     programs: list[Program] = []
     windows: set[int] = set()
     for rank in range(plan.pipeline_ranks):

@@ -1,4 +1,4 @@
-"""Which ranks hold layers that no other rank has. Pure: a job's view in, places out."""
+"""Ranks with layers that no other rank has. Pure: a job's view in, places out."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""How much slower each rank computes than it did: a metric for other systems.
+"""Compute slowdown of each rank against its own past: a metric for other systems.
 
-Pure: a job's view in, ratios out. What moves layers away from slow ranks is `planner/adapt/`.
+Pure: a job's view in, ratios out. `planner/adapt/` moves layers away from slow ranks.
 """
 
 from __future__ import annotations

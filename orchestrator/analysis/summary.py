@@ -48,7 +48,7 @@ class Summary:
         return numbers
 
     def to_json(self) -> str:
-        """As JSON; numbers that are not finite are written by name, `"Infinity"`."""
+        """The summary as JSON text; numbers that are not finite are written by name, `"Infinity"`."""
         return json.dumps(events.named_floats(self.to_dict()), indent=1, allow_nan=False)
 
 

@@ -1,4 +1,4 @@
-"""How fast a job trains: of one step, and now. Pure: reports in, numbers out."""
+"""Training throughput of a job: of one step, and now. Pure: reports in, numbers out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of a job's time made progress that stands. Pure: a job's view in, a share out.
+"""Share of a job's time that went into progress that stands. Pure: a job's view in, a share out.
 
 Not the ratio of a rehearsal, which knows the nodes and divides their seconds by cause: `effective_time.py`.
 """

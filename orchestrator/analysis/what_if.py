@@ -1,4 +1,4 @@
-"""What a job's step would be with other ranks, another schedule, cut or r_max, a slower device or another link.
+"""Predicted step of a job with other ranks, another schedule, cut or r_max, a slower device or another link.
 
 Both cases are simulated from the job's profile: today's plan, and the changed one. Pure: a view and a profile in,
 predictions out; it asks no rank and changes nothing.
@@ -37,7 +37,7 @@ KEEP, BEST = "keep", "best"
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """What is another way. None: as it is today."""
+    """Changes to a job. None: as it is today."""
 
     ranks: int | None = None
     """Ranks of one pipeline."""

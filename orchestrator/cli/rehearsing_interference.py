@@ -50,7 +50,7 @@ from workers.protocol import JobError
 OFF = "off"
 MINUTES = 10.0
 NAME_LENGTH = 50
-"""Of a job's name, before the policy is added to it."""
+"""Most characters of a job's name, before the policy is added to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class Trials:
     """The jobs to train, one after the other."""
 
     name: str
-    """Of the job in the file."""
+    """Name of the job in the file."""
     folder: Path
     specs: tuple[Spec, ...]
     """One per policy."""

@@ -42,7 +42,7 @@ def replay_command(recording: Path) -> None:
 
 
 def lines(answer: Observed | Decided) -> Iterator[str]:
-    """What people should know of an answer."""
+    """Lines to print about an answer."""
     if isinstance(answer, Decided):
         yield from _decision(answer)
         return

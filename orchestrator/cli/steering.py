@@ -45,7 +45,7 @@ def steer(
 
 
 def answer_text(command: Command, answered: Answered | None, *, as_json: bool) -> str:
-    """What happens because of `command`, or has happened if it is `answered`."""
+    """Expected effect of `command`, or its outcome if it is `answered`."""
     text = command.text if answered is None else answered.text
     if not as_json:
         return text

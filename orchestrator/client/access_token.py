@@ -20,7 +20,7 @@ DEFAULT_FILE = ".freshet/tokens.json"
 
 
 class Role(StrEnum):
-    """What the holder of a token may do."""
+    """Permissions of a token's holder."""
 
     READ = "read"
     """See everything, change nothing."""

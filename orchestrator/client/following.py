@@ -37,16 +37,16 @@ from workers.protocol import CheckpointReport, JobError, Rescued
 Observer = Callable[[events.Record], None]
 
 POLL_S = 0.1
-"""How long the driver waits for events before it checks for signals and that the cluster still runs. Short: after
+"""Longest time the driver waits for events before it checks for signals and that the cluster still runs. Short: after
 `ray job stop`, Ray gives a driver three seconds to pass its signal on."""
 READ_S = 0.5
-"""How long the controller holds the driver's request for events before it answers that there are none."""
+"""Time the controller holds the driver's request for events before it answers that there are none."""
 QUIET_S = 2.0
 """After this time without an answer the driver looks whether the cluster's head answers."""
 RESCUE_S = 20.0
-"""How long ranks of a cluster of our own that has lost its head may take for a checkpoint."""
+"""Time limit for a checkpoint of ranks whose cluster, one of our own, has lost its head."""
 AFTER_S = 5.0
-"""How much later than Ray ends a job's processes the driver counts them as ended."""
+"""Delay from the time when Ray ends a job's processes until the driver counts them as ended."""
 SILENCE_S = 30.0
 """After this time without an answer the driver says so, and a second signal ends the job without its controller."""
 

@@ -1,4 +1,4 @@
-"""What a submitted job takes to a cluster: its command and its runtime environment. Reads the spec, sends nothing."""
+"""Contents of a submitted job: its command and its runtime environment. Reads the spec, sends nothing."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from orchestrator.spec.job_spec import load
 from workers.protocol import JobError
 
 EXCLUDED = ("/runs/",)
-"""What stays here of a working directory, beside Ray's own list (`.git`, virtual environments) and what its
-`.gitignore` and `.rayignore` name."""
+"""Parts of a working directory that stay here, beside Ray's own list (`.git`, virtual environments) and the entries of
+its `.gitignore` and `.rayignore`."""
 PACKAGES = ("orchestrator", "workers", "planner", "dashboard")
-"""What the command imports from; its own package first, see `shadowing`."""
+"""Packages that the command imports; its own one first, see `shadowing`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from planner.profile import Profile
 
 POLL_S = 5.0
-"""How long a request for news is held before the answer is that there is none."""
+"""Time a request for news is held before the answer is that there is none."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Jobs(ABC):
 
     @abstractmethod
     async def profile(self, job: str) -> Profile | None:
-        """What was measured of the job's layers and links; None if nothing was, or the file is not visible."""
+        """Measured profile of the job's layers and links; None if nothing was measured, or the file is not visible."""
 
     @abstractmethod
     async def page(self, job: str, after: int, wait_s: float = 0.0) -> Page:
@@ -236,7 +236,7 @@ class Jobs(ABC):
 
     @abstractmethod
     async def propose(self, job: str, partition: Sequence[int] | None = None) -> Proposal:
-        """What another partition would bring, validated and simulated. Nothing changes.
+        """Expected effect of another partition, validated and simulated. Nothing changes.
 
         Args:
             partition: layers per stage; None: the planner's own best for the same ranks and schedule.
@@ -280,7 +280,7 @@ class Jobs(ABC):
                 )
 
     _hold_s: ClassVar[float] = POLL_S
-    """How long `_outcome` may wait."""
+    """Longest wait of one call of `_outcome`."""
 
     @abstractmethod
     async def _outcome(self, command: Command, wait_s: float) -> Answered | None:

@@ -143,7 +143,7 @@ def check_ray(url: str) -> None:
 
 
 def _store_or_url(say: Callable[[str], None]) -> str:
-    """What `auto` means: the URL that the environment names, or the control store of the only cluster."""
+    """Address that `auto` stands for: the URL that the environment names, or the control store of the only cluster."""
     for name in OVERRIDING:
         if (named := os.environ.get(name, "")).startswith(("http://", "https://")):
             check_ray(named)

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from orchestrator.spec.job_spec import Spec
 
 HOLD_S = 20.0
-"""How long the service holds a question for an outcome, or for a job's start."""
+"""Time the service holds a request for an outcome, or for a job's start."""
 PAUSE_S = 0.5
 """Pause before the service is asked again whether a job has started."""
 LONGEST_S = 60.0
-"""How long it holds any request."""
+"""Longest time the service holds any request."""
 NOT_YET = ("submitting", "refused")
 """States of jobs that have no controller yet, or get none."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")

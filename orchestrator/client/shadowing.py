@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 PACKAGES = ("planner", "workers", "orchestrator")
-"""What every process of a job imports."""
+"""Packages that every process of a job imports."""
 OWN = Path(__file__).resolve().parents[2]
 """The folder that holds Freshet's packages."""
 

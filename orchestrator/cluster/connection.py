@@ -37,14 +37,14 @@ ATTEMPTS = 2
 SHUTDOWN_S = 10.0
 CONNECT_S = 10.0
 CLUSTER_LOST_S = 2_000_000
-"""How long a driver goes on without its cluster: three weeks, whose milliseconds fit into 32 bits. Ray would end the
-process after a minute, in the middle of what it says of that."""
+"""Time that a driver outlives its cluster: three weeks, whose milliseconds fit into 32 bits. Ray would end the process
+after a minute, in the middle of its message."""
 NO_NODE = "cannot find a local Raylet"
-"""How Ray says that a driver's machine is no node of the cluster."""
+"""Ray's message that a driver's machine is no node of the cluster."""
 LEAVE_S = 3.0
-"""How long leaving a cluster may take whose head does not answer."""
+"""Time limit for leaving a cluster whose head does not answer."""
 GREETING, SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", 4
-"""How a client of HTTP/2 begins, and the type of frame with which a server answers."""
+"""Connection preface of an HTTP/2 client, and the type of frame with which a server answers."""
 
 
 def prepare_local(environment: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""How a rank's process ended, in a few words, from what Ray says about a dead actor. Pure."""
+"""Cause of death of a rank's process, in a few words, from Ray's message about a dead actor. Pure."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from workers.actor import Home
 from workers.process.process_times import ProcessTimes
 
 CONNECT_S = 1.0
-"""How long a reachable machine takes at most to accept or refuse a connection."""
+"""Time limit for a reachable machine to accept or refuse a connection."""
 
 
 class Gone(Exception):

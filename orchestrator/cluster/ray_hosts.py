@@ -39,7 +39,7 @@ CONTROL_THREADS = 4
 FIRST_LOOK_S, LOOK_EVERY_S = 0.01, 0.2
 """Between two checks whether placement groups are placed, at first and later."""
 GIVEN_BACK_S = 10.0
-"""How long the cluster may take to give reservations back."""
+"""Time limit for the cluster to give reservations back."""
 
 
 class RayHosts:

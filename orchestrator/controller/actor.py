@@ -59,21 +59,21 @@ from workers.checkpoint.left_behind import clear
 from workers.protocol import JobError, Report
 
 KEPT_RECORDS = 20_000
-"""How many of the newest events are kept in memory for drivers; the log has them all."""
+"""Number of newest events kept in memory for drivers; the log has them all."""
 RETRY_S = 1.0
 """Before a controller tries again to take over from the previous one, whose lock may outlive it a little."""
 TAKEOVER_S = 60.0
-"""How long it tries before the job fails."""
+"""Time limit for a takeover, after which the job fails."""
 SNAPSHOT_S = 5.0
 """Between two snapshots of the view: a controller that takes over reads the events since the last one."""
 FOLDER_S = 10.0
-"""How long a restarted controller looks for the job's folder."""
+"""Time limit for a restarted controller to find the job's folder."""
 DUE_S = 0.002
-"""How long a view waits before it is written as JSON."""
+"""Delay before a view is written as JSON."""
 PATIENCE_S = 60.0
-"""How long a request waits for the controller to take the job over."""
+"""Time limit for a request that waits for the controller to take the job over."""
 LINGER_S = 60.0
-"""How long an ended job's controller stays for drivers that ask for the outcome."""
+"""Time that an ended job's controller stays for drivers that ask for the outcome."""
 
 
 class Controller:
@@ -95,7 +95,7 @@ class Controller:
         self._folder = JobFolder(setup.config.output)
         self._records: deque[Record] = deque(maxlen=KEPT_RECORDS)
         self._view = JobView()
-        """Of the whole log."""
+        """View of the whole log."""
         self._shown: tuple[tuple[int, float, str], bytes] | None = None
         """The view as clients get it, and what it depends on."""
         self._changed = asyncio.Event()

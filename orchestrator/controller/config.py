@@ -1,4 +1,4 @@
-"""What the controller needs besides the order to start and direct the ranks of a job. A value."""
+"""Configuration that the controller needs besides the order to start and direct a job's ranks. A value."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class ControllerConfig:
     per_rank: Mapping[str, float]
     """Resources that each rank reserves."""
     wait_s: float
-    """How long resources may take to become free, and then processes to start."""
+    """Time limit for resources to become free, and then for processes to start."""
     timeout_s: float
-    """How long loading and joining may take."""
+    """Time limit for loading and joining."""
     marker: tuple[str, bytes] | None
     """File by which a node recognizes the job's folder, and its content."""
     replanner: Replanner
@@ -35,5 +35,5 @@ class ControllerConfig:
 
     @property
     def ranks(self) -> RankSetup:
-        """What each rank's process is started with."""
+        """Setup with which each rank's process is started."""
         return RankSetup(config=self.config, per_rank=self.per_rank, marker=self.marker, secret=self.secret)

@@ -56,7 +56,7 @@ from orchestrator.lifecycle.stimuli import (
 )
 
 KEPT_HISTORY = 200
-"""How many of the newest stimuli the error for an illegal transition shows."""
+"""Number of newest stimuli that the error for an illegal transition shows."""
 
 Work = Coroutine[Any, Any, None]
 
@@ -108,7 +108,7 @@ class EventLoop:
         self._tasks: set[asyncio.Task[None]] = set()
         """All background work."""
         self._attempt: set[asyncio.Task[None]] = set()
-        """Those of them that the next assessment cancels."""
+        """Background work that the next assessment cancels."""
         self._entered_s = time.monotonic()
         self._spent_s: dict[str, float] = {}
         self._left_s = self._entered_s

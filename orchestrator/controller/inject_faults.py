@@ -18,7 +18,7 @@ from workers.fault_injection.kinds import FaultKind
 from workers.protocol import JobError
 
 ANSWER_S = 10.0
-"""How long a rank may take to confirm that it is armed."""
+"""Time limit for a rank to confirm that it is armed."""
 
 
 async def inject(job: str, allowed: bool, step: int, drill: dict[str, Any]) -> str:

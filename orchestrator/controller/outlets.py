@@ -1,4 +1,4 @@
-"""What the controller passes on to other systems: the job's events to sinks, and its metrics to Ray.
+"""Outlets from the controller to other systems: the job's events to sinks, and its metrics to Ray.
 
 Each outlet works in a thread of its own, beside the event loop. Decides nothing.
 """
@@ -23,7 +23,7 @@ from orchestrator.telemetry.wanted import openers
 METRICS_S = 5.0
 """Between two records of the metrics; Ray passes them on every 10 s."""
 CLOSE_S = 15.0
-"""How long the sinks may take once the job has ended."""
+"""Time limit for the sinks once the job has ended."""
 
 
 class Outlets:

@@ -26,7 +26,7 @@ class Listing:
     records: tuple[Record, ...]
     """The newest ones of these kinds, newest first."""
     more: int
-    """How many older ones of these kinds are not listed."""
+    """Number of older events of these kinds that are not listed."""
 
 
 def listing(lines: Iterable[str], kinds: Collection[str] = (), most: int = MOST_LISTED) -> Listing:

@@ -17,7 +17,7 @@ from typing import BinaryIO
 from orchestrator.events.types import Record
 
 NO_LINE = hashlib.sha256().hexdigest()
-"""What a log's first line carries: the hash of nothing."""
+"""Hash that a log's first line carries: that of nothing."""
 _BLOCK = 1 << 16
 """Bytes per read when looking for a log's last line."""
 

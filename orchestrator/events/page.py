@@ -9,7 +9,7 @@ from itertools import islice
 from orchestrator.events.types import Record
 
 PAGE_RECORDS = 250
-"""How many events a driver gets at a time: pickling them holds up the event loop, some 3 ms for so many."""
+"""Most events that a driver gets at a time: pickling this many holds up the event loop for some 3 ms."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,7 @@ class Page:
 
     records: tuple[Record, ...]
     missed: int
-    """How many of the requested events before these are no longer kept."""
+    """Number of requested events before these that are no longer kept."""
     next: int
     """The `after` that gets the events that follow."""
     over: bool

@@ -1,4 +1,4 @@
-"""What a rehearsal did to a job's nodes or to one of its ranks, as the event log records it. Values only."""
+"""Effects of a rehearsal on a job's nodes or on one of its ranks, as the event log records them. Values only."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class NodeLife:
 
 @dataclass(frozen=True, kw_only=True)
 class CopiesSaved:
-    """What the whole trace would cost a job with so many copies of each layer."""
+    """Cost of the whole trace for a job with `copies` copies of each layer."""
 
     copies: int
     losses: int
     """Instants at which nodes of the job go."""
     last_holders: int
-    """How many of them take the last node that holds some layer."""
+    """Losses that take the last node that holds some layer."""
     steps_lost: int
     """Committed steps that these take back, to the newest checkpoint each time."""
 
@@ -50,7 +50,7 @@ class Rehearsed:
     lives: tuple[NodeLife, ...]
     """All nodes that could host ranks."""
     copies: tuple[CopiesSaved, ...] = ()
-    """What copies of the layers save on this trace; empty if that is not known."""
+    """Cost of this trace by number of layer copies; empty if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class Disturbed:
     """A rank was slowed down on purpose, again and again; written once, after the job's end."""
 
     by: str
-    """What slowed it down, in words."""
+    """Cause of the slowdown, in words."""
     rank: int
     """Its number."""
     visits: tuple[Visit, ...]

@@ -88,7 +88,7 @@ class RankStarted:
     """Address of the node."""
     pid: int
     zone: str = ""
-    """Of the node, by its labels; empty if it is unknown."""
+    """Zone of the node, by its labels; empty if unknown."""
     machine: str = ""
     """Its hardware and library, as far as they decide of the last digits of what it computes; empty: unknown."""
 
@@ -105,7 +105,7 @@ class Formed:
     snapshot: bool = False
     """Whether the ranks went back to that step, of which they hold a snapshot between them."""
     failures: int = 0
-    """How often the job has failed with no step committed beyond `failed_at`."""
+    """Number of failures with no step committed beyond `failed_at`."""
     failed_at: int = -1
 
 
@@ -162,7 +162,7 @@ class PlannerStarted:
     """Node id of the cluster."""
     pid: int
     of: str = "freezing"
-    """What it plans: `freezing`, or moves away from slow ranks, by their `speeds`."""
+    """Task of the planner: `freezing`, or `speeds` for moves away from slow ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +211,7 @@ class FreezeChanged:
     plan: FreezePlan
     """Carries the settings; its ratios are zeros unless the freeze program was solved again."""
     id: str = ""
-    """Of the command; empty: none requested it."""
+    """Id of the command; empty: none requested it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,7 +288,7 @@ class Scaled:
     places: int
     """Ranks with a place, of all replicas together."""
     id: str = ""
-    """Of the command; empty: the job has as many as before a command that came to nothing."""
+    """Id of the command; empty: the job returns to its size from before a command that failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,7 +307,7 @@ class Paused:
     requested: bool = False
     """Whether someone requested it: then a checkpoint has the state, and the ranks are released."""
     failures: int = 0
-    """As in `Formed`."""
+    """Number of failures, as in `Formed`."""
     failed_at: int = -1
 
 
@@ -325,7 +325,7 @@ class Noticed:
     left_s: float | None
     """Seconds until it is gone, if known."""
     id: str = ""
-    """Of the command; empty: none requested it."""
+    """Id of the command; empty: none requested it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,7 +336,7 @@ class Undrained:
     """Node id of the cluster."""
     host: str
     id: str = ""
-    """Of the command that lifted the drain."""
+    """Id of the command that lifted the drain."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,11 +344,11 @@ class ProfileDoubted:
     """The first steps took another time than the profile that the plan was made with predicts."""
 
     key: str
-    """Of the profile."""
+    """Key of the profile."""
     profile_s: float | None
     """When it was measured, in seconds since the Unix epoch; None: unknown."""
     disturbed: str
-    """What disturbed its measurement, in words; empty: nothing that is known."""
+    """Disturbance of its measurement, in words; empty: none is known."""
     predicted_s: float
     """A step, by the profile."""
     took_s: float
@@ -368,32 +368,32 @@ class SpeedsChanged:
     slowdowns: tuple[tuple[int, float], ...]
     """(rank, factor on the profile's times) of every rank with a place."""
     changes: tuple[str, ...]
-    """What changed, in words; empty: all ranks are known for the first time, or their speeds have drifted."""
+    """Changes in words; empty: all ranks are known for the first time, or their speeds have drifted."""
     lasting_steps: int
-    """How many steps a speed lasts, by what has been seen."""
+    """Number of steps that a speed lasts, estimated from the job so far."""
     since: int
     """The step since which no speed has changed."""
     past: Past | None = None
-    """How all that is known came to be so; None in logs of programs that did not tell it."""
+    """History of the ranks' speeds so far; None in logs of versions that did not record it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What surrounds one rank."""
+    """Slowdown and surroundings of one rank."""
 
     rank: int
     """Its number."""
     slowdown: float
-    """As measured in the newest step."""
+    """Slowdown measured in the newest step."""
     values: tuple[tuple[str, float], ...]
     """(name, value) of some features of `planner.features`; those that its machine cannot tell are missing."""
     waited_s: float | None = None
-    """How long its actions waited for what other ranks send, in the newest step; None: unknown."""
+    """Time that its actions waited for data from other ranks, in the newest step; None: unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled:
-    """What surrounds the ranks, now and then: the planner sees more of it."""
+    """Occasional sample of the ranks' surroundings: the planner sees more."""
 
     step: int
     """Steps committed."""
@@ -419,8 +419,8 @@ class LinksTimed:
     links: tuple[SlowLink, ...]
     """By rank, all that are slower than the profile's; empty: none is any more."""
     changes: tuple[str, ...] = ()
-    """What changed, in words; empty: links have drifted, or a slow one has not been measured for so long that it counts
-    as before the job."""
+    """Changes in words; empty: links have drifted, or a slow one has not been measured for so long that its speed from
+    before the job counts again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -437,7 +437,7 @@ class Adapted:
     then_s: float
     """Predicted step with the best cut that was found."""
     cost_s: float
-    """What the move takes from training."""
+    """Training time that the move costs."""
     layers: tuple[int, ...]
     """Per stage, of that cut."""
 
@@ -484,7 +484,7 @@ class Stalled:
     seconds: float
     """From its last answer until the next one; or how long it computed one action."""
     reason: str = ""
-    """What explains a part of it, in words; empty: nothing that was seen."""
+    """Reasons for part of the standstill, in words; empty: none was seen."""
     action: str = ""
     """The action that it computed; empty: it did not answer."""
 

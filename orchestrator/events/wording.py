@@ -44,7 +44,7 @@ def noticed_text(notice: Noticed) -> str:
 
 
 def doubted_text(doubt: ProfileDoubted) -> str:
-    """What contradicts a profile, and what happens to it, in words."""
+    """The step times that contradict a profile, and what happens to it, in words."""
     text = (
         f"the profile does not hold: steps take {seconds(doubt.took_s)},"
         f" and {seconds(doubt.predicted_s)} were predicted"
@@ -70,7 +70,7 @@ def injected_text(report: FaultReport) -> str:
 
 
 def speeds_text(changed: SpeedsChanged) -> str:
-    """Which ranks became slower or faster, in words."""
+    """Ranks that became slower or faster, in words."""
     if changed.changes:
         return "; ".join(changed.changes)
     slowest_rank, slowest = max(changed.slowdowns, key=lambda entry: entry[1])
@@ -85,7 +85,7 @@ def some_slower(changed: SpeedsChanged) -> bool:
 
 
 def links_text(timed: LinksTimed) -> str:
-    """Which links became slower or faster, in words."""
+    """Links that became slower or faster, in words."""
     if timed.changes:
         return "; ".join(timed.changes)
     if not timed.links:
@@ -95,12 +95,12 @@ def links_text(timed: LinksTimed) -> str:
 
 
 def link_text(link: SlowLink) -> str:
-    """What a link carries, in words."""
+    """Rate and latency of a link, in words."""
     return f"{link_rate(link.bytes_per_s)}, {seconds(link.latency_s)}"
 
 
 def adapted_text(adapted: Adapted) -> str:
-    """What was decided on the ranks' speeds, in words."""
+    """The decision on the ranks' speeds, in words."""
     return f"{verdict(adapted)}: {adapted.reason}"
 
 
@@ -110,7 +110,7 @@ def verdict(adapted: Adapted) -> str:
 
 
 def limited_text(limited: MemoryLimited) -> str:
-    """What later plans take of a rank's memory, in words."""
+    """The memory limit of later plans for a rank, in words."""
     if limited.limit_bytes is None:
         return (
             f"rank {limited.rank} ran out of memory, and all layers recompute from now on: {limited.reason}"
@@ -119,7 +119,7 @@ def limited_text(limited: MemoryLimited) -> str:
 
 
 def short_text(short: OutOfMemory) -> str:
-    """Which rank ran out of memory, in words."""
+    """A rank that ran out of memory, in words."""
     lack, epoch_version = short.shortage, f"{short.plan[0]}.{short.plan[1]}"
     known = [
         f"{size(count_bytes)} {what}"
@@ -138,7 +138,7 @@ def short_text(short: OutOfMemory) -> str:
 
 
 def low_text(low: MemoryLow) -> str:
-    """How little memory a rank's device has left, in words."""
+    """Low memory on a rank's device, in words."""
     return (
         f"the device of rank {low.rank} has {size(low.left_bytes)} left beside what step {low.step} takes of it, less"
         f" than the reserve of {size(low.reserve_bytes)}"
@@ -156,7 +156,7 @@ def checked_text(checked: LayersChecked) -> str:
 
 
 def rescued_text(rescued: Rescued) -> str:
-    """What the ranks did because the cluster's head is lost, and what follows, in words; times are local ones."""
+    """The ranks' reaction to the loss of the cluster's head, and what follows, in words; times are local ones."""
     lost, ends = (
         datetime.fromtimestamp(moment).strftime("%H:%M:%S") for moment in (rescued.lost_s, rescued.ends_s)
     )
@@ -172,7 +172,7 @@ def rescued_text(rescued: Rescued) -> str:
 
 
 def moved_text(moved: Migrated) -> str:
-    """What moved while the job trained, and what it cost, in words."""
+    """A move of layers or shares during training, and its cost, in words."""
     if not moved.layers:
         return f"a step now has {shares_text(moved.shares)} ({moved.mode}): {seconds(moved.stall_s)} of standing still"
     has = "has" if len(moved.layers) == 1 else "have"
@@ -183,7 +183,7 @@ def moved_text(moved: Migrated) -> str:
 
 
 def stalled_text(stalled: Stalled) -> str:
-    """Which rank stood still and goes on, for how long and why, in words."""
+    """A rank's standstill, its length and its reason, in words."""
     did = f"computed {stalled.action}" if stalled.action else "answered nothing"
     why = f" ({stalled.reason})" if stalled.reason else ""
     return f"rank {stalled.rank} {did} for {seconds(stalled.seconds)} and goes on{why}"
@@ -197,7 +197,7 @@ def paused_text(paused: Paused) -> str:
 
 
 def copied_text(copied: CopiedAhead) -> str:
-    """What a rank without a place has copied ahead, in words."""
+    """Layers that a rank without a place has copied ahead, in words."""
     if copied.error is not None:
         return f"rank {copied.rank} copies no layers ahead: {copied.error}"
     return (
@@ -207,7 +207,7 @@ def copied_text(copied: CopiedAhead) -> str:
 
 
 def solved_text(solved: FreezeSolved) -> str:
-    """What a solution of the freeze program is expected to bring, in words."""
+    """The expected gain of a solution of the freeze program, in words."""
     times = f"{seconds(solved.unfrozen_s)} -> {seconds(solved.solved_s)}"
     by = ", by the profile's times" if solved.measured_unfrozen_s is None else ""
     return f"expected compute per step: {times} ({seconds(solved.all_frozen_s)} with everything frozen){by}"

@@ -1,4 +1,4 @@
-"""What a job learned of its ranks' speeds, and what it decided on that.
+"""Rank speeds known to a job, and its decisions on them.
 
 Reads event values only; part of a `JobView`.
 """
@@ -13,7 +13,7 @@ from planner.adapt.past import NO_PAST, Past
 from planner.simulation.slow_links import SlowLink
 
 KEPT = 300
-"""How many of the newest changes and decisions are kept, of each."""
+"""Newest changes and decisions that are kept, of each."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ class AdaptRecord:
     known: tuple[tuple[int, float], ...] = ()
     """(rank, slowdown) of the ranks that were known last."""
     past: Past = NO_PAST
-    """How they came to be so."""
+    """History of these speeds."""
     factors: tuple[tuple[float, float, float], ...] = ()
-    """On the layers' times, per layer; empty: the profile's stand."""
+    """Factors on the layers' times, per layer; empty: the profile's times hold."""
     links: tuple[SlowLink, ...] = ()
-    """By rank, those that are slower than the profile's."""
+    """Links that are slower than in the profile, by rank."""
     samples: list[Sampled] = field(default_factory=list)
-    """What surrounded the ranks; ascending steps, every second one dropped where they are too many."""
+    """Samples of the ranks' surroundings; ascending steps, every second one dropped where they are too many."""
     speeds: list[Speeds] = field(default_factory=list)
     """Ascending steps."""
     changes: list[SpeedChange] = field(default_factory=list)

@@ -103,8 +103,8 @@ class CommandTable:
                     self.entries[answer.id].answer = answer
 
     def logged(self, event: Event) -> tuple[Event, ...]:
-        """What the log gets for `event`: the answers that it gives, then the event itself, so that a job's end is the
-        last line of its log. Nothing for an answer to a command that has one."""
+        """Events to log for `event`: the answers that it gives, then the event itself, so that a job's end is the last
+        line of its log. Empty for an answer to a command that has one."""
         if isinstance(event, Answered):
             entry = self.entries.get(event.id)
             return (event,) if entry is not None and entry.answer is None else ()

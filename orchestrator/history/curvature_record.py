@@ -1,4 +1,4 @@
-"""How a job's gradient changed with its weights: the ranks' parts combined, one sample per step.
+"""Change of a job's gradient with its weights: the ranks' parts combined, one sample per step.
 
 Reads event values only; part of a `JobView`.
 """

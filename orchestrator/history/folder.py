@@ -36,8 +36,8 @@ PROFILE = "profile.json"
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
 _BEFORE_A_RUN = {"data", LOCK}
-"""What a folder without a run may contain: the token cache, made when a spec is checked, and the lock of a start that
-went no further."""
+"""Entries that a folder without a run may contain: the token cache, made when a spec is checked, and the lock of a
+start that went no further."""
 _MAY_DIFFER = {
     "data.cache",
     "data.path",

@@ -1,4 +1,4 @@
-"""What a resumed or replayed run must know of earlier freezing. Values only."""
+"""Earlier freezing that a resumed or replayed run must know. Values only."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class FreezeHistory:
 
 
 def still_proposed(proposed: FreezePlan | None, started: FreezePlan) -> FreezePlan | None:
-    """What is still to be adopted of `proposed` once the ranks follow `started`."""
+    """`proposed` if it is still to be adopted once the ranks follow `started`, else None."""
     return None if proposed is None or proposed.key <= started.key else proposed
 
 

@@ -1,4 +1,4 @@
-"""What a job froze: settings, decisions, solutions, ratios per step, how often each parameter was frozen.
+"""Freezing of a job: settings, decisions, solutions, ratios per step, freeze counts per parameter.
 
 A decision holds from the step that it was logged for, also if that step is run again. Reads event values only; part of
 a `JobView`.
@@ -28,7 +28,7 @@ RECENT_ACTIONS = 2_000
 
 @dataclass
 class FrozenStep:
-    """What was frozen in one step or in consecutive steps, over all actions of all ranks."""
+    """Freezing in one step or in consecutive steps, over all actions of all ranks."""
 
     actions: int = 0
     planned: float = 0.0
@@ -68,7 +68,7 @@ class FreezeRecord:
     recent: dict[int, list[FrozenAction]] = field(default_factory=dict)
     """The actions of the newest `RECENT_STEPS` such steps."""
     counted: CountedSteps = field(default_factory=CountedSteps)
-    """How often each parameter was frozen, step by step."""
+    """Freeze counts of each parameter, step by step."""
 
     @property
     def newest(self) -> FreezePlan | None:

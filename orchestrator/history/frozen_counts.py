@@ -1,4 +1,4 @@
-"""How often each parameter was frozen over a whole run: the ranks' counts of every step, added up by layer.
+"""Freeze counts of each parameter over a whole run: the ranks' counts of every step, added up by layer.
 
 It does not matter which rank held a layer when, or whether that rank failed. Reads event values only; part of a
 `FreezeRecord`.
@@ -20,7 +20,7 @@ MOST_STEPS = 100
 
 @dataclass(kw_only=True)
 class LayerCounts:
-    """How often the parameters of one layer were frozen."""
+    """Freeze counts of one layer's parameters."""
 
     rank: int
     """Place of the rank that held the layer last, in the first pipeline that reported it."""
@@ -32,7 +32,7 @@ class LayerCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterCounts:
-    """How often all parameters of a model were frozen."""
+    """Freeze counts of all parameters of a model."""
 
     layers: dict[int, LayerCounts]
     steps: int
@@ -114,7 +114,7 @@ class CountedSteps:
 
     @staticmethod
     def _kept(of_step: StepCounts) -> int:
-        """How many steps are counted singly if each has as many counts as `of_step`."""
+        """Number of steps that are counted singly if each has as many counts as `of_step`."""
         numbers = sum(len(layer.counts) for layer in of_step.layers.values())
         return min(max(KEPT_NUMBERS // (2 * max(numbers, 1)), FEWEST_STEPS), MOST_STEPS)
 

@@ -86,7 +86,7 @@ there are none, every other monitored one."""
 KEPT_DECISIONS = 20
 RECAPPED_STEPS = 200
 KEPT_LINES = 300
-"""How many of the newest notes, checkpoints, moves and requests are kept, of each."""
+"""Newest notes, checkpoints, moves and requests that are kept, of each."""
 MONITORING = (Phase.UPPER, Phase.LOWER)
 
 T = TypeVar("T")
@@ -120,7 +120,7 @@ class JobView:
     tokens: int = 0
     """Tokens in committed steps; a step that ran twice counts twice. Samples if the model has no tokens."""
     runs: int = 0
-    """How often the job was submitted: once, and once per resume."""
+    """Number of submissions of the job: one, and one per resume."""
     events: int = 0
     """Events since the newest start, including it."""
     started_s: float = 0.0
@@ -161,9 +161,9 @@ class JobView:
     recovery: RecoveryHistory = field(default_factory=RecoveryHistory)
     """Generations and the gaps between them."""
     disturbed: Disturbed | None = None
-    """How a rehearsal slowed down one of the newest start's ranks; None before its end, and for other jobs."""
+    """Slowdown that a rehearsal imposed on one of the newest start's ranks; None before its end, and for other jobs."""
     totals: Totals = field(default_factory=Totals)
-    """What recoveries and moves have come to over the whole log."""
+    """Totals of recoveries and moves over the whole log."""
     moves: list[Migrated] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
     commands: CommandTable = field(default_factory=CommandTable)
@@ -279,7 +279,7 @@ class JobView:
         return replace(scaled, id=self.resizing), scaled
 
     def freeze_history(self) -> FreezeHistory:
-        """What a run that continues from here must know of freezing."""
+        """Earlier freezing, for a run that continues from here."""
         phases = [(first, phases_of(section)) for first, section in self.freeze_sections]
         monitored = (
             of for step, of in self.measured.items() if step > self.measured_since and _monitors(phases, step)
@@ -293,7 +293,7 @@ class JobView:
         )
 
     def frozen_counts(self) -> ParameterCounts | None:
-        """How often each parameter was frozen; None if nothing was counted."""
+        """Freeze counts of each parameter; None if nothing was counted."""
         passes = self.plan.microbatches * self.plan.replicas if self.plan is not None else 0
         return self.freeze.counted.add_up(self.step, passes)
 

@@ -1,4 +1,4 @@
-"""Which ranks ran out of memory, and what plans may take there since.
+"""Ranks that ran out of memory, and the memory limits of plans there since.
 
 Reads event values only; part of a `JobView`.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from orchestrator.events.types import MemoryLimited, OutOfMemory
 
 KEPT = 100
-"""How many of the newest shortages are kept."""
+"""Newest shortages that are kept."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What a job answers to the question for another partition: a value, with JSON both ways. Decides nothing."""
+"""A job's answer to a request for another partition: a value, with JSON both ways. Decides nothing."""
 
 from __future__ import annotations
 

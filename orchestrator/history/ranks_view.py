@@ -100,7 +100,7 @@ class RanksView:
     since: int | None = None
     """The last generation that went back to a checkpoint or a snapshot; None if none did."""
     failures: int = 0
-    """How often the job has failed with no step committed beyond `failed_at`."""
+    """Number of failures of the job with no step committed beyond `failed_at`."""
     failed_at: int = -1
     checkpoints: tuple[CheckpointRef, ...] = ()
     """Newest first."""

@@ -24,7 +24,7 @@ KEPT_HOMES = 2_000
 KEPT_PAUSES = 400
 KEPT_STALLS = 100
 USUAL_STEPS = 20
-"""How many steps before one say how long it usually takes."""
+"""Number of preceding steps whose median is a step's usual time."""
 
 
 @dataclass(kw_only=True)
@@ -88,7 +88,7 @@ class Stretch:
     voided_by: int | None
     """Index of the generation that went back before it; None if it stands."""
     stalled_s: float = 0.0
-    """How much longer its steps took than usual because ranks stood still."""
+    """Extra time over the usual that its steps took because ranks stood still."""
 
     @property
     def stands(self) -> bool:
@@ -207,7 +207,7 @@ class RecoveryHistory:
             self.commits[index] = replace(commit, stalled_s=self._stalled_s(commit, index))
 
     def _stalled_s(self, commit: Commit, index: int) -> float:
-        """How much longer than usual a step took while ranks stood still; 0 if nothing is known of usual steps.
+        """Extra time over the usual that a step took while ranks stood still; 0 if no usual steps are known.
 
         Args:
             index: of the commit.

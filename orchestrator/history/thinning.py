@@ -24,7 +24,7 @@ RECENT = 1_000
 
 @dataclass(frozen=True)
 class Grid:
-    """Which steps share an entry."""
+    """Grid of the steps that share an entry."""
 
     stride: int
     whole: int

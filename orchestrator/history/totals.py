@@ -15,7 +15,7 @@ PARTS = ("detect", "settle", "plan", "move", "resume")
 
 @dataclass
 class Totals:
-    """What changes of members and moves have come to, over all starts of a job."""
+    """Totals of membership changes and moves, over all starts of a job."""
 
     recoveries: dict[str, int] = field(default_factory=dict)
     """Cause -> generations that replaced another one."""
@@ -26,9 +26,9 @@ class Totals:
     interrupted: int = 0
     """Interrupted steps that were run again."""
     stalls: int = 0
-    """How often a rank stood still and went on."""
+    """Number of times that a rank stood still and went on."""
     stalled_s: float = 0.0
-    """For how long, all ranks together."""
+    """Duration of the standstills, all ranks together."""
     moves: dict[str, int] = field(default_factory=dict)
     """Mode -> moves of layers between training ranks."""
     move_s: dict[str, float] = field(default_factory=dict)

@@ -194,7 +194,7 @@ class CopyAside:
     """The number of the planned change, or of the order to let go."""
     generation: int
     patience_s: float
-    """How long they keep the copies up to date."""
+    """Time that they keep the copies up to date."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ class PlanAhead:
     """Rank -> its failure domain."""
     reason: str
     number: int
-    """Of the change."""
+    """Number of the change."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class Weigh:
 
     now: Plan
     ranks: tuple[int, ...]
-    """Those that the larger plan would have, in the order of places."""
+    """Ranks of the larger plan, in the order of places."""
     domains: tuple[str, ...]
     """The failure domain of each of them."""
     step: int
@@ -248,7 +248,7 @@ class AwaitRanks:
 
     seconds: float
     id: str
-    """Of the command that asked for them."""
+    """Id of the command that asked for them."""
 
 
 @dataclass(frozen=True)
@@ -294,4 +294,4 @@ Command = (
 )
 
 Step = tuple[State, tuple[Command, ...]]
-"""What a transition returns: the next state, and what to carry out."""
+"""Result of a transition: the next state, and the commands to carry out."""

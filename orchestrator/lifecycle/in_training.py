@@ -1,4 +1,4 @@
-"""What a generation is asked for once it trains, and at each change of its ranks: requests, drains, other sizes.
+"""Requests, drains and resizes of a generation, handled once it trains and at each change of its ranks.
 
 A part of the lifecycle, and pure. How a generation comes about is in `regroup.py`.
 """

@@ -30,7 +30,7 @@ class Move:
     base: Plan | None = None
     """The plan that it was made for: the move is refused if another one is in force when its turn comes."""
     id: str = ""
-    """Of the command that requested it, which gets its outcome; empty: none did."""
+    """Id of the command that requested it, which gets its outcome; empty: none did."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -252,7 +252,7 @@ def voided(job: Job, why: str) -> Moving:
 
 
 def _without_copies(plan: Plan, migration: Migration) -> Plan | None:
-    """What takes the place of `plan`, if that gives ranks copies for the move alone."""
+    """The plan that replaces `plan`, if `plan` gives ranks copies for the move alone."""
     instead = next((end for end in (migration.now, migration.move.plan) if plan.same_work_as(end)), None)
     return None if instead is None or same(plan, instead) else instead
 

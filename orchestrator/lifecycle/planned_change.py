@@ -26,9 +26,9 @@ from workers.protocol import CopiedAhead, Report, Request, StandbyReport, Switch
 Changing = tuple[Job, tuple[Command, ...]]
 
 PATIENCE_S = 60.0
-"""How long copies may take where no rank leaves; `cluster.timeout_s` if that is longer."""
+"""Time limit for copies where no rank leaves; `cluster.timeout_s` if that is longer."""
 UNKNOWN_NOTICE_S = 20.0
-"""What a notice without a deadline is taken for: a process is killed half a minute after its SIGTERM, or earlier."""
+"""Time assumed for a notice without a deadline: a process is killed half a minute after its SIGTERM, or earlier."""
 LEAST_NOTICE_S = 2.0
 LEAST_NOTICE_STEPS = 4
 """With a shorter notice nothing is copied ahead: the ranks regroup at the next commit."""
@@ -66,7 +66,7 @@ def _most_s(order: Order) -> float:
 
 
 def patience_s(job: Job, left_s: float | None) -> float:
-    """How long after a notice copies may be brought: half of the time that is left. 0: regroup at once."""
+    """Time limit for copies after a notice: half of the time that is left. 0: regroup at once."""
     if left_s is None:
         return UNKNOWN_NOTICE_S / 2
     if left_s < max(LEAST_NOTICE_S, LEAST_NOTICE_STEPS * job.progress.step_s):

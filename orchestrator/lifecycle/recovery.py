@@ -19,14 +19,14 @@ from workers.protocol import CheckpointRef, Part, Position, Settlement, Snapshot
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """What is known once every rank has reported its position or is dead."""
+    """Facts known once every rank has reported its position or is dead."""
 
     plan: Plan
     """The plan that the generation followed."""
     members: tuple[int, ...]
     """Ranks of the generation that ended, by place."""
     positions: Mapping[int, Position]
-    """Of all living ranks, idle ones included; the others are dead."""
+    """Positions of all living ranks, idle ones included; the others are dead."""
     tried: frozenset[int] = frozenset()
     """Ranks that were to be members since then: they may hold layers of it, too."""
     going: frozenset[int] = frozenset()
@@ -36,18 +36,18 @@ class Situation:
     checkpoints: tuple[CheckpointRef, ...] = ()
     """Newest first."""
     wanted: int = 1
-    """How many ranks the job is to have."""
+    """Number of ranks that the job is to have."""
     elastic: ElasticConfig = field(default_factory=ElasticConfig)
     lineup: tuple[int, ...] = ()
     """The ranks for which the next plan was made beforehand, by place; empty: none was."""
     asked: str | None = None
     """Why the generation was asked to end; None: it failed, or the next one failed to form."""
     trouble: str = ""
-    """What went wrong first, in words."""
+    """First failure, in words."""
     short: bool = False
     """Whether a rank ran out of memory: it needs a smaller plan."""
     failures: int = 0
-    """How often the job had failed with no step committed beyond `failed_at`, whichever rank failed."""
+    """Number of earlier failures with no step committed beyond `failed_at`, whichever rank failed."""
     failed_at: int = -1
     trained: bool = True
     """Whether the generation had formed."""
@@ -74,10 +74,10 @@ class Handover:
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryPlan:
-    """How the next generation forms."""
+    """Instructions for forming the next generation."""
 
     cause: str
-    """As in `events.Regrouped`; `start` for the job's first."""
+    """Cause, as in `events.Regrouped`; `start` for the job's first generation."""
     reason: str
     lineup: tuple[int, ...]
     """Ranks for its places, in that order; the plan may take fewer, from the front."""
@@ -106,9 +106,9 @@ class RecoveryPlan:
     reached: int = 0
     """Steps that were committed before; those beyond `step` are lost."""
     failures: int = 0
-    """How often the job has failed with no new step committed, this time included."""
+    """Number of failures with no new step committed, this one included."""
     loss_scale: LossScale | None = None
-    """Of the step after `step`, as the living ranks know it."""
+    """Loss scale of the step after `step`, as the living ranks know it."""
 
     @property
     def goes_on(self) -> bool:
@@ -133,9 +133,9 @@ class Rescue:
     layers: Mapping[int, tuple[int, ...]]
     """Rank -> layers that it writes; each layer once."""
     sources: tuple[Source, ...] = ()
-    """Of all shards of the layers that no rank has in one piece."""
+    """Sources of all shards of the layers that no rank has in one piece."""
     handover: Handover | None = None
-    """As in `RecoveryPlan`."""
+    """Handover, as in `RecoveryPlan`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +149,7 @@ class Pause:
     interrupted: bool = False
     """A step was in flight."""
     failures: int = 0
-    """How often the job has failed with no new step committed, this time included."""
+    """Number of failures with no new step committed, this one included."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +232,7 @@ def decide(now: Situation) -> RecoveryPlan | Pause | Abort:
 
 @dataclass(frozen=True, kw_only=True)
 class _Holdings:
-    """What the living ranks have of one step: the model as it is, or a snapshot."""
+    """Holdings of the living ranks at one step: the model as it is, or a snapshot."""
 
     step: int
     pieces: Mapping[int, tuple[Piece, ...]]
@@ -243,7 +243,7 @@ class _Holdings:
 
 
 def _live(now: Situation, step: int) -> _Holdings:
-    """What the ranks have as it is, that stand at `step` or will once they get its records."""
+    """Live holdings of the ranks that stand at `step`, or will once they get its records."""
     current = _current(now, step)
     scales = (position.loss_scale for position in _holders(now).values() if position.step == step)
     return _Holdings(
@@ -429,7 +429,7 @@ def _missing(now: Situation, step: int, *, weights: bool = False) -> tuple[int, 
 
 
 def _weights(position: Position, step: int) -> tuple[Piece, ...]:
-    """What a rank that stands at `step`, or will, has only the weights of: an undecided rank rolls none forward."""
+    """Pieces of which a rank at `step`, now or soon, has only the weights: an undecided rank rolls none forward."""
     return position.weights if position.step == step else ()
 
 

@@ -498,8 +498,7 @@ def joined(order: Order, state: Joining, stimulus: Joined) -> Step:
 
 
 def _fetched(draft: Draft, ahead: Mapping[int, tuple[Piece, ...]]) -> int | None:
-    """How many layers, or shards, the ranks lacked, each counted once for each of them. None: they came from a
-    checkpoint.
+    """Number of layers, or shards, that ranks lacked, each counted once per rank. None: they came from a checkpoint.
 
     Args:
         ahead: rank -> layers, or shards, that it has copied without being a member.

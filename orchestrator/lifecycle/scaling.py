@@ -19,12 +19,12 @@ from planner.wording import counted
 Scaling = tuple[Job, tuple[Command, ...]]
 
 LEAST_S = 60.0
-"""How long ranks may take to come up on request where `elastic.wait_s` is less: a job that waits for none after a
-failure may still be given more."""
+"""Time limit for requested ranks to come up where `elastic.wait_s` is less: a job that waits for none after a failure
+may still be given more."""
 
 
 def size_of(order: Order, job: Job) -> Size:
-    """How many ranks the job is to have: as requested last, else as ordered."""
+    """The size that the job is to have: as requested last, else as ordered."""
     return job.membership.size or Size(places=order.wanted, spares=order.elastic.spares)
 
 

@@ -23,7 +23,7 @@ from workers.protocol import CheckpointRef, DamagedCheckpoint, Generation, Outco
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What a job is to do; it does not change while the job lives."""
+    """The job as ordered; it does not change while the job lives."""
 
     job: str
     epoch: int
@@ -37,24 +37,24 @@ class Order:
     checkpoints: tuple[CheckpointRef, ...]
     """To start from, newest first; the next is tried if one is damaged. Empty: from initial weights."""
     timeout_s: float
-    """How long a collective may wait."""
+    """Time limit for a collective."""
     elastic: ElasticConfig = field(default_factory=ElasticConfig)
     alternatives: tuple[Alternative, ...] = ()
-    """What the plan was chosen from."""
+    """Candidates that the plan was chosen from."""
     freezing: FreezeHistory = field(default_factory=FreezeHistory)
-    """What earlier runs of the job, or the one that is replayed, measured and decided."""
+    """Measurements and decisions of earlier runs of the job, or of the one that is replayed."""
     earlier: Job | None = None
-    """What an earlier controller of the same run left, if one did: its ranks may be training."""
+    """Job that an earlier controller of the same run left, if one did: its ranks may be training."""
 
     @property
     def wanted(self) -> int:
-        """How many ranks the job is to have."""
+        """Number of ranks that the job is to have."""
         return self.plan.world_size
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How many ranks a job is to have."""
+    """Target size of a job, in ranks."""
 
     places: int
     """Ranks with a place, of all pipelines together."""
@@ -63,7 +63,7 @@ class Size:
 
 @dataclass(frozen=True, kw_only=True)
 class Membership:
-    """Which ranks a job has, and in which places."""
+    """Ranks of a job, and their places."""
 
     members: tuple[int, ...] = ()
     """Ranks of the newest generation that trained, by place."""
@@ -86,7 +86,7 @@ class Membership:
     next_rank: int = 0
     """The lowest number that no rank has had."""
     changes: int = 0
-    """How many planned changes there have been."""
+    """Number of planned changes so far."""
     size: Size | None = None
     """The size that a command requested last; None: as the order says."""
 
@@ -103,7 +103,7 @@ class Membership:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a job has come: its plan, its generations, its steps and what it has to go back to."""
+    """Progress of a job: its plan, generations, steps and the checkpoints to go back to."""
 
     plan: Plan
     """The plan that the newest generation follows."""
@@ -115,7 +115,7 @@ class Progress:
     trained: bool = False
     """Whether any generation has trained."""
     version: int = 0
-    """Of the newest plan of this controller."""
+    """Version of the newest plan of this controller."""
     step: int = 0
     """The last step that was reported; before the first report, the step to start from."""
     early: tuple[StepReport, ...] = ()
@@ -123,7 +123,7 @@ class Progress:
     since: int = 0
     """The last generation that went back to a checkpoint: step reports of earlier ones no longer count."""
     step_s: float = 0.0
-    """How long the last reported step took."""
+    """Time of the last reported step."""
     began: int = 0
     """The step at which the newest generation began to train."""
     validated: int = 0
@@ -135,10 +135,10 @@ class Progress:
     round: int = 0
     """Counts the attempts to form a generation: an answer to an earlier one's command is stale."""
     failures: int = 0
-    """How often the job has failed with no step committed beyond `failed_at`. A pause keeps it."""
+    """Number of failures with no step committed beyond `failed_at`. A pause keeps it."""
     failed_at: int = -1
     pauses: int = 0
-    """How often the job has waited for capacity."""
+    """Number of times that the job has waited for capacity."""
     paused: bool = False
     """From a pause until a generation trains again."""
     out_of_patience: bool = False
@@ -154,7 +154,7 @@ class Resize:
     """A requested number of places under way."""
 
     id: str
-    """Of the command."""
+    """Id of the command."""
     before: Size
     """The size that the job keeps if the ranks that it lacks do not come."""
 
@@ -164,7 +164,7 @@ class Leaving:
     """A requested drain under way."""
 
     id: str
-    """Of the command."""
+    """Id of the command."""
     node: str
     ranks: frozenset[int]
     """The job's ranks on the node."""
@@ -194,12 +194,12 @@ class PlannedChange:
     coming: frozenset[int] = frozenset()
     """Ranks without a place now whose copies are not up to date yet."""
     there: frozenset[int] = frozenset()
-    """Those of them whose copies are."""
+    """Ranks without a place now whose copies are up to date."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ahead:
-    """What ranks have copied and built for a coming generation, and were not told to let go of."""
+    """Layers that ranks have copied and built for a coming generation, and were not told to drop."""
 
     ranks: frozenset[int] = frozenset()
     """Members that build, and ranks without a place that copy and build."""
@@ -222,7 +222,7 @@ class Intents:
     change: PlannedChange | None = None
     """A change of ranks that is being prepared, or for which the ranks were asked to regroup."""
     ahead: Ahead = Ahead()
-    """What ranks hold for that change, or for one that it has taken the place of."""
+    """Layers that ranks hold for that change, or for one that it has replaced."""
     scaling: Resize | None = None
     """A command for another number of places, which the job does not have yet."""
     leaving: tuple[Leaving, ...] = ()
@@ -239,7 +239,7 @@ class Intents:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a job has; it is carried from state to state."""
+    """Data of a job, carried from state to state."""
 
     membership: Membership
     progress: Progress
@@ -297,7 +297,7 @@ class Assessing:
     waiting: frozenset[int]
     positions: tuple[Position, ...] = ()
     troubles: tuple[RankLost, ...] = ()
-    """What went wrong, in order of arrival."""
+    """Failures, in order of arrival."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What can happen to a job: the events of the state machine in `machine.py`.
+"""The events of the state machine in `machine.py`: all that can happen to a job.
 
 Frozen values. If a stimulus answers a command of an attempt to form a generation, `round` says which attempt,
 so that late answers can be recognized.
@@ -43,9 +43,9 @@ class Ready:
     host: str
     pid: int
     zone: str = ""
-    """Of the node; empty if it is unknown."""
+    """Zone of the node; empty if unknown."""
     machine: str = ""
-    """As in `RankStarted`."""
+    """Hardware and library, as in `RankStarted`."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class RankLost:
     """It ran out of memory."""
     round: int = 0
     silent_s: float = 0.0
-    """How long it had stood still when it was killed for that: since its last answer, or in one action."""
+    """Time that it had stood still when it was killed for that: since its last answer, or in one action."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ class Scale:
 
     @property
     def id(self) -> str:
-        """Of the command."""
+        """Id of the command."""
         return self.event.id
 
 
@@ -247,7 +247,7 @@ class PlannedAhead:
     """The plan of a coming generation, or why there is none."""
 
     number: int
-    """Of the change."""
+    """Number of the change."""
     plan: Plan | None = None
     schedule: Schedule | None = None
     copying: Plan | None = None
@@ -264,12 +264,12 @@ class Going:
 
     ranks: frozenset[int]
     source: str
-    """As in `events.Noticed`."""
+    """Source of the notice, as in `events.Noticed`."""
     left_s: float | None = None
     node: str = ""
     host: str = ""
     id: str = ""
-    """Of the command that requested it; empty: none did."""
+    """Id of the command that requested it; empty: none did."""
 
 
 @dataclass(frozen=True)

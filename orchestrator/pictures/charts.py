@@ -82,7 +82,7 @@ class ValueAxis:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """What a chart shows."""
+    """Contents of a chart."""
 
     title: str
     unit: str

@@ -10,7 +10,7 @@ BINS = 20
 
 
 def bins(shares: Sequence[float]) -> list[int]:
-    """How many of `shares`, each in [0, 1], lie in each of `BINS` equal bins; 1 belongs to the last bin."""
+    """Number of `shares`, each in [0, 1], in each of `BINS` equal bins; 1 belongs to the last bin."""
     counts = [0] * BINS
     for share in shares:
         counts[min(int(share * BINS + 1e-9), BINS - 1)] += 1

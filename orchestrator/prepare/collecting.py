@@ -46,24 +46,24 @@ class Samples(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Collected:
-    """What was measured."""
+    """Result of the measurement."""
 
     windows: Windows
     warnings: tuple[str, ...]
-    """What makes the windows less trustworthy, in words."""
+    """Reasons to trust the windows less, in words."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """What is beside the stage, and where."""
+    """Neighbour beside the stage, and the cores of both."""
 
     kind: str
-    """Of the neighbour; `alone` without one."""
+    """Kind of the neighbour; `alone` without one."""
     level: str
     ours: tuple[int, ...] = ()
     """The cores that the stage may use; empty: all."""
     theirs: tuple[int, ...] = ()
-    """Those that the neighbour may use; empty: all."""
+    """The cores that the neighbour may use; empty: all."""
 
     @property
     def where(self) -> str:

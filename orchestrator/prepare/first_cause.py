@@ -1,4 +1,4 @@
-"""Which rank keeps a cluster from measuring a job, among those that failed because of it. Asks no actor."""
+"""Rank that keeps a cluster from measuring a job, among those that failed because of it. Asks no actor."""
 
 from __future__ import annotations
 

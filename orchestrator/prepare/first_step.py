@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from workers.models.definition import ModelDefinition
 
 READ_S = 1.0
-"""How long to read; the first microbatch is read in any case."""
+"""Time limit for reading; the first microbatch is read in any case."""
 COMPUTE_S = 1.0
-"""How long to compute; a layer that has begun ends."""
+"""Time limit for computing; a layer that has begun ends."""
 MOST_PARAMETERS = 20_000_000
 MOST_INPUT_BYTES = 2**24
-"""Of a microbatch. A larger one, or a larger model, is left to the ranks."""
+"""Most input bytes of a microbatch. A larger one, or a larger model, is left to the ranks."""
 
 
 def own_code(spec: Spec) -> bool:

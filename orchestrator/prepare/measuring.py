@@ -27,9 +27,9 @@ from workers.profiling.measured import Measured
 from workers.protocol import Generation, JobError
 
 GRACE_S = 5.0
-"""How long the other ranks may take to report their errors once one rank has failed."""
+"""Time limit for the other ranks to report their errors once one rank has failed."""
 STACKS_S = 1.0
-"""How long the ranks that took too long may take to return their threads' stacks."""
+"""Time limit for the ranks that took too long to return their threads' stacks."""
 MOST_SHOWN = 3
 """Ranks whose stacks a message shows."""
 
@@ -137,7 +137,7 @@ def _lateness(actors: list[Any], late: list[int], timeout_s: float) -> str:
 
 
 def _stacks(actors: Mapping[int, Any]) -> dict[int, str]:
-    """What the threads of each rank are doing; empty for a rank that does not answer."""
+    """Stacks of each rank's threads; empty for a rank that does not answer."""
     calls = {rank: actor.stacks.remote() for rank, actor in actors.items()}
     ray.wait(list(calls.values()), num_returns=len(calls), timeout=STACKS_S)
     stacks = dict.fromkeys(actors, "")

@@ -17,9 +17,9 @@ from planner.wording import counted
 from workers.protocol import JobError
 
 LATENCY_S = 30e-6
-"""Of a message between two machines of one data centre. An assumption."""
+"""Latency of a message between two machines of one data centre. An assumption."""
 LINK_LATENCY_S = 10e-6
-"""Of a message between two GPUs of one machine. An assumption too."""
+"""Latency of a message between two GPUs of one machine. An assumption too."""
 LINK = "link"
 """In place of a network: all devices are in one machine, connected as their maker connects them."""
 

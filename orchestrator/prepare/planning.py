@@ -182,7 +182,7 @@ def _choose_redundancy(settled: SettledSpec, profile: Profile) -> Choice:
 
 
 def redundancy(spec: Spec, choice: Choice) -> str:
-    """How the settled `spec` recovers failed ranks with the ranks of `choice`: `peer`, `checkpoint` or `none`.
+    """Recovery mode of the settled `spec` for failed ranks, with the ranks of `choice`: `peer`, `checkpoint` or `none`.
 
     Raises:
         JobError: the spec asks for a redundancy that these ranks cannot have.
@@ -193,7 +193,7 @@ def redundancy(spec: Spec, choice: Choice) -> str:
 
 
 def price_of_copies(spec: Spec, choice: Choice) -> tuple[CopiesCost, ...]:
-    """What no copy, snapshots, one copy and each further one of every layer cost the plan of `choice`; none if the
+    """Costs of no copy, snapshots, one copy and each further one of every layer for the plan of `choice`; none if the
     settled `spec` keeps no copies. Where the profile has too few machines for them, each rank counts as on one of its
     own."""
     plan, profile = choice.plan, choice.prediction.profile

@@ -35,7 +35,7 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
 
 
 def noise(profile: Profile) -> str | None:
-    """What disturbed the measurement, in words; None: nothing that counts, or nothing that is known."""
+    """Disturbance of the measurement, in words; None: nothing that counts, or nothing that is known."""
     kind = profile.cluster.devices[0].kind
     if profile.noise is None or kind == "emulated":
         return None

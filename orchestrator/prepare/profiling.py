@@ -187,7 +187,7 @@ def key_of(spec: Spec, ranks: int) -> str:
 
 
 def machine_key(cpu: str, cpus: int, gpus: Sequence[tuple[str, int]]) -> list[Any]:
-    """What identifies a machine in a key.
+    """Identity of a machine in a key.
 
     Args:
         gpus: name and memory in bytes of each GPU that the ranks may use.

@@ -1,4 +1,4 @@
-"""What copies of the layers save on a trace: the losses that take the last holder of a layer, and their price in steps.
+"""Savings of layer copies on a trace: the losses that take the last holder of a layer, and their price in steps.
 
 Pure. It replays the trace against the plans that the job's planner makes for the nodes that are there, one rank on
 each. Between two losses every copy becomes current, and every step takes as long as the others.
@@ -28,7 +28,7 @@ class GroupLoss:
     """Since the trace's beginning."""
     nodes: tuple[str, ...]
     ranks: int
-    """That the job had until then."""
+    """Ranks of the job until then."""
     last: bool
     """They are the last that hold some layer."""
 
@@ -76,7 +76,7 @@ def _holders(plan: Plan, piece: Piece) -> set[int]:
 def copies_saved(
     trace: Trace, replanner: Replanner, *, steps_per_s: float, every_steps: int, first_step: int = 0
 ) -> tuple[CopiesSaved, ...]:
-    """What no copy, one copy and each further one would lose on `trace`, up to those of `replanner`.
+    """Losses on `trace` with no copy, one copy and each further one, up to those of `replanner`.
 
     Args:
         steps_per_s: steps in a second of the trace.

@@ -23,17 +23,17 @@ FACTORS = {"light": 4 / 3, "heavy": 3.0}
 LEAST_STEPS = 10
 """Steps of a visit: fewer are over before the layers have moved."""
 VISITS = 2
-"""How often the neighbour comes by default."""
+"""Default number of the neighbour's visits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interference:
-    """What is to disturb a job."""
+    """Disturbance planned for a job."""
 
     level: str
     """`light` or `heavy`."""
     kind: str
-    """Of a real neighbour: see `workers.interference.neighbours`."""
+    """Kind of a real neighbour: see `workers.interference.neighbours`."""
     rank: int
     """The number of the rank to disturb."""
     visits: tuple[Visit, ...]
@@ -72,7 +72,7 @@ def visits_of(steps: int, every: int | None) -> tuple[Visit, ...]:
 
 
 class Disturber(Protocol):
-    """What disturbs a job while it runs."""
+    """Disturbs a job while it runs."""
 
     trouble: str
     """Why it did not disturb it as asked; empty: it did."""
@@ -86,7 +86,7 @@ class Disturber(Protocol):
         ...
 
     def disturbed(self) -> Disturbed:
-        """What it did."""
+        """Record of the disturbance."""
         ...
 
 

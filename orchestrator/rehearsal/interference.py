@@ -44,7 +44,7 @@ Arm = Callable[[int, Fault], object]
 def interference(
     spec: Spec, level: str, kind: str | None, rank: int | None, every: int | None
 ) -> Interference:
-    """What is to disturb the job of `spec`, which `disturbable` made.
+    """Disturbance planned for the job of `spec`, which `disturbable` made.
 
     Args:
         kind: None: `compute`.
@@ -127,7 +127,7 @@ def disturbable(spec: Spec, ranks: int | None, cores: int, say: Say) -> Spec:
 
 
 def disturber(spec: Spec, plan: Interference, arm: Arm, say: Say) -> Disturber:
-    """What disturbs the job of `spec`, which `disturbable` made."""
+    """Disturber of the job of `spec`, which `disturbable` made."""
     if spec.cluster.device == "emulated":
         return InjectedSlowdown(plan, arm, say)
     core = core_of(plan.rank)

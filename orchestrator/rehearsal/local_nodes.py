@@ -24,9 +24,9 @@ from orchestrator.events.rehearsed import NodeLife
 from workers.protocol import JobError
 
 START_S = 120.0
-"""How long a node may take to start."""
+"""Time limit for the start of a node."""
 CLOSE_S = 30.0
-"""How long nodes may take to go in good order."""
+"""Time limit for an orderly shutdown of the nodes."""
 
 
 @dataclass
@@ -46,7 +46,7 @@ class LocalNodes:
 
     def __init__(self) -> None:
         self.address = ""
-        """Of the cluster, from entering on."""
+        """Address of the cluster, from entering on."""
         self._process: subprocess.Popen[str] | None = None
         self._errors: IO[bytes] | None = None
         self._running: dict[str, _Running] = {}

@@ -25,10 +25,10 @@ class Look:
     """The processors at one moment."""
 
     time_s: float
-    """Of a clock that never goes back."""
+    """Time of a monotonic clock."""
     cores: int
     busy_s: float
-    """Of all cores together, so far."""
+    """Busy time of all cores together, so far."""
     own_s: Mapping[tuple[int, float], float]
     """(id, start) of each process of the rehearsal -> what it has taken so far."""
 

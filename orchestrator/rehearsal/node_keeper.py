@@ -21,10 +21,10 @@ from orchestrator.cluster.ports import agents_announced
 NODE = {"object_store_memory": OBJECT_STORE_BYTES, "include_log_monitor": False}
 """Every node. Ray's log monitor would carry the ranks' output to the driver; the job's folder has it."""
 HEALTH_CHECK_MS = 200
-"""How often Ray asks a node whether it lives. By default Ray takes 15 s to see that one is gone, and offers its room
-for new ranks until then."""
+"""Period of Ray's health checks of a node. By default Ray takes 15 s to see that one is gone, and offers its room for
+new ranks until then."""
 ATTEMPTS = 3
-"""To start a node; each may take half a minute."""
+"""Attempts to start a node; each may take half a minute."""
 
 
 def keep_nodes(orders: IO[str], answers: IO[str]) -> None:

@@ -34,19 +34,19 @@ from planner.wording import counted
 from workers.protocol import JobError
 
 NODE_START_S = 60.0
-"""How long each of the nodes that the job starts with may take."""
+"""Time limit for the start of each of the nodes that the job starts with."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Performance:
-    """What is to be rehearsed."""
+    """Inputs of a rehearsal."""
 
     spec: Spec
     trace: Trace
     source: str
     """Where the trace came from, in words."""
     ranks: int
-    """Of the job; it starts with so many, whatever the trace begins with."""
+    """Ranks of the job; it starts with so many, whatever the trace begins with."""
     speedup: float | None = None
     """Seconds of the trace per second; None: so many that it is over before the job is."""
     grace_s: float | None = None
@@ -57,7 +57,7 @@ class Performance:
 
 @dataclass(frozen=True, kw_only=True)
 class Rehearsal:
-    """How it went."""
+    """Result of a rehearsal."""
 
     run: Run
     found: EffectiveTime | None
@@ -125,7 +125,7 @@ def rehearse(
 
 
 def _saved(log: Path, rehearsed: Rehearsed, trace: Trace) -> tuple[CopiesSaved, ...]:
-    """What copies save on the whole of `trace`, by the job's first plan and its median step."""
+    """Savings of copies on the whole of `trace`, by the job's first plan and its median step."""
     records = list(read_log(log))
     issued = [record.event.plan for record in records if isinstance(record.event, events.Issued)]
     view = fold([*records, Record(time_s=time.time(), event=rehearsed)])
@@ -149,7 +149,7 @@ def _saved(log: Path, rehearsed: Rehearsed, trace: Trace) -> tuple[CopiesSaved, 
 
 
 def measure(log: Path) -> EffectiveTime | None:
-    """What became of the node-seconds of the rehearsal whose event log is `log`; None if none was played.
+    """Use of the node-seconds of the rehearsal whose event log is `log`; None if none was played.
 
     Raises:
         OSError: there is no such log.
@@ -166,7 +166,7 @@ def is_emulated(records: list[Record]) -> bool:
 
 
 def node_resources(spec: Spec) -> Mapping[str, float]:
-    """What a node of a rehearsal has, and each rank takes all of: one rank lives on a node."""
+    """Resources of a rehearsal's node. Each rank takes all of them: one rank lives on a node."""
     return {"CPU": 1.0, "GPU": 1.0} if spec.cluster.device == "cuda" else {"CPU": 1.0}
 
 
@@ -183,7 +183,7 @@ def on_nodes(spec: Spec, address: str, ranks: int, resources: Mapping[str, float
 
 
 def ranks_of(spec: Spec, ranks: int | None, nodes: int) -> int:
-    """How many ranks the job is to have on at most `nodes` nodes.
+    """Number of ranks for the job on at most `nodes` nodes.
 
     Raises:
         JobError: more than nodes.
@@ -202,7 +202,7 @@ def ranks_of(spec: Spec, ranks: int | None, nodes: int) -> int:
 
 
 def nodes_wanted(spec: Spec, nodes: int | None, trace: Trace) -> int:
-    """How many slots of the trace to keep: as asked, else as many as the job has ranks, or the trace has."""
+    """Number of trace slots to keep: `nodes` if given, else the job's number of ranks, at most the trace's slots."""
     if nodes is not None:
         return nodes
     return trace.most if spec.pipeline.ranks == AUTO else min(spec.pipeline.ranks, trace.most)

@@ -25,12 +25,12 @@ WARM_STEPS = 5
 FITTED = 0.8
 """Share of the job's remaining steps that a trace is fitted to: it trains more slowly on fewer nodes."""
 SETTLE_S = 120.0
-"""How long the job may take to train without a node that only its start needed."""
+"""Time limit for the job to train without a node that only its start needed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """What is to be played."""
+    """Trace to play, and the settings to play it with."""
 
     trace: Trace
     source: str
@@ -40,11 +40,11 @@ class Script:
     grace_s: float | None
     """Seconds of the trace between notice and end of a node; None: no notice."""
     resources: Mapping[str, float]
-    """Of each node: what one rank takes."""
+    """Resources of each node: those that one rank takes."""
     extra: tuple[str, ...] = ()
     """Nodes that the job starts with and the trace does not: they go before the clock starts."""
     steps: int = 0
-    """Of the job."""
+    """Steps of the job."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class TracePlayer:
             self._thread.join()
 
     def rehearsed(self) -> Rehearsed | None:
-        """What was played; None if the clock never started."""
+        """Record of the replay; None if the clock never started."""
         if self._began_s is None or self._ended_s is None:
             return None
         return Rehearsed(
@@ -238,7 +238,7 @@ class TracePlayer:
 
 
 def acts(trace: Trace, speedup: float, grace_s: float | None) -> list[_Act]:
-    """What to do, in order of time; the nodes of the beginning are there already."""
+    """Acts in order of time; the nodes of the beginning are there already."""
     found: list[_Act] = []
     came_s: dict[str, float] = {}
     for change in trace.changes:
@@ -256,5 +256,5 @@ def acts(trace: Trace, speedup: float, grace_s: float | None) -> list[_Act]:
 
 
 def in_words(error: Exception) -> str:
-    """What went wrong; errors that are not made for people are named."""
+    """Text of `error`; errors that are not made for people are named."""
     return str(error) if isinstance(error, JobError) else f"{type(error).__name__}: {error}"

@@ -16,7 +16,7 @@ from workers.protocol import JobError
 
 
 class Kind(StrEnum):
-    """What becomes of a node."""
+    """Kind of a node's change."""
 
     ADD = "add"
     REMOVE = "remove"
@@ -39,16 +39,16 @@ class Trace:
 
     changes: tuple[Change, ...]
     end_ms: int
-    """How long it is: at least the time of the last change."""
+    """Length of the trace: at least the time of the last change."""
 
     @property
     def losses(self) -> int:
-        """How many nodes go."""
+        """Number of nodes that go."""
         return sum(change.kind is Kind.REMOVE for change in self.changes)
 
     @property
     def most(self) -> int:
-        """How many nodes there are at most at a time."""
+        """Largest number of nodes at a time."""
         live = most = 0
         for change in self.changes:
             live += 1 if change.kind is Kind.ADD else -1
@@ -156,7 +156,7 @@ def keep(trace: Trace, nodes: int) -> Trace:
 
 
 def window(trace: Trace, first_ms: int, last_ms: int) -> Trace:
-    """What happens after `first_ms` and until `last_ms`; the nodes that are there at `first_ms` are added at 0.
+    """Part of `trace` after `first_ms` and until `last_ms`; the nodes that are there at `first_ms` are added at 0.
 
     Raises:
         JobError: the window is empty, reaches beyond the trace, or no node ever lives in it.

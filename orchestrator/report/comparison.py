@@ -38,7 +38,7 @@ LONGEST = 80
 NAMES = ("job.name", "job.output")
 """Settings that tell runs apart, and say nothing of how they differ."""
 AXES = {"step": "steps", "tokens": "tokens", "time": "time trained"}
-"""What the curves can be drawn over, in words."""
+"""Horizontal axes that the curves can have, in words."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class Comparison:
     differences: Table | None
     """Settings of the specs that differ; None: they are all alike."""
     rehearsals: tuple[tuple[str, RecoveryPart], ...]
-    """Of the runs that were rehearsals."""
+    """Recovery of the runs that were rehearsals."""
     interference: InterferencePart | None
-    """Of jobs that a neighbour disturbed, each with another policy, once all have ended."""
+    """Comparison of jobs that a neighbour disturbed, each with another policy, once all have ended."""
     adapted: tuple[tuple[str, SpeedsPart, Table | None], ...]
-    """Of the runs that measure their ranks' speeds: these, and the layers that moved."""
+    """Rank speeds and layer moves of the runs that measure their ranks' speeds."""
 
 
 def comparison(runs: Named, axis: str = "step") -> Comparison:
@@ -113,7 +113,7 @@ class _Along:
 
     runs: Named
     axis: str
-    """As a chart names it."""
+    """Name of the axis in a chart."""
     places: tuple[Callable[[int], float], ...]
     """Per run: step -> its place."""
 

@@ -124,7 +124,7 @@ class ClusterConfig(Section):
     """`local` starts a cluster on this machine for this job; `auto` joins the only one with a node here;
     `HOST:PORT` and `ray://HOST:PORT` join the one there."""
     resources_per_rank: dict[str, Annotated[float, Field(gt=0)]] | None = None
-    """What each rank reserves; unset: 1 CPU (`cpu`), 1 CPU and 1 GPU (`cuda`), 0.05 CPU (`emulated`)."""
+    """Resources that each rank reserves; unset: 1 CPU (`cpu`), 1 CPU and 1 GPU (`cuda`), 0.05 CPU (`emulated`)."""
     device: DeviceKind | Literal["auto"] = "auto"
     """`auto`: `cuda` if the cluster has GPUs for all ranks, else `cpu`. `emulated`: times are modelled."""
     pin_cores: bool = False
@@ -132,13 +132,13 @@ class ClusterConfig(Section):
     whose numbers differ by n share a core. A neighbour on one core then slows only that core's ranks. Changes no
     bits."""
     memory_per_rank_bytes: Positive | None = None
-    """What a rank may use; no plan that needs more is taken. Unset: the device's memory, for plans that are made on a
-    profile."""
+    """Memory limit of a rank; no plan that needs more is taken. Unset: the device's memory, for plans that are made on
+    a profile."""
     wait_s: PositiveSeconds = 60.0
-    """How long to wait for the cluster's resources and for the ranks to start, each."""
+    """Time limit for the cluster's resources and for the start of the ranks, each."""
     timeout_s: PositiveSeconds = 300.0
-    """How long a rank may wait for another one before the step counts as failed. Also how long measuring the model may
-    take."""
+    """Longest wait of a rank for another one before the step counts as failed. Also the time limit for measuring the
+    model."""
     emulated: EmulatedConfig = EmulatedConfig()
     """`[cluster.emulated]`: the modelled times."""
 
@@ -180,13 +180,13 @@ class Spec(Section):
     pipeline: PipelineConfig = PipelineConfig()
     """The cut."""
     freeze: FreezeConfig = FreezeConfig()
-    """What is left out of the backward pass."""
+    """The weight gradients that are skipped."""
     checkpoint: CheckpointConfig = CheckpointConfig()
-    """What survives on disk."""
+    """The checkpoints."""
     elastic: ElasticConfig = ElasticConfig()
-    """What survives of it all."""
+    """The handling of ranks that fail, join or receive notice."""
     adapt: AdaptConfig = AdaptConfig()
-    """What changes as machines slow down."""
+    """The adaptation to machines that slow down."""
     cluster: ClusterConfig = ClusterConfig()
     """Where it runs."""
     logging: LoggingConfig = LoggingConfig()

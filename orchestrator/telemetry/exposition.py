@@ -13,7 +13,7 @@ from orchestrator.telemetry.metrics import METRICS
 from orchestrator.telemetry.samples import Sample, samples
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""What a route that answers with `exposition` says of it."""
+"""Content type of a route that answers with `exposition`."""
 
 
 def exposition(views: Iterable[JobView]) -> str:

@@ -1,4 +1,4 @@
-"""What experiment loggers get of a job's events, and the rule for steps that run twice. Knows no logger's library."""
+"""Job events as experiment loggers get them, and the rule for steps that run twice. Knows no logger's library."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class LoggerSink:
 
 
 def entry_of(event: Event, time_s: float) -> Entry | None:
-    """What loggers show of `event`; the names are those of the metrics, without `freshet_`."""
+    """Values of `event` that loggers show; the names are those of the metrics, without `freshet_`."""
     match event:
         case StepReport(step=step):
             values = {

@@ -15,7 +15,7 @@ STATES = ("pending", "starting", "training", "waiting", "paused", "finished", "s
 CAUSES = ("loss", "drain", "join", "capacity", "resume", "move", "scale", "memory", "retry")
 """Why a generation replaces another one, as in `Regrouped.cause`."""
 MODES = ("live", "deferred", "stop")
-"""How layers move between training ranks, as in `Migrated.mode`."""
+"""Modes in which layers move between training ranks, as in `Migrated.mode`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class Metric:
     """One metric."""
 
     name: str
-    """As Prometheus shows it; Ray's endpoint puts `ray_` before it."""
+    """Name that Prometheus shows; Ray's endpoint puts `ray_` before it."""
     kind: Kind
     """A `counter` only grows."""
     help: str

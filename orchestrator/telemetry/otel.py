@@ -22,7 +22,7 @@ from orchestrator.telemetry.spans import Span, Spans
 EVERY_MS = 1_000
 """Between two exports."""
 TIMEOUT_S = 5.0
-"""How long an endpoint may take."""
+"""Time limit for an endpoint to answer."""
 TRACES_PATH = "/v1/traces"
 """Path of traces at an OTLP endpoint."""
 

@@ -1,4 +1,4 @@
-"""Which sinks a job's `[logging]` section wants, whether this installation has their packages, and how each opens.
+"""Sinks that a job's `[logging]` section wants: the check for their packages, and the opening of each.
 
 Imports no logger's library before the sink opens, which happens in the sink's thread.
 """

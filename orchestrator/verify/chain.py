@@ -56,7 +56,7 @@ class Chain:
         return self.lines[-1].sha256 if self.lines else None
 
     def unproved(self) -> list[str]:
-        """What the hashes leave open."""
+        """Facts that the hashes leave open."""
         found: list[str] = []
         if self.unchained == len(self.lines):
             found.append(

@@ -1,4 +1,4 @@
-"""What a job's checkpoints prove besides its ledger: files are intact, and the last one has the job's final bits.
+"""Proof that a job's checkpoints add to its ledger: files are intact, and the last one has the job's final bits.
 
 Reads every file; imports torch.
 """

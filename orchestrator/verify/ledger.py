@@ -31,7 +31,7 @@ NEARBY = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Batches:
-    """Which samples each step must use, by the resolved spec."""
+    """Samples that each step must use, by the resolved spec."""
 
     seed: int
     microbatches: int
@@ -74,11 +74,11 @@ class Ledger:
     unproved: list[str] = field(default_factory=list)
     """Facts that the log does not prove."""
     assumed: list[str] = field(default_factory=list)
-    """What every proof takes for granted, or what was not looked into."""
+    """Assumptions of every proof, and facts that were not checked."""
     facts: list[str] = field(default_factory=list)
-    """What was looked into, by other audits than this one."""
+    """Checks by other audits than this one."""
     claims: list[str] = field(default_factory=list)
-    """What they prove, if nothing is wrong."""
+    """Facts that these checks prove, if nothing is wrong."""
     spec: dict[str, Any] = field(default_factory=dict)
     """The resolved spec of the newest start."""
     standing: list[StepReport | None] = field(default_factory=list)
@@ -87,7 +87,7 @@ class Ledger:
     """Steps that were committed, then voided by a return to a checkpoint or a snapshot, and run again."""
     generations: int = 0
     epochs: int = 0
-    """How often a controller started the job or took it over."""
+    """Number of starts and takeovers of the job by a controller."""
     checkpoints: list[CheckpointReport] = field(default_factory=list)
     """Checkpoints reported as complete, oldest first."""
     end: Finished | Failed | None = None
@@ -95,13 +95,13 @@ class Ledger:
     compared: set[str] = field(default_factory=set)
     """The layers that ranks compared with plain autograd before they trained them."""
     left_whole: set[str] = field(default_factory=set)
-    """Of them, those that were left to it."""
+    """Layers among them that were left to plain autograd."""
     proved_samples: int = 0
     """Steps whose samples were compared."""
 
     @property
     def steps(self) -> int:
-        """How many steps stand."""
+        """Number of steps that stand."""
         return len(self.standing)
 
 

@@ -51,8 +51,8 @@ class Stretch:
 
 
 def choose(lengths: Sequence[int], steps: int) -> tuple[int, ...]:
-    """How many steps of each stretch, from its first on, to compute again: at most `steps` together, shared out evenly,
-    and what does not divide to the newest.
+    """Number of steps of each stretch, from its first on, to compute again: at most `steps` together, shared out
+    evenly, the remainder to the newest.
 
     Args:
         lengths: steps of each stretch, oldest first.
@@ -129,7 +129,7 @@ class _Run:
         self._plan: Plan | None = None
         self._machines: set[str] = set()
         self._other_bits: list[str] = []
-        """What took the run off the one trajectory, in words."""
+        """Reasons why the run left the one trajectory, in words."""
         freezing: dict[int, FreezePlan] = {}
         spec: Mapping[str, Any] = {}
         for event in (record.event for record in records):
@@ -267,7 +267,7 @@ class _Run:
         )
 
     def _difference(self, step: int, made: StepReport) -> str | None:
-        """What differs in `step`, in words."""
+        """Differences between the log and the rerun in `step`, in words."""
         logged = self._report_of(step)
         found = [
             f"{name} {getattr(logged, name)!r} is logged and {getattr(made, name)!r} is computed again"
@@ -305,7 +305,7 @@ class _Run:
         return "".join(f", {text}" for text in compared), None
 
     def _excuse(self) -> str | None:
-        """What may give other bits though the log is as it was written; None: nothing."""
+        """Possible causes of other bits though the log is as it was written; None: nothing."""
         from workers.devices.machine import arithmetic
 
         reasons = list(self._other_bits)

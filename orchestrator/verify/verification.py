@@ -1,4 +1,4 @@
-"""What a run's folder proves: its event log through chain and ledger, and its checkpoints, in lines for people."""
+"""Proofs from a run's folder: its event log through chain and ledger, and its checkpoints, in lines for people."""
 
 from __future__ import annotations
 
@@ -92,10 +92,10 @@ def find_folder(run: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Witnesses:
-    """What other files of the folder say of its log."""
+    """Evidence about the log from other files of the folder."""
 
     heads: tuple[tuple[str, str], ...]
-    """Of checkpoints: which one, and the hash of a line."""
+    """Pairs of a checkpoint and the hash of a log line."""
     snapshot: Position | None
 
 

@@ -21,8 +21,8 @@ from planner.profile import Profile
 MATERIAL = 1.05
 """Factor by which a rank's level must have drifted for another slowdown to be known of it."""
 USUAL = 8
-"""So many observations in a row on plans that are not in force, or of another's place, are no matter of timing; nor are
-more of them among others."""
+"""Observations in a row on plans not in force, or of another rank's place, that timing no longer explains; nor does it
+explain more of them among others."""
 SURE = 3.0
 """Or so many standard errors of the level, if these are more: measurements are not independent."""
 
@@ -32,14 +32,14 @@ class Ignored:
     """An observation that was not used, and why."""
 
     kind: Literal["plan", "place", "step", "times"]
-    """What made no sense."""
+    """Part that made no sense."""
     reason: str
     usual: bool = False
     """Whether such observations are to be expected now and then: while a plan or a generation changes."""
 
 
 class Adviser:
-    """What is known of one job's ranks.
+    """Tracks the slowdowns of one job's ranks.
 
     Args:
         profile: of its layers.
@@ -131,7 +131,7 @@ class Adviser:
         return max((self._watches[rank].uncertainty for rank in ranks if rank in self._watches), default=0.0)
 
     def _usual(self, rank: int, kind: Literal["plan", "place"], reason: str) -> Ignored:
-        """Of an observation that is to be expected now and then, unless there are too many in a row."""
+        """An ignored observation that is `usual`, unless there are too many in a row."""
         self._odd[rank] = self._odd.get(rank, 0) + 2
         return Ignored(kind, reason, usual=self._odd[rank] < 2 * USUAL)
 
@@ -152,7 +152,7 @@ class Adviser:
 
     @property
     def past(self) -> Past:
-        """What another adviser begins with, besides what is `known`."""
+        """State beside `known` from which another adviser begins."""
         watched = tuple(
             (rank, watch.noise, watch.count)
             for rank, watch in sorted(self._watches.items())

@@ -34,7 +34,7 @@ _SD_PER_DEVIATION = 1.25
 
 @dataclass(frozen=True, kw_only=True)
 class Watch:
-    """What is known of one rank's sequence of slowdowns."""
+    """Detector state for one sequence of slowdowns."""
 
     level: float | None = None
     """Its slowdown, as accepted; None until `SETTLING` measurements are there."""

@@ -12,7 +12,7 @@ _PIECE_BYTES = 1 << 16
 
 
 def members(file: bytes | mmap.mmap) -> Iterator[bytes | int]:
-    """What each whole member holds; for what lies between two of them, before, or after, how many bytes that is."""
+    """Yields the content of each whole member, and the number of bytes of each gap before, between or after them."""
     at = lost = 0
     while at < len(file):
         found = _member(file, at) if file[at : at + len(BEGIN)] == BEGIN else None

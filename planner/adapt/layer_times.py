@@ -74,7 +74,7 @@ class LayerTimes:
 
     @property
     def factors(self) -> Factors:
-        """As they are now."""
+        """Current factors on the layers' times."""
 
         def of(layer: int, time: Time) -> float:
             return round(math.exp(self._logs.get((layer, time), 0.0)), 4)

@@ -1,4 +1,4 @@
-"""How slow each link is: what ranks measure of their links over what the profile has. Holds state but no clock.
+"""Slowdown of each link: its ranks' measurements over the profile's values. Holds state but no clock.
 
 The time of the model's largest message stands for the rate, half a round trip for the latency. Both are compared with
 the profile's after a constant is added to both: a change that no step notices is none. A link never counts as faster
@@ -18,7 +18,7 @@ from planner.simulation.slow_links import SlowLink
 from planner.wording import link_rate, seconds
 
 NOTICED_S = 0.001
-"""What a message may take longer without a step that notices, at least."""
+"""Lower bound of the extra message time that no step notices."""
 NOTICED_SHARE = 0.05
 """The same as a share of a microbatch's passes on one rank."""
 BOUND = 1.5
@@ -38,7 +38,7 @@ _Ends = tuple[int, int]
 
 @dataclass
 class _Known:
-    """Of one link, as ratios to the profile's."""
+    """State of one link, as ratios to the profile's values."""
 
     rate: Watch = field(default_factory=lambda: Watch(level=1.0))
     latency: Watch = field(default_factory=lambda: Watch(level=1.0))
@@ -53,7 +53,7 @@ class _Known:
 
 
 class LinkTimes:
-    """What is known of one job's links.
+    """Tracks the slowdowns of one job's links.
 
     Args:
         profile: as measured before the job.

@@ -32,17 +32,17 @@ MOST_SAID = 64
 
 @dataclass(frozen=True, kw_only=True)
 class LiveStart:
-    """What a planner begins with."""
+    """Initial state of a planner."""
 
     profile: Profile
     known: Slowdowns = NONE_KNOWN
     """The ranks' slowdowns, from the log."""
     past: Past = NO_PAST
-    """How they have changed, from the log."""
+    """History of the slowdowns, from the log."""
     factors: Factors = ()
     """On the layers' times, from the log."""
     links: Links = ()
-    """Those that are slow, from the log."""
+    """Slow links, from the log."""
     forest: bytes | None = None
     """The interference model, as a file's content; None: measured slowdowns stand for all layers."""
     record: str | None = None
@@ -51,28 +51,28 @@ class LiveStart:
 
 @dataclass(frozen=True, kw_only=True)
 class Heard:
-    """What a planner knows after some observations."""
+    """State of a planner after some observations."""
 
     known: Slowdowns
     past: Past
-    """How it came to be so."""
+    """History of the slowdowns."""
     changes: tuple[str, ...]
     """Changes of speed that these observations completed, in words."""
     ignored: tuple[tuple[int, str], ...]
     """(rank, why) of observations that make no sense: once for each rank and kind of nonsense."""
     lasting_steps: int
     age: int
-    """For how many steps no speed has changed."""
+    """Steps since any speed last changed."""
     newest: tuple[tuple[int, float], ...] = ()
     """(rank, slowdown in its newest step)."""
     factors: Factors = ()
     """On the layers' times, if these observations have changed them much."""
     links: Links | None = None
-    """Those that are slow, if these observations have changed them much."""
+    """Slow links, if these observations have changed them much."""
     link_changes: tuple[str, ...] = ()
     """Changes of links that these observations completed, in words."""
     warnings: tuple[str, ...] = ()
-    """Of the planner itself, for people."""
+    """Warnings about the planner itself, for people."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class Question:
 
 
 class LivePlanner:
-    """What one job's planner knows."""
+    """Planner of one running job, and its state."""
 
     def __init__(self, start: LiveStart) -> None:
         self._adviser = Adviser(start.profile, start.known, start.past)
@@ -223,7 +223,7 @@ class LivePlanner:
         measured: Sequence[float | None],
         sampled: Sequence[Mapping[str, float]],
     ) -> ForestSlowdowns | None:
-        """What the interference model says of what places may hold; None without one."""
+        """The interference model's predictor for what places may hold; None without one."""
         known = [slowdown for slowdown in measured if slowdown is not None]
         if self._predictor is None or replanner.profile is None or not known:
             return None

@@ -1,4 +1,4 @@
-"""How much memory plans may take of a rank that has less than its device, by what happened there, and the cut that
+"""Memory limit of plans for a rank that has less than its whole device, from what happened there, and the cut that
 keeps to it. Pure."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the ranks of a job have changed their speed so far, and how long their present speeds last by that. Pure.
+"""History of the speeds of a job's ranks, and how long the present ones last by that. Pure.
 
 It outlives the planner and the controller: the log keeps it.
 """
@@ -13,7 +13,7 @@ from planner.adapt.detection import Change
 from planner.adapt.speeds import Slowdowns
 
 LASTING_STEPS = 200
-"""How long speeds are taken to last before the job has seen it."""
+"""Assumed duration of speeds before the job has seen any."""
 REMEMBERED = 8
 """Newest durations of higher and of lower speeds of which the median is taken, with `LASTING_STEPS` beside them."""
 COMPARABLE = 0.5
@@ -24,7 +24,7 @@ TOGETHER_STEPS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Past:
-    """What a job has seen of its ranks' speeds."""
+    """History of the speeds of a job's ranks."""
 
     changed: tuple[tuple[int, int], ...] = ()
     """(rank, the step since which its speed has been what it is), ascending."""
@@ -38,7 +38,7 @@ class Past:
     slower: bool = True
     """Whether the last change was one to a lower speed."""
     factor: float = 1.0
-    """Of the last change, at least 1."""
+    """Factor of the last change, at least 1."""
     links_changed: int | None = None
     """The step at which a link changed last."""
     watched: tuple[tuple[int, float, int], ...] = ()
@@ -72,7 +72,7 @@ class Past:
         return replace(past, slow_steps=(*self.slow_steps, lasted)[-REMEMBERED:])
 
     def among(self, ranks: Iterable[int]) -> Past:
-        """That of `ranks`; how long speeds last is still what all of the job's ranks have shown."""
+        """History of `ranks` alone; durations of speeds still come from all of the job's ranks."""
         kept = frozenset(ranks)
         return replace(
             self,
@@ -82,25 +82,25 @@ class Past:
         )
 
     def age(self, step: int) -> int:
-        """For how many steps no speed of a rank or a link has changed."""
+        """Steps since the speed of a rank or a link last changed."""
         if not self.changed:
             return 0
         return max(0, step - max(*(since for _, since in self.changed), self.links_changed or 0))
 
     def lasting_steps(self, step: int) -> int:
-        """How many more steps the ranks' speeds will last after `step`: what is left of what is usual in this job, or
-        as long as they have lasted already."""
+        """Steps that the ranks' speeds will last after `step`: the rest of what is usual in this job, or as many as
+        they have lasted already."""
         age = self.age(step)
         return max(round(self._usual_steps(self.slower)) - age, age)
 
     def share(self) -> float:
-        """Of the time, if the ranks' present speeds and those before come and go in turn: that of the present ones."""
+        """Share of time with the ranks' present speeds, if these alternate with those before."""
         present, other = self._usual_steps(self.slower), self._usual_steps(not self.slower)
         return present / (present + other)
 
     def known_before(self, known: Slowdowns) -> Slowdowns | None:
-        """What was known before the last change of a rank, and of those that changed about then together; None: none
-        did, or a link did after them.
+        """Slowdowns before the last change of a rank and of those that changed together with it; None: none did, or a
+        link did after them.
 
         Args:
             known: what is known now.

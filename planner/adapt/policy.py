@@ -26,13 +26,13 @@ LEAST_GAIN = 0.03
 SURE = 2.0
 """Or so many standard errors of the slowdowns, if these are more: less than that their noise may explain."""
 STALL_S = 0.1
-"""What the switches of one move stall the ranks."""
+"""Stall of the ranks by the switches of one move."""
 IN_FORCE_STEPS = 3
 """Steps from a decision until its plan is in force: copies, hand-over, reports."""
 ANSWERED_STEPS = IN_FORCE_STEPS + 1
 """Steps from a change of speed until the plan that answers it is in force."""
 BOTH_STEPS = 200
-"""Steps over which a move must pay that is for the mean of speeds that come and go."""
+"""Horizon, in steps, of a move chosen for the average of alternating speeds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Decision:
     then_s: float
     """The same with the best cut found; as `now_s` if there is none."""
     cost_s: float = 0.0
-    """What the move takes from training."""
+    """Training time that the move costs."""
     layers: tuple[int, ...] = ()
     """Per stage, of the best cut found."""
     too_soon: bool = False
@@ -165,7 +165,7 @@ def _has_room(replanner: Replanner, now: Plan, then: Plan, domains: Sequence[str
 
 
 class _Worth:
-    """What a move is worth, in seconds of training, for all that is foreseen of the ranks' speeds."""
+    """Worth of a move, in seconds of training, under the foreseen speeds of the ranks."""
 
     def __init__(
         self,
@@ -232,8 +232,8 @@ def moved_bytes(profile: Profile, now: Plan, then: Plan) -> dict[tuple[int, int]
 
 
 def move_cost_s(profile: Profile, now: Plan, then: Plan) -> float:
-    """What moving from `now` to `then` takes from training: transfers that steps run beside, what they take of ranks
-    that compute on the host, and the switches."""
+    """Training time that a move from `now` to `then` costs: transfers beside running steps, the time they take from
+    ranks that compute on the host, and the switches."""
     links = profile.cluster
     moved = moved_bytes(profile, now, then)
     transfers = [links.link(source, target).transfer_s(size) for (source, target), size in moved.items()]

@@ -29,7 +29,7 @@ from planner.search.replan import Replanner, ReplannerInputs
 
 FORMAT = 2
 MOST_BYTES = 1 << 30
-"""Of the file; a recording that would take more ends."""
+"""Size limit of the file; a recording that would exceed it ends."""
 MEMBER_BYTES, MEMBER_S = 1 << 16, 1.0
 """Lines wait until there are so many bytes of them, or so long."""
 
@@ -101,7 +101,7 @@ class PlansWith(ReplannerInputs):
 
 
 def _values(kind: type[Any], holder: Any) -> dict[str, Any]:
-    """What `holder` has in the fields of `kind`."""
+    """Values of `holder` in the fields of `kind`."""
     return {one.name: getattr(holder, one.name) for one in fields(kind)}
 
 

@@ -13,7 +13,7 @@ from planner.plan import Plan
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """What the planner answered to some observations, then and now."""
+    """The planner's answers to some observations, recorded and replayed."""
 
     took: Took
     heard: Heard
@@ -25,7 +25,7 @@ class Observed:
 
 @dataclass(frozen=True, kw_only=True)
 class Decided:
-    """What the planner decided, then and now."""
+    """The planner's decision, recorded and replayed."""
 
     asked: Asked
     recorded: Decision | None

@@ -1,4 +1,4 @@
-"""Which sampled features can be: the interference model sees no others. Pure."""
+"""Plausibility of sampled features: the interference model sees only plausible ones. Pure."""
 
 from __future__ import annotations
 

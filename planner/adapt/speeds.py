@@ -1,4 +1,4 @@
-"""How slow each rank is: measured stage times over those that the profile expects."""
+"""Slowdown of each rank: measured stage times over those that the profile expects."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Slowdowns:
     """(rank, slowdown), ascending."""
 
     def of(self, ranks: Sequence[int]) -> tuple[float | None, ...]:
-        """Of each of `ranks`; None where nothing is known."""
+        """Slowdown of each of `ranks`; None where nothing is known."""
         known = dict(self.by_rank)
         return tuple(known.get(rank) for rank in ranks)
 
     def but(self, changed: Iterable[tuple[int, float]]) -> Slowdowns:
-        """These, with those that `changed` names replaced."""
+        """A copy with the slowdowns that `changed` names replaced."""
         return Slowdowns(tuple(sorted({**dict(self.by_rank), **dict(changed)}.items())))
 
     def among(self, ranks: Iterable[int]) -> Slowdowns:
-        """Those of `ranks` alone."""
+        """Slowdowns of `ranks` alone."""
         kept = frozenset(ranks)
         return Slowdowns(tuple(entry for entry in self.by_rank if entry[0] in kept))
 

@@ -1,4 +1,4 @@
-"""How much to freeze: bounds from monitored steps, the linear program, and whether it pays.
+"""Freeze ratios: bounds from monitored steps, the linear program, and whether freezing pays.
 
 Not here: Which parameters freeze (`workers/freezing/`).
 """

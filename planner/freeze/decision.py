@@ -41,7 +41,7 @@ class FreezeQuestion:
 
 @dataclass(frozen=True, kw_only=True)
 class FreezeDecision:
-    """What to freeze, and the expected gain."""
+    """Freeze ratios, and the expected gain."""
 
     solution: FreezeSolution
     ratios: Ratios
@@ -134,7 +134,7 @@ def _with_devices_for(profile: Profile | None, ranks: int) -> Profile | None:
 
 
 def _spread(question: FreezeQuestion, ratios: Ratios) -> float | None:
-    """By how much random masks lengthen a step, from the profile alone: monitoring does not see single matrices.
+    """Factor by which random masks lengthen a step, from the profile alone: monitoring does not see single matrices.
 
     Each matrix is sampled with its layer's ratio, as in `timelyfreeze`. A hybrid's masks have the same expectation per
     action, but it freezes stable parameters first, so its steps vary less as a rule. The estimate neglects this: which

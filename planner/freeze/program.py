@@ -24,7 +24,7 @@ _SLACK = 1e-7
 
 @dataclass(frozen=True, kw_only=True)
 class FreezeSolution:
-    """What to freeze, and the resulting makespan."""
+    """Freeze ratios, and the resulting makespan."""
 
     ratios: tuple[tuple[int, int, float], ...]
     """(stage, microbatch, ratio) of every action that computes weight gradients; ratios in [0, 1]."""

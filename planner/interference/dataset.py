@@ -33,9 +33,9 @@ class Windows:
     kinds: tuple[str, ...]
     """The neighbour of each window, such as `memory`; `alone` without one."""
     levels: tuple[str, ...]
-    """How heavy it was and where, such as `light on the same core`; empty without one."""
+    """Intensity and place of the neighbour, such as `light on the same core`; empty without one."""
     version: int = VERSION
-    """Of the features."""
+    """Version of the features."""
 
     def __post_init__(self) -> None:
         count = len(self.ratios)

@@ -25,7 +25,7 @@ SMALLEST_LEAF = 3
 
 
 class Model(Protocol):
-    """What predicts, from rows, ratios over the last measured ones."""
+    """Predicts, from rows, ratios over the last measured ones."""
 
     def predict(self, rows: Rows) -> NDArray[np.float64]: ...
 

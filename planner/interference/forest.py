@@ -28,7 +28,7 @@ class Forest:
     missing_left: NDArray[np.bool_]
     """Whether a missing value goes left."""
     value: NDArray[np.float64]
-    """What a leaf predicts."""
+    """Prediction of a leaf."""
     columns: int
     """Features of a row."""
 

@@ -1,4 +1,4 @@
-"""How good a model of interference is, by neighbours that it was not fitted to."""
+"""Quality of a model of interference, on neighbours that it was not fitted to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CANDIDATES = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """How well a model predicts the windows beside neighbours that were left out when it was fitted."""
+    """Accuracy of a model on the windows beside neighbours that were left out when it was fitted."""
 
     model: str
     r2: float
@@ -28,12 +28,12 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What is known of a fitted forest and its rivals."""
+    """Quality of a fitted forest and its rivals."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     scores: tuple[Score, ...]
-    """Of the forest, linear regression, the network and the last measured ratio, in this order."""
+    """Scores of the forest, linear regression, the network and the last measured ratio, in this order."""
     importances: tuple[tuple[str, float], ...]
     """(feature, share of the variance that its splits remove), the largest first; features without any are left out."""
     calibration: tuple[tuple[float, float, int], ...]
@@ -42,7 +42,7 @@ class Judgement:
     """To predict `CANDIDATES` rows, median of several times."""
     windows: int
     warnings: tuple[str, ...] = ()
-    """What made the windows less trustworthy, in words."""
+    """Reasons to trust the windows less, in words."""
 
     @property
     def forest(self) -> Score:
@@ -50,12 +50,12 @@ class Judgement:
         return self.scores[0]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values, for `judgement_from`."""
+        """JSON values, for `judgement_from`."""
         return asdict(self)
 
 
 def judgement_from(values: Mapping[str, Any]) -> Judgement:
-    """What `to_dict` told.
+    """The judgement that `to_dict` gave.
 
     Raises:
         ValueError: these are no such values.

@@ -37,13 +37,13 @@ class StoredForest:
 
     forest: Forest
     machine: str
-    """Of the machine on which its windows were measured."""
+    """Name of the machine on which its windows were measured."""
     made: str
     """Date, as YYYY-MM-DD."""
     judgement: Judgement
-    """How good it is."""
+    """Quality of the forest."""
     device: str = CPU
-    """What its stages ran on: `cpu` or `cuda`. It says nothing about others."""
+    """Device of its stages: `cpu` or `cuda`. The forest says nothing about others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +52,11 @@ class StoredWindows:
 
     windows: Windows
     machine: str
-    """On which they were measured."""
+    """Name of the machine on which they were measured."""
     warnings: tuple[str, ...] = ()
-    """What makes them less trustworthy, in words."""
+    """Reasons to trust them less, in words."""
     device: str = CPU
-    """What their stages ran on: `cpu` or `cuda`."""
+    """Device of their stages: `cpu` or `cuda`."""
 
 
 def forest_bytes(stored: StoredForest) -> bytes:
@@ -159,7 +159,7 @@ _ARRAYS = {
     "missing_left": (np.bool_, _LIST),
     "value": (np.float64, _LIST),
 }
-"""Of a forest: name -> type of its numbers, dimensions."""
+"""Arrays of a forest: name -> type of its numbers, dimensions."""
 _WINDOW_ARRAYS = {"rows": (np.float64, _TABLE), "ratios": (np.float64, _LIST)}
 
 
@@ -276,7 +276,7 @@ def _parsed(
 
 
 def _metadata(content: bytes) -> dict[str, str]:
-    """Of a safetensors file, which begins with the length of its JSON header."""
+    """Metadata of a safetensors file, which begins with the length of its JSON header."""
     length = int.from_bytes(content[:8], "little")
     return json.loads(content[8 : 8 + length]).get("__metadata__", {})
 

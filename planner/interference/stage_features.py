@@ -8,7 +8,7 @@ from planner.profile import ModelProfile
 
 
 def stage_features(model: ModelProfile, stages: Sequence[Sequence[int]]) -> dict[str, float]:
-    """Those of `planner.features.STAGE` that follow from profile and plan.
+    """Features of `planner.features.STAGE` that follow from profile and plan.
 
     Args:
         stages: the layers of each stage of the rank, ascending; none is empty.
@@ -26,6 +26,6 @@ def stage_features(model: ModelProfile, stages: Sequence[Sequence[int]]) -> dict
 
 
 def _sent_bytes(model: ModelProfile, stage: Sequence[int]) -> int:
-    """What a stage sends per microbatch: its outputs on, and the gradient of its inputs back."""
+    """Bytes that a stage sends per microbatch: its outputs on, and the gradient of its inputs back."""
     onward = model.layers[stage[-1]].boundary_bytes if stage[-1] + 1 < len(model.layers) else 0
     return onward + (model.layers[stage[0] - 1].boundary_grad_bytes if stage[0] else 0)

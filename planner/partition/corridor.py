@@ -12,7 +12,7 @@ from itertools import pairwise
 from planner.partition.stage_costs import Matrix, Window
 
 _SLACKS = (0.01, 0.05, 0.2, 0.6, 2.0)
-"""How much more than the least conceivable limit to try, before there is none."""
+"""Relative slacks over the least conceivable limit to try, before there is none."""
 _HALVINGS = 20
 _ROUNDING = 1e-9
 """Relative: sums in different orders differ by less."""

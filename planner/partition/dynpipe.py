@@ -73,7 +73,7 @@ def _shortest(costs: StageCosts, cost: Callable[[int, Window], Matrix]) -> Range
 def _shortest_within(
     costs: StageCosts, cost: Callable[[int, Window], Matrix], windows: Sequence[Window], limit: float
 ) -> Ranges | None:
-    """As `_shortest`, of the cuts within `windows`; None if W of all of them exceeds `limit`."""
+    """Result of `_shortest` among the cuts within `windows`; None if W of all of them exceeds `limit`."""
     layers = costs.layers
     merged = np.zeros(layers + 1)
     begins: list[np.ndarray] = []

@@ -36,7 +36,7 @@ def within_limits(
 
 
 def _nearest(costs: StageCosts) -> str:
-    """How much the cut of balanced memory exceeds its limit, at its worst stage."""
+    """Excess of the cut of balanced memory over its limit, at its worst stage, in words."""
     ranges = memory.partition(costs)
 
     def excess(stage: int) -> float:

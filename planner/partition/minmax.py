@@ -11,7 +11,7 @@ from planner.partition.stage_costs import Matrix, Ranges, Window
 from planner.wording import counted
 
 _KEPT = 2**22
-"""So many costs stay in memory between the two passes."""
+"""Number of costs that stay in memory between the two passes."""
 
 
 def smallest_largest(
@@ -44,7 +44,7 @@ def smallest_largest(
 def _smallest_largest(
     layers: int, windows: Sequence[Window], cost: Callable[[int, Window], Matrix], limit: float
 ) -> Ranges | None:
-    """As `smallest_largest`, of the cuts within `windows`; None if no stage of any of them costs at most `limit`."""
+    """Result of `smallest_largest` among the cuts within `windows`; None if each has a stage that exceeds `limit`."""
     # largest[stop]: the largest cost of the stages so far, which end before layer `stop`.
     largest = np.full(layers + 1, np.inf)
     largest[0] = 0.0

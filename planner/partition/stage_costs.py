@@ -47,7 +47,7 @@ class StageCosts:
     """Runs of layers that no cut divides, [first, stop) each: programs see them as their layers, with the exact costs
     of every run of blocks. None: each layer is one."""
     shards: int = 1
-    """Into how many the states of each layer are cut; a rank counts with an equal part of them."""
+    """Number of shards of each layer's states; a rank counts with an equal part of the states."""
     gradient_shards: int = 1
     """The same of the sums of its gradients."""
 
@@ -75,12 +75,12 @@ class StageCosts:
 
     @property
     def layers(self) -> int:
-        """How many there are to cut: layers, or blocks."""
+        """Number of units to cut: layers, or blocks."""
         return len(self.profile.model.layers) if self.blocks is None else len(self.blocks)
 
     @cached_property
     def _bounds(self) -> NDArray[np.int64]:
-        """Before which layers a cut may be, with 0 and their number."""
+        """Layers before which a cut may be, with 0 and the number of layers."""
         if self.blocks is None:
             return np.arange(len(self.profile.model.layers) + 1)
         return np.array([0, *(stop for _, stop in self.blocks)])
@@ -210,13 +210,13 @@ class StageCosts:
 
     @cached_property
     def _arriving_bytes(self) -> Vector:
-        """What a stage whose first layer is `cut` keeps in addition where its input comes from another rank."""
+        """Bytes that a stage whose first layer is `cut` keeps in addition where its input comes from another rank."""
         arriving = [*(layer.arriving for layer in self._layer_memory), 0]
         return np.array(arriving, dtype=np.float64)[self._bounds]
 
     @cached_property
     def _rebuilt_bytes(self) -> Matrix:
-        """What a recompute adds for one microbatch."""
+        """Bytes that a recompute adds for one microbatch."""
         return self._sums(layer.rebuilt for layer in self._layer_memory)
 
     @cached_property

@@ -19,7 +19,7 @@ from planner.repartition.condensation import Blocks, condense
 from planner.repartition.problem import Floats, Integers, Order, Problem
 
 SLACKS = (0.0, 0.003, 0.01, 0.03, 0.1)
-"""How much longer than necessary the busiest stage may be, for less time until the first microbatch is through."""
+"""Relative slacks of the busiest stage over its minimum, for less time until the first microbatch is through."""
 STRIDES = (1, 2, 3, 5, 8)
 """Layers by which neighbours of a cut move one boundary."""
 _FIT_ROUNDS = 16
@@ -188,7 +188,7 @@ def between(now: Integers, then: Integers) -> Integers:
 
 
 def cut_count(layers: int, stages: int) -> int:
-    """How many cuts there are."""
+    """Number of possible cuts."""
     return comb(layers - 1, stages - 1)
 
 

@@ -1,4 +1,4 @@
-"""Which rank takes which part of the schedule: orders in which ranks of unusual speed hold another part. Pure.
+"""Assignment of ranks to parts of the schedule: orders in which ranks of unusual speed hold another part. Pure.
 
 A slow rank suits a part with little work, such as where one long layer would be too much for it. An exchange moves all
 layers of both ranks, so only orders that gain much are worth their bytes; `planner/adapt/policy.py` weighs that.

@@ -1,4 +1,4 @@
-"""How long a step of each of many candidates takes: a lower bound, which thousands can have, and the simulated time.
+"""Step times of many candidates: a lower bound, which thousands can have, and the simulated time.
 
 The simulated time is what `planner/simulation/predict.py` says of a plan without standbys, to rounding. The bound is
 for any synchronous schedule: the busiest rank works without a pause between the first microbatch's way to it and the

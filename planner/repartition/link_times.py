@@ -1,4 +1,4 @@
-"""How long candidates' messages are on their way: between stages, and between pipelines that exchange gradients."""
+"""Message times of candidates: between stages, and between pipelines that exchange gradients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planner.repartition.problem import Candidates, Floats, Integers, Problem
 from planner.simulation.shard_parts import weight_bytes
 
 _FIELDS = ("sender_s", "sender_s_per_byte", "bytes_per_s", "latency_s", "receiver_s", "receiver_s_per_byte")
-"""Of a `Link`."""
+"""Fields of a `Link`."""
 SENDER, LINK, LATENCY, RECEIVER = range(4)
 """The parts of a message's time."""
 NO_LINK = Link(latency_s=0.0, bytes_per_s=float("inf"))

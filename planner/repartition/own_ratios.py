@@ -12,7 +12,7 @@ from planner.plan import Plan
 from planner.profile import Profile
 
 MOST_S = 1.0
-"""What all solves of one search may take."""
+"""Time limit of all solves of one search."""
 MOST_PROGRAMS = 16
 """Most programs that are solved."""
 PROGRAM_S = 0.15
@@ -21,8 +21,8 @@ PROGRAM_ACTIONS = 2_000
 
 
 def affordable_programs(schedule: Schedule) -> int:
-    """How many programs of a schedule there is time to solve. By their size, so that the same question always has the
-    same answer."""
+    """Number of programs of a schedule that there is time to solve. Derived from their size, so that the same question
+    always has the same answer."""
     actions = sum(map(len, schedule.programs))
     return min(MOST_PROGRAMS, int(MOST_S / (PROGRAM_S * (actions / PROGRAM_ACTIONS) ** 2)))
 

@@ -32,7 +32,7 @@ class Judged:
 
 
 class Pool:
-    """What has been judged.
+    """Pool of judged candidates.
 
     Args:
         simulations: most candidates to simulate.

@@ -1,4 +1,4 @@
-"""What a search over cuts and device orders works on: one running pipeline, its model and its devices as arrays.
+"""Input of a search over cuts and device orders: one running pipeline, its model and its devices as arrays.
 
 A candidate is a cut and an order: which pipeline rank takes the part of which rank of the schedule.
 """
@@ -162,7 +162,7 @@ class Problem:
         blocks: tuple[tuple[int, int], ...] | None = None,
         reserved_bytes: dict[int, int] | None = None,
     ) -> StageCosts:
-        """What the partition programs see: the devices in `order`, each as slow as the slowest of its siblings in the
+        """Input of the partition programs: the devices in `order`, each as slow as the slowest of its siblings in the
         other pipelines, with the slowdowns of `cut`.
 
         Args:

@@ -33,7 +33,7 @@ FINALIST_ACTIONS = 10_000
 """Actions that the exact predictions of plans may have together, beyond the first prediction of each order."""
 MOST_FINALISTS = 6
 TIGHTENINGS = 6
-"""How often a search runs again with tighter memory limits."""
+"""Most reruns of a search with tighter memory limits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +41,12 @@ class Found:
     """The result of a search."""
 
     now: Prediction
-    """Of the present plan."""
+    """Prediction of the present plan."""
     choices: tuple[Prediction, ...]
-    """Of plans that fit the memory, with their standbys: the fastest first, or one about as fast that moves less. A
-    later one may be worth its move where the first one's costs too much: it keeps the order of the ranks."""
+    """Predictions of plans that fit the memory, with their standbys: the fastest first, or one about as fast that moves
+    less. A later one may be worth its move where the first one's costs too much: it keeps the order of the ranks."""
     blocks: int
-    """Of the condensed model."""
+    """Blocks of the condensed model."""
     bounded: int
     """Candidates whose bound was computed."""
     simulated: int
@@ -61,7 +61,7 @@ class Found:
 
     @property
     def effort(self) -> str:
-        """What was searched, in words."""
+        """Extent of the search, in words."""
         return f"{counted(self.blocks, 'block')}, {self.bounded:,} candidates, {self.simulated:,} of them simulated"
 
 

@@ -60,7 +60,7 @@ class Effort:
     """Most candidates that are simulated."""
 
     def candidates(self, actions: int) -> int:
-        """How many candidates of so many actions may be simulated."""
+        """Number of candidates of so many actions that may be simulated."""
         return max(1, min(self.simulations, self.actions // actions))
 
 

@@ -1,4 +1,4 @@
-"""How slow each place is with the layers that a candidate gives it: known factors, or what a model predicts.
+"""Slowdown of each place with the layers that a candidate gives it: known factors, or a model's predictions.
 
 A model of interference sees the device's state and the stage (DynPipe, Algorithm 2, line 13), so a candidate's times
 are known only once its layers are. Predictions are asked for in batches, and remembered.
@@ -19,7 +19,7 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Load:
-    """What a place is to hold."""
+    """Layers that a place is to hold."""
 
     place: int
     """By number, over all pipelines."""
@@ -66,7 +66,7 @@ class SlowdownTable:
 
     @property
     def predicted(self) -> int:
-        """How many loads have been predicted."""
+        """Number of loads predicted so far."""
         return len(self._known)
 
     def of(self, cuts: Integers, orders: Integers) -> Floats:

@@ -46,8 +46,8 @@ def schedule_after(running: Schedule, plan: Plan) -> Schedule:
 
 
 def schedule_of_pipeline(plan: Plan, schedule: Schedule, pipeline: int) -> Schedule:
-    """What `pipeline` runs: `schedule`, which is the plan's for one replica, or with uneven shares the plan's family
-    for as many microbatches as the pipeline's share.
+    """The schedule that `pipeline` runs: `schedule`, which is the plan's for one replica, or with uneven shares the
+    plan's family for as many microbatches as the pipeline's share.
 
     Raises:
         ScheduleError: the family has no schedule for so many; a table of the user's own has none for other numbers.

@@ -1,4 +1,4 @@
-"""How many microbatches are in flight: what each action adds to its stage's memory and what it frees, as counts.
+"""Microbatches in flight: what each action adds to its stage's memory and what it frees, as counts.
 
 The only place for this rule: the partition programs, the simulated memory and the command line all read it. Knows no
 bytes and no time.
@@ -12,7 +12,7 @@ from planner.ir import Action, Kind, Program, Schedule
 
 
 class Counts(NamedTuple):
-    """What one stage holds, in microbatches."""
+    """Contents of one stage's memory, in microbatches."""
 
     activations: int = 0
     """Microbatches between the start of their forward and the end of their input gradient."""
@@ -25,7 +25,7 @@ class Counts(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """How one action changes the counts of its stage."""
+    """Changes of a stage's counts by one action."""
 
     start: Counts = Counts()
     end: Counts = Counts()

@@ -73,7 +73,7 @@ def parse(text: str, name: str, *, ranks: int | None = None, microbatches: int |
 
 
 def frozen_prefix(programs: Iterable[Program]) -> int:
-    """How many stages from the input up have only F; 0 if all have, as a training window goes backward."""
+    """Number of stages from the input up that have only F; 0 if all have, as a training window goes backward."""
     return min(
         (action.stage for program in programs for action in program if action.kind is not Kind.FORWARD),
         default=0,

@@ -1,4 +1,4 @@
-"""Which schedules may run: `validate` refuses the others and shows the place. Knows no family and no cost.
+"""Validity of schedules: `validate` refuses invalid ones and shows the place. Knows no family and no cost.
 
 A valid schedule ends on every rank and computes every gradient exactly once. In a synchronous window it adds
 gradients and updates buffers in the same order for every family.
@@ -67,7 +67,7 @@ def _plainly_valid(schedule: Schedule) -> bool:
 
 
 def _in_range(arrays: ActionArrays) -> bool:
-    """As `_check_sizes` and `_check_actions`."""
+    """Mirrors `_check_sizes` and `_check_actions`."""
     schedule, kinds, stages = arrays.schedule, arrays.kinds, arrays.stages
     for numbers, limit in ((stages, schedule.stages), (arrays.indices, schedule.microbatches)):
         if numbers.min() < 0 or numbers.max() >= limit:
@@ -85,7 +85,7 @@ def _in_range(arrays: ActionArrays) -> bool:
 
 
 def _has_what_it_needs(arrays: ActionArrays) -> bool:
-    """As `_check_needs`, `_check_complete` and `_check_microbatch_order`: on one rank, lower nodes come first."""
+    """Mirrors `_check_needs`, `_check_complete` and `_check_microbatch_order`: on one rank, lower nodes come first."""
     schedule = arrays.schedule
     forward, whole, split, weight, again = map(
         arrays.nodes,
@@ -108,7 +108,7 @@ def _has_what_it_needs(arrays: ActionArrays) -> bool:
 
 
 def _runs_to_the_end(arrays: ActionArrays) -> bool:
-    """As `_check_deadlock`."""
+    """Mirrors `_check_deadlock`."""
     inputs = arrays.inputs.tolist()
     stops: Integers = np.cumsum(np.bincount(arrays.ranks))
     heads, ends = [0, *stops[:-1].tolist()], stops.tolist()

@@ -1,4 +1,4 @@
-"""How many updates a job needs: DynPipe's Theorem 1 (eq. 2) and its consequence (eq. 3). Knows no time.
+"""Number of updates that a job needs: DynPipe's Theorem 1 (eq. 2) and its consequence (eq. 3). Knows no time.
 
 The theorem assumes the staleness of an asynchronous pipeline with weight stashing, S - i updates on stage i. A
 synchronous schedule has no staleness: its number of updates does not depend on the stages.
@@ -122,7 +122,7 @@ class CurvatureSample:
     gradient_change: float
     weight_change: float
     gradient: float
-    """Of the later gradient."""
+    """Norm of the later gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What each way to keep copies of the layers costs a plan: a prediction of the same cut with it. Pure."""
+"""Cost to a plan of each way to keep copies of its layers: a prediction of the same cut with it. Pure."""
 
 from __future__ import annotations
 

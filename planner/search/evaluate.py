@@ -34,7 +34,7 @@ PROGRAMS: Mapping[str, Callable[[StageCosts, bool], Ranges]] = {
 }
 """The partition programs by name: (costs, whether memory limits hold) -> cut."""
 _TIGHTENINGS = 6
-"""How often a program runs again with tighter limits."""
+"""Most reruns of a program with tighter limits."""
 
 
 class Evaluator:

@@ -1,4 +1,4 @@
-"""How short a step of a shape can be, whatever its cut: a lower bound that needs neither schedule nor simulation.
+"""Lower bound on the step time of a shape, whatever its cut; needs neither schedule nor simulation.
 
 With one stage per rank a stage cannot begin before the first microbatch has come through those before it, cannot send
 back what the stages after it have not answered, and works off the rest between the first answer and the last forward.
@@ -53,11 +53,11 @@ class _Compute(NamedTuple):
     busy: list[float]
     """All that a rank computes for one microbatch."""
     answered: list[float]
-    """What it computes of that before it has sent back the last gradient."""
+    """Part of `busy` before the rank has sent back the last gradient."""
     trip: list[float]
-    """What one microbatch waits for on its way there and back."""
+    """Compute that one microbatch waits for on its way there and back."""
     there: list[float]
-    """What it waits for on its way there."""
+    """Compute that it waits for on its way there."""
     later: list[float]
     """Weight gradients that are not part of the way."""
 

@@ -1,4 +1,4 @@
-"""Which layers of a plan recompute: as few as its memory allows, where plans must be smaller. Pure."""
+"""Choice of the layers that recompute: as few as memory allows, where plans must be smaller. Pure."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class ReplannerInputs:
     parameters: tuple[int, ...]
     """Per layer."""
     copies: int
-    """That each layer has beside itself, if there are domains enough."""
+    """Copies that each layer has beside itself, if there are domains enough."""
     copy_every: int = 1
     """1: copies are standbys; more: snapshots, one every so many steps."""
     profile: Profile | None = None

@@ -67,13 +67,13 @@ class Wish:
     """Stages per rank; None: the family's default."""
     replicas: int = 1
     shard: str = "none"
-    """As in `Plan`."""
+    """Value of `Plan.shard`."""
     recompute: tuple[int, ...] = ()
     """Layers that recompute."""
     domains: tuple[str, ...] | None = None
     """Failure domains of as many places as a plan can have; they determine where copies are. None: no copies."""
     copies: int = 1
-    """That each layer has beside itself."""
+    """Copies that each layer has beside itself."""
     copy_every: int = 1
     """1: they are standbys; more: snapshots, one every so many steps."""
 

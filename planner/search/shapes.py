@@ -34,7 +34,7 @@ class Shape:
 
     @property
     def most_actions(self) -> int:
-        """How many actions the schedule has at most, without recomputes; needs no schedule."""
+        """Most actions that the schedule can have, without recomputes; needs no schedule."""
         return (3 if self.given or family(self.name).splits_backward else 2) * (
             self.ranks * self.chunks * self.microbatches
         )

@@ -1,5 +1,4 @@
-"""Which places keep copies of which layer, up to date or of some earlier step, so that no failure domain holds the last
-one. Pure.
+"""Placement of layer copies, up to date or of some earlier step, so that no failure domain holds the last one. Pure.
 
 Copies are in other domains than their layer, near the places that would inherit the layer if its owner failed. The
 load is balanced, as every place receives and updates its copies at every step.
@@ -90,12 +89,12 @@ class _Room:
     """Where the copies of one pipeline rank's layers may be."""
 
     copies: int
-    """How many each layer has."""
+    """Number of copies of each layer."""
     places: tuple[int, ...]
     domains: tuple[str, ...]
-    """Of each of `places`."""
+    """Failure domain of each of `places`."""
     zones: tuple[str, ...]
-    """Of each of `places` whose zone holds none of the owners; empty for the others."""
+    """Zone of each of `places` whose zone holds none of the owners; empty for the others."""
 
     @staticmethod
     def of(owners: Sequence[int], domains: Sequence[str], copies: int) -> _Room:

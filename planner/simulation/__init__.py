@@ -1,4 +1,4 @@
-"""What a schedule takes: costs of actions and messages, start and end of each action, memory per rank.
+"""Simulates a schedule: costs of actions and messages, start and end of each action, memory per rank.
 
 Not here: Any choice between plans.
 """

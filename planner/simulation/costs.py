@@ -174,7 +174,7 @@ def check_fit(profile: Profile, plan: Plan, stages: int, ratios: Ratios | None, 
 def _folded_s(
     profile: Profile, plan: Plan, slowdown: Sequence[float], times_s: Sequence[Sequence[float]]
 ) -> tuple[float, ...]:
-    """As `folded_s`, from the times on a device of slowdown 1."""
+    """Result of `folded_s` for times on a device of slowdown 1."""
     slowed_s = [[time_s * slow for time_s in of] for of, slow in zip(times_s, slowdown, strict=True)]
     return folded_s(profile, plan, slowed_s)
 

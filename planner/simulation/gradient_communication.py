@@ -123,8 +123,8 @@ def fold_s(link: Link, device: DeviceProfile, part_bytes: Floats, others: int) -
 
 
 def folding_s(held_s: Floats, travel_s: Floats, meanwhile_s: Floats) -> Floats:
-    """By how much the layers' gradients delay their action, where the rank forms others for `meanwhile_s` before it
-    waits for them."""
+    """Delays of an action by its layers' gradients, where the rank forms others for `meanwhile_s` before it waits for
+    them."""
     return held_s + np.maximum(0.0, travel_s - meanwhile_s)
 
 

@@ -1,4 +1,4 @@
-"""What the gradients of a stage take: their sums, and where siblings share these out, what is formed and under way.
+"""Memory of a stage's gradients: their sums, and where siblings share these out, what is formed and under way.
 
 `workers/gradients/fold.py` in numbers.
 """
@@ -28,7 +28,7 @@ class GradientMemory:
 
 
 def gradient_memory(profile: Profile, plan: Plan, stage: int, place: int) -> GradientMemory:
-    """Of the rank at `place`, which holds the stage."""
+    """Gradient memory of a stage on its rank at `place`."""
     layers = profile.model.layers
     first, stop = plan.layers[stage]
     if plan.shard != "gradients":

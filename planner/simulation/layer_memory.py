@@ -1,4 +1,4 @@
-"""What each layer keeps of one microbatch, given which layers recompute: the rule about inputs and outputs.
+"""Memory that each layer keeps of one microbatch, given which layers recompute: the rule about inputs and outputs.
 
 `workers/layers/layer.py` in numbers. A layer's pass keeps its inputs and its outputs. On one rank the outputs of a
 layer are the inputs of the next, and a profile counts them with the layer that made them. Partition programs and the
@@ -20,9 +20,9 @@ class LayerMemory:
     kept: int
     """From its forward on, where the layer before it is on the same rank."""
     arriving: int
-    """What it keeps in addition where its input comes from another rank."""
+    """Bytes more where its input comes from another rank."""
     rebuilt: int
-    """What its recompute adds; 0 where it does not recompute."""
+    """Bytes that its recompute adds; 0 where it does not recompute."""
 
 
 def layer_memory(layers: Sequence[LayerProfile], recompute: Collection[int]) -> tuple[LayerMemory, ...]:

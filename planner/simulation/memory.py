@@ -41,7 +41,7 @@ class MemoryParts:
     """With buffers."""
     optimizer: int
     statistics: int
-    """Of the freezing method, and of samples of the gradient's change."""
+    """Statistics of the freezing method, and samples of the gradient's change."""
     standbys: int
     """Copies of layers of other ranks, with their optimizer state and one step's gradients, and what is sent for such
     copies beside the gradients themselves; those of the pipeline that keeps the most on this rank. Of copies in a GPU's
@@ -63,7 +63,7 @@ class MemoryParts:
     """Outputs that the next stage has not taken in or that the outbox still holds, unless they are activations, on the
     rank that made them; and the memory of receives that are posted ahead."""
     working: int
-    """Of the running action."""
+    """Working memory of the running action."""
 
     @property
     def total(self) -> int:
@@ -109,7 +109,7 @@ class _Part(IntEnum):
 
 @dataclass(frozen=True)
 class _Changes:
-    """What a rank takes and frees during a step, in the order in which it counts; N changes."""
+    """Memory that a rank takes and frees during a step, in the order in which it counts; N changes."""
 
     at_s: NDArray[np.float64]
     parts: Integers
@@ -235,7 +235,7 @@ def _ranks(
 
 
 class _Fullest(NamedTuple):
-    """Of a rank and its siblings, the one that keeps most."""
+    """Place that keeps most, of a rank and its siblings."""
 
     place: int
     kept: tuple[int, int, int]
@@ -325,7 +325,7 @@ class _Recorder:
         return (len(self._graph.actions) + nodes) * _SLOTS + slot
 
     def _compute(self, kind: Kind, number: int, nodes: Integers) -> None:
-        """What the actions take and free as they start, and as they end."""
+        """Records what the actions take and free as they start, and as they end."""
         stage, rank, indices = self._stages[number], self._graph.ranks[nodes[0]], self._indices[nodes]
         start, end = effect_of(self._graph.actions[nodes[0]], self._frozen_stages)
         working = [stage.working(kind)] * len(stage.held)
@@ -418,7 +418,7 @@ def _filled(one_or_all: Integers | int, count: int) -> Integers:
 
 
 def _sizes(stage: StageMemory, counts: Counts) -> _Sizes:
-    """What `counts` take, or free, of a stage; parts of which they take nothing are left out."""
+    """Memory of a stage that `counts` take, or free; parts of which they take nothing are left out."""
     activations, rebuilt, waiting, _ = counts
     parts: _Sizes = [
         (_Part.ACTIVATIONS, [activations * stage.kept + rebuilt * stage.rebuilt] * len(stage.held)),

@@ -1,4 +1,4 @@
-"""How long a step takes when parameters are frozen at random: a Monte Carlo estimate over the Bernoulli masks.
+"""Step time when parameters are frozen at random: a Monte Carlo estimate over the Bernoulli masks.
 
 Freeze ratios are expectations. Sampled masks spread an action's time around its mean. Where actions wait for each
 other the later one counts, so the mean step is longer than a step of mean times (E[max] > max E). Measured steps are

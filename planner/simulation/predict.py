@@ -36,8 +36,8 @@ class Redundancy:
     bytes_per_step: int
     """Bytes that all owners send to standbys; of states for snapshots on average."""
     seconds_per_step: float
-    """How much longer a step takes: gradients on their way, and updates for which no rank has idle time. With
-    snapshots, on average, what copies and sends them."""
+    """Time added to a step: gradients on their way, and updates for which no rank has idle time. With snapshots, the
+    average cost of copying and sending them."""
     memory_bytes: int
     """Weights, optimizer state and gradients of copies, on the rank that keeps most."""
     on_host: bool = False
@@ -113,7 +113,7 @@ class Prediction:
 
     @property
     def peak_memory_bytes(self) -> int:
-        """Of the rank with the highest peak."""
+        """Highest peak of any rank."""
         return max(self.memory.peak_bytes)
 
     @property

@@ -20,7 +20,7 @@ _TYPICAL_BYTES = 1_000_000
 UNLIKE = 1.2
 """Factor between the times of a message on two links from which they are not alike."""
 _UNNOTICED_S = 2e-4
-"""What a message may take longer without a plan that notices."""
+"""Extra message time that no plan notices."""
 SPEED_STEP = 1.02
 """Factor between two slowdowns that plans tell apart."""
 
@@ -31,7 +31,7 @@ class Sites(NamedTuple):
     domains: tuple[int, ...]
     """The failure domain of each, numbered in order of appearance."""
     slowdowns: tuple[float | None, ...] | None = None
-    """Of each, in steps of `SPEED_STEP`. None: as the median of the profile's devices."""
+    """Slowdown of each, in steps of `SPEED_STEP`. None: as the median of the profile's devices."""
     zones: tuple[int, ...] | None = None
     """The zone of each, numbered from 1 in order of appearance; 0: it is unknown. None: all are."""
 
@@ -61,7 +61,7 @@ class Sites(NamedTuple):
         return self.slowdowns is None or len({*self.slowdowns}) == 1
 
     def first(self, places: int) -> Sites:
-        """Those of the first `places` ranks."""
+        """Sites of the first `places` ranks."""
         return Sites(
             self.domains[:places],
             None if self.slowdowns is None else self.slowdowns[:places],
@@ -70,7 +70,7 @@ class Sites(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of each, a name of its failure domain."""
+        """Name of each rank's failure domain."""
         zones = self.zones or (0,) * len(self.domains)
         return tuple(
             domain_name(str(domain), str(zone or ""))
@@ -79,7 +79,7 @@ class Sites(NamedTuple):
 
 
 def _zones(domains: Sequence[str]) -> tuple[int, ...] | None:
-    """As in `Sites.zones`."""
+    """Values of `Sites.zones` for `domains`."""
     number = {"": 0}
     zones = tuple(number.setdefault(zone_of(domain), len(number)) for domain in domains)
     return zones if any(zones) else None
@@ -154,7 +154,7 @@ def links_differ(measured: Cluster) -> bool:
 
 
 def _sent_s(link: Link, size: int) -> float:
-    """What a message takes as a whole; never nothing."""
+    """Total time of a message; never zero."""
     return _UNNOTICED_S + link.sender_busy_s(size) + link.transfer_s(size) + link.receiver_busy_s(size)
 
 

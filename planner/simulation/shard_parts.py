@@ -1,4 +1,4 @@
-"""What a rank has of layers whose states siblings share out, as parts of what the whole layers take.
+"""Sizes on a rank of layers whose states siblings share out, as parts of the whole layers' sizes.
 
 `workers/layers/build.py` and `workers/shards/` in numbers.
 """
@@ -84,12 +84,12 @@ def built_ahead_bytes(profile: Profile, now: Plan, then: Plan) -> tuple[int, ...
 
 
 def built_bytes(profile: Profile, pieces: Iterable[Piece]) -> int:
-    """What the layers of `pieces` and their states take of a device, before they have gradients."""
+    """Device memory of the layers of `pieces` and their states, before they have gradients."""
     return round(sum(sum(_kept(profile, piece)) for piece in pieces))
 
 
 def copied_bytes(layer: LayerProfile, piece: Piece) -> int:
-    """What a copy of `piece` takes on a standby: its state, and the gradients that arrive."""
+    """Memory of a copy of `piece` on a standby: its state, and the gradients that arrive."""
     if piece.shard == WHOLE:
         return layer.state_bytes + layer.gradient_bytes
     return round(shard_bytes(layer, piece)) + gradient_bytes(layer, piece)

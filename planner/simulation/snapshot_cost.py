@@ -1,4 +1,4 @@
-"""What snapshots cost a step, and how many steps a lost rank undoes: `workers/elastic/snapshots.py` in numbers."""
+"""Cost of snapshots per step, and steps that a lost rank undoes: `workers/elastic/snapshots.py` in numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COPIED_BYTES_PER_S = 5e9
 """Into host memory: what one core copies into fresh pages. From a GPU another copy comes before, which is faster
 (`docs/measurements.md`)."""
 DISTURBANCE = 0.1
-"""How much longer steps take while layer states travel, as a share; `docs/measurements.md`, "Layers that move"."""
+"""Share by which steps are longer while layer states travel; `docs/measurements.md`, "Layers that move"."""
 KEPT = 2
 """Snapshots that a rank has at most: the one that all have, and the next."""
 COMMIT_STEPS = 1
@@ -24,16 +24,15 @@ COMMIT_STEPS = 1
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotCost:
-    """Of all snapshots of a plan, per step."""
+    """Cost of all snapshots of a plan, per step."""
 
     bytes_per_step: int
     """Sent by all owners, on average."""
     seconds_per_step: float
-    """How much longer a step takes on average: states that travel disturb messages of training; where ranks compute on
-    the host, copying, sending and receiving takes processor time from them; and the next update waits until layers are
-    copied."""
+    """Average time added to a step: states that travel disturb messages of training; where ranks compute on the host,
+    copying, sending and receiving takes processor time from them; and the next update waits until layers are copied."""
     memory_bytes: int
-    """Of the host, at the rank that keeps most."""
+    """Host memory, at the rank that keeps most."""
     undone_steps: int
     """The most committed steps that a lost rank undoes, with a step as long as given."""
 

@@ -1,4 +1,4 @@
-"""What one stage keeps of a microbatch, and the most that each of its actions needs while it runs.
+"""Memory that one stage keeps of a microbatch, and the most that each of its actions needs while it runs.
 
 Adds up what `layer_memory.py` says of each layer. Knows no time.
 """
@@ -26,12 +26,12 @@ class StageMemory:
     forward_working: int
     """The most that the forward needs in addition to `kept`."""
     rebuilt: int
-    """What the recompute adds to `kept`; 0 if no layer recomputes."""
+    """Memory that the recompute adds to `kept`; 0 if no layer recomputes."""
     recompute_working: int
     input_grad_working: int
     """The most that its input gradient needs in addition to `kept` and `rebuilt`."""
     backward_working: int
-    """As that, of its backward."""
+    """The same for its backward."""
     weight_grad_working: int
     held: tuple[int, ...]
     """From the end of its input gradient to the end of its weight gradient."""

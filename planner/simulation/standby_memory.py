@@ -1,4 +1,4 @@
-"""What standbys take of a device's memory and of a host's: `workers/elastic/standby.py` in numbers."""
+"""Device and host memory of standbys: `workers/elastic/standby.py` in numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planner.simulation.places import device_of
 from planner.simulation.shard_parts import copied_bytes, gradient_bytes, part_of, sent_bytes
 
 GRADIENT_BYTES = 4
-"""Of a parameter, in every precision."""
+"""Gradient bytes of a parameter, in every precision."""
 
 
 def standby_bytes(profile: Profile, plan: Plan) -> tuple[int, ...]:
@@ -77,8 +77,8 @@ def _host_bytes(profile: Profile, plan: Plan, place: int, kept: Sequence[Piece])
 
 
 def _refreshed_bytes(profile: Profile, piece: Piece) -> int:
-    """Of a GPU, while it applies one step after the other to a copy: of the state, a step's gradients and their scaled
-    values as much as is there at a time; all of it where freezing looks at whole layers."""
+    """GPU memory to apply one step after the other to a copy: its state, a step's gradients and their scaled values, as
+    much as is there at a time; all of it where freezing looks at whole layers."""
     layer = profile.model.layers[piece.layer]
     base, gradients = sent_bytes(layer, piece), gradient_bytes(layer, piece)
     trained = layer.gradient_bytes // GRADIENT_BYTES

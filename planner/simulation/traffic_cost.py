@@ -1,4 +1,4 @@
-"""What bytes that leave a rank, or arrive, take of the cores of one that computes on the host. Pure.
+"""Core time that traffic takes from a rank that computes on the host, per byte that leaves or arrives. Pure.
 
 Where ranks wait for the bytes anyway, as in the exchange after the window, their cores are free and none of this
 counts; what a send holds its caller is the link's.
@@ -9,19 +9,19 @@ from __future__ import annotations
 from planner.profile import DeviceProfile
 
 STREAM_S_PER_BYTE = 8.5e-10
-"""Of layer states, where the profile does not say: measured over the loopback interface (`docs/measurements.md`,
+"""Cost of layer states, where the profile does not say: measured over the loopback interface (`docs/measurements.md`,
 "Redundancy on a slow link")."""
 SOCKET_S_PER_BYTE = 3.5e-10
-"""Of messages, likewise (`docs/measurements.md`, "Shared optimizer states")."""
+"""Cost of messages, likewise (`docs/measurements.md`, "Shared optimizer states")."""
 
 
 def stream_s_per_byte(device: DeviceProfile) -> float:
-    """Of layer states; 0 on a device beside the host."""
+    """Cost of layer states; 0 on a device beside the host."""
     return _on_host(device, device.stream_s_per_byte, STREAM_S_PER_BYTE)
 
 
 def socket_s_per_byte(device: DeviceProfile) -> float:
-    """Of messages; 0 on a device beside the host."""
+    """Cost of messages; 0 on a device beside the host."""
     return _on_host(device, device.socket_s_per_byte, SOCKET_S_PER_BYTE)
 
 

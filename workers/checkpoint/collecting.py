@@ -95,7 +95,7 @@ class Collector:
 
 
 def _tensors(state: LayerState, moments: bool) -> list[Tensor]:
-    """What goes to the writer: of each flat buffer the weights, and with `moments` the slots; then the counts, and the
+    """Tensors for the writer: each flat buffer's weights; with `moments` also its slots, then the update counts and the
     freezing statistics."""
     found: list[Tensor] = []
     for flat in state.flats:

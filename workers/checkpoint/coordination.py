@@ -96,7 +96,7 @@ class Checkpointing:
             self._writer.start(folder, step, layers)
 
     def finished_files(self) -> tuple[Files, dict[str, str]]:
-        """What this rank finished since the last call: files by folder, errors by folder."""
+        """Files that this rank finished since the last call, by folder, and errors by folder."""
         self._take(self._writer.poll())
         files: Files = {}
         errors: dict[str, str] = {}

@@ -53,7 +53,7 @@ class Manifest:
     files: Mapping[str, FileRecord]
     """File name -> record, two files per layer."""
     loss_scale: LossScale | None = None
-    """Of the next step, where the job's precision needs one."""
+    """Loss scale of the next step, where the job's precision needs one."""
     log_sha256: str | None = None
     """Hash of a line of the job's event log, written before this manifest: the newest one that its writer knew of; None
     if it knew none. As long as the checkpoint is there, neither that line nor one before it can change unnoticed."""

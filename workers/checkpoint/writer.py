@@ -16,7 +16,7 @@ from workers.state.layer_state import LayerState
 
 @dataclass(frozen=True, kw_only=True)
 class WriteResult:
-    """How one write ended."""
+    """Outcome of one write."""
 
     folder: str
     step: int

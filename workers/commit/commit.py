@@ -17,7 +17,7 @@ from workers.protocol import Request
 
 T = TypeVar("T")
 OfShard = Mapping[str, T]
-"""What was found of each parameter of a shard, by name."""
+"""Findings for each parameter of a shard, by name."""
 
 Prepared = tuple[int, int, str]
 """Epoch, version and digest of a plan."""
@@ -33,7 +33,7 @@ KEYED_BY_NUMBERS = (
     "energies",
     "parameter_energies",
 )
-"""What of a record maps numbers, which JSON writes as texts."""
+"""Record fields keyed by numbers, which JSON writes as strings."""
 
 
 class CommitError(Exception):
@@ -42,7 +42,7 @@ class CommitError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class CommitRecord:
-    """What one rank contributes to the commit of `step`."""
+    """One rank's contribution to the commit of `step`."""
 
     rank: int
     """Its place."""

@@ -16,9 +16,9 @@ class LastCommit:
     vector: tuple[bytes, ...] | None = None
     """All ranks' records of it, if this rank took part in it or was brought them."""
     left: Unfinished | None = None
-    """What is done of what it requests, if this rank took part in it."""
+    """Progress on what the commit requests, if this rank took part in it."""
     loss_scale: LossScale | None = None
-    """Of the step after it, where the precision needs one and this rank knows it."""
+    """Loss scale of the step after it, where the precision needs one and this rank knows it."""
 
     def move_to(self, step: int, loss_scale: LossScale | None) -> None:
         """All ranks move to `step`, of whose commit this one knows no more than the loss scale after it."""

@@ -16,7 +16,7 @@ from workers.protocol import JobError, Request
 
 @dataclass(frozen=True, kw_only=True)
 class Unfinished:
-    """What one rank, or all ranks together, know of the commit of `step`."""
+    """Progress on the commit of `step`, as known to one rank or to all ranks together."""
 
     step: int
     requests: frozenset[Request] = frozenset()
@@ -37,11 +37,11 @@ class Greeting:
     port: int
     """Port at which it serves layers."""
     left: Unfinished | None
-    """What it knows of the commit at the start of the generation, if it took part in one."""
+    """Progress on the commit at the start of the generation, if the rank took part in one."""
     lacks: tuple[Piece, ...] = ()
     """Layers, or shards, that it keeps standbys of and fetches from their owners."""
     loss_scale: LossScale | None = None
-    """Of the next step, where the precision needs one and it knows that."""
+    """Loss scale of the next step, where the precision needs one and the rank knows it."""
 
     def encode(self) -> bytes:
         left = None if self.left is None else {**asdict(self.left), "requests": sorted(self.left.requests)}
@@ -77,7 +77,7 @@ def agreed_loss_scale(greetings: Sequence[Greeting], step: int) -> LossScale:
 
 
 def agree(greetings: Sequence[Greeting], step: int) -> Unfinished | None:
-    """What the ranks together know of the commit of `step`; None if no rank took part in it."""
+    """Combine what the ranks know of the commit of `step`; None if no rank took part in it."""
     known = [greeting.left for greeting in greetings if greeting.left and greeting.left.step == step]
     if not known:
         return None

@@ -1,4 +1,4 @@
-"""What passes between a training rank and the controller: mailbox, reports, what the rank is doing.
+"""Traffic between a training rank and the controller: mailbox, reports, the rank's current activity.
 
 Not here: the messages themselves (`workers/protocol.py`).
 """

@@ -1,4 +1,4 @@
-"""What a rank computes now and for how long: this tells the controller whether the rank hangs or waits.
+"""Current action of a rank and its duration: they tell the controller whether the rank hangs or waits.
 
 One thread computes; any thread may look.
 """
@@ -33,7 +33,7 @@ class Activity:
         self._now: tuple[Action, float] | None = None
         """The action and when its computation began."""
         self._asked: tuple[Action, float] | None = None
-        """As `_now`, when someone asked last."""
+        """Value of `_now` when someone asked last."""
         self._before: ProcessTimes | None = None
         """This process when someone asked about the same action for the second time."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from workers.protocol import Report
 
 KEPT = 10_000
-"""How many of the newest shared reports each rank keeps, to send them again after a failure."""
+"""Number of the newest shared reports that each rank keeps, to send them again after a failure."""
 
 
 @dataclass(frozen=True)

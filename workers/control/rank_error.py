@@ -10,7 +10,7 @@ from workers.protocol import JobError, MemoryShortage
 
 
 class RankError(Exception):
-    """What a rank raised, without the types of torch: any process can read it."""
+    """Exception of a rank without torch's types: any process can read it."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ EVERY_S = 0.25
 KEPT = 64
 """Observations that wait at most; older ones are dropped."""
 PATIENCE_S = 10.0
-"""How long a batch may be on its way before it counts as lost."""
+"""Seconds that a batch may be in flight before it counts as lost."""
 
 
 class TelemetryLane:

@@ -1,4 +1,4 @@
-"""What data is to Freshet: a pure function from (seed, sample index) to a batch."""
+"""Interface of training data: a pure function from (seed, sample index) to a batch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Batch:
     """One microbatch."""
 
     inputs: tuple[Tensor, ...]
-    """What the first layer takes, each [B, ...]."""
+    """Inputs of the first layer, each [B, ...]."""
     targets: tuple[Tensor, ...]
-    """What the loss takes after the last layer's outputs, each [B, ...]."""
+    """Arguments of the loss after the last layer's outputs, each [B, ...]."""
 
 
 class Dataset(Protocol):
@@ -26,12 +26,12 @@ class Dataset(Protocol):
 
     @property
     def train_samples(self) -> int:
-        """How many samples there are to train on."""
+        """Number of samples to train on."""
         ...
 
     @property
     def validation_samples(self) -> int:
-        """How many samples are held out."""
+        """Number of held-out samples."""
         ...
 
     def train(self, indices: list[int]) -> Batch:
@@ -69,4 +69,4 @@ class OpenData:
     tokens_per_sample: int = 0
     """Tokens a sample trains on; 0 where there are none."""
     sha256: str | None = None
-    """Of all tokens; None where samples are not text of the built-in sources."""
+    """SHA-256 of all tokens; None where samples are not text of the built-in sources."""

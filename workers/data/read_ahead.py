@@ -27,7 +27,7 @@ AHEAD = 2
 """Microbatches that wait to be taken."""
 SLOW_S = 1e-3
 SLOW_READS = 3
-"""So many slow reads in a row have the next ones made ahead."""
+"""Slow reads in a row after which the next ones are made ahead."""
 AGAIN = 256
 """After so many reads ahead one is made in place: they go on being made ahead if it is slow."""
 
@@ -46,7 +46,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Found:
-    """What was read."""
+    """Result of one read."""
 
     samples: list[int]
     batch: Batch
@@ -58,7 +58,7 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class _Ahead:
-    """What was read ahead, on its way to the device; or why it was not."""
+    """Result of one read ahead, on its way to the device; or the error that prevented it."""
 
     found: Found | None = None
     staged: Staged | None = None
@@ -93,17 +93,17 @@ class _Draws(DispatchMode):
 
 @dataclass(frozen=True)
 class ReadTime:
-    """How long one read took."""
+    """Time of one read."""
 
     seconds: float
     computed_s: float
-    """Of it, processor time of the thread that read."""
+    """Processor time of the thread that read, within `seconds`."""
     slow: bool | None
     """Whether it would better have been made ahead; None: perhaps it waited for other threads of this process."""
 
 
 def timed(read: Callable[[], Made], device: torch.device, *, watch: bool = True) -> tuple[Made, ReadTime]:
-    """What `read` returns, and how long it took.
+    """Result of `read`, and the time that it took.
 
     It is slow if the thread lost `SLOW_S` and more; on a CPU, to waiting while the process did not compute. A thread
     waits too while others have Python's interpreter. It is never slow if it drew from the default generators of torch,
@@ -160,7 +160,7 @@ class ReadAhead:
         self._coming: deque[Wanted] = deque()
         """Not taken yet, in order."""
         self._there: deque[_Ahead] = deque()
-        """What was read of the first of them."""
+        """Results of the first reads of `_coming`."""
         self._thread: threading.Thread | None = None
         self._leaving: threading.Thread | None = None
         """Was stopped, perhaps in the middle of a read."""
@@ -169,7 +169,7 @@ class ReadAhead:
         self.ahead = False
         """Whether reads are made ahead."""
         self._taken = 0
-        """Of those made ahead since the last one in place."""
+        """Reads taken of those made ahead since the last one in place."""
         self._again = False
         """Whether the next read is to show that reads are no longer slow: if it shows nothing, they still are."""
         self._proven = False
@@ -177,7 +177,7 @@ class ReadAhead:
         self._refused = False
 
     def begin(self, coming: Sequence[Wanted], read: Read) -> None:
-        """What will be taken next, in order. The last of them may be never taken.
+        """Announce the next reads, in order. The last of them may never be taken.
 
         Args:
             read: reads one; called by one thread at a time.

@@ -1,4 +1,4 @@
-"""Which samples a microbatch uses, as a pure function of seed and position. No other place decides it.
+"""Samples of a microbatch, as a pure function of seed and position. No other place decides them.
 
 Training walks one endless stream, epoch after epoch, each epoch a permutation of all samples. Microbatch g
 of step t takes `microbatch_size` samples from position (t * microbatches_total + g) * microbatch_size on,
@@ -60,7 +60,7 @@ def epoch_permutation(seed: int, epoch: int, samples: int) -> NDArray[np.intp]:
 
 
 def validation_windows(samples: int, per_window: int, at_most: int) -> int:
-    """How many windows of `per_window` samples one validation takes: whole ones, at most `at_most`.
+    """Number of windows of `per_window` samples in one validation: whole ones, at most `at_most`.
 
     One, which `validation_indices` fills by starting over, where the held-out samples are fewer than a
     window; none where there are none.

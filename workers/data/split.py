@@ -1,4 +1,4 @@
-"""How many samples are held out for validation: the last ones, so that they follow the text trained on."""
+"""Number of samples held out for validation: the last ones, so that they follow the text trained on."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class CachedTokens:
     tokens: np.memmap[Any, Any]
     """Read-only: uint8, uint16 or uint32 [tokens]."""
     sha256: str
-    """Of the cache file."""
+    """SHA-256 of the cache file."""
 
 
 def open_tokens(corpus: Corpus, tokenizer: Tokenizer, identity: str, folder: Path) -> CachedTokens:

@@ -75,7 +75,7 @@ def load_tokenizer(name: str) -> Tokenizer:
 
 
 def tokenizer_identity(name: str) -> str:
-    """What makes tokens cached with `data.tokenizer = name` valid: the name, or the content of the file.
+    """Tokenizer's part of the token cache's key, for `data.tokenizer = name`: the name, or the hash of the file.
 
     Raises:
         JobError: the file is missing.

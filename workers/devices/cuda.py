@@ -68,7 +68,7 @@ class CudaDevice(Device):
         return torch.cuda.memory_allocated(self.torch_device)
 
     def free_bytes(self) -> int:
-        """What the driver has left, and what the allocator keeps for this process without using it."""
+        """Bytes that the driver has left, plus bytes that the allocator has reserved and does not use."""
         free, _ = torch.cuda.mem_get_info(self.torch_device)
         kept = torch.cuda.memory_reserved(self.torch_device) - torch.cuda.memory_allocated(self.torch_device)
         return free + kept

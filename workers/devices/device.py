@@ -1,4 +1,4 @@
-"""What a rank computes on, and the clock that times its actions."""
+"""Devices that ranks compute on, and the clock that times their actions."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Device(ABC):
 
     torch_device: torch.device
     slowdown: float = 1.0
-    """How many times as long each action takes; more than 1 only under fault injection."""
+    """Factor on the time of each action; more than 1 only under fault injection."""
     waited_s: float = 0.0
-    """How long the action under way waited for other ranks: a slowdown does not multiply it."""
+    """Time that the action under way has waited for other ranks: a slowdown does not multiply it."""
 
     @abstractmethod
     def start_window(self) -> None:
@@ -46,15 +46,15 @@ class Device(ABC):
         """The window's actions so far, complete: waits for the device to finish them."""
 
     def memory_bytes(self) -> int:
-        """What this process takes of the device's memory: here the host's."""
+        """Device memory that this process takes: here the host's."""
         return psutil.Process().memory_info().rss
 
     def held_bytes(self) -> int | None:
-        """What this process's tensors take of the device's memory now; None where nobody counts them."""
+        """Device memory that this process's tensors take now; None where nobody counts them."""
         return None
 
     def free_bytes(self) -> int:
-        """What this process could still take of the device's memory: here the host's."""
+        """Device memory that this process could still take: here the host's."""
         return free_host_bytes()
 
     def total_bytes(self) -> int:

@@ -50,7 +50,7 @@ class EmulatedDevice(CpuDevice):
         self._record(action)
 
     def modelled_s(self, action: Action, layers: Sequence[int], frozen: Sequence[float] = ()) -> float:
-        """How long `action` lasts; of each layer's weight gradient the part that is not `frozen`."""
+        """Modelled duration of `action`, without each layer's `frozen` share of its weight-gradient time."""
         total_s = 0.0
         for part in _PARTS[action.kind]:
             shares = frozen if frozen and part == "weight_grad_s" else (0.0,) * len(layers)

@@ -1,4 +1,4 @@
-"""What a rank's machine is and how much of its memory the rank may take."""
+"""A rank's machine, and how much of its memory the rank may take."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cpu_name() -> str:
 
 
 def arithmetic(kind: str) -> str:
-    """What decides of the last digits of what this process computes on a device of that kind: hardware and library."""
+    """Hardware and library that decide the last digits of this process's results on a device of that kind."""
     if kind == "cuda":
         return f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}"
     return f"{cpu_name()}, {torch.backends.cpu.get_cpu_capability()}, PyTorch {torch.__version__}"

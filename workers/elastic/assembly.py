@@ -22,20 +22,20 @@ from workers.state_stream.frames import StateStreamError
 
 @dataclass(frozen=True)
 class Assembled:
-    """What a rank has with which it can follow an assignment."""
+    """Layers and copies with which a rank can follow an assignment."""
 
     layers: Built
-    """Those that it owns."""
+    """Layers that the rank owns."""
     bases: Mapping[Piece, Base]
-    """Of the copies that it keeps, as far as they are here."""
+    """Bases of the copies that the rank keeps, as far as they are here."""
     spare: Held = field(default_factory=dict)
-    """What else is here: other ranks may need it."""
+    """Other states that are here: other ranks may need them."""
     on_host: Mapping[Piece, HostCopy] = field(default_factory=dict)
     """Copies in host memory, which go on."""
     salvaged: Mapping[Piece, LayerState] = field(default_factory=dict)
     """Weights of the layers, or shards of them, whose moments are lost."""
     mixed: frozenset[Piece] = frozenset()
-    """What of `layers` has other moments than those of the step."""
+    """Pieces of `layers` whose moments are not those of the step."""
 
 
 def assemble(
@@ -69,7 +69,7 @@ def assemble(
 def _gathered(
     assignment: Assignment, holdings: Holdings, ahead: Held, source: LayerSource, host: HostForm | None
 ) -> Assembled:
-    """What the living ranks have of the assignment's step: this one's own first, then the others'."""
+    """Gather the living ranks' state of the assignment's step: this rank's own first, then the others'."""
     owned = assignment.plan.layers_of_place(assignment.place)
     copied = assignment.plan.copies_at(assignment.place)
     shard = assignment.plan.shard_of_place(assignment.place)
@@ -109,7 +109,7 @@ def _gathered(
 
 
 def _haul_of(ahead: Held) -> Haul:
-    """What was copied ahead, as if it had been fetched."""
+    """Layers and shards copied ahead, as if they had been fetched."""
     whole: Built = {}
     pieces: dict[Piece, LayerState] = {}
     for piece, (layer, state) in ahead.items():
@@ -127,8 +127,8 @@ def _live(held: Held, piece: Piece) -> tuple[Layer, LayerState] | None:
 
 
 def _bases(copied: Iterable[Piece], held: Held, host: HostForm | None) -> dict[Piece, Base]:
-    """Those of `copied` that are here. A state that arrived from others has no buffers to update: its base comes from
-    its owner, like those that are not here."""
+    """Bases of the pieces of `copied` that are here. A state that arrived from others has no buffers to update: its
+    base comes from its owner, like those that are not here."""
     found: dict[Piece, Base] = {}
     for piece in copied:
         layer, state = held.get(piece, (None, None))

@@ -25,7 +25,7 @@ from workers.state_stream.frames import StateStreamError
 MOST_SIGNS = 2
 """Signs of life without a change after which the owner has no more: a rank that waits for its last change gives up."""
 LAST_S = 10.0
-"""How long the last changes may take to arrive once the generation is over."""
+"""Seconds, at most, to wait for the last changes once the generation is over."""
 JOIN_S = 5.0
 
 
@@ -37,7 +37,7 @@ class _Owner:
         """By layer: an owner has one piece of each."""
         self.layers = tuple(self.pieces)
         self.following: Following | None = None
-        """What its thread waits at."""
+        """Connection that its thread waits on."""
         self.copies: Standbys | None = None
         self.step: int | None = None
         """The newest commit that they have; None: they have not come yet."""

@@ -1,4 +1,4 @@
-"""What a rank passes on of its commits to peers outside the group that follow its layers. Knows no network."""
+"""Forwards a rank's commits to peers outside the group that follow its layers. Knows no network."""
 
 from __future__ import annotations
 

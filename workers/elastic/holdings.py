@@ -1,4 +1,4 @@
-"""What a rank holds of the step at which it stands, and offers to other ranks.
+"""State that a rank holds of the step at which it stands, and offers to other ranks.
 
 Between two generations the last copy of a layer may be among it: nothing goes before all ranks have what they need.
 Knows no plan and no channel.
@@ -22,7 +22,7 @@ from workers.state.layer_state import LayerState, host_copy, whole_of
 from workers.state_stream.stream import StateServer
 
 MOST_REFUSED = 2
-"""In how many tries others may find no room for a copy in host memory before this rank gives it up."""
+"""Tries in which others may find no room for a copy in host memory before this rank gives it up."""
 
 Fetch = Callable[[Sequence[Source], int], dict[Piece, LayerState]]
 """Fetches states of a step from other ranks."""
@@ -46,7 +46,7 @@ class Holdings:
         self._warn = warn
         self._server: StateServer | None = None
         self.layers: Built = {}
-        """Those that it owns."""
+        """Layers that the rank owns."""
         self.standbys: Standbys | None = None
         """The copies that it keeps by its plan."""
         self._idle: Held = {}
@@ -58,7 +58,7 @@ class Holdings:
         self._salvaged: dict[Piece, LayerState] = {}
         """Weights of layers, or shards of them, whose moments are lost, until it trains with them."""
         self._mixed: frozenset[Piece] = frozenset()
-        """What of `layers` has other moments than those of the step, until it trains with them."""
+        """Pieces of `layers` with other moments than those of the step, until it trains with them."""
         self.snapshots = Snapshots(self._keep_offered, self._let_go)
 
     @property
@@ -90,7 +90,7 @@ class Holdings:
         return {piece: one for piece, one in held.items() if one.refused < MOST_REFUSED}
 
     def newest(self, copy: HostCopy) -> LayerState:
-        """What a copy in host memory says of the step.
+        """Return the state of the step from a copy in host memory.
 
         Raises:
             MemoryError: there is no room to bring it up to date. This rank no longer counts on a copy that has found
@@ -119,7 +119,7 @@ class Holdings:
         return self.standbys if self.standbys is not None and self.standbys.resting else None
 
     def of_snapshot(self, step: int) -> Held:
-        """What is here of the snapshot of `step`."""
+        """States of the snapshot of `step` that are here."""
         return {piece: (None, state) for piece, state in self.snapshots.states(step).items()}
 
     def pieces(self) -> tuple[Piece, ...]:
@@ -127,7 +127,7 @@ class Holdings:
         return tuple(sorted({*self.live(), *self.on_host()}))
 
     def begin_try(self) -> None:
-        """What other ranks fetch from now on is fetched in another try to form a generation."""
+        """Begin another try to form a generation: what other ranks fetch from now on counts for it."""
         for copy in self.on_host().values():
             copy.begin_try()
 

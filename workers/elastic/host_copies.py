@@ -67,9 +67,9 @@ class HostCopy:
         """From the base's step on."""
         self.base_bytes = bytes_of(base)
         self.refused = 0
-        """In how many tries in a row `newest` found no room, however many asked."""
+        """Tries in a row in which `newest` found no room, however many asked."""
         self._refused_before = 0
-        """In those before this one."""
+        """Value of `refused` before this try."""
 
     @property
     def piece(self) -> Piece:
@@ -85,7 +85,7 @@ class HostCopy:
 
     @property
     def commits(self) -> int:
-        """Those in the log."""
+        """Number of commits in the log."""
         return len(self._log)
 
     @property
@@ -175,7 +175,7 @@ class HostCopy:
         return self._base
 
     def begin_try(self) -> None:
-        """What is asked for from now on is asked for in another try."""
+        """Begin another try: what is asked for from now on counts for it."""
         self._refused_before = self.refused
 
     def _make_room(self) -> None:
@@ -193,7 +193,7 @@ class HostCopy:
 
 @dataclass(kw_only=True)
 class HostForm:
-    """How a rank keeps copies in host memory.
+    """Settings of a rank's copies in host memory.
 
     Args:
         device: where updates are replayed.

@@ -46,8 +46,8 @@ Held = dict[Piece, tuple[Layer | None, LayerState]]
 
 
 def base_of(built: tuple[Layer, LayerState], *, on_host: bool = False) -> Base:
-    """What a copy begins with. That of a shard, or one in host memory, needs no module: it is built again if the copy
-    comes to own its layer.
+    """Base of a new copy. That of a shard, or one in host memory, has no module: it is built again if the copy comes to
+    own its layer.
 
     Args:
         on_host: `built` is in host memory, and nobody else uses it.
@@ -58,7 +58,7 @@ def base_of(built: tuple[Layer, LayerState], *, on_host: bool = False) -> Base:
 
 
 FETCH_WAIT_S = 30.0
-"""How long a source may take to offer a layer: the request for it may reach the source later."""
+"""Seconds, at most, until a source offers a layer: the request for it may reach the source later."""
 
 AT_ONCE = 8
 """Layers fetched at a time."""
@@ -109,7 +109,7 @@ class LayerSource:
         self._ahead: Built = {}
         """Layers of this rank's shards that were built beforehand; their values are of no step."""
         self._taken: Built = {}
-        """Those of them that `build` has returned, as long as nobody else keeps them."""
+        """Layers built ahead that `build` has returned, as long as nobody else keeps them."""
         self._ahead_workspace = Workspace()
 
     def initial(self, layers: Iterable[int], shard: Shard | None = None, *, on_host: bool = False) -> Built:

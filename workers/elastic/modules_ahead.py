@@ -31,7 +31,7 @@ class ModulesAhead(Generic[Made]):
         self._built: dict[Piece, Made] = {}
         self._thread: threading.Thread | None = None
         self._broken: frozenset[Piece] = frozenset()
-        """What was wanted when a build failed: it is not tried again, unless nothing is wanted in between."""
+        """Pieces wanted when a build failed: they are not tried again, unless nothing is wanted in between."""
 
     def ready(self, pieces: Collection[Piece]) -> bool:
         """Whether the modules of `pieces` are there. Begins to build those that are not, and drops all others."""

@@ -1,4 +1,4 @@
-"""What the owner of a layer sends to its standbys in each step before the commit: all that the layer's update
+"""Parcels that the owner of a layer sends to its standbys in each step before the commit: all that the layer's update
 depends on. Knows no update and no commit.
 """
 
@@ -22,11 +22,11 @@ from workers.transport.channel import Channel, Stream
 
 @dataclass(frozen=True)
 class Parcel:
-    """What a standby needs for one step of a layer, besides the commit's decision."""
+    """Data that a standby needs for one step of a layer, besides the commit's decision."""
 
     gradients: FlatGradients
     buffers: dict[str, Tensor]
-    """As the step leaves them."""
+    """Buffers after the step."""
     energies: Tensor
     """float64[trained parameters], the freezing statistic of that name; zeros in a step without freezing."""
 

@@ -25,7 +25,7 @@ Bring = Callable[[threading.Event], LayerState]
 """Fetches one state; gives up when the event is set."""
 
 ASK_AGAIN_S = (0.2, 1.0, 3.0)
-"""How long to wait before each further attempt to fetch a state; then the snapshot is given up."""
+"""Seconds to wait before each further attempt to fetch a state; then the snapshot is given up."""
 
 
 @dataclass
@@ -43,7 +43,7 @@ class _Round:
     step: int
     snapshot: _Snapshot
     before: frozenset[Piece]
-    """What was here already."""
+    """Pieces that were here already."""
     sharing: int
     begun_s: float = field(default_factory=time.monotonic)
     stopped: threading.Event = field(default_factory=threading.Event)
@@ -84,7 +84,7 @@ class Snapshots:
         self.fetched_bytes = 0
         """Size of the states fetched for it."""
         self.fetched_s = 0.0
-        """How long it took until it was complete."""
+        """Time that it took to complete."""
 
     def take(
         self,
@@ -154,17 +154,17 @@ class Snapshots:
             self._round = None
 
     def states(self, step: int) -> dict[Piece, LayerState]:
-        """What is here of the snapshot of `step`."""
+        """States of the snapshot of `step` that are here."""
         with self._change:
             return {**self._by_step[step].states} if step in self._by_step else {}
 
     def loss_scale(self, step: int) -> LossScale | None:
-        """Of the step after `step`, where the precision needs one and a snapshot knows it."""
+        """Loss scale of the step after `step`, where the precision needs one and a snapshot knows it."""
         with self._change:
             return self._by_step[step].loss_scale if step in self._by_step else None
 
     def held(self) -> tuple[SnapshotHeld, ...]:
-        """What is here, newest first."""
+        """Snapshots that are here, newest first."""
         with self._change:
             return tuple(
                 SnapshotHeld(step=step, pieces=tuple(sorted(one.states)), loss_scale=one.loss_scale)

@@ -37,7 +37,7 @@ BringBase = Callable[[Piece, threading.Event], Base]
 COMMITS_BEHIND = 3
 """Commits whose updates may wait before training waits for them."""
 ASK_AGAIN_S = (0.2, 1.0, 3.0)
-"""How long to wait before each retry for a base that did not arrive."""
+"""Seconds to wait before each retry for a base that did not arrive."""
 CLOSE_S = 5.0
 
 
@@ -48,7 +48,7 @@ class _Copy:
     base: Base | None = None
     """Live, with all updates but those that wait; None: it is still to come, or in host memory."""
     updates: Updates | None = None
-    """Of `base`."""
+    """Brings `base` from commit to commit."""
     on_host: HostCopy | None = None
     waiting: deque[Update] = field(default_factory=deque)
     late: list[tuple[int, Decided]] = field(default_factory=list)
@@ -147,12 +147,12 @@ class Standbys:
 
     @property
     def lacking(self) -> tuple[Piece, ...]:
-        """Those whose base is still to arrive."""
+        """Pieces whose base is still to arrive."""
         return tuple(piece for piece, copy in self._copies.items() if not (copy.here or copy.given_up))
 
     @property
     def given_up(self) -> tuple[Piece, ...]:
-        """Those that will not arrive, or that were given up for want of host memory."""
+        """Pieces that will not arrive, or that were given up for want of host memory."""
         return tuple(piece for piece, copy in self._copies.items() if copy.given_up)
 
     @property
@@ -168,14 +168,14 @@ class Standbys:
 
     @property
     def up_to_date(self) -> frozenset[Piece]:
-        """Those that have their base and no waiting update."""
+        """Pieces that have their base and no waiting update."""
         if self._broken:
             return frozenset()
         return frozenset(piece for piece, copy in self._copies.items() if copy.current)
 
     @property
     def live(self) -> frozenset[Piece]:
-        """Those of them that are on the device: this rank could own them from the next step on."""
+        """Up-to-date pieces on the device: this rank could own them from the next step on."""
         return frozenset(piece for piece in self.up_to_date if self._copies[piece].base is not None)
 
     @property

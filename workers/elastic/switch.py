@@ -21,7 +21,7 @@ Built = Mapping[int, tuple[Layer, LayerState]]
 
 @dataclass(frozen=True)
 class Switched:
-    """What a rank has under its new plan."""
+    """Layers and standbys of a rank under its new plan."""
 
     layers: dict[int, tuple[Layer, LayerState]]
     """The layers that it owns."""

@@ -24,7 +24,7 @@ from workers.state.optim import Optimizer
 
 
 class Decided(Protocol):
-    """What an update needs of a commit's decision: see `workers.commit.commit.Decision`."""
+    """Part of a commit's decision that an update needs: see `workers.commit.commit.Decision`."""
 
     @property
     def skipped(self) -> bool: ...
@@ -147,7 +147,7 @@ def _parts(state: LayerState) -> Iterator[tuple[int, slice]]:
 
 
 def _part(state: LayerState, number: int, elements: slice, updates: Mapping[str, int]) -> LayerState:
-    """What lies at `elements` of a flat buffer of `state`, in the same memory, after so many updates."""
+    """State of `elements` of one flat buffer of `state`, in the same memory, after so many updates."""
     flat = state.flats[number]
     layout = flat.layout.part(elements)
     weights, slots = flat.weights[elements], {slot: each[elements] for slot, each in flat.slots.items()}

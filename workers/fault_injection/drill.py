@@ -17,7 +17,7 @@ class Drill(Section):
     rank: NonNegative | None = None
     """The number of the rank that has the `fault`; unset, where any rank will do: the lowest."""
     fault: Fault | None = None
-    """What happens, and when."""
+    """The fault to inject, and when it fires."""
     node: str | None = None
     """The node to drain: its id, a prefix of it, or its host."""
     deadline_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0

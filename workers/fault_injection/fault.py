@@ -54,17 +54,17 @@ class Fault(Section):
     after_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Seconds from arming."""
     times: Positive = 1
-    """How often it fires."""
+    """Number of times that it fires."""
     seconds: PositiveFinite | None = None
-    """How long it lasts (`stop`, `fill-disk`), or the time until the kill (`drain`)."""
+    """Duration (`stop`, `fill-disk`), or time until the kill (`drain`), in seconds."""
     factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
-    """By how much every action is slowed down (`slow`)."""
+    """Factor by which every action is slowed down (`slow`)."""
     bytes_per_s: PositiveFinite | None = None
     """The bandwidth of the link (`throttle-link`)."""
     limit_bytes: Positive | None = None
-    """What the rank's tensors may take (`oom`)."""
+    """Memory limit of the rank's tensors (`oom`)."""
     steps: Positive | None = None
-    """How many steps it lasts (`slow`, `throttle-link`, `oom`); unset: for good."""
+    """Number of steps that it lasts (`slow`, `throttle-link`, `oom`); unset: for good."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -33,7 +33,7 @@ class _Armed:
     not_before_s: float
     """On the monotonic clock."""
     left: int
-    """How often it will still fire."""
+    """Number of times that it will still fire."""
     began: int | None = None
     """First step that it lasts for."""
     until_s: float | None = None
@@ -101,7 +101,7 @@ class FaultPoints:
             self._inject(fault, step, phase)
 
     def slowdown(self, step: int) -> float:
-        """How many times as long as usual the actions of `step` take."""
+        """Factor by which the actions of `step` are slowed down."""
         factor = 1.0
         for fault in self._lasting(FaultKind.SLOW, step):
             factor *= fault.factor or 1.0
@@ -112,7 +112,7 @@ class FaultPoints:
         return min((f.bytes_per_s or 0.0 for f in self._lasting(FaultKind.THROTTLE_LINK, step)), default=None)
 
     def memory_limit_bytes(self, step: int) -> int | None:
-        """What this rank's tensors may take in the window of `step`; None: no limit."""
+        """Memory limit of this rank's tensors in the window of `step`; None: no limit."""
         return min((f.limit_bytes or 0 for f in self._lasting(FaultKind.OOM, step)), default=None)
 
     def poisons(self, step: int) -> bool:

@@ -1,4 +1,4 @@
-"""Which parameters freeze in which microbatch: masks, ratios, stability checks and their tallies.
+"""Choice of the parameters frozen in each microbatch: masks, ratios, stability checks and their tallies.
 
 Not here: How much to freeze (`planner/freeze/`).
 """

@@ -20,13 +20,13 @@ from workers.state.layer_state import LayerState
 
 @dataclass(frozen=True)
 class Found:
-    """What a check found, for the commit record; empty where none was due."""
+    """Findings of a check, for the commit record; empty where none was due."""
 
     scores: dict[int, float] = field(default_factory=dict)
     """AutoFreeze's score of each layer that it has whatever moved: all of it is settled, or this is the first check. Of
     a shard without parameters this is said too; the layer's moves, if any, count before it."""
     moves: dict[int, dict[str, Moves]] = field(default_factory=dict)
-    """What the scores of the others follow from, by parameter."""
+    """Moves from which the scores of the other layers follow, by parameter."""
     settled: dict[int, frozenset[str]] = field(default_factory=dict)
     """The parameters of each layer that APF calls settled."""
 
@@ -93,7 +93,7 @@ class Checks:
         return prefix
 
     def settled(self, layer: int) -> frozenset[str]:
-        """Which of the state's parameters are settled now."""
+        """Parameters of the layer that are settled now."""
         return self._named(layer, self._states[layer].freezing.get("settled"))
 
     def _found_settled(self, layer: int) -> frozenset[str]:

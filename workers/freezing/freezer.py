@@ -51,7 +51,7 @@ class Extent:
     """Per replica."""
     replicas: int
     layers: int
-    """Of the whole model."""
+    """Number of layers of the whole model."""
     passes: int | None = None
     """Microbatches that the rank's pipeline executes in a step; None: those of one replica."""
     stages: Mapping[int, tuple[int, ...]]
@@ -92,7 +92,7 @@ class Freezer:
         self._plans = plans
         self._unmeasured = dict(parameters)
         self._parameters = dict(self._unmeasured)
-        """As the plan in force weighs them. Live."""
+        """Parameters by layer, weighed by the plan in force. Live."""
         self._weights: Weights = ()
         self._tally = Tally(
             extent.rank,
@@ -158,7 +158,7 @@ class Freezer:
             self._settled.follow(weights)
 
     def mask(self, layer: int, microbatch: int) -> Mask:
-        """What `layer` leaves out in the step's (global) `microbatch`."""
+        """Draw the mask of `layer` in the step's (global) `microbatch`."""
         if not self._on:
             return NOTHING
         mask = draw(
@@ -250,7 +250,7 @@ class Freezer:
         return reports
 
     def counts(self) -> FrozenCounts | None:
-        """How often each parameter was frozen in the steps committed; None where nothing ever is."""
+        """Passes in which each parameter was frozen, over the steps committed; None where nothing ever is."""
         return self._tally.counts(self._step) if self._counting else None
 
     @property

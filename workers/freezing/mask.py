@@ -1,4 +1,4 @@
-"""Which parameters of one layer are frozen in one microbatch: independent Bernoulli draws, keyed by what they are for.
+"""Freezing masks of one layer in one microbatch: independent Bernoulli draws, keyed by what they are for.
 
 Knows neither why a parameter is likely to be frozen nor what freezing does.
 """
@@ -29,12 +29,12 @@ class LayerParameters:
 
     @staticmethod
     def of(state: LayerState) -> LayerParameters:
-        """Those of a live layer, or of a shard of it, without what the model itself holds fixed."""
+        """Parameters of a live layer, or of a shard of it, without those that the model itself holds fixed."""
         return LayerParameters.among(state.name, {name: state.weights[name] for name in state.updates})
 
     @staticmethod
     def among(name: str, trained: Mapping[str, Tensor]) -> LayerParameters:
-        """Those of the layer `name`, which trains these."""
+        """Parameters of the layer `name`, which trains `trained`."""
         free = sorted(trained)
         scalars = tuple(trained[each].numel() for each in free)
         matrices = tuple(
@@ -55,7 +55,7 @@ class LayerParameters:
 
 @dataclass(frozen=True)
 class Chance:
-    """How likely a parameter is frozen, by whether the method's metric calls it settled."""
+    """Probability that a parameter is frozen, by whether the method's metric calls it settled."""
 
     settled: float
     others: float
@@ -63,7 +63,7 @@ class Chance:
 
 @dataclass(frozen=True)
 class Mask:
-    """What one layer leaves out in one microbatch."""
+    """Parameters that one layer freezes in one microbatch."""
 
     frozen: frozenset[str]
     """Names of the parameters whose gradient is not formed."""

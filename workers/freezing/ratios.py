@@ -1,4 +1,4 @@
-"""How likely each layer's parameters are frozen in each microbatch of a step: phases, plan and budgets put together.
+"""Probabilities that each layer's parameters are frozen in each microbatch of a step, from phases, plan and budgets.
 
 Knows no parameter: of a layer only its weight and how much of that is settled.
 """

@@ -1,5 +1,5 @@
-"""Which parameters are settled, in every layer, on whichever rank it lives: what a metric chooses by, and what a hybrid
-spreads a stage's budget by.
+"""Settled parameters of every layer, on whichever rank it lives: a metric chooses by them, and a hybrid spreads a
+stage's budget by them.
 
 Ranks tell each other which parameters are settled, and not their weights: those are the freeze plan's, and a new plan
 may start between two checks.

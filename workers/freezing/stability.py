@@ -1,4 +1,4 @@
-"""How settled parameters are: the metrics of APF and AutoFreeze, from each layer's cumulative updates.
+"""Stability of parameters: the metrics of APF and AutoFreeze, from each layer's cumulative updates.
 
 A check reads the weights before a commit and changes nothing. Its findings enter the layer's state after the commit.
 """
@@ -21,10 +21,10 @@ from workers.state.layer_state import LayerState
 
 @dataclass
 class Finding:
-    """What one check found in one layer, or in a shard of it."""
+    """Result of one check of one layer, or of a shard of it."""
 
     statistics: dict[str, Tensor]
-    """What its statistics become."""
+    """New statistics of the layer, or shard."""
     moves: dict[str, Moves] = field(default_factory=dict)
     """For AutoFreeze's score (`score_of`): by parameter, from the second check on; other metrics leave it."""
 
@@ -35,7 +35,7 @@ class Metric(ABC):
     metric adds. These are flat, in name order, four bytes per parameter at most but for small layers."""
 
     def stride(self, scalars: int) -> int:
-        """Of a parameter with so many scalars it looks at the first and every so many further ones."""
+        """Stride at which it samples a parameter of `scalars` scalars, from the first one on."""
         return 1
 
     def begin(self, state: LayerState, parameters: LayerParameters) -> dict[str, Tensor]:
@@ -137,8 +137,8 @@ class AutoFreeze(Metric):
 
 
 def settled_prefix(scores: Mapping[int, float], percentile: float) -> int:
-    """How many layers, from the input up, AutoFreeze takes for settled: the longest run of layers whose scores are
-    among the lowest `percentile` % of all layers' scores (rounded down to whole layers)."""
+    """Number of layers, from the input up, that AutoFreeze takes for settled: the longest run of layers whose scores
+    are among the lowest `percentile` % of all layers' scores (rounded down to whole layers)."""
     count = int(percentile * len(scores) // 100)
     if not count:
         return 0

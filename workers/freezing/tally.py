@@ -78,7 +78,7 @@ class Tally:
         )
 
     def counts(self, step: int) -> FrozenCounts:
-        """How often each parameter was frozen in the steps committed, the last of them `step`."""
+        """Passes in which each parameter was frozen, over the steps committed, the last of them `step`."""
         return FrozenCounts(
             step=step,
             rank=self._rank,

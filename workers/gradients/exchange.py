@@ -27,8 +27,8 @@ NO_CUTS: Mapping[int, Sequence[Cut]] = {}
 APART = 64
 """Ranges of a layer that siblings sum begin at multiples of so many elements."""
 AHEAD = 4
-"""How many layers' parts are sent before the first layer is summed up: enough to keep links busy, few enough to cost
-little memory."""
+"""Number of layers whose parts are sent before the first layer is summed up: enough to keep links busy, few enough to
+cost little memory."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class ReplicaExchange:
         return found
 
     def _cut(self, layer: int, sibling: int) -> list[Tensor]:
-        """What `sibling` sums of this pipeline's gradients: by part, and for each by buffer."""
+        """Gradients of this pipeline that `sibling` sums: by part, and for each by buffer."""
         return [
             self._taken[part][layer].buffers[number][elements]
             for part in self._parts_of(self._own)
@@ -261,7 +261,7 @@ class ReplicaExchange:
 
 
 def _turns(layers: Sequence[int]) -> Iterator[tuple[int | None, int | None, int | None]]:
-    """In which order layers are exchanged: (whose parts are sent, which is summed up, whose sums are put together)."""
+    """Exchange order, in layers: (one whose parts are sent, one summed up, one whose sums are put together)."""
     for number in range(-AHEAD, len(layers) + AHEAD):
         turn = (number + AHEAD, number, number - AHEAD)
         sent, summed, done = (layers[n] if 0 <= n < len(layers) else None for n in turn)
@@ -327,7 +327,7 @@ class TieExchange:
             self._channel.send(self._stream(use, target, tag), (present, grad))
 
     def _streams(self, group: Sequence[TiedUse], tag: int) -> list[Stream]:
-        """Those of one tied parameter that begin or end here."""
+        """Streams of one tied parameter that begin or end here."""
         return [
             self._stream(use, target, tag + number)
             for number, use in enumerate(group)

@@ -90,13 +90,13 @@ class MicrobatchFold:
         self._busy = busy
 
     def open(self, layer: int, microbatch: int) -> None:
-        """What is formed of `layer` from now on is of this (global) microbatch."""
+        """Open this (global) microbatch: what is formed of `layer` from now on belongs to it."""
         half = self._halves.pop((layer, microbatch), None)
         if half is not None:
             self._layers[layer].take_back(half)
 
     def close(self, layer: int, microbatch: int, *, whole: bool) -> None:
-        """What was opened is formed.
+        """Close the microbatch that was opened, with what has been formed of it.
 
         Args:
             whole: whether nothing more of this microbatch is to come. Microbatches are whole in ascending order.
@@ -121,7 +121,7 @@ class MicrobatchFold:
                 self._go_on(layer, None)
 
     def so_far(self, layer: int) -> FlatGradients:
-        """What there is of the sum that this rank forms of `layer`."""
+        """Partial sum, so far, that this rank forms of the gradients of `layer`."""
         self._complete()
         summed, own = self._layers.get(layer), self._kept.get(layer)
         total = self._totals.get(layer) or (own[0] if own else None)
@@ -221,7 +221,7 @@ class MicrobatchFold:
                 self._channel.send_apart(self._stream(layer, self._own, number), part)
 
     def _part(self, layer: int, formed: FlatGradients, number: int) -> list[Tensor]:
-        """What pipeline `number` owns of gradients."""
+        """Part of the gradients that pipeline `number` owns."""
         return [formed.buffers[buffer][elements] for buffer, elements in self._cut(layer, number).parts]
 
     def _cut(self, layer: int, number: int) -> Cut:

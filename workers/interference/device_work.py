@@ -1,4 +1,4 @@
-"""What a neighbour does on a stage's own device, through torch: matrix products, and copies to it and back.
+"""Work of a neighbour on a stage's own device, through torch: matrix products, and copies to it and back.
 
 Apart from the other kinds, which begin sooner without torch.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 SIDE = 2048
-"""Of the matrices: one product fills a large GPU."""
+"""Side of the matrices: one product fills a large GPU."""
 COPIED_BYTES = 1 << 26
 QUEUED_S = 0.005
 """Work that the neighbour queues on the device before it waits for it: the device seldom waits for the neighbour."""

@@ -232,7 +232,7 @@ _WORK: dict[str, Callable[[], Work]] = {
     "disk": _disk,
     "files": _files,
 }
-"""What makes the work of a neighbour ready, by kind."""
+"""Kind -> function that sets up a neighbour's work."""
 KINDS = tuple(_WORK)
 DEVICE_KINDS = ("matmul", "copy")
 """Kinds that work on a stage's own device: functions of `workers.interference.device_work`."""

@@ -19,7 +19,7 @@ CONTEXT, HEADS, SAMPLES = 64, 4, 4
 
 @dataclass(frozen=True)
 class Size:
-    """How large a stage is."""
+    """Size of a stage."""
 
     blocks: int
     width: int

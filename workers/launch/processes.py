@@ -15,9 +15,9 @@ from types import TracebackType
 from typing import Any
 
 GRACE_S = 5.0
-"""How long ranks may go on after one of them has failed."""
+"""Seconds that ranks may go on after one of them has failed."""
 AT_FIRST_USE = ("encodings.idna", "numpy.ctypeslib")
-"""What a rank's first connection and its first checkpoint import: milliseconds in each process."""
+"""Modules that a rank's first connection and its first checkpoint import: milliseconds in each process."""
 
 
 def forkserver() -> BaseContext:

@@ -37,7 +37,7 @@ FAILURE = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a process measures."""
+    """Job that a process measures, and its limits."""
 
     config: WorkerConfig
     ranks: int
@@ -55,7 +55,7 @@ class Request:
 
 
 def profile_processes(request: Request) -> list[Measured]:
-    """What each rank measured, in rank order; over Gloo on the loopback interface, or NCCL.
+    """Return each rank's measurements, in rank order; over Gloo on the loopback interface, or NCCL.
 
     Raises:
         JobError: the model, the data or the device is not what it should be; a rank died, or did not finish in time.

@@ -43,7 +43,7 @@ Observer = Callable[[Report], FreezePlan | None]
 
 @dataclass
 class Run:
-    """How a job ended: per rank its outcome, and all reports in order of arrival."""
+    """Result of a job: the outcome of each rank, and all reports in order of arrival."""
 
     outcomes: list[Outcome]
     reports: list[Report] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Job:
-    """What every rank receives at startup."""
+    """Data that every rank receives at startup."""
 
     config: WorkerConfig
     plan: Plan
@@ -76,11 +76,11 @@ class Job:
     prepare: tuple[tuple[int, FreezePlan], ...] = ()
     """(step, plan): a rank prepares the plan when it reports its timeline of that step; before it trains, for 0."""
     open_channel: Callable[[Generation, int], Channel] | None = None
-    """How a process opens its rank's channel, where that is not for `Rank.join` to choose."""
+    """Opens a rank's channel in its process; None: `Rank.join` chooses the channel."""
     count_memory: bool = False
     """Whether each process counts the storages that live while it trains, which slows it down."""
     secret: bytes = b""
-    """With which ranks fetch layers from each other; without one they serve none."""
+    """Secret with which ranks fetch layers from each other; without one they serve none."""
 
 
 def assignment(job: Job, place: int) -> Assignment:
@@ -118,7 +118,7 @@ def _host(
 
 
 def _react(job: Job, rank: Rank, report: Report) -> None:
-    """What `job` asks of a rank that has just sent `report`."""
+    """Pass on the requests of `job` to a rank that has just sent `report`."""
     if isinstance(report, StepReport) and job.stop_at is not None and report.step == job.stop_at - 1:
         rank.request(Request.STOP)
     if isinstance(report, TimelineReport):

@@ -1,4 +1,4 @@
-"""Which layers are compared, each kind once, and when; and what is said of them."""
+"""Choice of the layers to compare, each kind once, and of the steps to do so; reports of the results."""
 
 from __future__ import annotations
 

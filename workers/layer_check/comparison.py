@@ -123,7 +123,7 @@ class LayerComparison:
         return reason
 
     def _problem(self, buffers: Sequence[Tensor], expected: Numbers) -> str:
-        """What training gets wrong with activations kept, or recomputed; empty: nothing."""
+        """Problem of training with activations kept, or recomputed; empty: none."""
         for keep in (True, False):
             try:
                 if problem := self._in_training(buffers, keep=keep).differs(

@@ -1,4 +1,4 @@
-"""Which layers are of one kind, so that comparing one of them does for all."""
+"""Kinds of layers: comparing one layer of a kind does for all."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ NOTHING_FROZEN: frozenset[str] = frozenset()
 
 @dataclass
 class Pass:
-    """What a layer keeps of one microbatch between its actions."""
+    """State that a layer keeps of one microbatch between its actions."""
 
     draw_key: int
     """Key of the forward pass's random draws; a recomputation repeats them."""
@@ -302,7 +302,7 @@ class Layer:
                 )
 
     def changes_input(self) -> str:
-        """What to say of the layer if it changes its inputs."""
+        """Error text for a layer that changes its inputs."""
         return (
             f"layer {self.name} changes its input in place: the layer before may need it, and a recomputation would"
             " start from the changed one. Use the operation that returns a new tensor, or do both in one layer"

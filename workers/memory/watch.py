@@ -14,7 +14,7 @@ from workers.devices.device import Device
 LOOK_EVERY_S = 0.1
 """Between two looks, at least: one at the host's memory costs some 0.2 ms."""
 HOLD_S = 0.3
-"""How long one fall holds microbatches up: others may free memory meanwhile. The rest is the move of layers."""
+"""Longest hold of microbatches per fall, in seconds: others may free memory meanwhile. Moving layers does the rest."""
 POLL_S = 0.01
 SETTLED_STEPS = 2
 """The first step in which it watches: before, the memory of a step is not known."""
@@ -75,7 +75,7 @@ class MemoryWatch:
             self._sleep(POLL_S)
 
     def _left(self) -> int:
-        """What is left when this rank takes the most that a step has taken so far."""
+        """Bytes left when this rank takes the most that a step has taken so far."""
         held = self._device.held_bytes() or 0
         self._most_held = max(self._most_held, held)
         return self._device.free_bytes() + held - self._most_held

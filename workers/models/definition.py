@@ -1,4 +1,4 @@
-"""What a model is to Freshet: a list of layer builders, a loss, and which parameters are tied."""
+"""Definition of a model: a list of layer builders, a loss, and which parameters are tied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How large each layer of a model is, found without allocating the model.
+"""Size of each layer of a model, found without allocating the model.
 
 Knows nothing of stages or partitions.
 """

@@ -1,4 +1,4 @@
-"""What no layer of a model may hold, found when its size is: by name, with the way out."""
+"""Refuses parameters and modules that no layer may hold, when the layer's size is found: by name, with the way out."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from workers.models.definition import LayerBuilder, ModelDefinition
 from workers.protocol import JobError
 
 LOSS = "loss"
-"""What the parameters of a loss are called in its layer: `loss.log_variance`."""
+"""Prefix of a loss's parameters in its layer: `loss.log_variance`."""
 
 
 class LayerWithLoss(nn.Module):

@@ -1,4 +1,4 @@
-"""What `gpt` and `vit` share: the pre-norm transformer block and the GPT-2 initialisation.
+"""Parts that `gpt` and `vit` share: the pre-norm transformer block and the GPT-2 initialisation.
 
 Knows nothing of tokens, images or losses. Each matrix is an `nn` module of its own, so that its weight
 gradient can be deferred.

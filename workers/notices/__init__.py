@@ -1,4 +1,4 @@
-"""How a node learns that it is about to go: files, SIGTERM and the metadata services of clouds.
+"""Notices that a node is about to go: from files, SIGTERM and the metadata services of clouds.
 
 Not here: Ray's drains (`orchestrator/controller/ranks/drains.py`).
 """

@@ -15,7 +15,7 @@ from workers.notices.notice import NoticeError
 LIMIT_BYTES = 64 * 1024
 """Most bytes of an answer."""
 TIMEOUT_S = 2.0
-"""How long the service, which runs on the same host, may take for each read."""
+"""Timeout of each read from the service, which runs on the same host."""
 
 
 @dataclass(frozen=True, kw_only=True)

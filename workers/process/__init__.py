@@ -1,4 +1,4 @@
-"""What a rank's process needs from its surroundings: memory, name lookups, import paths, stacks.
+"""Surroundings of a rank's process: memory, name lookups, import paths, stacks.
 
 Not here: anything about training.
 """

@@ -87,7 +87,7 @@ class Calls:
     """The calls that a process was in as faulthandler ended it, or it crashed."""
 
     lines: tuple[str, ...]
-    """Of the thread that crashed, or the main thread; innermost first."""
+    """Calls of the thread that crashed, or of the main thread; innermost first."""
     late: bool
     """Whether it was ended because it took too long."""
 

@@ -21,7 +21,7 @@ wait for a core does not keep the process from anything."""
 
 
 class Standing(StrEnum):
-    """What a process's threads are doing."""
+    """State of a process, from the states of its threads."""
 
     RUNNABLE = "runnable"
     """At least one runs, or could."""
@@ -47,7 +47,7 @@ class ProcessTimes:
     waits_s: Mapping[int, float] = field(default_factory=dict)
     """Thread -> how long it could have run and waited for a core; empty: this system does not tell."""
     pressure_s: float | None = None
-    """How long at least one process of the machine, or of the container, waited for a core; None: unknown."""
+    """Time in which at least one process of the machine, or of the container, waited for a core; None: unknown."""
 
 
 def process_times(pid: int, proc: Path = Path("/proc")) -> ProcessTimes:
@@ -94,7 +94,7 @@ def starved_s(before: ProcessTimes, after: ProcessTimes) -> float | None:
 
 
 def _standing(states: list[str]) -> Standing:
-    """What a process does whose threads have these states, as letters of proc(5)."""
+    """State of a process whose threads have these states, as letters of proc(5)."""
     alive = {state for state in states if state not in "ZX"}
     if not alive:
         return Standing.GONE

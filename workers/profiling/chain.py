@@ -22,9 +22,9 @@ class Flight:
 
     microbatch: int
     tensors: Tensors
-    """What the next layer takes, forward; the gradients that the next one takes, backward."""
+    """Inputs of the next layer, forward; output gradients of the next one, backward."""
     targets: Tensors
-    """What the loss takes beside the last layer's outputs."""
+    """Inputs of the loss beside the last layer's outputs."""
     passes: list[Pass] = field(default_factory=list)
     loss_pass: Pass | None = None
 

@@ -1,4 +1,4 @@
-"""Which settings of a job its layers' costs depend on, beside those that a profile has fields for. Knows no torch."""
+"""Job settings that layer costs depend on, beside those that a profile has fields for. Knows no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OF_FAMILY = {
     "llama": _OF_TEXT,
     "vit": ("family", "heads", "image_size", "patch_size", "channels", "dropout"),
 }
-"""What the number of each layer's parameters does not tell."""
+"""Model family -> cost settings that the layers' parameter counts do not tell."""
 
 
 def cost_settings(config: WorkerConfig) -> dict[str, Any]:

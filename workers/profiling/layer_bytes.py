@@ -1,4 +1,4 @@
-"""What each layer of a chain keeps of one microbatch, counted in storages while its passes are really made."""
+"""Bytes that each layer of a chain keeps of one microbatch, counted in storages during real passes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class _Counting:
         self.inputs, self.outputs, self.output_grads = [0] * layers, [0] * layers, [0] * layers
         self.working, self.forward_working, self.backward_working = [0] * layers, [0] * layers, [0] * layers
         self.loss = self.loss_inputs = 0
-        """What the loss keeps of its own and of the last layer's outputs, and those outputs; 0 where none follows."""
+        """Bytes that the loss keeps, the last layer's outputs among them; bytes of those outputs; 0 without a loss."""
 
     def activations(self) -> list[int]:
         flight = self._forward(self._fresh)
@@ -98,8 +98,7 @@ class _Counting:
         return self._drop(flight, lambda number: self._form(number, flight))
 
     def backwards(self) -> None:
-        """What a backward pass needs that forms the weight gradients at once: it frees what they are made of as it
-        goes."""
+        """Working memory of a backward pass that forms the weight gradients at once, freeing what they are made of."""
         self._back(self.backward_working, weights=True)
 
     def _back(self, working: list[int], *, weights: bool) -> Flight:

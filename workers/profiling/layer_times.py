@@ -102,11 +102,11 @@ class LayerTimes:
         self.repeats_s.clear()
 
     def seconds(self, kind: Kind, number: int) -> float:
-        """Of the action `kind` of layer `number` of the chain; the median over repeats."""
+        """Seconds of the action `kind` of layer `number` of the chain; the median over repeats."""
         return median(self._seconds[kind, number])
 
     def formed(self, number: int) -> list[Formed]:
-        """What W forms in layer `number`, in order."""
+        """Weight gradients that W forms in layer `number`, in order."""
         repeats = self._parts[number]
         whole = not self._watch.tells_parts_apart
         return [

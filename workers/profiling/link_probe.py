@@ -32,7 +32,7 @@ WARM_UP = 3
 WORK = 384
 """Rows of the matrices that are multiplied between messages."""
 ASLEEP_S = 0.04
-"""How long a device that sleeps does so between messages: enough to leave the host's caches."""
+"""Sleep between messages on a device that sleeps: enough to leave the host's caches."""
 TRIPS_ASLEEP = 6
 """In place of `TRIPS` on a device that sleeps, where each takes so long."""
 SMALL_BYTES = 256
@@ -45,13 +45,13 @@ COMMITS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What one end saw of messages of one size from `source` to `target`: medians of seconds."""
+    """Median seconds that one end saw for messages of one size from `source` to `target`."""
 
     source: int
     target: int
     size_bytes: int
     held_s: float
-    """What the call to send, or the call to receive of a message that had arrived, took."""
+    """Duration of the call to send, or of the call to receive a message that had arrived."""
     transfer_s: float | None = None
     """From the begin of the send to the end of the receive; the sender knows."""
 

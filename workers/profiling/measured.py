@@ -1,4 +1,4 @@
-"""What the ranks measured, and how it becomes a profile. Values only: no torch, no clock."""
+"""Measurements of the ranks, and how they become a profile. Values only: no torch, no clock."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Load:
     window_s: float
     cores: int
     busy_s: float
-    """Of all cores together."""
+    """Busy time of all cores together."""
     own_s: float
     """The rank's part of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What one rank measured while all others did the same."""
+    """Measurements of one rank, taken while all others took theirs."""
 
     rank: int
     layers: tuple[LayerProfile, ...]
@@ -38,7 +38,7 @@ class Measured:
     """Per repeat, the computing time of all layers."""
     device: DeviceProfile
     links: tuple[tuple[Link | None, ...], ...]
-    """Of all ranks, the same on every rank."""
+    """Links between all ranks, the same on every rank."""
     commit_s: float
     receives_ahead: int
     """See `Cluster.receives_ahead`."""

@@ -1,4 +1,4 @@
-"""Which pairs of ranks are probed, and which of them at the same time. Pure."""
+"""Pairs of ranks to probe, in rounds of those probed at the same time. Pure."""
 
 from __future__ import annotations
 

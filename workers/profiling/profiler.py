@@ -48,19 +48,19 @@ from workers.state.precision import boundary_dtype
 from workers.transport.channel import Channel
 
 BUDGET_S = 2.5
-"""How long to measure the layers after a warm-up."""
+"""Time to measure the layers after a warm-up."""
 REPEATS = 5
 """Repeats at least, however long they take."""
 MOST_REPEATS = 100
 MICROBATCHES = 4
 """Microbatches of a repeat. On an emulated device, whose times are given, one is enough."""
 SHARE = 0.5
-"""Of a rank's memory that the layers measured together may take; a larger model is measured part by part."""
+"""Share of a rank's memory that the layers measured together may take; a larger model is measured part by part."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What is measured, and with what."""
+    """Job to measure on one rank, and the means to measure it."""
 
     config: WorkerConfig
     rank: int
@@ -77,7 +77,7 @@ class Subject:
     """Compares them with plain autograd first."""
 
     def read(self, microbatch: int) -> Batch:
-        """As training reads it: a microbatch of the first step, on the device."""
+        """A microbatch of the first step, read as training reads it, on the device."""
         config, dataset = self.config, self.data.dataset
         total = config.microbatches * config.replicas
         batch = dataset.train(
@@ -259,7 +259,7 @@ def _measure_part(
 
 
 def _outputs(chain: Chain, flight: Flight) -> Tensors:
-    """What follows the last layer."""
+    """Outputs of the chain's last layer, or the loss after it."""
     for number in range(len(chain.layers)):
         chain.forward(number, flight)
     return flight.tensors
@@ -300,7 +300,7 @@ def layer_profile(
 
 
 def _matrices(chain: Chain, times: LayerTimes, number: int, weight_grad_s: float) -> tuple[Matrix, ...]:
-    """What W forms, with its parts of `weight_grad_s`: as measured where that can be told apart, else by scalars."""
+    """Matrices whose gradients W forms, with shares of `weight_grad_s`: as measured if told apart, else by scalars."""
     layer, formed = chain.layers[number], times.formed(number)
     groups = [
         [layer.module.get_parameter(name) for name in layer.uncovered]

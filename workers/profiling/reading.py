@@ -1,5 +1,4 @@
-"""What reading a microbatch costs a rank that needs it: all the time it takes, or where it is read ahead what the work
-of the rank does not cover."""
+"""Time a rank waits for a microbatch: the whole read, or with read-ahead the part that compute does not hide."""
 
 from __future__ import annotations
 
@@ -22,12 +21,12 @@ class Reading:
     ahead: bool
     """Whether they are made ahead of training."""
     seconds: float
-    """Of one read."""
+    """Time of one read."""
     computed_s: float
-    """Of it, processor time that the read takes from a rank which computes on the host."""
+    """Processor time that one read takes, within `seconds`, from a rank which computes on the host."""
 
     def left_s(self, work_s: float) -> float:
-        """How much longer a rank takes for a microbatch, beside `work_s` of work on it, where reads are made ahead."""
+        """Extra time of a rank for a microbatch, beside `work_s` of work on it, where reads are made ahead."""
         return max(self.computed_s, self.seconds - work_s)
 
 

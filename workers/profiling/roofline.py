@@ -56,7 +56,7 @@ class Roofline(DispatchMode):
 
 
 def _moved_bytes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Any) -> int:
-    """What an operation reads and writes: nothing for a view, and where it makes memory without content."""
+    """Bytes that an operation reads and writes: none for a view, or where it makes memory without content."""
     name = func._schema.name.rpartition("::")[2]
     if name.startswith(("empty", "new_empty")):
         return 0
@@ -110,7 +110,7 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 
 def _bytes(tensor: Tensor) -> int:
-    """What the tensor's elements take, those of an expanded one once."""
+    """Bytes of the tensor's elements; an expanded dimension counts once."""
     elements = 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         elements *= size if stride else 1

@@ -12,7 +12,7 @@ from workers.protocol import Span
 LEAST_IN_HALF = 2
 """Actions of a kind that each half of a window must have."""
 OUTLIER = 3.0
-"""How many times the median of its kind an action may count for in a half."""
+"""Most that an action may count for in a half, as a multiple of the median of its kind."""
 
 
 def stage_times(spans: Iterable[Span]) -> tuple[StageTime, ...]:

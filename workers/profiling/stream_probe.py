@@ -25,7 +25,7 @@ from workers.transport.channel import Channel
 
 ROUNDS = 3
 SHARE = 0.04
-"""Of the time for measuring layers: how long passes without a state are timed in each round."""
+"""Share of the time for measuring layers in which each round times passes without a state."""
 LONGEST_PASS_S = 3.0
 """Beside longer passes the state would not be noticed."""
 LEAST_STATE_BYTES, MOST_STATE_BYTES = 4 << 20, 32 << 20
@@ -40,12 +40,12 @@ WAIT_S = 10.0
 
 
 class Traffic(NamedTuple):
-    """What each byte that leaves a rank, or arrives, takes of what it computes at the same time."""
+    """Computing time that a rank loses to each byte that leaves it, or arrives, meanwhile."""
 
     stream_s_per_byte: float
-    """Of a layer's state."""
+    """Cost per byte of a layer's state."""
     socket_s_per_byte: float
-    """Of a message: without the digest of a state's bytes."""
+    """Cost per byte of a message: without the digest of a state's bytes."""
 
 
 def probe_streams(
@@ -56,8 +56,8 @@ def probe_streams(
     compute: Callable[[], None],
     budget_s: float,
 ) -> Traffic | None:
-    """What this rank found; None if states do not arrive, or passes or links are too slow to see it. All ranks call it
-    together. States come from other machines, if there are any.
+    """Costs that this rank found; None if states do not arrive, or passes or links are too slow to see them. All ranks
+    call it together. States come from other machines, if there are any.
 
     In each of some rounds passes are made without a state and then with one. The least disturbed count: what else the
     host does only adds to either.
@@ -108,8 +108,8 @@ def probe_streams(
 
 
 def shift(machines: Sequence[str]) -> int:
-    """By how much a rank's number is less than that of the rank whose state it gets: the least with which most ranks
-    get one from another machine than their own.
+    """Offset from a rank to the rank whose state it gets: the least with which most ranks get one from another machine
+    than their own.
 
     Args:
         machines: by rank; two at least.

@@ -1,4 +1,4 @@
-"""What surrounds a rank: samples of its device and its host while it trains, in a thread of their own.
+"""Samples of a rank's device and its host while it trains, taken in a thread of their own.
 
 Not here: what the features mean (`planner/features.py`), and the times of the rank's actions
 (`workers/profiling/stage_times.py`).

@@ -57,7 +57,7 @@ class HostReader:
         )
 
     def _now_and_then(self, now_s: float) -> dict[str, float]:
-        """What costs much, as it was at the last look; totals as rates between the last two looks."""
+        """Costly readings, as of the last look; totals as rates between the last two looks."""
         passed_s = now_s - self._seldom_at_s
         if passed_s >= SELDOM_S:
             values, totals = _found(self._seldom)

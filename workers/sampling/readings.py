@@ -18,7 +18,7 @@ class Reading:
     """One look at a machine. What it cannot tell is left out."""
 
     time_s: float
-    """Of a clock that never goes back."""
+    """Time by a monotonic clock."""
     values: Mapping[str, float] = field(default_factory=dict)
     """Feature -> its value at this moment."""
     totals: Mapping[str, float] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What training changes of a layer: its tensors, how they lie, in which precision, and the rule that updates them.
+"""Layer state that training changes: its tensors, their layout and precision, and the rule that updates them.
 
 Not here: the layer that computes with them (`workers/layers/layer.py`); where copies of them lie (`workers/elastic/`).
 """

@@ -56,7 +56,7 @@ class Layout:
         return Layout(tuple(places), end)
 
     def part(self, elements: slice) -> Layout:
-        """How what lies at `elements` lies there; of each parameter the part that does, in one row."""
+        """Layout of the range `elements`: of each parameter the part that lies there, in one row."""
         within: list[Place] = []
         for each in self.places:
             begin, stop = max(each.begin, elements.start), min(each.stop, elements.stop)
@@ -72,7 +72,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Cut:
-    """What belongs to one shard of a layer: whole parameters, neighbours in the layer's flat buffers."""
+    """One shard of a layer: whole parameters, neighbours in the layer's flat buffers."""
 
     ranges: tuple[slice, ...]
     """By buffer, its elements; may be empty."""
@@ -145,8 +145,8 @@ class Flat:
         return replace(self, cast=cast)
 
     def part(self, elements: slice, layout: Layout, slots: Iterable[str]) -> Flat:
-        """What lies at `elements`, in that layout there, with slots of zeros. Only what the module computes with stays
-        one with the whole: weights beside casts become memory of their own."""
+        """The range `elements`, in its `layout`, with slots of zeros. Only what the module computes with shares memory
+        with the whole: weights beside casts are copied."""
         weights, cast = self.weights[elements], self.cast
         if cast is not None:
             weights, cast = weights.clone(), cast[elements]
@@ -202,7 +202,7 @@ def aligned(size: int) -> int:
 
 
 def grad_dtype(parameter: Tensor) -> torch.dtype:
-    """In what the gradients of `parameter` are summed."""
+    """Dtype in which the gradients of `parameter` are summed."""
     return parameter.grad_dtype or parameter.dtype
 
 
@@ -221,7 +221,7 @@ class FlatGradients(Mapping[str, Tensor]):
 
     @staticmethod
     def of(layouts: Sequence[Layout], buffers: Sequence[Tensor], present: Collection[str]) -> FlatGradients:
-        """Those of the parameters `present`."""
+        """Gradients of the parameters `present`."""
         views = {
             name: view
             for layout, buffer in zip(layouts, buffers, strict=True)
@@ -241,7 +241,7 @@ class FlatGradients(Mapping[str, Tensor]):
 
 
 NO_GRADIENTS = FlatGradients((), {})
-"""Those of a layer of which none is present; they take no memory."""
+"""Gradients of a layer in which none is present; they take no memory."""
 
 
 def side_by_side(
@@ -349,7 +349,7 @@ class GradientBuffers:
         return FlatGradients([buffer[elements] for buffer, elements in ranges], present)
 
     def taken(self) -> FlatGradients:
-        """Those, taken away: the parameters have none afterwards, and further ones are summed elsewhere."""
+        """Take away and return the gradients: the parameters have none afterwards, and sum further ones elsewhere."""
         found = self.gathered()
         if found.buffers:
             self.drop()
@@ -386,7 +386,7 @@ class GradientBuffers:
             self._parameters[name].grad = view if name in present else None
 
     def set_aside(self) -> SetAside:
-        """Those of a microbatch of which more is to come, taken away."""
+        """Take away and return the gradients of a microbatch of which more is to come."""
         gradients = {name: each.grad for name, each in self._parameters.items() if each.grad is not None}
         found = SetAside(self._buffers, self._views, gradients)
         self.drop()

@@ -51,7 +51,7 @@ def hidden_values(module: nn.Module) -> dict[str, Any]:
 
 
 def values_behind(function: Callable[..., Any]) -> dict[str, Any]:
-    """As `hidden_values`, of a function with what it closes over, or of a module."""
+    """`hidden_values` of a function with what it closes over, or of a module."""
     if isinstance(function, nn.Module):
         return hidden_values(function)
     return {name: _told(value) for name, value in _within("function", function, {}, _DEPTH)}

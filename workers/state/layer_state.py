@@ -32,7 +32,7 @@ NO_CASTS: Mapping[str, torch.dtype] = {}
 
 
 class NamesSlots(Protocol):
-    """What a layer's state needs from an optimizer."""
+    """Interface that a layer's state needs from an optimizer."""
 
     def slot_names(self) -> tuple[str, ...]:
         """Names of the tensors that it keeps for each parameter."""
@@ -74,8 +74,8 @@ class LayerState:
     """The buffers of which the trained weights and the slots are views, by dtype. A state that was received or read has
     none: its tensors lie anywhere."""
     shard: Shard = WHOLE
-    """Which part it is, where siblings share out the layer's states. It has the trained parameters of that shard only,
-    and all of what training does not change."""
+    """Shard that it holds, where siblings share out the layer's states: the trained parameters of that shard only, and
+    all that training does not change."""
     elsewhere: frozenset[str] = frozenset()
     """Trained parameters that other shards have."""
 
@@ -374,7 +374,7 @@ def _tensors(state: LayerState, without: frozenset[str] = frozenset()) -> Iterat
 
 
 def _scalars(state: LayerState) -> dict[str, int]:
-    """Of each trained parameter of the state."""
+    """Trained parameter of the state -> number of its scalars."""
     return {name: state.weights[name].numel() for name in state.updates}
 
 

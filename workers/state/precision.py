@@ -1,4 +1,4 @@
-"""In what a layer computes, and what of it that is: the one place that knows what `job.precision` means.
+"""Storage and compute dtypes of each `job.precision`: the one place that knows what it means.
 
 With `bfloat16` and `float16` weights, activations and boundaries have 16 bits. Gradients are summed in 32, and the
 weights that training changes, the masters, have 32: what the module holds is their cast. With `bfloat16-autocast` torch
@@ -60,7 +60,7 @@ def scales_loss(precision: str) -> bool:
 
 
 def boundary_dtype(precision: str) -> torch.dtype | None:
-    """What floats between layers are cast to; None: they stay as they are."""
+    """Dtype to which floats between layers are cast; None: they stay as they are."""
     return _CAST.get(precision)
 
 

@@ -46,7 +46,7 @@ def put_together(parts: Sequence[tuple[Statistics, Mapping[str, int]]]) -> dict[
 def chosen(
     statistics: Statistics, scalars: Mapping[str, int], wanted: Callable[[str], bool]
 ) -> dict[str, Tensor]:
-    """Those of the parameters for which `wanted` holds.
+    """Statistics of the parameters for which `wanted` holds.
 
     Args:
         scalars: of each trained parameter that `statistics` are of.

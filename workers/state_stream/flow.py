@@ -22,7 +22,7 @@ SEEN_S = 0.5
 PRESUMED_SHARE = 0.7
 """Share of the link that training is assumed to take, until a stream has measured it for `SEEN_S`."""
 CHUNK_S = 0.002
-"""How long a training message that arrives during a chunk may have to wait for the rest of it."""
+"""Longest time that a training message which arrives during a chunk waits for the rest of the chunk."""
 SEEN_BYTES = 256 * 1024
 FIRST_CHUNK_BYTES = 32 * 1024
 """Chunk size until a stream has written `SEEN_BYTES`."""
@@ -36,7 +36,7 @@ JOIN_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Flow:
-    """How layer states are transferred. The two switches are the rows of DynPipe's table III."""
+    """Settings of layer-state transfers. The two switches are the rows of DynPipe's table III."""
 
     pipelined: bool = True
     """Serialize, send and load chunks concurrently. Otherwise the entire state is serialized before the first
@@ -80,7 +80,7 @@ def queue_length(training_rate: float, transfer_rate: float, service_rate: float
 
 @dataclass
 class Pace:
-    """What a state stream has measured so far, and the chunk size and queue length that follow."""
+    """Measurements of a state stream so far, and the chunk size and queue length that follow."""
 
     held_s: float = 0.0
     """Time spent waiting while training sent."""

@@ -1,4 +1,4 @@
-"""What peers outside the group follow: layers' states at one commit, then what every later commit changes in them: a
+"""Layer states as peers outside the group follow them: all at one commit, then the changes of every later commit: a
 step's parcels, which travel while the ranks still agree on it, and what they agreed on.
 
 The owner's half, without a socket: training puts in what it commits, and the threads of the state server take it out.
@@ -29,7 +29,7 @@ class Over(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What a peer follows: the payload of its `FOLLOW` frame."""
+    """Subscription of a peer: the payload of its `FOLLOW` frame."""
 
     layers: tuple[int, ...]
     generation: int
@@ -61,7 +61,7 @@ class States:
 
 @dataclass(frozen=True, kw_only=True)
 class Parcels:
-    """What `step` changes in followed layers, if it is committed."""
+    """Changes that `step` makes in followed layers, if it is committed."""
 
     step: int
     of_layers: Mapping[int, Tensor]
@@ -89,15 +89,15 @@ class Parcels:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """That `step`, whose parcels came before, is committed, and how they are to be applied."""
+    """Commit of `step`, whose parcels came before, and how to apply them."""
 
     step: int
     scale: float
-    """As in `workers.commit.commit.Decision`, like the next two; `scores` are those of all layers."""
+    """See `workers.commit.commit.Decision`, also for the next two; `scores` are those of all layers."""
     skipped: bool
     scores: Mapping[int, float] = field(default_factory=dict)
     behind: int = 0
-    """How many changes wait behind this one; 0: the peer has all there is once it has applied this one."""
+    """Number of changes that wait behind this one; 0: the peer has all there is once it has applied this one."""
 
     def encode(self) -> bytes:
         said = [self.step, self.scale, self.skipped, dict(self.scores), self.behind]

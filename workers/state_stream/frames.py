@@ -31,7 +31,7 @@ NONCE_BYTES = TAG_BYTES = 32
 REFUSAL = bytes(TAG_BYTES)
 """Sent instead of the server's proof: the client's was wrong."""
 HANDSHAKE_S = 5.0
-"""How long either end of a new connection may take to send its next message."""
+"""Time that either end of a new connection may take to send its next message."""
 SILENCE_S = 30.0
 """The stream gives up on a peer that sends too little or reads nothing for this long."""
 POLL_S = 0.2

@@ -41,7 +41,7 @@ class Delivery:
         self._flow = flow
         self._busy = busy
         self._signs = self._headers = self._chunks = self._changes = 0
-        """How many frames of each kind it has sent."""
+        """Frames of each kind sent so far."""
         self._pace = Pace()
 
     def sign_of_life(self) -> None:

@@ -1,4 +1,4 @@
-"""What the ranks do between a commit and the next step: checkpoints, validation, and at the end a sample of text."""
+"""Work of the ranks between a commit and the next step: checkpoints, validation, and at the end a sample of text."""
 
 from __future__ import annotations
 

@@ -33,13 +33,13 @@ Batches = Callable[[int], Batch]
 
 @dataclass(frozen=True)
 class Window:
-    """What a rank computed in one window."""
+    """Result of one window on one rank."""
 
     losses: dict[int, float]
     """Global microbatch -> mean loss, on the rank with the last stage."""
     spans: tuple[Span, ...]
     waited_s: float = 0.0
-    """How long its actions waited for what other ranks send."""
+    """Seconds that its actions waited for what other ranks send."""
 
     @property
     def busy_s(self) -> float:
@@ -47,10 +47,10 @@ class Window:
 
 
 class Leaving(Protocol):
-    """What sends gradients on while a window goes on."""
+    """Sends gradients on while a window goes on."""
 
     def leave(self, index: int) -> None:
-        """Those of this layer are final, and so are its buffers."""
+        """Send on the gradients of this layer: they and its buffers are final."""
         ...
 
     def under_way(self) -> None:
@@ -239,7 +239,7 @@ class Engine:
         return self._receive(self._forward_stream(action.stage, purpose), action.index)
 
     def _read(self, action: Action, batches: Batches) -> Batch:
-        """What the stage takes of the microbatch, on the device: the first one its inputs, the last one its targets."""
+        """Read the stage's part of the microbatch, on the device: inputs for the first stage, targets for the last."""
         first, last = action.stage == 0, action.stage == self._program.stages - 1
         if not (first or last):
             return Batch((), ())

@@ -1,4 +1,4 @@
-"""What a rank finds in the gradients of a step once they are final, for the commit record."""
+"""Statistics that a rank takes of a step's gradients once they are final, for the commit record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank needs to train in one generation, and what its program builds from it: stages, masks, ties.
+"""Setup of a rank for one generation, and what its program builds from it: stages, masks, ties.
 
 Values and their assembly; nothing here runs or sends.
 """
@@ -50,7 +50,7 @@ from workers.step.stage import Stage
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationSetup:
-    """What a rank needs to train in a generation. All of it outlives the generation."""
+    """Setup with which a rank trains in a generation. All of it outlives the generation."""
 
     config: WorkerConfig
     rank: int
@@ -81,11 +81,11 @@ class GenerationSetup:
     build: Callable[[Piece], Layer]
     """Builds the layer of a shard beside training; its weights are of no step."""
     coming: ModulesAhead[tuple[Layer, LayerState]]
-    """What it builds for the next generation."""
+    """Layers that it builds ahead for the next generation."""
     withdraw: Callable[[], None]
     """Stops offering the layers as they were at the start of the generation."""
     snapshots: Snapshots
-    """Of its layers and of those that it keeps for others by `plan`."""
+    """Snapshots of its layers and of those that it keeps for others by `plan`."""
     fetch: Callable[[Piece, int, Greeting, threading.Event], LayerState]
     """Layer or shard, step, its owner's greeting -> the owner's snapshot; stops when the event is set."""
     resumed: bool = False
@@ -159,7 +159,7 @@ def make_freezer(setup: GenerationSetup, step: int) -> Freezer:
 def make_curvature_probe(
     setup: GenerationSetup, counted: Mapping[Place, Tensor], report: Callable[[CurvatureReport], None]
 ) -> CurvatureProbe | None:
-    """What samples how fast the gradient changes, if the job wants that and no sibling does it for this rank.
+    """Make the probe of how fast the gradient changes, if the job wants that and no sibling does it for this rank.
 
     Args:
         counted: the rank's parameters, each tied one once.

@@ -281,7 +281,7 @@ class Minibatch:
         return batch
 
     def _wanted(self, step: int) -> list[Wanted]:
-        """What the step after `step` committed ones reads; and the first read of the step that follows, unless held-out
+        """Reads of the step after `step` committed ones; and the first read of the step that follows, unless held-out
         samples are read before it."""
         config = self._setup.config
         every = config.validate_every

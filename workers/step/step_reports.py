@@ -1,4 +1,4 @@
-"""What a rank reports of a step, from what it measured and what the commit decided. Values only; it sends nothing."""
+"""Reports of a rank on a step, from what it measured and what the commit decided. Values only; it sends nothing."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class Training:
             setup.snapshots, setup.rank, setup.place, setup.config.elastic.undone_steps
         )
         self.loss_scale = setup.greeting.loss_scale
-        """Of the next step, where the precision needs one. Known once the ranks have greeted each other."""
+        """Loss scale of the next step, where the precision needs one. Known once the ranks have greeted each other."""
         self.ended_s = 0.0
         """When another plan replaced it, by `time.perf_counter`."""
         config = setup.config
@@ -177,7 +177,7 @@ class Training:
 
     @property
     def left(self) -> Unfinished:
-        """What is done of the commit of `step`, for the next generation."""
+        """Progress on the commit of `step`, for the next generation."""
         return Unfinished(
             step=self.step,
             requests=self._requests,
@@ -437,7 +437,7 @@ class Training:
         )
 
     def _own_requests(self) -> tuple[Request, ...]:
-        """What the controller, and this rank itself, request of the commit."""
+        """Requests to the commit, from the controller and from this rank itself."""
         asked = self._setup.mailbox.take()
         return (*asked, Request.RESCUE) if self._setup.rescues.due(time.time()) else asked
 

@@ -56,7 +56,7 @@ class Upkeep:
         self._followed = Followed(setup.followers, setup.layers, to_go)
         self._watch = StandbyWatch(self._standbys, setup.rank, setup.place, setup.coming)
         self.modules = ModulesAhead(setup.build, warn)
-        """Of the shards that the rank takes over with the next plan."""
+        """Modules of the shards that the rank takes over with the next plan."""
 
     def bring(self, owners: Sequence[Greeting], sharing: int) -> None:
         """Begin to fetch the bases that are not here, beside training.

@@ -1,4 +1,4 @@
-"""What the engine sees of the network: ordered streams of tensors between ranks, and one collective.
+"""Network interface of the engine: ordered streams of tensors between ranks, and one collective.
 
 A `Stream` is one directed edge: its messages arrive in the order they were sent, and all have the same shape.
 """
@@ -38,7 +38,7 @@ class ChannelError(RuntimeError):
 
 @dataclass(frozen=True)
 class Shape:
-    """What a stream carries. Its first message fixes it."""
+    """Format of a stream's messages, fixed by the first one."""
 
     tensors: tuple[tuple[tuple[int, ...], str, bool], ...]
     """(shape, dtype, carries a gradient) of each tensor of a message."""
@@ -117,7 +117,7 @@ class Channel(ABC):
         """
 
     def send_apart(self, stream: Stream, tensors: Sequence[Tensor]) -> None:
-        """As `send`, of large messages: none is kept once it has left, and `flush_apart` waits for them alone."""
+        """Send large messages like `send`: none is kept once it has left, and `flush_apart` waits for them alone."""
         self.send(stream, tensors)
 
     def flush_apart(self) -> None:
@@ -173,7 +173,7 @@ class Channel(ABC):
         return
 
     def link_times(self) -> tuple[LinkTime, ...]:
-        """What was measured since the last call; empty if nothing is measured here."""
+        """Link times measured since the last call; empty if nothing is measured here."""
         return ()
 
     def pace(self, bytes_per_s: float | None) -> bool:

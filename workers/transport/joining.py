@@ -19,7 +19,7 @@ class Joining:
     def __init__(self, open_channel: Callable[[], Channel]) -> None:
         self._open = open_channel
         self._results: queue.SimpleQueue[Channel | BaseException | None] = queue.SimpleQueue()
-        """What `wait` returns or raises; None: `leave` was called."""
+        """Channel that `wait` returns, or error that it raises; None: `leave` was called."""
         self._lock = threading.Lock()
         self._left = False
 

@@ -1,4 +1,4 @@
-"""How fast a rank's messages travel, by what the kernel says of its connections; `docs/decisions/link-times.md`.
+"""Speed of a rank's messages, by the kernel's account of its connections; `docs/decisions/link-times.md`.
 
 Now and then a message is followed: how many bytes the other end acknowledges while more of them wait. And now and then,
 while a connection is idle, a handshake with that rank's kernel tells the round trip. No clock of another machine is
@@ -26,7 +26,7 @@ from workers.transport.tcp_state import TcpState, state_of, tcp_state
 EVERY_S = 1.0
 """Between two messages that are followed to one rank, and between two handshakes with it."""
 LARGE_S = 5.0
-"""How long a message is awaited that is at least half as large as the largest one."""
+"""Time to wait for a message at least half as large as the largest one."""
 LEAST_BYTES = 8192
 """Smallest message that is followed."""
 PAUSES_S = tuple(0.0005 * 1.5**look for look in range(15))
@@ -34,7 +34,7 @@ PAUSES_S = tuple(0.0005 * 1.5**look for look in range(15))
 LEAST_S = 0.002
 """Shortest time in which bytes passed that is a measurement."""
 TICK_S = 0.01
-"""What the kernel's account of busy time may be off by."""
+"""Largest error of the kernel's account of busy time."""
 ABOUT_THE_SAME = 1.5
 """Factor between two rates that confirm each other."""
 HANDSHAKES = 4
@@ -72,7 +72,7 @@ class LinkMeter:
         self._peers = peers
         self._clock = clock
         self._ways: dict[int, Way | None] = {}
-        """Of the ranks that are sent to; None: not known yet."""
+        """Ways to the ranks that are sent to; None: not known yet."""
         self._due_s: dict[int, float] = {}
         self._largest: dict[int, int] = {}
         """Bytes of the largest recent message, by target."""
@@ -104,7 +104,7 @@ class LinkMeter:
             self._asked.put(_Followed(target, way, size, Look(now_s, state)))
 
     def take(self) -> tuple[LinkTime, ...]:
-        """What was measured since the last call, the newest of each link."""
+        """Link times measured since the last call, the newest of each link."""
         with self._lock:
             found, self._found = self._found, {}
         return tuple(found.values())

@@ -44,7 +44,7 @@ class Backend(Protocol):
         ...
 
     def sending(self) -> bool:
-        """As `Channel.sending`."""
+        """See `Channel.sending`."""
         ...
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Which connection leads to which rank, and where that rank answers handshakes; told through the generation's store.
+"""Connection to each rank and address where it answers handshakes, exchanged through the generation's store.
 
 Gloo names neither. Each rank says which local addresses its connections have: the far end of a connection is one of
 them. Its door is a listener that nobody reads from: the kernel answers there, however busy the rank is.

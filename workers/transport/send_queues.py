@@ -65,7 +65,7 @@ class SendQueues:
 
     @property
     def open(self) -> int:
-        """How many of the connections are still open."""
+        """Number of connections that are still open."""
         return sum(queue.socket.is_open for queue in self._queues)
 
     def pending(self) -> bool:

@@ -1,4 +1,4 @@
-"""What the kernel knows of a TCP connection: how much of what was written has arrived, and what still waits.
+"""Kernel counters of a TCP connection: how much of what was written has arrived, and what still waits.
 
 A reading costs its user two system calls and the connection nothing.
 """
@@ -27,15 +27,15 @@ class TcpState:
     """One reading. Times and bytes count from the connection's beginning."""
 
     acked_bytes: int
-    """That the other end has acknowledged."""
+    """Bytes that the other end has acknowledged."""
     flying_packets: int
     """Sent and not acknowledged."""
     unsent_bytes: int
     """Written and not sent."""
     busy_s: float
-    """How long there was anything to send or to be acknowledged, to a tick of the kernel's clock (1 to 10 ms)."""
+    """Time with anything to send or to be acknowledged, to a tick of the kernel's clock (1 to 10 ms)."""
     refused_s: float
-    """How long the other end had no room."""
+    """Time in which the other end's receive window limited sending."""
     round_trip_s: float
     """The kernel's smoothed estimate; right after the handshake, what that took."""
 

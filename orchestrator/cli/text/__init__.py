@@ -1,4 +1,4 @@
-"""What the terminal shows: lines of events, progress, tables of a job and of a plan.
+"""Terminal output: lines of events, progress, tables of a job and of a plan.
 
 Not here: pages (`orchestrator/report/`, `dashboard/pages/`).
 """

@@ -47,7 +47,7 @@ def event_line(number: int, record: Record) -> str:
 
 
 def event_text(event: Event) -> str:
-    """What happened, in one line."""
+    """One-line text of `event`."""
     match event:
         case StepReport(skipped=True):
             return skipped_text(event)
@@ -88,7 +88,7 @@ def event_text(event: Event) -> str:
 
 
 def _of_ranks(event: Event) -> str:
-    """What happened to ranks and their copies of layers."""
+    """Text of an event about ranks and their copies of layers."""
     match event:
         case events.Placing(ranks=ranks):
             return f"the cluster is asked for {counted(len(ranks), 'rank')}: {named('rank', ranks)}"

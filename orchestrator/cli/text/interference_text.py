@@ -1,4 +1,4 @@
-"""How good a fitted model of interference is, as lines. Pure."""
+"""Quality of a fitted model of interference, as lines. Pure."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ MATERIAL = 1.05
 SOONEST_STEPS = 8
 """Steps after a decision against a move, or a move that was refused, until the next decision."""
 SAID_REFUSALS = 8
-"""How many observations that make no sense are warned of, for each rank: each planner tells one of each kind."""
+"""Most warnings per rank about observations that make no sense: each planner warns once of each kind."""
 WAITING = 4096
 """Most observations that wait for the planner; older ones are dropped."""
 
@@ -101,9 +101,9 @@ class Adaptation:
         """Observations, and between them the ranks of each new generation."""
         self._pump: asyncio.Task[None] | None = None
         self._heard: Heard | None = None
-        """What the planner knew last."""
+        """Newest known state of the planner."""
         self._told = Slowdowns()
-        """As logged last."""
+        """Slowdowns as logged last."""
         self._changes: list[str] = []
         """Changes that are not logged yet, in words."""
         self._due = False
@@ -118,7 +118,7 @@ class Adaptation:
         self._refused: dict[int, int] = {}
         self._thinning = Thinning()
         self._sent: tuple[int, Replanner] | None = None
-        """Which planner has been told to plan with which replanner."""
+        """(number of the planner, as `lives` counts, and the replanner sent to it last)."""
 
     def run(self) -> None:
         """Keep a planner from now on, if the job adapts."""

@@ -32,7 +32,7 @@ class LivePlannerHome(Protocol):
     """A planner, wherever it lives. Each call may raise `PlannerGone`."""
 
     lives: int
-    """How many planners there have been; each begins without a replanner."""
+    """Number of planners so far; each begins without a replanner."""
 
     async def run(self) -> None:
         """Keep a planner until cancelled."""

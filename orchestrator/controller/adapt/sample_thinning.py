@@ -1,4 +1,4 @@
-"""Which of the samples of the ranks' surroundings are logged: some features, now and then. Pure."""
+"""Choice of the samples of ranks' surroundings to log: some features, now and then. Pure."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class FreezeControl:
         self._planner: PlannerLink | None = None
         self._planning: asyncio.Task[None] | None = None
         self._version = 0
-        """Of the newest freeze plan of this controller, also if it is still being solved."""
+        """Version of this controller's newest freeze plan, even if it is still being solved."""
         self._changing = asyncio.Lock()
         """Held by a request until it is logged: the next one is decided on what it changed."""
         self._outdated = False

@@ -19,7 +19,7 @@ from workers.protocol import FreezeStarted, StepReport, SwitchReport
 EVERY = 10
 """Frozen steps between two checks of measured times: enough that a few slow steps do not move the median."""
 NEWEST = 1000
-"""How many of the newest steps are compared."""
+"""Number of newest steps compared."""
 
 
 class FreezeWatch:
@@ -44,9 +44,9 @@ class FreezeWatch:
         self._shape: object = None
         """The part of the plan in force that the time of a step depends on."""
         self._times_s = _no_times()
-        """Of the steps that are compared if no kappa was predicted."""
+        """Times of the steps that are compared if no kappa was predicted."""
         self._frozen = 0
-        """How many of them were frozen."""
+        """Number of frozen steps compared."""
         self._average = RunningUpdate()
         self._warned = False
 

@@ -1,4 +1,4 @@
-"""What a running job's plans are made with: the replanner in force, plans made ahead, and planners' processes.
+"""Planning for a running job: the replanner in force, plans made ahead, and planners' processes.
 
 Not here: how another plan is found (`planner/search/replan.py`), and when one is worth it (`planner/adapt/`).
 """

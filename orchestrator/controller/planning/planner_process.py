@@ -9,7 +9,7 @@ from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 LIVES = 6
-"""How many planners of a kind a controller starts before it gives up."""
+"""Most planners of a kind that a controller starts before it gives up."""
 
 
 def start_planner(planner: type, *arguments: Any) -> Any:

@@ -23,9 +23,9 @@ from planner.simulation.resized_cluster import Sites
 from workers.protocol import StepReport
 
 FIRST_REGROUP_S = 2.0
-"""What a regroup is expected to cost until one has been seen."""
+"""Expected time of a regroup until one has been seen."""
 SEEN_STEPS = 20
-"""How many of the newest steps give the median step time."""
+"""Number of newest steps that give the median step time."""
 
 
 class PrecomputedPlans:

@@ -18,7 +18,7 @@ from workers.protocol import Position
 
 
 class Assessment:
-    """Of one job's ranks.
+    """Asks one job's ranks for their positions.
 
     Args:
         timeout_s: how long a rank may take to leave its step, not counting what its host or the controller takes.

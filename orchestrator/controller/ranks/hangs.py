@@ -14,7 +14,7 @@ from orchestrator.quantities import seconds
 from workers.protocol import StepReport, Working
 
 KEPT_STEPS = 20
-"""How many of the newest steps give the usual time of a step."""
+"""Number of newest steps that give the usual step time."""
 MANY = 10.0
 """An action that takes this many times as long as a usual step has hung."""
 TIMES_LIMIT = 4.0
@@ -29,7 +29,7 @@ class Pace:
     """Step times, as the log has them."""
 
     step_s: tuple[float, ...] = ()
-    """Of the newest steps."""
+    """Times of the newest steps."""
     generation: int = 0
     """The newest."""
     steady: bool = False
@@ -53,7 +53,7 @@ class Pace:
 
 
 class Verdict(StrEnum):
-    """What an action's time means."""
+    """Verdict on the time of an action."""
 
     FINE = "fine"
     SLOW = "slow"

@@ -24,7 +24,7 @@ STALL_S = 3.0
 
 
 class Heartbeats:
-    """Of one job's ranks.
+    """The heartbeats of one job's ranks.
 
     Args:
         timeout_s: what a generation's first step may take.

@@ -1,4 +1,4 @@
-"""What a rank's process wrote last, from the job's folder: it often says why the process died."""
+"""The last output of a rank's process, from the job's folder: it often says why the process died."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from workers.process.output import cause_of_death, last_lines, rank_log_path
 
 OUTPUT_S = 1.0
-"""How long reading a dead rank's output may take."""
+"""Time limit for reading a dead rank's output."""
 OUTPUT_LINES = 40
-"""How many lines of it are quoted: enough for the stack of one thread that crashed in a layer."""
+"""Number of lines quoted: enough for the stack of one thread that crashed in a layer."""
 
 
 @dataclass(frozen=True)

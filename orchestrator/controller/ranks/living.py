@@ -19,11 +19,11 @@ from workers.actor import Home
 from workers.control.rank_error import RankError
 
 STACKS_S = 1.0
-"""How long a rank that is about to be killed may take to return its threads' stacks."""
+"""Time limit for a rank that is about to be killed to return its threads' stacks."""
 
 
 class LivingRanks:
-    """Of one job.
+    """The living ranks of one job.
 
     Args:
         folder: the job's.
@@ -43,11 +43,11 @@ class LivingRanks:
         self._post = post
         self._spawn = spawn
         self.homes: dict[int, Home] = {}
-        """Of all ranks that are up."""
+        """Homes of all ranks that are up."""
         self.training: dict[int, asyncio.Future[Any]] = {}
         """Calls under way that end with a generation."""
         self._deaths: dict[int, asyncio.Future[None]] = {}
-        """Of ranks whose process was found dead: the reports of it."""
+        """Death reports of ranks whose process was found dead."""
 
     async def found_dead(self, rank: int, cause: str = UNKNOWN) -> None:
         """Report once that the rank's process is dead: by `cause`, unless its own output says more.

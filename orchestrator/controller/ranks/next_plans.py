@@ -22,7 +22,7 @@ from workers.protocol import CopiedAhead, CopyAhead, Source
 
 
 class NextPlans:
-    """Of one job's ranks.
+    """Sends next plans to one job's ranks.
 
     Args:
         post: takes what ranks refuse.

@@ -37,7 +37,7 @@ LOOK_FOR_ROOM_S = 1.0
 
 
 class RankProcesses:
-    """Of one job.
+    """The rank processes of one job.
 
     Args:
         post: takes what happens to them.
@@ -68,7 +68,7 @@ class RankProcesses:
         self._going: set[int] = set()
         """Ranks that are draining, or are gone."""
         self._most = setup.replanner.first.world_size + setup.config.elastic.spares
-        """How many ranks the job is to have, spares included."""
+        """Number of ranks that the job is to have, spares included."""
 
     def take(self, event: Event) -> None:
         """Learn the draining ranks, the nodes to keep off and the requested size from a logged event."""

@@ -26,7 +26,7 @@ Vector = tuple[bytes, ...]
 
 
 class Settling:
-    """Of one job's ranks.
+    """Settles interrupted steps of one job's ranks.
 
     Args:
         post: takes what comes of it.

@@ -23,7 +23,7 @@ TOLD_AT = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """What the controller sees of a silent rank at one moment."""
+    """The controller's observation of a silent rank at one moment."""
 
     at_s: float
     """By the controller's monotonic clock."""
@@ -35,7 +35,7 @@ class Look:
 
 @dataclass(frozen=True, kw_only=True)
 class Silence:
-    """How long a rank has not answered, and why. All times in seconds; no second counts twice."""
+    """Duration of a rank's silence, and its reasons. All times in seconds; no second counts twice."""
 
     since_s: float
     """When it answered last, by the controller's monotonic clock."""
@@ -52,7 +52,7 @@ class Silence:
     pressed_s: float = 0.0
     """Someone on its host waited for a core: time of the host, not of the rank."""
     process: ProcessTimes | None = None
-    """As it was seen last."""
+    """The rank's process as it was seen last."""
     unread_s: float = 0.0
     """Time that no look explains yet, without `late_s` and `dark_s`."""
 

@@ -19,7 +19,7 @@ from workers.protocol import Outcome, Parted
 
 
 class Training:
-    """Of one job's generations.
+    """Trains one job's generations.
 
     Args:
         post: takes each end.

@@ -50,9 +50,9 @@ class Running:
     coming: Plan
     """The plan that the ranks follow once all requested moves are over."""
     profile: Profile | None
-    """As measured."""
+    """Profile as measured."""
     replanner: Replanner
-    """As of now. Knows the memory of the devices, where the job has a profile."""
+    """Replanner in force. Knows the memory of the devices, where the job has a profile."""
     domains: tuple[str, ...]
     """Per place, the node of its rank."""
     replayed: bool

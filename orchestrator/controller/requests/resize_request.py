@@ -21,18 +21,18 @@ from workers.protocol import JobError
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
-    """What a job has and may get."""
+    """Ranks that a job has and may get."""
 
     elastic: ElasticConfig
     replicas: int
     size: Size
-    """As requested so far."""
+    """Size as requested so far."""
     members: int
     """Ranks of the job that have a place and do not drain."""
     up: int
     """Ranks of the job that are up or starting and do not drain."""
     room: int
-    """For how many more ranks the cluster has room."""
+    """Number of further ranks that the cluster has room for."""
 
 
 def scaled(ranks: int | None, spares: int | None, has: Capacity, *, layers: int, id: str = "") -> Scaled:

@@ -27,7 +27,7 @@ PAGE_NAME = "interference.html"
 
 @dataclass(frozen=True)
 class Adapted:
-    """What one job knew and did."""
+    """Known rank speeds and layer moves of one job."""
 
     policy: str
     speeds: SpeedsPart | None
@@ -39,7 +39,7 @@ class InterferencePart:
     """The jobs beside each other, as their page and the dashboard show them."""
 
     disturbed: str
-    """By what, in words."""
+    """Disturbed rank and cause, in words."""
     tiles: tuple[Tile, ...]
     numbers: Table
     answers: Table | None

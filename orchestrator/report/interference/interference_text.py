@@ -7,12 +7,12 @@ from orchestrator.quantities import deviation, percent, seconds
 from planner.wording import counted
 
 MOST_PLANS = 20
-"""Of one job, the newest."""
+"""Most plans shown of one job, the newest."""
 HOW = (
     "Productive time: what the steps would have taken an oracle, over what they took. The oracle follows the best cut"
     " that was measured beside the neighbour from the moment that it comes, and the first cut while it is away."
 )
-"""How the number that sums it up is defined."""
+"""Definition of the number that sums a job up."""
 
 
 def lines(found: InterferenceTime) -> list[str]:

@@ -17,9 +17,9 @@ from planner.freezing import FreezePlan
 from planner.wording import counted, shares_text
 
 KEPT_SPEEDS = 20
-"""How many of the newest decisions on the ranks' speeds are shown."""
+"""Newest decisions on the ranks' speeds that are shown."""
 KEPT_FREEZINGS = 20
-"""How many of the newest freeze decisions are shown."""
+"""Newest freeze decisions that are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Entry:
     what: str
     reason: str
     numbers: str = ""
-    """What the simulator expects of it, or what it cost."""
+    """The simulator's prediction, or the measured cost."""
     candidates: Table | None = None
 
     @property

@@ -24,17 +24,17 @@ MOST_RANKS = 4
 
 @dataclass(frozen=True)
 class FreezingPart:
-    """What was frozen, and what that gained."""
+    """Freezing of a run, and its gain."""
 
     method: str
     notes: tuple[Note, ...]
     tiles: tuple[Tile, ...]
     ratios: HeatMap | None
     worth: str
-    """What a higher `r_max` would gain."""
+    """Gain of a higher `r_max`."""
     charts: tuple[Chart, ...]
     counts: tuple[Chart, ...]
-    """How often each parameter was frozen: TimelyFreeze, appendix H."""
+    """Freeze counts of each parameter: TimelyFreeze, appendix H."""
     counted: str
     """The steps that the counts cover."""
 

@@ -107,7 +107,7 @@ def _recovery_tiles(history: RecoveryHistory) -> tuple[Tile, ...]:
 
 
 def _stall_tiles(run: JobView) -> tuple[Tile, ...]:
-    """How long ranks stood still; empty if none did."""
+    """Duration of the standstills; empty if there were none."""
     if not run.totals.stalls:
         return ()
     of = f"{counted(run.totals.stalls, 'standstill')}, all ranks together"
@@ -237,7 +237,7 @@ def _uses(found: EffectiveTime) -> Table:
 
 
 def _copies(found: EffectiveTime) -> tuple[Table, ...]:
-    """What copies of the layers save on the trace; empty if that is not known."""
+    """Savings of layer copies on the trace; empty if unknown."""
     if not found.copies:
         return ()
     losses = counted(found.copies[0].losses, "loss", "losses")

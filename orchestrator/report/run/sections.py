@@ -32,7 +32,7 @@ class Header:
     tone: Tone
     outcome: str
     summary: str
-    """What ran, when and how long, in one line."""
+    """Model, plan, device, start and duration, in one line."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Training:
     """The curves over all steps."""
 
     how: str
-    """How a long run was thinned; empty for a short one."""
+    """Thinning of a long run, in words; empty for a short one."""
     charts: tuple[Chart, ...]
 
 

@@ -1,4 +1,4 @@
-"""How fast the ranks were, and what was decided on that, in `report.html` and on a job's page."""
+"""Rank speeds, and the decisions on them, in `report.html` and on a job's page."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SpeedsPart:
     chart: Chart
     decisions: Table | None
     links: Table | None = None
-    """Those that are slow now."""
+    """Links that are slow now."""
 
 
 def speeds(run: JobView) -> SpeedsPart | None:

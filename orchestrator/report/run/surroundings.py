@@ -1,4 +1,4 @@
-"""What surrounded the ranks while they trained, in `report.html` and on a job's page."""
+"""Surroundings of the ranks while they trained, in `report.html` and on a job's page."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Shown:
     title: str
     feature: str
     worst: Callable[..., float] = max
-    """Of the ranks' values."""
+    """Picks the worst of the ranks' values."""
 
 
 SLOWDOWN, WAITED = "slowdown", "waited"

@@ -37,7 +37,7 @@ def idle_table(found: IdleCauses, which: str, expected_from: str = "") -> Table:
 
 
 def critical_text(found: IdleCauses) -> str:
-    """How the critical path spends the window, in a sentence."""
+    """Breakdown of the window by its critical path, in a sentence."""
     path, window_ns = found.critical, found.window_ns
     actions, ranks = len(path.spans), len({lane for lane, _ in path.spans})
     parts = [f"computing {seconds(path.computing_ns / NANOSECONDS)}"]

@@ -39,7 +39,7 @@ class StepTimeline:
 
     step: int
     title: str
-    """What ran."""
+    """Schedule that ran, in words."""
     ranks: Ranks
     measured: Timeline
     measured_s: float
@@ -52,7 +52,7 @@ class StepTimeline:
     causes: tuple[IdleCauses | None, IdleCauses | None] = (None, None)
     """Idle time by cause, predicted and measured; None if the step did not follow the plan."""
     expected_from: str = ""
-    """What expected times come from, in words."""
+    """Source of the expected times, in words."""
     kept: tuple[int, ...] = ()
     """The steps of the run of which a timeline is kept."""
 
@@ -169,7 +169,7 @@ class StepTimeline:
 
 
 def _off(ratio: float) -> str:
-    """How far a prediction of `ratio` times the measured time is off, in words."""
+    """Error of a prediction of `ratio` times the measured time, in words."""
     return f"{percent(abs(ratio - 1))} too {'high' if ratio > 1 else 'low'}"
 
 

@@ -1,4 +1,4 @@
-"""Which rank holds which stage: the two placements of the families."""
+"""Stage-to-rank placements of the schedule families: looped and folded."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class _Call:
     warms: bool = False
     """Whether it only traces and compiles."""
     traced: list[Traced] = field(default_factory=list)
-    """What it met while warming."""
+    """Traces that it met while warming."""
 
 
 class _Current(threading.local):
@@ -80,7 +80,7 @@ class CompiledForward:
         )
 
     def __call__(self, *inputs: Tensor) -> Any:
-        """What the module returns.
+        """Run the compiled module and return what it returns.
 
         Raises:
             Untraceable: it cannot be traced as it is now.
@@ -153,7 +153,7 @@ class CompiledForward:
 
 
 class _Backend:
-    """What Dynamo hands traces to. Dynamo keeps it for ever, so it knows no layer."""
+    """Compiler backend to which Dynamo hands traces. Dynamo keeps it for ever, so it knows no layer."""
 
     def __init__(self, name: str, kernels: Kernels) -> None:
         self._name = name
@@ -187,7 +187,7 @@ class Traced:
         return self._tapped is None or self._kernels.knows(self._tapped)
 
     def compile(self) -> Compiled:
-        """As `Kernels.compiled`."""
+        """Compile the trace once: see `Kernels.compiled`."""
         if self._compiled is None:
             assert self._tapped is not None
             self._compiled = self._kernels.compiled(self._tapped)
@@ -232,7 +232,7 @@ def _function_of(module: nn.Module) -> Callable[..., Any]:
 
 
 def in_words(error: BaseException) -> str:
-    """What stopped the compiler: the title of its error, the explanation, and the user's line if it names one."""
+    """Reason why the compiler stopped: the title of its error, the explanation, and the user's line if it names one."""
     cause = cause_of(error)
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()] or [type(cause).__name__]
     title = lines[0][max(0, lines[0].find("Could not guard")) :].rstrip(".")

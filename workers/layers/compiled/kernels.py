@@ -154,7 +154,7 @@ class Kernels:
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """What the compiler's own error wraps."""
+    """Innermost error that the compiler's own error wraps."""
     while (inner := getattr(error, "inner_exception", None)) is not None:
         error = inner
     return error
@@ -184,6 +184,6 @@ def tracing() -> Iterator[None]:
 
 
 def _there(config: Any, chosen: Mapping[str, object]) -> dict[str, object]:
-    """Those of the settings that this version of torch has."""
+    """Settings of `chosen` that this version of torch has."""
     known = config._config
     return {name: value for name, value in chosen.items() if name in known}

@@ -1,4 +1,4 @@
-"""What each layer takes in training, found by running the model layer by layer, without values if that can be."""
+"""Inputs of each layer in training, found by running the model layer by layer, without values where possible."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def inputs_of_layers(
 def _outputs(
     builder: LayerBuilder, inputs: Inputs, precision: str, device: torch.device
 ) -> tuple[Tensor, ...]:
-    """What the layer makes of such inputs: without values, or of zeros where it looks at values."""
+    """Outputs of the layer for such inputs: without values, or for zeros where it looks at values."""
     try:
         with FakeTensorMode():
             module = sketch(builder).train()
@@ -86,6 +86,6 @@ def without_values(module: nn.Module, precision: str, device: torch.device) -> N
 
 
 def _canonical(tensor: Tensor) -> Like:
-    """As it arrives at a layer."""
+    """Metadata of `tensor` as it arrives at a layer."""
     shape = tuple(map(int, tensor.shape))
     return Like(shape, contiguous_strides(shape), tensor.dtype, tensor.device, requires_grad=False)

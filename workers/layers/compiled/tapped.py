@@ -28,13 +28,13 @@ class Product:
     """One product with a matrix."""
 
     mark: Callable[..., Tensor]
-    """Of `traced.MARKS`."""
+    """One of `traced.MARKS`."""
     weight: int
     """Number of the input that is the matrix."""
     factor: int
     """Number of the further output that is the other factor."""
     shape: torch.Size
-    """Of its output."""
+    """Shape of its output."""
     dtype: torch.dtype
     device: torch.device
     rest: tuple[Any, ...]
@@ -53,7 +53,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Like:
-    """What the compiler knows of a tensor."""
+    """Metadata of a tensor that the compiler knows."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -78,7 +78,7 @@ class Tapped:
 
     graph: GraphModule
     inputs: tuple[Like, ...]
-    """Of the traced layer."""
+    """Inputs of the traced layer."""
     outputs: tuple[Like, ...]
     products: tuple[Product, ...]
 

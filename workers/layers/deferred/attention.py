@@ -172,7 +172,7 @@ def _mask(
     attn_mask: Tensor | None,
     key_padding_mask: Tensor | None,
 ) -> Tensor | None:
-    """What is added to the scores: [1 or N * heads, L or 1, S].
+    """Additive mask of the scores: [1 or N * heads, L or 1, S].
 
     Raises:
         ValueError: a mask of another shape or of integers.

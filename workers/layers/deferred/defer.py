@@ -93,7 +93,7 @@ def defer(output: Tensor, accumulator: Accumulator, queue: WeightGradQueue, use_
 def defer_together(
     outputs: tuple[Tensor, ...], accumulator: Accumulator, queue: WeightGradQueue, use_of: UseOf
 ) -> tuple[Tensor, ...]:
-    """As `defer`, for outputs that come from parts of one parameter: together they are one use of it."""
+    """Variant of `defer` for outputs that come from parts of one parameter: together they are one use of it."""
     if not (torch.is_grad_enabled() and accumulator.parameter.requires_grad):
         return outputs
     queue.used(accumulator)

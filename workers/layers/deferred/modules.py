@@ -17,7 +17,7 @@ from workers.state.flat import grad_dtype
 
 
 def linear_use(accumulator: Accumulator, x: Tensor) -> UseOf:
-    """What the gradient of the product of `x` and a matrix makes of it: a use of the matrix, in the dtype of `x`."""
+    """Function from the gradient of the product of `x` and a matrix to a use of the matrix, in the dtype of `x`."""
     held = Held(x)
     dtype, wide = x.dtype, adds_wide(x, grad_dtype(accumulator.parameter))
 
@@ -37,7 +37,7 @@ def linear_use(accumulator: Accumulator, x: Tensor) -> UseOf:
 
 
 def embedding_use(accumulator: Accumulator, tokens: Tensor, padding_idx: int | None) -> UseOf:
-    """As `linear_use`, for rows of the matrix."""
+    """Variant of `linear_use` for rows of the matrix."""
     parameter, dtype = accumulator.parameter, grad_dtype(accumulator.parameter)
 
     def use_of(grad: Tensor) -> Use:
@@ -54,7 +54,7 @@ def embedding_use(accumulator: Accumulator, tokens: Tensor, padding_idx: int | N
 
 
 def convolution_use(accumulator: Accumulator, x: Tensor, geometry: Sequence[Any]) -> UseOf:
-    """As `linear_use`, for a convolution; `geometry` as `torch.convolution` takes it."""
+    """Variant of `linear_use` for a convolution; `geometry` as `torch.convolution` takes it."""
     held, dtype = Held(x), x.dtype
     weight = accumulator.cast(dtype)
 

@@ -1,4 +1,4 @@
-"""What waits between the input gradient and the weight gradient, and where it is summed in the end.
+"""Weight-gradient work deferred past the input gradient, and the accumulators that sum its results.
 
 Knows no module: `modules.py` and `attention.py` put uses of their matrices here.
 """
@@ -135,7 +135,7 @@ class Use:
     form: Callable[[Tensor | None], Tensor]
     """Forms the gradient, float[parameter.shape]: into the given tensor, or a new one."""
     dtype: torch.dtype
-    """What `form` computes in: the autocast dtype, or the parameter's own."""
+    """Compute dtype of `form`: the autocast dtype, or the parameter's own."""
     add: Callable[[Tensor], None] | None = None
     """Forms it in 32 bits and adds it to the given tensor in the same pass, where the device can."""
 
@@ -158,7 +158,7 @@ class WeightGradQueue:
         self.walked = False
         """Whether the backward pass of the microbatch has begun: only that one queues."""
         self.odd = ""
-        """What the forward pass met that no deferral understands: stock autograd has to compute the entire layer."""
+        """First use in the forward pass that no deferral understands: stock autograd must compute the entire layer."""
 
     def found_odd(self, what: str) -> None:
         """The forward pass met `what`; the first counts."""
@@ -209,7 +209,7 @@ class WeightGradQueue:
 
 @dataclass
 class Deferral:
-    """What the overridden forwards of one layer share: the queue of the microbatch that runs now."""
+    """State that the overridden forwards of one layer share: the queue of the microbatch that runs now."""
 
     workspace: Workspace
     home: Home = new_home
