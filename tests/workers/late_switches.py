@@ -69,13 +69,20 @@ class LateMode(Late):
         return self.linear(x)
 
 
+class LateModeOnce(LateMode):
+    def late(self, x: Tensor) -> Tensor:
+        if self.passes == EARLY_PASSES + 1:
+            self.norm.eval()
+        return self.linear(x)
+
+
 class LateCheckpoint(Late):
     def late(self, x: Tensor) -> Tensor:
         return checkpoint(self.linear, x, use_reentrant=True)
 
 
 LATE: dict[str, type[Late]] = {
-    kind.__name__: kind for kind in (LateHook, LateCount, LateFlag, LateMode, LateCheckpoint)
+    kind.__name__: kind for kind in (LateHook, LateCount, LateFlag, LateMode, LateModeOnce, LateCheckpoint)
 }
 
 

@@ -76,6 +76,7 @@ def test_one_tensor_as_several_outputs_in_some_passes_only_is_refused(tmp_path: 
         ("LateHook", "does otherwise than when it was compared.* to be left to plain autograd now"),
         ("LateCheckpoint", "does otherwise than when it was compared.* as its graph has a checkpoint"),
         ("LateMode", "does otherwise than when it was compared.* its norm is in evaluation mode now"),
+        ("LateModeOnce", "does otherwise than when it was compared.* its norm is in evaluation mode now"),
         ("LateCount", "changes its attribute counted in each forward pass"),
     ],
 )
@@ -114,7 +115,10 @@ def test_an_attribute_that_a_layer_changes_later_is_told(tmp_path: Path) -> None
         ("looking-back", "does not train as in a plain loop: its value 1 is another"),
         ("locked", "cannot be copied.*cannot pickle"),
         ("scripted", "is a ScriptModule"),
-        ("shifting", "changes its targets in place"),
+        ("shifting", "changes its inputs or targets in place"),
+        ("noting-on-a-buffer", "changes its attribute uses of center in each pass"),
+        ("bounded", "changes its parameter scale in its forward pass"),
+        ("masked", ""),
     ],
 )
 def test_a_loss_with_a_state_is_refused_and_one_that_notes_its_values_is_not(

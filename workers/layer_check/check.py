@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from workers.layer_check.comparison import LayerComparison, changed
 from workers.layer_check.kinds import kind_of
@@ -42,9 +42,9 @@ class LayerCheck:
     """Layer -> why it is left to plain autograd; of all layers so far."""
     seconds: float = 0.0
     """Time that this took."""
-    _kinds: dict[tuple[int, str], tuple[str, frozenset[int]]] = field(default_factory=dict)
-    """(when the comparison was due, kind) -> why its layers are left to plain autograd, empty if they are not; and
-    their detached outputs."""
+    _kinds: dict[tuple[int, str], tuple[str, frozenset[int], Compared]] = field(default_factory=dict)
+    """(when the comparison was due, kind) -> why its layers are left to plain autograd, empty if they are not; their
+    detached outputs; what was found of all of them."""
 
     def compare(self, layer: Layer, inputs: Tensors, draw_key: int, step: int) -> None:
         """Compare `layer` with plain autograd, unless that was done. Afterwards the layer is as it was, but for the way
@@ -65,14 +65,14 @@ class LayerCheck:
         if any(t.is_meta for t in (*inputs, *layer.trained.values())):
             return
         begun_s = time.perf_counter()
-        kind, found = (newest, kind_of(layer, inputs)), Compared(newest)
+        kind = newest, kind_of(layer, inputs)
         if kind not in self._kinds:
             known = layer.whole
             with blamed(f"the comparison of layer {layer.name} with plain autograd"):
                 comparison = LayerComparison(layer, inputs, draw_key, self.precision, self.tell)
                 reason = comparison.made()
-            found = Compared(newest, comparison.modes, comparison.settled)
-            self._kinds[kind] = reason, comparison.detached
+            found = Compared(newest, comparison.modes, comparison.attached, comparison.settled)
+            self._kinds[kind] = reason, comparison.detached, replace(found, settled={})
             if reason and not known:
                 self._refuse_later(layer, f"it would have to be left to plain autograd now, as {reason}")
                 self.tell(
@@ -80,12 +80,16 @@ class LayerCheck:
                     " formed in its backward pass: no schedule can put its weight gradients off, and freezing does not"
                     " make its steps shorter"
                 )
-        reason, detached = self._kinds[kind]
+        else:
+            found = self._kinds[kind][2]
+        reason, detached, _ = self._kinds[kind]
         if reason and not layer.whole:
             layer.compute_whole(reason)
-        if before is not None:
-            self._hold_against(before, layer, found, detached)
-        layer.compared, layer.detached = found, detached
+        if before is None:
+            layer.detached = detached
+        else:
+            self._hold_against(before, layer, found)
+        layer.compared = found
         layer.tell, layer.aliases = self.tell, {}
         self.names.append(layer.name)
         self.whole.pop(layer.name, None)
@@ -104,21 +108,18 @@ class LayerCheck:
         """
         newest = due(step)
         if loss.compared is None or loss.compared < newest:
-            check_loss(loss, outputs, targets, draw_key)
+            begun_s = time.perf_counter()
+            with blamed("the comparison of the loss with plain autograd"):
+                check_loss(loss, outputs, targets, draw_key)
             loss.compared = newest
+            self.seconds += time.perf_counter() - begun_s
 
-    def _hold_against(
-        self, before: Compared, layer: Layer, found: Compared, detached: frozenset[int]
-    ) -> None:
+    def _hold_against(self, before: Compared, layer: Layer, found: Compared) -> None:
         """Refuse or tell what has become another since `layer` was compared before."""
-        if detached != layer.detached:
-            self._refuse_later(layer, "it detaches other outputs")
-        if not found.modes:
-            return
         for name in changed(before.modes, found.modes):
             mode = "training" if found.modes.get(name) else "evaluation"
             self._refuse_later(layer, f"its {name or 'module'} is in {mode} mode now")
-        for name in changed(before.settled, found.settled):
+        for name in changed(before.settled, found.settled) if found.settled else ():
             self.tell(
                 f"layer {layer.name} has changed its {name}, which is no state of the model: it is not saved, not"
                 " undone with a step that is run again, and not moved. If what it computes depends on it, hold it in a"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from workers.layer_check.numbers import Numbers, difference
-from workers.layer_check.writes import Writes
+from workers.layer_check.writes import Writes, unwatched
 from workers.layers.backward import backward, ends_of
 from workers.layers.blamed import blamed
 from workers.layers.layer import Layer, Tensors, carries_gradient, input_gradients
@@ -39,11 +39,6 @@ _NOT_THERE = object()
 def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """The names whose value is another, or gone. New ones are none: notes may grow."""
     return [name for name, value in before.items() if after.get(name, _NOT_THERE) != value]
-
-
-def _unwatched(cause: BaseException | None) -> bool:
-    """Whether an error says that an operation cannot be watched, as `torch.cond` cannot."""
-    return isinstance(cause, NotImplementedError) or type(cause).__module__.startswith("torch._dynamo")
 
 
 class LayerComparison:
@@ -78,6 +73,11 @@ class LayerComparison:
         """The outputs that lie, without a gradient, in the memory of one that carries one, or of such an input; once
         compared. Others may carry one in other passes."""
         return frozenset(self._detached - self._attached)
+
+    @property
+    def attached(self) -> frozenset[int]:
+        """Outputs that carry a gradient, once compared."""
+        return frozenset(self._attached)
 
     def made(self) -> str:
         """Compare; returns why the layer is left to plain autograd, if it is."""
@@ -330,10 +330,8 @@ class LayerComparison:
             with writes:
                 _, roots = layer.plain_forward(self._inputs[1], self._keys[1])
         except JobError as error:
-            if not _unwatched(error.__cause__):
+            if not unwatched(error.__cause__):
                 raise
-            # The compiler remembers that it could not compile.
-            torch.compiler.reset()
             _, roots = layer.plain_forward(self._inputs[1], self._keys[1])
         made = self._made_by(roots)
         self._restore(buffers)
@@ -361,9 +359,12 @@ class LayerComparison:
     def _refuse_modes(self) -> None:
         """Refuse a layer that changes what it computes with as it goes to evaluation and back: validation does."""
         layer = self._layer
+        modes = [(part, part.training) for part in layer.module.modules()]
         with Writes() as writes:
             layer.module.eval()
             layer.module.train()
+        for part, training in modes:
+            part.training = training
         named = (*layer.module.named_parameters(), *layer.module.named_buffers())
         for name, tensor in named:
             if writes.into(tensor):

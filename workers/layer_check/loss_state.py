@@ -7,16 +7,15 @@ state outside of buffers, moves what it trains, or draws on its way back makes o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from workers.layer_check.writes import Writes, unwatched
 from workers.layers.absent import is_absent
 from workers.layers.backward import backward
-from workers.layers.deferred.queue import WeightGradQueue
-from workers.layers.layer import Pass, Tensors, carries_gradient, input_gradients
+from workers.layers.layer import Pass, Tensors, input_gradients
 from workers.layers.loss import Loss
 from workers.protocol import JobError
 from workers.reproducibility import rng
@@ -41,8 +40,7 @@ def check_loss(loss: Loss, outputs: Tensors, targets: Tensors, draw_key: int) ->
     """
     aside, buffers = loss.layer.summed.set_aside(), [buffer.clone() for buffer in loss.layer.buffers]
     try:
-        with nullcontext() if loss.trained is None else loss.layer.seen_buffers(_pass(draw_key), write=False):
-            _compare(loss, outputs, targets, draw_key, buffers)
+        _compare(loss, outputs, targets, draw_key, buffers)
     finally:
         _restore(loss, buffers)
         loss.layer.summed.take_back(aside)
@@ -51,16 +49,25 @@ def check_loss(loss: Loss, outputs: Tensors, targets: Tensors, draw_key: int) ->
 def _compare(
     loss: Loss, outputs: Tensors, targets: Tensors, draw_key: int, buffers: Sequence[Tensor]
 ) -> None:
+    # Numbers that carry no gradient may be a mask, or labels.
+    compared = loss.layer.compared
     others = tuple(
-        (0.75 * t.detach()).requires_grad_(t.requires_grad) if carries_gradient(t) else t for t in outputs
+        (0.75 * t.detach()).requires_grad_()
+        if t.requires_grad and (compared is None or number in compared.attached)
+        else t
+        for number, t in enumerate(outputs)
     )
-    _refuse_states(loss, outputs, others, targets, draw_key)
+    _refuse_states(loss, outputs, others, targets, draw_key, buffers)
     both = ((outputs, draw_key), (others, rng.key(draw_key, "another microbatch")))
     _restore(loss, buffers)
-    expected = _plain(loss, both, targets)
+    expected, drew = _plain(loss, both, targets)
     _restore(loss, buffers)
     found = _in_training(loss, both, targets)
     apart = [name for name in {**expected, **found} if expected.get(name) != found.get(name)]
+    if apart and drew:
+        raise JobError(
+            "the loss draws in its backward pass, from wherever the generators then stand: draw in the forward pass"
+        )
     if apart:
         raise JobError(
             f"the loss does not train as in a plain loop: its {apart[0]} is another, once a second microbatch goes"
@@ -69,23 +76,35 @@ def _compare(
         )
 
 
-def _refuse_states(loss: Loss, outputs: Tensors, others: Tensors, targets: Tensors, draw_key: int) -> None:
+def _refuse_states(
+    loss: Loss, outputs: Tensors, others: Tensors, targets: Tensors, draw_key: int, buffers: Sequence[Tensor]
+) -> None:
     """Refuse a loss that passes from the same inputs leave in another state, with one from others in between or not."""
     parameters = {} if loss.trained is None else dict(loss.trained.named_parameters())
     given = {name: (p.data_ptr(), bits(p)) for name, p in parameters.items()}
-    versions = [target._version for target in targets]
-    first, _, again, last = (
-        _after_pass(loss, each, targets, draw_key) for each in (others, outputs, others, others)
+    versions = [t._version for t in (*outputs, *targets)]
+    writes = Writes()
+    try:
+        with writes:
+            first = _after_pass(loss, others, targets, draw_key, buffers)
+    except JobError as error:
+        if not unwatched(error.__cause__):
+            raise
+        first = _after_pass(loss, others, targets, draw_key, buffers)
+    _, again, last = (
+        _after_pass(loss, each, targets, draw_key, buffers) for each in (outputs, others, others)
     )
-    if [target._version for target in targets] != versions:
-        raise JobError("the loss changes its targets in place: use the operation that returns a new tensor")
+    if [t._version for t in (*outputs, *targets)] != versions:
+        raise JobError(
+            "the loss changes its inputs or targets in place: use the operation that returns a new tensor"
+        )
     for name, parameter in parameters.items():
         if parameter.grad is not None:
             raise JobError(
                 f"the loss gives its parameter {name} a gradient in its forward pass, as backward() does there: take it"
                 " by torch.autograd.grad, which adds it to none"
             )
-        if given[name] != (parameter.data_ptr(), bits(parameter)):
+        if writes.into(parameter) or given[name] != (parameter.data_ptr(), bits(parameter)):
             raise JobError(
                 f"the loss changes its parameter {name} in its forward pass, which training changes: hold it in a"
                 " persistent buffer (register_buffer)"
@@ -97,34 +116,36 @@ def _refuse_states(loss: Loss, outputs: Tensors, others: Tensors, targets: Tenso
             raise JobError(f"the loss computes something else each time. What it keeps {_INSTEAD}")
 
 
-def _after_pass(loss: Loss, outputs: Tensors, targets: Tensors, draw_key: int) -> tuple[str, dict[str, Any]]:
+def _after_pass(
+    loss: Loss, outputs: Tensors, targets: Tensors, draw_key: int, buffers: Sequence[Tensor]
+) -> tuple[str, dict[str, Any]]:
     """(what the loss is, what it holds afterwards)."""
-    value = loss.run(_pass(draw_key), outputs, targets, keep=True, write=False)
-    loss.check_graph(value)
-    return bits(value), values_behind(loss.function)
+    _restore(loss, buffers)
+    with loss.plain(outputs, targets, draw_key) as (_, value):
+        loss.check_graph(value)
+        return bits(value.detach()), values_behind(loss.function)
 
 
-def _plain(loss: Loss, both: Sequence[tuple[Tensors, int]], targets: Tensors) -> dict[str, str]:
-    """The numbers of a plain loop, in which a microbatch goes forward and back before the next one."""
+def _plain(loss: Loss, both: Sequence[tuple[Tensors, int]], targets: Tensors) -> tuple[dict[str, str], bool]:
+    """The numbers of a plain loop, in which a microbatch goes forward and back before the next one, and whether
+    something drew on the way back."""
     found: dict[str, str] = {}
+    drew = False
     for number, (inputs, key) in enumerate(both):
         with loss.plain(inputs, targets, key) as (leaves, value):
             found[f"value {number}"] = bits(value.detach())
             if value.requires_grad:
-                _walk(loss, value)
+                drew |= _walk(loss, value)
         found |= _of_outputs(number, input_gradients(leaves))
-    return found | _of_module(loss)
+    return found | _of_module(loss), drew
 
 
-def _walk(loss: Loss, value: Tensor) -> None:
-    # Whoever draws holds the turn: no other thread does meanwhile.
+def _walk(loss: Loss, value: Tensor) -> bool:
+    """Go back; returns whether that drew, from the generators of the whole process."""
     with rng.turn:
         drawn = rng.state(loss.device)
         backward([value], [torch.full_like(value, loss.scale)])
-        if drawn != rng.state(loss.device):
-            raise JobError(
-                "the loss draws in its backward pass, from wherever the generators then stand: draw in the forward pass"
-            )
+        return drawn != rng.state(loss.device)
 
 
 def _in_training(loss: Loss, both: Sequence[tuple[Tensors, int]], targets: Tensors) -> dict[str, str]:
@@ -160,7 +181,3 @@ def _restore(loss: Loss, buffers: Sequence[Tensor]) -> None:
     with torch.no_grad():
         for buffer, before in zip(loss.layer.buffers, buffers, strict=True):
             buffer.copy_(before)
-
-
-def _pass(draw_key: int) -> Pass:
-    return Pass(draw_key, (), None, WeightGradQueue())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_iter
@@ -60,3 +61,12 @@ def _addresses(tensor: Tensor) -> tuple[int, int]:
         return 0, 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def unwatched(cause: BaseException | None) -> bool:
+    """Whether an error says that an operation cannot be watched, as `torch.cond` cannot; if so, the compiler forgets
+    that it could not compile what has one."""
+    if isinstance(cause, NotImplementedError) or type(cause).__module__.startswith("torch._dynamo"):
+        torch.compiler.reset()
+        return True
+    return False

@@ -62,9 +62,11 @@ class Compared:
     due: int
     """The step from which on it was due."""
     modes: Mapping[str, bool] = field(default_factory=dict)
-    """By name, whether a module was in training mode after a pass; nothing if another of its kind was compared."""
+    """By name, whether a module was in training mode after a pass."""
+    attached: frozenset[int] = frozenset()
+    """Outputs that carry a gradient in a plain loop."""
     settled: Mapping[str, Any] = field(default_factory=dict)
-    """By name, what attributes held through all of the comparison."""
+    """By name, what attributes held through all of the comparison; nothing if another of its kind was compared."""
 
 
 class Layer:

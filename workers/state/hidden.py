@@ -37,6 +37,8 @@ _TOLD = (
     np.random.Generator,
     np.random.RandomState,
 )
+_PIECE = 1 << 22
+"""Elements that are added up at once."""
 _MACHINERY = ("threading", "concurrent", "queue", "logging", "multiprocessing", "asyncio")
 """Modules of Python's library whose objects change by themselves."""
 _HEAP_TYPE = 1 << 9
@@ -93,7 +95,13 @@ def bits(tensor: Tensor) -> str:
     # Elements that an expansion repeats count once; the first half by itself tells some other orders.
     own = own[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in own.stride())]
     flat = own.contiguous().view(-1).view(integer)
-    return f"{int(flat.sum(dtype=torch.int64))} {int(flat[: len(flat) // 2].sum(dtype=torch.int64))}"
+    half = len(flat) // 2
+    return " ".join(str(int(sum(_sums(part)))) for part in (flat[:half], flat[half:]))
+
+
+def _sums(flat: Tensor) -> Iterator[Tensor]:
+    """The sums of pieces, as a sum in 64 bits first makes such a copy of all that it adds."""
+    return (piece.sum(dtype=torch.int64) for piece in flat.split(_PIECE)) if len(flat) else iter(())
 
 
 def is_of_python(kind: type) -> bool:
