@@ -27,8 +27,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.parts.targets import at_least
 from benchmarks.parts.two_rank_job import make_job, taken
+from workers.build import build_layers
 from workers.config import ModelConfig, OptimizerConfig
-from workers.layers.build import build_layers
 from workers.layers.compiler import Compiler
 from workers.layers.layer import Layer
 from workers.models.registry import build_definition

@@ -24,9 +24,9 @@ from statistics import median
 import torch
 
 from orchestrator.spec.job_spec import load
+from workers.build import build_layers
 from workers.data.registry import open_dataset
 from workers.layer_check.check import LayerCheck
-from workers.layers.build import build_layers
 from workers.models.registry import build_definition
 from workers.profiling.counted_memory import LiveStorages
 from workers.state.optim import make_optimizer

@@ -23,9 +23,9 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.parts.targets import at_most
+from workers.build import build_layers
 from workers.config import ModelConfig, OptimizerConfig
 from workers.elastic.snapshots import Snapshots
-from workers.layers.build import build_layers
 from workers.layers.layer import Layer
 from workers.models.registry import build_definition
 from workers.reproducibility import determinism

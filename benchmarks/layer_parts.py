@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from workers.build import build_layers, build_module
 from workers.config import ModelConfig, OptimizerConfig
-from workers.layers.build import build_layers, build_module
 from workers.models.registry import build_definition
 from workers.process.host_memory import keep_freed_pages
 from workers.reproducibility import determinism

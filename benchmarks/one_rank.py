@@ -35,12 +35,12 @@ from benchmarks.parts.two_rank_job import WARM_UP, make_job
 from planner.accelerators import ACCELERATORS
 from planner.ir import Action, Kind
 from planner.schedule.registry import build
+from workers.build import build_module
 from workers.config import ModelConfig, WorkerConfig
 from workers.data.registry import open_dataset
 from workers.data.sampling import train_indices
 from workers.launch.processes import forkserver
 from workers.launch.ranks import Job, run_processes
-from workers.layers.build import build_module
 from workers.models.registry import build_definition
 from workers.protocol import StepReport, TimelineReport
 

@@ -27,11 +27,11 @@ from torch import Tensor, nn
 
 from benchmarks.parts.two_rank_job import RANKS, WARM_UP, make_job
 from planner.ir import Action, Kind
+from workers.build import build_module
 from workers.data.registry import open_dataset
 from workers.data.sampling import train_indices
 from workers.launch.processes import forkserver
 from workers.launch.ranks import Job, run_processes
-from workers.layers.build import build_module
 from workers.models.registry import build_definition
 from workers.protocol import StepReport, TimelineReport
 

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from benchmarks.parts.marks import Marks
+from workers.build import build_layers, build_module
 from workers.config import ModelConfig, OptimizerConfig
-from workers.layers.build import build_layers, build_module
 from workers.models.registry import build_definition
 from workers.reproducibility import determinism
 from workers.state.optim import make_optimizer

@@ -109,7 +109,7 @@ def _compute(spec: Spec, definition: ModelDefinition, batch: Batch) -> None:
     """The forward passes of the layers and the loss, as the ranks make them; one layer in memory at a time."""
     import torch
 
-    from workers.layers.build import build_layers
+    from workers.build import build_layers
     from workers.layers.loss import Loss
     from workers.reproducibility import rng
     from workers.state.optim import make_optimizer

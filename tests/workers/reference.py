@@ -11,10 +11,10 @@ from jobs import DEVICE
 from torch import nn
 from torch.nn import functional
 
+from workers.build import build_module
 from workers.config import WorkerConfig
 from workers.data.registry import open_dataset
 from workers.data.sampling import train_indices
-from workers.layers.build import build_module
 from workers.layers.deferred import modules as deferred
 from workers.layers.deferred.defer import product
 from workers.loss_scale import LossScale

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from planner.shards import WHOLE, Piece, Shard
+from workers.build import build_layers
 from workers.checkpoint.folder import read_layer, read_manifest
 from workers.commit.unfinished import Greeting
 from workers.config import WorkerConfig
@@ -18,7 +19,6 @@ from workers.elastic.standby import Base
 from workers.fault_injection.points import FaultPoints, Phase
 from workers.freezing.freezer import begin_statistics
 from workers.freezing.plans import Plans, Settings
-from workers.layers.build import build_layers
 from workers.layers.compiler import Compiler
 from workers.layers.deferred.queue import Workspace
 from workers.layers.layer import Layer

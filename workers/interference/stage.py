@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from workers.build import build_layers
 from workers.config import ModelConfig, OptimizerConfig
-from workers.layers.build import build_layers
 from workers.models.registry import build_definition
 from workers.profiling.chain import Chain, Flight
 from workers.state.optim import make_optimizer

@@ -16,10 +16,10 @@ from planner.accelerators import Accelerator
 from planner.ir import Action
 from planner.profile import Cluster, DeviceProfile, Link, ModelProfile, Profile
 from planner.shards import first_of_ties
+from workers.build import assembled
 from workers.config import WorkerConfig
 from workers.data.dataset import Batch, OpenData
 from workers.devices.device import Device
-from workers.layers.build import assembled
 from workers.layers.deferred.queue import Workspace
 from workers.layers.loss import Loss
 from workers.models.definition import ModelDefinition

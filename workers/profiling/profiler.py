@@ -18,13 +18,13 @@ from torch import Tensor
 from planner.ir import Kind
 from planner.profile import LayerProfile, Matrix
 from planner.shards import first_of_ties
+from workers.build import build_layers
 from workers.config import WorkerConfig
 from workers.data.dataset import Batch, OpenData
 from workers.data.sampling import train_indices
 from workers.devices.device import Device
 from workers.devices.machine import describe_device
 from workers.layer_check.check import LayerCheck
-from workers.layers.build import build_layers
 from workers.layers.compiler import Compiler
 from workers.layers.layer import Tensors
 from workers.layers.loss import Loss

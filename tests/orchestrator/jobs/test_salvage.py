@@ -20,6 +20,7 @@ from orchestrator.lifecycle.states import Finished
 from orchestrator.lifecycle.stimuli import Asked, Going
 from orchestrator.prepare.resolve import Resolved
 from planner.shards import Piece, Shard
+from workers.build import build_layers
 from workers.checkpoint.folder import (
     checkpoint_folder,
     checkpoints,
@@ -33,7 +34,6 @@ from workers.data.registry import open_dataset
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind, Phase
 from workers.launch.ranks import Job, run_threads
-from workers.layers.build import build_layers
 from workers.models.registry import build_definition
 from workers.protocol import CheckpointRef, CheckpointReport, FaultReport, Request, StepReport
 from workers.state.layer_state import LayerState

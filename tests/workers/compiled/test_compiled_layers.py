@@ -20,11 +20,11 @@ from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
 
 import workers.rank
+from workers.build import build_layers
 from workers.checkpoint.coordination import manifest_mismatch
 from workers.checkpoint.manifest import Manifest
 from workers.config import ModelConfig, OptimizerConfig, WorkerConfig
 from workers.launch.ranks import Run, run_processes, run_threads
-from workers.layers.build import build_layers
 from workers.layers.compiled.kernels import Kernels
 from workers.layers.compiler import Compiler
 from workers.layers.layer import Layer

@@ -16,13 +16,13 @@ from rank_group import RankGroup, drilled, parted, state_sha256
 
 from planner.rank_program import rank_programs
 from planner.shards import Piece, made_of
+from workers.build import build_layers
 from workers.checkpoint.folder import checkpoint_folder, checkpoints, read_layer, read_manifest
 from workers.config import CheckpointConfig, FreezeConfig, WorkerConfig
 from workers.elastic.snapshot_turns import SnapshotTurns
 from workers.elastic.snapshots import Snapshots
 from workers.fault_injection.fault import Fault, FaultKind, Phase
 from workers.launch.ranks import Job, run_threads
-from workers.layers.build import build_layers
 from workers.loss_scale import LossScale
 from workers.models.registry import build_definition
 from workers.process.host_memory import LEAST_FREE_BYTES

@@ -10,11 +10,11 @@ from small_models import Attention, Normalized, RawMatrix, Residual, Transposed,
 from test_engine_bits import REAL
 from torch import Tensor, nn
 
+from workers.build import build_layers
 from workers.config import DataConfig, ModelConfig, OptimizerConfig
 from workers.data.dataset import Batch, Dataset
 from workers.data.registry import open_dataset
 from workers.freezing.mask import Mask
-from workers.layers.build import build_layers
 from workers.layers.deferred.queue import Workspace
 from workers.layers.layer import Layer
 from workers.layers.loss import Loss

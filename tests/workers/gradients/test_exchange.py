@@ -11,12 +11,12 @@ from jobs import job, small_config
 from torch import Tensor, nn
 
 from planner.shares import Part
+from workers.build import build_module
 from workers.config import OptimizerConfig
 from workers.data.registry import open_dataset
 from workers.data.sampling import train_indices
 from workers.gradients.exchange import ReplicaExchange, TiedUse, TieExchange
 from workers.launch.ranks import run_threads
-from workers.layers.build import build_module
 from workers.models.registry import build_definition
 from workers.protocol import StepReport
 from workers.reproducibility import rng

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from planner.shards import Shard
+from workers.build import build_layers
 from workers.config import FreezeConfig, OptimizerConfig
 from workers.elastic.of_siblings import weights_of_siblings
 from workers.freezing.freezer import begin_statistics
-from workers.layers.build import build_layers
 from workers.layers.layer import Layer
 from workers.models.definition import LayerBuilder, ModelDefinition
 from workers.protocol import JobError, Part

@@ -18,6 +18,7 @@ from test_layer_shards import ADAMW, CPU, Odd, assert_same, updated
 
 from planner.plan import Plan
 from planner.shards import WHOLE, Piece, Shard
+from workers.build import build_layers
 from workers.config import FreezeConfig
 from workers.devices.device import CpuDevice
 from workers.elastic.layer_source import LayerSource, base_of
@@ -26,7 +27,6 @@ from workers.elastic.standby import Base, Standbys
 from workers.elastic.switch import Switched, take_up
 from workers.fault_injection.points import FaultPoints
 from workers.freezing.plans import Plans, Settings
-from workers.layers.build import build_layers
 from workers.layers.layer import Layer
 from workers.models.definition import LayerBuilder, ModelDefinition
 from workers.state.layer_state import LayerState, host_copy

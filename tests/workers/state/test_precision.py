@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from workers.build import build_layers
 from workers.config import OptimizerConfig
-from workers.layers.build import build_layers
 from workers.layers.layer import Layer
 from workers.models.definition import LayerBuilder, ModelDefinition
 from workers.models.weights import read_weights
