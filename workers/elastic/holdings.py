@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from planner.shards import Piece
+from planner.shards import Piece, Shard
 from workers.commit.last_commit import LastCommit
 from workers.elastic.host_copies import HostCopy
 from workers.elastic.layer_source import Built, Haul, Held
-from workers.elastic.of_siblings import weights_of_siblings
 from workers.elastic.snapshots import Snapshots
 from workers.elastic.standby import Standbys
+from workers.layers.layer import Layer
 from workers.process.host_memory import collect_objects
 from workers.protocol import Assignment, Part, Source
 from workers.state.layer_state import LayerState, host_copy, whole_of
@@ -256,3 +256,37 @@ class Holdings:
     def _let_go(self, step: int) -> None:
         if self._server is not None:
             self._server.let_go(step)
+
+
+def weights_of_siblings(layer: Layer, state: LayerState) -> list[LayerState]:
+    """Shards of a layer's siblings, in the weights that a rank computes with: all that is left where these are lost.
+
+    Without moments; none where a rank computes with fewer bits than their owners keep. They share memory with the
+    layer's module, and are of the newest commit while `WeightExchange.together`.
+
+    Args:
+        state: this rank's shard of the layer; live.
+    """
+    shared = layer.shared
+    if shared is None or any(flat.cast is not None for flat in state.flats):
+        return []
+    fixed = {name: weight for name, weight in state.weights.items() if name not in state.updates}
+    found: list[LayerState] = []
+    for number, cut in enumerate(shared.cuts):
+        if number == shared.number:
+            continue
+        weights = dict(fixed)
+        for buffer, elements, layout in zip(shared.buffers, cut.ranges, cut.layouts, strict=True):
+            weights |= layout.views(buffer[elements])
+        found.append(
+            LayerState(
+                layer=state.layer,
+                name=state.name,
+                weights=weights,
+                buffers=state.buffers,
+                slots={},
+                updates={},
+                shard=Shard(number, len(shared.cuts)),
+            )
+        )
+    return found

@@ -42,9 +42,8 @@ class LayerCheck:
     """Layer -> why it is left to plain autograd; of all layers so far."""
     seconds: float = 0.0
     """Time that this took."""
-    _kinds: dict[tuple[int, str], tuple[str, frozenset[int], Compared]] = field(default_factory=dict)
-    """(when the comparison was due, kind) -> why its layers are left to plain autograd, empty if they are not; their
-    detached outputs; what was found of all of them."""
+    _kinds: dict[tuple[int, str], Compared] = field(default_factory=dict)
+    """By when the comparison was due, and by kind."""
 
     def compare(self, layer: Layer, inputs: Tensors, draw_key: int, step: int) -> None:
         """Compare `layer` with plain autograd, unless that was done. Afterwards the layer is as it was, but for the way
@@ -66,27 +65,14 @@ class LayerCheck:
             return
         begun_s = time.perf_counter()
         kind = newest, kind_of(layer, inputs)
-        if kind not in self._kinds:
-            known = layer.whole
-            with blamed(f"the comparison of layer {layer.name} with plain autograd"):
-                comparison = LayerComparison(layer, inputs, draw_key, self.precision, self.tell)
-                reason = comparison.made()
-            found = Compared(newest, comparison.modes, comparison.attached, comparison.settled)
-            self._kinds[kind] = reason, comparison.detached, replace(found, settled={})
-            if reason and not known:
-                self._refuse_later(layer, f"it would have to be left to plain autograd now, as {reason}")
-                self.tell(
-                    f"layer {layer.name}, with those of its kind, trains by plain autograd: {reason}. All gradients are"
-                    " formed in its backward pass: no schedule can put its weight gradients off, and freezing does not"
-                    " make its steps shorter"
-                )
-        else:
-            found = self._kinds[kind][2]
-        reason, detached, _ = self._kinds[kind]
-        if reason and not layer.whole:
-            layer.compute_whole(reason)
+        found = self._kinds.get(kind)
+        if found is None:
+            found = self._compared(layer, inputs, draw_key, newest)
+            self._kinds[kind] = replace(found, settled={})
+        if found.whole and not layer.whole:
+            layer.compute_whole(found.whole)
         if before is None:
-            layer.detached = detached
+            layer.detached = found.detached
         else:
             self._hold_against(before, layer, found)
         layer.compared = found
@@ -96,6 +82,27 @@ class LayerCheck:
         if layer.whole:
             self.whole[layer.name] = layer.whole
         self.seconds += time.perf_counter() - begun_s
+
+    def _compared(self, layer: Layer, inputs: Tensors, draw_key: int, newest: int) -> Compared:
+        known = layer.whole
+        with blamed(f"the comparison of layer {layer.name} with plain autograd"):
+            comparison = LayerComparison(layer, inputs, draw_key, self.precision, self.tell)
+            reason = comparison.made()
+        if reason and not known:
+            self._refuse_later(layer, f"it would have to be left to plain autograd now, as {reason}")
+            self.tell(
+                f"layer {layer.name}, with those of its kind, trains by plain autograd: {reason}. All gradients are"
+                " formed in its backward pass: no schedule can put its weight gradients off, and freezing does not"
+                " make its steps shorter"
+            )
+        return Compared(
+            due=newest,
+            whole=reason,
+            detached=comparison.detached,
+            attached=comparison.attached,
+            modes=comparison.modes,
+            settled=comparison.settled,
+        )
 
     def compare_loss(self, loss: Loss, outputs: Tensors, targets: Tensors, draw_key: int, step: int) -> None:
         """Look at `loss` for a state that it keeps, unless that was done; as `compare` does.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from workers.layer_check.numbers import Numbers, difference
-from workers.layer_check.writes import Writes, unwatched
+from workers.layer_check.writes import Writes, watched
 from workers.layers.backward import backward, ends_of
 from workers.layers.blamed import blamed
 from workers.layers.layer import Layer, Tensors, carries_gradient, input_gradients
@@ -325,14 +325,7 @@ class LayerComparison:
         with layer.as_made():
             hidden = hidden_tensors(layer.module)
         lay = {name: tensor.data_ptr() for name, tensor in hidden.items() if is_plain(tensor)}
-        writes = Writes()
-        try:
-            with writes:
-                _, roots = layer.plain_forward(self._inputs[1], self._keys[1])
-        except JobError as error:
-            if not unwatched(error.__cause__):
-                raise
-            _, roots = layer.plain_forward(self._inputs[1], self._keys[1])
+        (_, roots), writes = watched(lambda: layer.plain_forward(self._inputs[1], self._keys[1]))
         made = self._made_by(roots)
         self._restore(buffers)
         self._after_second = self._hidden()

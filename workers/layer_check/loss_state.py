@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workers.layer_check.writes import Writes, unwatched
+from workers.layer_check.writes import watched
 from workers.layers.absent import is_absent
 from workers.layers.backward import backward
 from workers.layers.layer import Pass, Tensors, input_gradients
@@ -83,14 +83,7 @@ def _refuse_states(
     parameters = {} if loss.trained is None else dict(loss.trained.named_parameters())
     given = {name: (p.data_ptr(), bits(p)) for name, p in parameters.items()}
     versions = [t._version for t in (*outputs, *targets)]
-    writes = Writes()
-    try:
-        with writes:
-            first = _after_pass(loss, others, targets, draw_key, buffers)
-    except JobError as error:
-        if not unwatched(error.__cause__):
-            raise
-        first = _after_pass(loss, others, targets, draw_key, buffers)
+    first, writes = watched(lambda: _after_pass(loss, others, targets, draw_key, buffers))
     _, again, last = (
         _after_pass(loss, each, targets, draw_key, buffers) for each in (outputs, others, others)
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -10,8 +11,10 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_iter
 
 from workers.process.dispatch_mode import DispatchMode
+from workers.protocol import JobError
 from workers.state.hidden import is_plain
 
+Result = TypeVar("Result")
 _OVERWRITING = (
     "copy_ fill_ zero_ set_ resize_ detach_ index_copy_ index_fill_ index_put_ masked_fill_ masked_scatter_ scatter_"
     " _foreach_zero_ _foreach_copy_"
@@ -63,10 +66,22 @@ def _addresses(tensor: Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
-def unwatched(cause: BaseException | None) -> bool:
-    """Whether an error says that an operation cannot be watched, as `torch.cond` cannot; if so, the compiler forgets
-    that it could not compile what has one."""
-    if isinstance(cause, NotImplementedError) or type(cause).__module__.startswith("torch._dynamo"):
-        torch.compiler.reset()
-        return True
-    return False
+def watched(run: Callable[[], Result]) -> tuple[Result, Writes]:
+    """Result of `run`, and its writes: those up to an operation that cannot be watched, as `torch.cond`, if it has one.
+
+    Raises:
+        JobError: from `run`.
+    """
+    writes = Writes()
+    try:
+        with writes:
+            return run(), writes
+    except JobError as error:
+        cause = error.__cause__
+        if not isinstance(cause, NotImplementedError) and not type(cause).__module__.startswith(
+            "torch._dynamo"
+        ):
+            raise
+    # The compiler remembers that it could not compile.
+    torch.compiler.reset()
+    return run(), writes

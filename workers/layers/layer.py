@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -57,16 +57,20 @@ class Pass:
 
 @dataclass(frozen=True)
 class Compared:
-    """A comparison of a layer with plain autograd."""
+    """A comparison of a layer, or of one of its kind, with plain autograd."""
 
     due: int
-    """The step from which on it was due."""
-    modes: Mapping[str, bool] = field(default_factory=dict)
-    """By name, whether a module was in training mode after a pass."""
-    attached: frozenset[int] = frozenset()
+    """Step from which on it was due."""
+    whole: str
+    """Reason why the layer is left to plain autograd; empty if it is not."""
+    detached: frozenset[int]
+    """Outputs that carry no gradient though numbers of their kind could: they share memory with one that does."""
+    attached: frozenset[int]
     """Outputs that carry a gradient in a plain loop."""
-    settled: Mapping[str, Any] = field(default_factory=dict)
-    """By name, what attributes held through all of the comparison; nothing if another of its kind was compared."""
+    modes: Mapping[str, bool]
+    """By name, whether a module was in training mode after a pass."""
+    settled: Mapping[str, Any]
+    """By name, the values that attributes held through all of the comparison; empty if another layer was compared."""
 
 
 class Layer:

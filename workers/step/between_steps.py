@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
 
 from workers.checkpoint.coordination import Checkpointing
 from workers.commit.unfinished import Unfinished
 from workers.control.announcements import Announcements
+from workers.data.dataset import Batch, OpenData
+from workers.data.sampling import validation_indices, validation_windows
 from workers.loss_scale import LossScale
 from workers.protocol import Request, Rescued, SampleReport, ValidationReport
+from workers.reproducibility import rng
 from workers.state.layer_state import LayerState, host_copy
+from workers.step.engine import Engine
 from workers.step.generation import GenerationSetup
 from workers.step.minibatch import Minibatch
-from workers.step.sample_text import sample_text
-from workers.step.validation import SAMPLING, validate
 from workers.transport.channel import Channel
+
+VALIDATION, SAMPLING = 1, 2
+"""Purposes of forward passes outside training; see `Engine.evaluate`."""
+PROMPT_TOKENS = 32
+TEMPERATURE = 0.8
 
 
 @dataclass(kw_only=True)
@@ -123,3 +135,72 @@ class BetweenSteps:
         if self.setup.plan.shards > 1:
             return self.minibatch.shards.collect(moments=False)
         return [state for _, (_, state) in sorted(self.setup.layers.items())]
+
+
+def validate(setup: GenerationSetup, engine: Engine, channel: Channel) -> float | None:
+    """Validate: the mean loss over held-out samples, the same ones whatever the partition; None without any.
+
+    All ranks call this together; the loss is the same on every rank.
+    """
+    config, dataset, plan = setup.config, setup.data.dataset, setup.plan
+    samples, total = dataset.validation_samples, plan.replicas * plan.microbatches
+    windows = validation_windows(samples, total * config.microbatch_size, config.data.validation_batches)
+    if not windows:
+        return None
+    setup.reading.wait()
+    losses = array("d")
+    for numbers, window in itertools.product(setup.windows, range(windows)):
+
+        def batch(microbatch: int, numbers: Sequence[int] = numbers, window: int = window) -> Batch:
+            number = numbers[microbatch]
+            indices = validation_indices(window, number, total, config.microbatch_size, samples)
+            with rng.keyed(rng.key(config.seed, "validation data", window, number)):
+                return dataset.validation(indices)
+
+        results = engine.evaluate(batch, len(numbers), purpose=VALIDATION)
+        for microbatch, (loss,) in results.items():
+            replica, number = divmod(numbers[microbatch], plan.microbatches)
+            losses.extend(((replica * windows + window) * plan.microbatches + number, float(loss)))
+    # One order for the sum, whichever pipeline a microbatch is on.
+    numbered: dict[float, float] = {}
+    for record in channel.all_gather(losses.tobytes()):
+        values = memoryview(record).cast("d")
+        numbered.update(zip(values[::2], values[1::2], strict=True))
+    return sum(loss for _, loss in sorted(numbered.items())) / len(numbered)
+
+
+def sample_text(
+    engine: Engine, channel: Channel, data: OpenData, *, context: int, tokens: int, seed: int, purpose: int
+) -> tuple[str, str]:
+    """Continue the beginning of the first held-out sample (else the first training sample) by `tokens`
+    tokens.
+
+    All ranks call this together. Each new token is one forward pass of one padded row, int64[1, context]; the
+    padding after the last token has no effect, because attention is causal. The draws are keyed by `seed`.
+
+    Returns:
+        The prompt and its continuation, the same on every rank.
+    """
+    tokenizer = data.tokenizer
+    assert tokenizer is not None
+    dataset = data.dataset
+    held_out = dataset.validation([0]) if dataset.validation_samples else dataset.train([0])
+    prompt = held_out.inputs[0][0][: min(PROMPT_TOKENS, context)].tolist()
+    text = list(prompt)
+    generator = rng.generator(rng.key(seed, "sample"))
+    for _ in range(tokens):
+        row = torch.zeros(1, context, dtype=torch.int64)
+        window = text[-context:]
+        row[0, : len(window)] = torch.tensor(window)
+        results = engine.evaluate(lambda _, row=row: Batch((row,), ()), 1, purpose=purpose)
+        record = b""
+        if 0 in results:
+            record = str(_draw(results[0][0][0, len(window) - 1], generator)).encode()
+        told = [r for r in channel.all_gather(record) if r]
+        text.append(int(told[0]))
+    return tokenizer.decode(prompt), tokenizer.decode(text[len(prompt) :])
+
+
+def _draw(logits: Tensor, generator: torch.Generator) -> int:
+    probabilities = torch.softmax(logits.float().cpu() / TEMPERATURE, dim=-1)
+    return int(torch.multinomial(probabilities, 1, generator=generator))

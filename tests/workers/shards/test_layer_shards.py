@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from planner.shards import Shard
 from workers.build import build_layers
 from workers.config import FreezeConfig, OptimizerConfig
-from workers.elastic.of_siblings import weights_of_siblings
+from workers.elastic.holdings import weights_of_siblings
 from workers.freezing.freezer import begin_statistics
 from workers.layers.layer import Layer
 from workers.models.definition import LayerBuilder, ModelDefinition
