@@ -17,6 +17,7 @@ from odd_models import (
     UsedDirectlyToo,
     WeightHook,
 )
+from odd_states import HoldsThreads
 from small_models import WIDTH, Normalized, Residual
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -30,6 +31,7 @@ from workers.models.definition import LayerBuilder, ModelDefinition
 from workers.models.trained_loss import loss_beside, with_loss
 from workers.profiling.counted_memory import LiveStorages
 from workers.protocol import JobError
+from workers.state.hidden import hidden_values
 
 CPU = torch.device("cpu")
 
@@ -282,3 +284,8 @@ def test_an_absent_gradient_is_told_from_all_that_is_computed() -> None:
         for computed in (like, -like, like / 0, torch.full_like(like, float("nan"))):
             assert not is_absent(computed)
     assert not is_absent(torch.zeros(0))
+
+
+def test_what_changes_by_itself_is_not_looked_into() -> None:
+    """The threads of a pool, and its queue, stand elsewhere each time."""
+    assert not [name for name in hidden_values(HoldsThreads()) if "pool" in name]
