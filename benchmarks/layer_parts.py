@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import gc
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 from time import thread_time
 from typing import Any
@@ -25,6 +25,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from workers.build import build_layers, build_module
 from workers.config import ModelConfig, OptimizerConfig
+from workers.gradients.sink import GradientSink
+from workers.layers.layer import Layer
 from workers.models.registry import build_definition
 from workers.process.host_memory import keep_freed_pages
 from workers.reproducibility import determinism
@@ -40,9 +42,10 @@ KERNELS = ("products", "attention", "other kernels")
 class Ours:
     """Our blocks; `split`: the backward pass in two parts."""
 
-    def __init__(self, stage: Stage, *, split: bool) -> None:
-        self.drop = stage.drop
-        self._stage = stage
+    def __init__(self, layers: Sequence[Layer], *, split: bool) -> None:
+        sink = GradientSink({layer.index: layer.summed for layer in layers})
+        self.drop = sink.drop
+        self._stage = Stage(layers, None, frozenset(), 0, sink)
         self._split = split
 
     def actions(self, number: int, x: Tensor, grad: Tensor) -> dict[str, Callable[[], Any]]:
@@ -163,8 +166,8 @@ def main() -> None:
     own, apart = built(), built()
     stock = nn.Sequential(*(build_module(definition, layer, 0).train() for layer in range(1, count + 1)))
     sides: Sides = {
-        "ours": Ours(Stage([layer for layer, _ in own.values()], None, frozenset(), 0), split=False),
-        "split": Ours(Stage([layer for layer, _ in apart.values()], None, frozenset(), 0), split=True),
+        "ours": Ours([layer for layer, _ in own.values()], split=False),
+        "split": Ours([layer for layer, _ in apart.values()], split=True),
         "stock": Stock(stock),
     }
 

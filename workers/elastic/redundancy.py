@@ -13,6 +13,7 @@ from torch import Tensor
 from planner.arrivals import Arrivals
 from planner.plan import Plan
 from planner.shards import Piece
+from workers.gradients.sink import GradientSink
 from workers.layers.layer import Layer
 from workers.process.pinned_memory import pinned, to_device
 from workers.state.flat import FlatGradients, aligned, side_by_side
@@ -154,9 +155,11 @@ class _Left:
     """When it is there."""
 
 
-class Shipping:
+class Shipping(GradientSink):
     """One rank's part in the redundancy of a generation: it sends parcels of the layers that it owns, and receives
     those of the layers, or shards, that it is a standby for.
+
+    As the sink of its gradients, where those of a window are the step's, it sends parcels while the window goes on.
 
     Args:
         place: this rank's.
@@ -177,9 +180,10 @@ class Shipping:
         *,
         on_host: bool = False,
     ) -> None:
+        super().__init__({index: layer.summed for index, (layer, _) in layers.items()})
         self._channel = channel
         self._on_host = on_host
-        self._layers = layers
+        self._owned = layers
         self._late: list[tuple[Piece, Stream]] = []
         self._place = place
         self._outgoing: list[tuple[int, list[Stream]]] = []
@@ -196,25 +200,29 @@ class Shipping:
         """Parcels of the step at hand that have left, or are on their way to the host, by layer."""
         self._expected = False
         """Whether the receivers know what comes, and so receive it while they compute."""
+        self._early = False
         self._aside: torch.cuda.Stream | None = None
         self._packings = {layer: Packing(layers[layer][1]) for layer, _ in self._outgoing}
         for layer, packing in self._packings.items() if plan.shards == 1 else ():
             layers[layer][0].summed.make_room(packing.bytes)
 
-    def expect(self) -> None:
-        """Prepare to receive the parcels of the step that begins."""
-        self._left = {}
+    def expect(self, *, early: bool) -> None:
+        """Prepare to receive the parcels of the step that begins.
+
+        Args:
+            early: whether its own may leave while the window goes on. Not in the first step: the end of the window
+                would wait for receivers that wait for the end of theirs.
+        """
+        self._left, self._early = {}, early and self._expected
         for _, stream in self._incoming:
             self._channel.expect(stream, 1)
 
-    def leave(self, index: int) -> None:
-        """Start sending the parcel of one layer while the window goes on. Its gradients and buffers are final, and the
-        job does not freeze. From a GPU it is copied on a stream of its own, and sent by `under_way`. Not in the first
-        step: the end of the window would wait for receivers that wait for the end of theirs."""
-        for layer, streams in self._outgoing:
-            if layer != index or not self._expected:
+    def finished(self, layer: int) -> None:
+        """Start sending the layer's parcel. From a GPU it is copied on a stream of its own, and `launched` sends it."""
+        for index, streams in self._outgoing:
+            if index != layer or not self._early:
                 continue
-            raw = self._packed(index, self._layers[index][1].buffers, ())
+            raw = self._packed(index, self._owned[index][1].buffers, ())
             if not raw.is_cuda:
                 self._left[index] = _Left(raw)
                 self._put(streams, raw)
@@ -228,7 +236,7 @@ class Shipping:
                 there.record(self._aside)
             self._left[index] = _Left(raw, on_host, there)
 
-    def under_way(self) -> None:
+    def launched(self) -> None:
         """Send the parcels that are copied from a GPU, each as soon as it is on the host; that computes meanwhile."""
         streams = dict(self._outgoing)
         for index, left in self._left.items():
@@ -248,7 +256,7 @@ class Shipping:
         """
         for index, streams in self._outgoing:
             if index not in self._left:
-                left_buffers = buffers.get(index, self._layers[index][1].buffers)
+                left_buffers = buffers.get(index, self._owned[index][1].buffers)
                 raw = self._packed(index, left_buffers, energies.get(index, ()))
                 self._left[index] = _Left(raw)
                 self._put(streams, raw)
@@ -256,7 +264,7 @@ class Shipping:
         return {index: left.parcel for index, left in sorted(self._left.items())}
 
     def _packed(self, index: int, buffers: Mapping[str, Tensor], energies: Sequence[float]) -> Tensor:
-        return self._packings[index].pack_in_place(self._layers[index][0].gradients(), buffers, energies)
+        return self._packings[index].pack_in_place(self._owned[index][0].gradients(), buffers, energies)
 
     def _put(self, streams: Sequence[Stream], raw: Tensor) -> None:
         for stream in streams:

@@ -66,6 +66,7 @@ class ReplicaExchange:
         cuts: Mapping[int, Sequence[Cut]] = NO_CUTS,
     ) -> None:
         self._taken: dict[Part, dict[int, FlatGradients]] = {}
+        """The gradients of the own parts, while they are summed."""
         self._cuts = cuts
         self._channel = channel
         self._siblings = tuple(siblings)
@@ -76,28 +77,22 @@ class ReplicaExchange:
         self._number = {layer: number for number, layer in enumerate(self._layers)}
         self._tags = tags
 
-    def take(self, replica: int) -> None:
-        """Set the present gradients aside as those of the whole of `replica`."""
-        (part,) = (part for part in self._parts_of(self._own) if part.replica == replica)
-        self._taken[part] = {layer: summed.taken() for layer, summed in self._layers.items()}
+    @property
+    def own_parts(self) -> list[Part]:
+        """The parts that this pipeline executes."""
+        return self._parts_of(self._own)
 
-    def put(self, parts: Mapping[Part, Mapping[int, FlatGradients]]) -> None:
-        """Take the gradients of `parts`: part -> layer -> gradients. A layer may have none."""
-        for part, of_layer in parts.items():
-            self._taken[part] = {layer: of_layer.get(layer, NO_GRADIENTS) for layer in self._layers}
-
-    def drop(self) -> None:
-        """Drop the gradients that were set aside."""
-        self._taken = {}
-
-    def sum(self) -> None:
+    def sum(self, taken: Mapping[Part, Mapping[int, FlatGradients]]) -> None:
         """Have each layer's parameters, or those of the own shard, have the sum over replicas; a gradient absent
         everywhere stays absent.
 
-        If no gradients were set aside, the present ones are those of the pipeline's only replica.
+        Args:
+            taken: part -> layer -> its gradients, if there are any; their memory is used up.
         """
-        if not self._taken:
-            self.take(self._own)
+        self._taken = {
+            part: {layer: taken.get(part, {}).get(layer, NO_GRADIENTS) for layer in self._layers}
+            for part in self.own_parts
+        }
         present = self._agree_on_presence()
         layers = [layer for layer in self._layers if any(present[part][layer] for part in self._parts)]
         groups = [group for sent, summed, _ in _turns(layers) for group in self._groups(sent, summed)]
@@ -115,6 +110,10 @@ class ReplicaExchange:
             if done is not None:
                 self._put_total(done, totals.pop(done), present)
         self._channel.flush()
+        self._taken = {}
+
+    def drop(self) -> None:
+        """Drop what a sum that broke off has left."""
         self._taken = {}
 
     def _groups(self, sent: int | None, summed: int | None) -> Iterator[list[Stream]]:
@@ -145,7 +144,7 @@ class ReplicaExchange:
         """Have what is absent in a part change nothing in the sum of its replica: nothing was added for it. A replica
         without a gradient has zeros."""
         layouts = self._layers[layer].layouts
-        for part in self._parts_of(self._own):
+        for part in self.own_parts:
             if not self._taken[part][layer].buffers:
                 self._taken[part][layer] = self._layers[layer].zeros()
             replicas = [present[other][layer] for other in self._parts if other.replica == part.replica]
@@ -171,7 +170,7 @@ class ReplicaExchange:
         """Gradients of this pipeline that `sibling` sums: by part, and for each by buffer."""
         return [
             self._taken[part][layer].buffers[number][elements]
-            for part in self._parts_of(self._own)
+            for part in self.own_parts
             for number, elements in self._ranges(layer, sibling)
         ]
 
@@ -202,7 +201,7 @@ class ReplicaExchange:
     ) -> None:
         """Put the siblings' sums together, or with shards the own ones, in the memory of this pipeline's last part.
         Others' sums prove that what was sent of it has arrived."""
-        buffers = self._taken[self._parts_of(self._own)[-1]][layer].buffers
+        buffers = self._taken[self.own_parts[-1]][layer].buffers
         cuts = self._cuts.get(layer)
         for sibling in range(len(self._siblings)) if cuts is None else (self._own,):
             ranges = self._ranges(layer, sibling)
@@ -223,7 +222,7 @@ class ReplicaExchange:
     def _agree_on_presence(self) -> dict[Part, dict[int, frozenset[str]]]:
         """Part -> layer -> the parameters of which its pipeline has a gradient."""
         places = [(layer, name) for layer, summed in self._layers.items() for name in summed.names]
-        own = self._parts_of(self._own)
+        own = self.own_parts
         there = [[name in self._taken[part][layer] for layer, name in places] for part in own]
         mine = torch.tensor(there, dtype=torch.bool).reshape(len(own), len(places))
         for sibling in self._others:
@@ -302,6 +301,8 @@ class TieExchange:
 
     def sum(self) -> None:
         """Replace each tied copy's `.grad` with the sum over its uses; absent everywhere stays absent."""
+        if not self._groups:
+            return
         mine = [(tag, group) for tag, group in self._tagged() if any(use.rank == self._rank for use in group)]
         self._channel.window([streams for tag, group in mine if (streams := self._streams(group, tag))])
         for tag, group in mine:

@@ -8,7 +8,7 @@ for all plans (`planner/rounds.py`). So a rank holds the sum of its own shard, a
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from workers.control.activity import Activity
 from workers.devices.device import Device
 from workers.gradients.exchange import NO_CUTS
+from workers.gradients.sink import GradientSink
 from workers.state.flat import NO_GRADIENTS, Cut, FlatGradients, GradientBuffers, SetAside
 from workers.transport.channel import Channel, Stream
 
@@ -33,8 +34,8 @@ class _UnderWay:
     """None: this pipeline has no microbatch in the round."""
 
 
-class MicrobatchFold:
-    """One rank's part in the sums of its layers' gradients, of one step after the other.
+class MicrobatchFold(GradientSink):
+    """Reduces gradients over replicas while the backward pass still runs; each shard's owner has the sum of it.
 
     All siblings that have a microbatch in a round execute the same actions. A rank sends a layer's gradients of a
     round, and before it sends the next layer's it waits for its siblings' of this one, and until its own have left. So
@@ -47,6 +48,8 @@ class MicrobatchFold:
         layers: layer -> where its gradients of a microbatch are formed.
         tags: first free tag on the channel; one, and one per layer, are used.
         cuts: layer -> its shards by number, where there is more than one sibling.
+        rounds: per window of a step, how many pipelines have a microbatch in its rounds: the first ones.
+        order: the layers of which a window forms gradients of a microbatch, one after the other, as often as it does.
         executed_by: with uneven shares, the pipelines of all microbatches in order of summation.
         device: learns how long its actions waited.
     """
@@ -59,21 +62,27 @@ class MicrobatchFold:
         tags: int,
         *,
         cuts: Mapping[int, Sequence[Cut]] = NO_CUTS,
+        rounds: Sequence[int] = (),
+        order: Sequence[int] = (),
         executed_by: Sequence[int] = (),
         device: Device | None = None,
         activity: Activity | None = None,
     ) -> None:
+        super().__init__({layer: summed for layer, summed in layers.items() if summed.names})
         self._channel = channel
         self._siblings = tuple(siblings)
         self._own = self._siblings.index(channel.rank)
         self._others = [number for number in range(len(self._siblings)) if number != self._own]
-        self._layers = {layer: summed for layer, summed in sorted(layers.items()) if summed.names}
         self._number = {layer: number for number, layer in enumerate(self._layers)}
         self._tags = tags
         self._cuts = cuts
         self._executed_by = tuple(executed_by)
         self._device = device
         self._activity = activity or Activity()
+        self._rounds = tuple(rounds)
+        self._order = [layer for layer in order if layer in self._layers]
+        self._windows = 0
+        """Windows of the step that this pipeline has begun."""
         self._busy = len(self._siblings)
         self._halves: dict[tuple[int, int], SetAside] = {}
         """(layer, microbatch) -> what its input gradient formed, until its weight gradient adds the rest."""
@@ -85,22 +94,16 @@ class MicrobatchFold:
         self._present: dict[int, set[str]] = {layer: set() for layer in self._layers}
         """Layer -> the parameters of which any microbatch here had a gradient."""
 
-    def begin(self, busy: int) -> None:
-        """From now on the first `busy` pipelines have a microbatch in each round."""
-        self._busy = busy
+    def begin_window(self) -> None:
+        self._busy = self._rounds[self._windows]
+        self._windows += 1
 
-    def open(self, layer: int, microbatch: int) -> None:
-        """Open this (global) microbatch: what is formed of `layer` from now on belongs to it."""
+    def begin(self, layer: int, microbatch: int) -> None:
         half = self._halves.pop((layer, microbatch), None)
         if half is not None:
             self._layers[layer].take_back(half)
 
-    def close(self, layer: int, microbatch: int, *, whole: bool) -> None:
-        """Close the microbatch that was opened, with what has been formed of it.
-
-        Args:
-            whole: whether nothing more of this microbatch is to come. Microbatches are whole in ascending order.
-        """
+    def end(self, layer: int, microbatch: int, *, whole: bool) -> None:
         if layer not in self._layers:
             return
         summed = self._layers[layer]
@@ -114,14 +117,7 @@ class MicrobatchFold:
         _mark_absent(summed, formed)
         self._go_on(layer, formed)
 
-    def pass_by(self, layers: Iterable[int]) -> None:
-        """Siblings form gradients of these layers, one after the other, and this pipeline has no microbatch for it."""
-        for layer in layers:
-            if layer in self._layers:
-                self._go_on(layer, None)
-
     def so_far(self, layer: int) -> FlatGradients:
-        """Partial sum, so far, that this rank forms of the gradients of `layer`."""
         self._complete()
         summed, own = self._layers.get(layer), self._kept.get(layer)
         total = self._totals.get(layer) or (own[0] if own else None)
@@ -131,9 +127,11 @@ class MicrobatchFold:
         layouts = [cut.layouts[number] for number, _ in cut.parts]
         return FlatGradients.of(layouts, total, self._present[layer] & {*cut.names})
 
-    def finish(self) -> None:
-        """Have the parameters that this rank owns have the sums; a gradient absent everywhere stays absent. All
-        siblings call it together."""
+    def reduce(self) -> None:
+        for busy in self._rounds[self._windows :]:
+            self._busy = busy
+            for layer in self._order:
+                self._go_on(layer, None)
         self._complete()
         for layer in self._kept:
             self._add_up_kept(layer)
@@ -149,13 +147,11 @@ class MicrobatchFold:
         self._forget()
 
     def drop(self) -> None:
-        """Drop all gradients."""
-        for summed in self._layers.values():
-            summed.drop()
+        super().drop()
         self._forget()
 
     def _forget(self) -> None:
-        self._under_way = None
+        self._under_way, self._windows = None, 0
         self._halves, self._kept, self._totals = {}, {}, {}
         self._present = {layer: set() for layer in self._layers}
 

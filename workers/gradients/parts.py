@@ -1,82 +1,53 @@
-"""Gradients that a pipeline keeps apart with uneven shares: a sum for each part of a replica, not one for all it does.
+"""Gradients that a pipeline keeps apart until the end of a step: a sum for each part of a replica that it executes.
 
-A window's microbatches may be of several parts (`planner/shares.py`), and a schedule with split backwards works on two
-at once. Before a layer's gradients of a microbatch are added, its parameters have the sum of its part.
+Its microbatches may be of several replicas, or with uneven shares of several parts (`planner/shares.py`), and a
+schedule with split backwards works on two at once. Before a layer's gradients of a microbatch are added, its parameters
+have the sum of its part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping
 
 from planner.shares import Part
+from workers.gradients.exchange import ReplicaExchange
+from workers.gradients.sink import GradientSink
 from workers.state.flat import NO_GRADIENTS, FlatGradients, GradientBuffers
 
 
-class Apart(Protocol):
-    """Keeps gradients of different microbatches apart while they are formed."""
-
-    def open(self, layer: int, microbatch: int) -> None:
-        """Gradients of `layer` are those of (global) `microbatch` from now on."""
-        ...
-
-    def close(self, layer: int, microbatch: int, *, whole: bool) -> None:
-        """They are formed; `whole`: with all that the microbatch has."""
-        ...
-
-    def so_far(self, layer: int) -> FlatGradients:
-        """The sums of `layer` at hand."""
-        ...
-
-
-class GradientParts:
-    """The gradients of one rank's layers in one step, by part.
+class GradientParts(GradientSink):
+    """Keeps gradients apart by part, and reduces them over replicas at the end of the step.
 
     Args:
-        parts: those that its pipeline adds up.
         microbatches: of a replica.
-        layers: layer -> where its gradients are summed.
     """
 
     def __init__(
-        self, parts: Sequence[Part], microbatches: int, layers: Mapping[int, GradientBuffers]
+        self, exchange: ReplicaExchange, microbatches: int, layers: Mapping[int, GradientBuffers]
     ) -> None:
-        self._of = {g: part for part in parts for g in part.numbers(microbatches)}
-        self._layers = layers
+        super().__init__(layers)
+        self._exchange = exchange
+        self._of = {g: part for part in exchange.own_parts for g in part.numbers(microbatches)}
         self._open: dict[int, Part] = {}
         """Layer -> the part whose sums its parameters have."""
-        self._kept: dict[tuple[Part, int], FlatGradients] = {}
+        self._kept: dict[Part, dict[int, FlatGradients]] = {}
 
-    def open(self, layer: int, microbatch: int) -> None:
-        """Have what is added to gradients of `layer` from now on count for the part of (global) `microbatch`."""
-        part = self._of[microbatch]
-        before, summed = self._open.get(layer), self._layers[layer]
+    def begin(self, layer: int, microbatch: int) -> None:
+        part, before, summed = self._of[microbatch], self._open.get(layer), self._layers[layer]
         if before == part:
             return
         if before is not None:
-            self._kept[before, layer] = summed.taken()
+            self._kept.setdefault(before, {})[layer] = summed.taken()
         self._open[layer] = part
-        summed.put(self._kept.get((part, layer), NO_GRADIENTS))
+        summed.put(self._kept.get(part, {}).get(layer, NO_GRADIENTS))
 
-    def close(self, layer: int, microbatch: int, *, whole: bool) -> None:
-        """The gradients stay where they are until others are opened."""
-
-    def so_far(self, layer: int) -> FlatGradients:
-        """The sums that its parameters have."""
-        return self._layers[layer].gathered()
-
-    def take(self) -> dict[Part, dict[int, FlatGradients]]:
-        """Part -> layer -> the sums of the window's gradients. The parameters have none afterwards."""
+    def reduce(self) -> None:
         for layer, part in self._open.items():
-            self._kept[part, layer] = self._layers[layer].taken()
-        taken: dict[Part, dict[int, FlatGradients]] = {}
-        for (part, layer), gradients in self._kept.items():
-            taken.setdefault(part, {})[layer] = gradients
-        self.drop()
-        return taken
+            self._kept.setdefault(part, {})[layer] = self._layers[layer].taken()
+        kept, self._open, self._kept = self._kept, {}, {}
+        self._exchange.sum(kept)
 
     def drop(self) -> None:
-        """Drop all gradients."""
-        for layer in self._open:
-            self._layers[layer].drop()
+        super().drop()
+        self._exchange.drop()
         self._open, self._kept = {}, {}

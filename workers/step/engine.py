@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -21,6 +20,7 @@ from workers.control.activity import Activity
 from workers.data.dataset import Batch
 from workers.devices.device import Device
 from workers.fault_injection.points import FaultPoints, Phase
+from workers.gradients.sink import GradientSink
 from workers.process.pinned_memory import to_device
 from workers.protocol import Span
 from workers.step.stage import Stage
@@ -45,17 +45,14 @@ class Window:
     def busy_s(self) -> float:
         return sum(span.end_s - span.start_s for span in self.spans)
 
-
-class Leaving(Protocol):
-    """Sends gradients on while a window goes on."""
-
-    def leave(self, index: int) -> None:
-        """Send on the gradients of this layer: they and its buffers are final."""
-        ...
-
-    def under_way(self) -> None:
-        """The device has been given all that it is to compute in this window."""
-        ...
+    def followed_by(self, other: Window, offset_s: float) -> Window:
+        """This window and one that began `offset_s` after it, as one."""
+        later = (
+            replace(span, start_s=span.start_s + offset_s, end_s=span.end_s + offset_s)
+            for span in other.spans
+        )
+        waited_s = self.waited_s + other.waited_s
+        return Window(self.losses | other.losses, (*self.spans, *later), waited_s)
 
 
 class Engine:
@@ -65,6 +62,7 @@ class Engine:
         program: this rank's part of the schedule.
         pipeline: the number of its pipeline.
         stages: the stages that the program names.
+        sink: takes their gradients.
         channel: to the other ranks; place = pipeline * P + rank.
         faults: the injected faults of this rank.
         activity: receives what the rank computes.
@@ -76,6 +74,7 @@ class Engine:
         program: RankProgram,
         pipeline: int,
         stages: dict[int, Stage],
+        sink: GradientSink,
         channel: Channel,
         device: Device,
         faults: FaultPoints | None = None,
@@ -85,10 +84,10 @@ class Engine:
         assert set(stages) == set(program.own_stages)
         self._program = program
         self._pipeline = pipeline
-        first = pipeline * program.microbatches
-        self._numbers: Sequence[int] = range(first, first + program.microbatches)
+        self._numbers: Sequence[int] = ()
         """The window's global microbatches."""
         self._stages = stages
+        self._sink = sink
         self._channel = channel
         self._device = device
         self._faults = faults
@@ -108,26 +107,17 @@ class Engine:
         )
         self._groups: dict[tuple[int | None, int], list[list[Stream]]] = {}
 
-    def run(
-        self,
-        step: int,
-        batches: Batches,
-        numbers: Sequence[int] | None = None,
-        final: Leaving | None = None,
-    ) -> Window:
-        """Run one training window; gradients are added to the parameters' `.grad`.
+    def run(self, step: int, batches: Batches, numbers: Sequence[int]) -> Window:
+        """Run one training window; gradients go to the sink.
 
         Args:
-            numbers: the global microbatches of the window, in order; None: those of the replica with the pipeline's
-                number.
-            final: hears of each layer whose gradients and buffers may leave while the window goes on
-                (`planner.final_gradients`).
+            numbers: the global microbatches of the window, in order.
 
         Raises:
             ChannelError: a neighbour is gone or sent a message that does not fit its stream.
         """
-        if numbers is not None:
-            self._numbers = numbers
+        self._numbers = numbers
+        self._sink.begin_window()
         self._begin_faults(step + 1)
         self._waited_s = 0.0
         self._device.start_window()
@@ -137,17 +127,14 @@ class Engine:
         with self._activity.until_done():
             for number, action in enumerate(self._program.actions):
                 self._activity.begin(action)
-                if final is not None:
-                    for stage in self._final.before.get(number, ()):
-                        for layer in reversed(self._stages[stage].layers):
-                            final.leave(layer.index)
-                leave = final.leave if final is not None and number in self._final.during else None
-                self._execute(action, step, batches, losses, leave)
+                for stage in self._final.before.get(number, ()):
+                    for layer in reversed(self._stages[stage].layers):
+                        self._sink.finished(layer.index)
+                self._execute(action, step, batches, losses, last=number in self._final.during)
             if self._armed is not None and self._armed.poisons(step + 1):
                 self._poison()
             with self._activity.waiting():
-                if final is not None:
-                    final.under_way()
+                self._sink.launched()
                 self._channel.flush()
             return Window(
                 {g: float(loss) for g, loss in losses.items()}, self._device.spans(), self._waited_s
@@ -183,12 +170,7 @@ class Engine:
         return results
 
     def _execute(
-        self,
-        action: Action,
-        step: int,
-        batches: Batches,
-        losses: dict[int, Tensor],
-        final: Callable[[int], None] | None = None,
+        self, action: Action, step: int, batches: Batches, losses: dict[int, Tensor], *, last: bool
     ) -> None:
         stage = self._stages[action.stage]
         layers = [layer.index for layer in stage.layers]
@@ -212,18 +194,19 @@ class Engine:
                 else:
                     self._send(self._forward_stream(action.stage + 1, 0), action.index, outputs)
             case Kind.BACKWARD | Kind.INPUT_GRAD:
-                last = action.stage == self._program.stages - 1
-                grads = () if last else self._receive(self._backward_stream(action.stage, 0), action.index)
+                grads = ()
+                if action.stage < self._program.stages - 1:
+                    grads = self._receive(self._backward_stream(action.stage, 0), action.index)
                 if self._armed is not None:
                     self._armed.reach(Phase.BACKWARD, step + 1)
                 self._device.begin()
-                grads = stage.backward(microbatch, grads, weights=action.kind is Kind.BACKWARD, final=final)
+                grads = stage.backward(microbatch, grads, weights=action.kind is Kind.BACKWARD, last=last)
                 self._device.end(action, layers, frozen)
                 if action.stage > self._program.frozen_stages:
                     self._send(self._backward_stream(action.stage - 1, 0), action.index, grads)
             case Kind.WEIGHT_GRAD:
                 self._device.begin()
-                stage.weight_grad(microbatch, final)
+                stage.weight_grad(microbatch, last=last)
                 self._device.end(action, layers, frozen)
             case Kind.RECOMPUTE:
                 self._device.begin()
@@ -326,8 +309,8 @@ class Engine:
     def _poison(self) -> None:
         """Put a NaN into the first gradient present."""
         for _, stage in sorted(self._stages.items()):
-            for gradients in stage.summed():
-                for _, gradient in sorted(gradients.items()):
+            for layer in stage.layers:
+                for _, gradient in sorted(self._sink.so_far(layer.index).items()):
                     gradient[(0,) * gradient.dim()] = float("nan")
                     return
 

@@ -8,17 +8,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
 from planner.arrivals import Arrivals
 from planner.features import Sample
+from planner.ir import FREEZABLE
 from planner.observed import StepTimes
 from planner.plan import Plan
 from planner.rank_program import RankProgram
-from planner.rounds import windows_of
+from planner.rounds import busy_pipelines, executed_by, windows_of
 from planner.shards import Piece
-from planner.shares import numbers_of
+from planner.shares import numbers_of, parts
 from workers.commit.unfinished import Greeting
 from workers.config import WorkerConfig
 from workers.control.activity import Activity
@@ -28,6 +30,7 @@ from workers.data.dataset import OpenData
 from workers.data.read_ahead import ReadAhead
 from workers.devices.device import Device
 from workers.elastic.modules_ahead import ModulesAhead
+from workers.elastic.redundancy import Shipping
 from workers.elastic.snapshots import Snapshots
 from workers.elastic.standby import Base, Standbys
 from workers.fault_injection.points import FaultPoints
@@ -35,8 +38,10 @@ from workers.freezing.freezer import Extent, Freezer
 from workers.freezing.mask import LayerParameters
 from workers.freezing.plans import Plans
 from workers.gradients.curvature import CurvatureProbe, Place
-from workers.gradients.exchange import TiedUse
-from workers.gradients.parts import Apart
+from workers.gradients.exchange import ReplicaExchange, TiedUse
+from workers.gradients.fold import MicrobatchFold
+from workers.gradients.parts import GradientParts
+from workers.gradients.sink import GradientSink
 from workers.layer_check.check import LayerCheck
 from workers.layers.layer import Layer
 from workers.layers.loss import Loss
@@ -45,7 +50,23 @@ from workers.protocol import CurvatureReport, Report
 from workers.state.layer_state import LayerState
 from workers.state.optim import Optimizer
 from workers.state_stream.following import Followers
+from workers.step.engine import first_free_tag
 from workers.step.stage import Stage
+from workers.transport.channel import Channel
+
+
+class Tags(NamedTuple):
+    """First tags on the channel of what ranks exchange beside a window's activations.
+
+    A tag means the same on both sides of a pair. Those of siblings come last: their number differs.
+    """
+
+    ties: int
+    buffers: int
+    standbys: int
+    replicas: int
+    weights: int
+    shards: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +140,18 @@ class GenerationSetup:
         return self.plan.place(self.place).pipeline
 
     @property
+    def siblings(self) -> tuple[int, ...]:
+        """Places that hold the same layers, by pipeline."""
+        return self.plan.siblings(self.pipeline_rank)
+
+    @property
+    def tags(self) -> Tags:
+        ties, layers = first_free_tag(self.program.stages), len(self.definition.layers)
+        buffers = ties + sum(len(uses) for uses in self.definition.ties)
+        weights = buffers + 4 * layers + 1
+        return Tags(ties, buffers, buffers + layers, buffers + 2 * layers, weights, weights + layers)
+
+    @property
     def windows(self) -> tuple[Sequence[int], ...]:
         """The global microbatches of each window that its pipeline executes in a step: one window per replica, or with
         uneven shares one for all."""
@@ -173,8 +206,35 @@ def make_curvature_probe(
     return CurvatureProbe(every, setup.place, plan.replicas * plan.microbatches, sampled, weights, report)
 
 
-def make_stages(setup: GenerationSetup, freezer: Freezer, parts: Apart | None = None) -> dict[int, Stage]:
-    """The stages that the program names; `parts` as for `Stage`."""
+def make_sink(setup: GenerationSetup, channel: Channel, shipping: Shipping) -> GradientSink:
+    """The sink of the rank's gradients; `shipping` where nothing is added to those of a window."""
+    plan, tags = setup.plan, setup.tags.replicas
+    summed = {index: layer.summed for index, (layer, _) in setup.layers.items()}
+    cuts = {
+        index: layer.shared.cuts for index, (layer, _) in setup.layers.items() if layer.shared is not None
+    }
+    if plan.shard == "gradients":
+        backwards = [action.stage for action in setup.program.actions if action.kind in FREEZABLE]
+        return MicrobatchFold(
+            channel,
+            setup.siblings,
+            summed,
+            tags,
+            cuts=cuts,
+            rounds=busy_pipelines(plan),
+            order=[layer for stage in backwards for layer in reversed(range(*plan.layers[stage]))],
+            executed_by=executed_by(plan) if plan.shares else (),
+            device=setup.device,
+            activity=setup.activity,
+        )
+    if plan.replicas > 1:
+        exchange = ReplicaExchange(channel, setup.siblings, summed, tags, parts(plan), cuts)
+        return GradientParts(exchange, plan.microbatches, summed)
+    return GradientSink(summed) if setup.definition.ties else shipping
+
+
+def make_stages(setup: GenerationSetup, freezer: Freezer, sink: GradientSink) -> dict[int, Stage]:
+    """The stages that the program names."""
     plan, config = setup.plan, setup.config
     stages: dict[int, Stage] = {}
     for stage in setup.program.own_stages:
@@ -189,9 +249,9 @@ def make_stages(setup: GenerationSetup, freezer: Freezer, parts: Apart | None = 
             loss,
             frozenset(plan.recompute),
             config.seed,
+            sink,
             masks=freezer.mask,
             forward_only=stage < setup.program.frozen_stages,
-            parts=parts,
             check=setup.check,
         )
     return stages

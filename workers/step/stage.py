@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-
-from torch import Tensor
+from collections.abc import Callable, Sequence
 
 from workers.freezing.mask import NOTHING, Mask
-from workers.gradients.parts import Apart
+from workers.gradients.sink import GradientSink
 from workers.layer_check.check import LayerCheck
 from workers.layers.layer import Layer, Pass, Tensors
 from workers.layers.loss import Loss
@@ -25,9 +23,9 @@ class Stage:
         loss: the loss that follows, if the last of them is the model's last.
         recompute: indices of the layers that drop their activations after the forward pass.
         seed: keys the forward pass's random draws, with the step, the global microbatch and the layer's name.
+        sink: takes the gradients.
         masks: which parameters freeze; None for none.
         forward_only: no backward pass follows: this stage, and all before it, are frozen permanently.
-        parts: keeps gradients of different microbatches apart; None: there is one sum for all.
         check: compares each layer with plain autograd as it falls due; None: nobody does.
     """
 
@@ -37,19 +35,19 @@ class Stage:
         loss: Loss | None,
         recompute: frozenset[int],
         seed: int,
+        sink: GradientSink,
         *,
         masks: Masks | None = None,
         forward_only: bool = False,
-        parts: Apart | None = None,
         check: LayerCheck | None = None,
     ) -> None:
         self.layers = tuple(layers)
         self.loss = loss
         self._recompute = recompute
         self._seed = seed
+        self._sink = sink
         self._masks = masks
         self._forward_only = forward_only
-        self._parts = parts
         self._check = None if forward_only else check
         self._passes: dict[int, list[Pass]] = {}
         self._loss_passes: dict[int, Pass] = {}
@@ -103,61 +101,38 @@ class Stage:
             if layer.index in self._recompute:
                 layer.recompute(done)
 
-    def backward(
-        self,
-        microbatch: int,
-        grads: Tensors,
-        *,
-        weights: bool,
-        final: Callable[[int], None] | None = None,
-    ) -> Tensors:
+    def backward(self, microbatch: int, grads: Tensors, *, weights: bool, last: bool = False) -> Tensors:
         """Input gradient of `microbatch`; with `weights`, its weight gradients too.
 
         Args:
             grads: gradients of the outputs that carry one; ignored if a loss follows.
-            final: is called with each layer as soon as its weight gradients are there.
+            last: each layer's gradients are finished once its weight gradients are there.
 
         Returns:
             The gradient of each input that carries one.
         """
         passes = self._passes.pop(microbatch) if weights else self._passes[microbatch]
         if self.loss is not None:
-            self._open(self.layers[-1], microbatch)
+            self._sink.begin(self.layers[-1].index, microbatch)
             outputs = self.loss.backward(self._loss_passes.pop(microbatch))
             grads = tuple(g for g in outputs if g is not None)
         for layer, done in zip(reversed(self.layers), reversed(passes), strict=True):
-            self._open(layer, microbatch)
+            self._sink.begin(layer.index, microbatch)
             grads = layer.backward(done, grads, weights=weights)
-            self._close(layer, microbatch, whole=weights)
-            if final is not None:
-                final(layer.index)
+            self._end(layer, microbatch, whole=weights, last=last)
         return grads
 
-    def weight_grad(self, microbatch: int, final: Callable[[int], None] | None = None) -> None:
-        """Compute the weight gradients that `backward` left queued.
-
-        Args:
-            final: is called with each layer as soon as they are there.
-        """
+    def weight_grad(self, microbatch: int, *, last: bool = False) -> None:
+        """Compute the weight gradients that `backward` left queued; `last` as for `backward`."""
         for layer, done in zip(reversed(self.layers), reversed(self._passes.pop(microbatch)), strict=True):
-            self._open(layer, microbatch)
+            self._sink.begin(layer.index, microbatch)
             layer.weight_grad(done)
-            self._close(layer, microbatch, whole=True)
-            if final is not None:
-                final(layer.index)
+            self._end(layer, microbatch, whole=True, last=last)
 
-    def _open(self, layer: Layer, microbatch: int) -> None:
-        if self._parts is not None:
-            self._parts.open(layer.index, microbatch)
-
-    def _close(self, layer: Layer, microbatch: int, *, whole: bool) -> None:
-        if self._parts is not None:
-            self._parts.close(layer.index, microbatch, whole=whole)
-
-    def summed(self) -> Iterator[Mapping[str, Tensor]]:
-        """By layer, the gradients that are summed so far."""
-        for layer in self.layers:
-            yield layer.gradients() if self._parts is None else self._parts.so_far(layer.index)
+    def _end(self, layer: Layer, microbatch: int, *, whole: bool, last: bool) -> None:
+        self._sink.end(layer.index, microbatch, whole=whole)
+        if last:
+            self._sink.finished(layer.index)
 
     def evaluate(self, inputs: Tensors, targets: Tensors | None) -> Tensors:
         """Forward pass in evaluation mode; the scalar loss if a loss follows and `targets` are given."""
@@ -168,9 +143,7 @@ class Stage:
         return (self.loss.evaluate(inputs, targets),)
 
     def drop(self) -> None:
-        """Drop the microbatches in flight, and their gradients."""
+        """Drop the microbatches in flight."""
         self._passes.clear()
         self._loss_passes.clear()
         self._frozen_shares.clear()
-        for layer in self.layers:
-            layer.drop_gradients()

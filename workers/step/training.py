@@ -40,7 +40,7 @@ from workers.state.precision import scales_loss
 from workers.step.between_steps import BetweenSteps
 from workers.step.engine import Window
 from workers.step.findings import Findings, look
-from workers.step.generation import GenerationSetup, make_curvature_probe, make_freezer
+from workers.step.generation import GenerationSetup, make_curvature_probe, make_freezer, make_sink
 from workers.step.minibatch import Buffers, Minibatch
 from workers.step.skipped_steps import SkippedSteps
 from workers.step.step_reports import memory_low, step_report, step_times, timeline_report
@@ -115,8 +115,9 @@ class Training:
         if config.adapt.policy != "off" and config.adapt.memory_reserve:
             self._memory = MemoryWatch(setup.device, config.adapt.memory_reserve, self._tell_low)
         admit = None if self._memory is None else self._memory.admit
-        self._minibatch = Minibatch(setup, self._freezer, channel, admit)
-        self.upkeep = Upkeep(setup, channel, step, self._minibatch.free_tags, self._warn)
+        self.upkeep = Upkeep(setup, channel, step, self._warn)
+        sink = make_sink(setup, channel, self.upkeep.shipping)
+        self._minibatch = Minibatch(setup, self._freezer, channel, sink, admit)
         self._announcements = (
             Announcements(setup.report, first=setup.place == 0) if before is None else before._announcements
         )
@@ -341,12 +342,11 @@ class Training:
         committed = False
         self._freezer.begin(step)
         try:
-            self.upkeep.shipping.expect()
+            scale = 1.0 if self.loss_scale is None else self.loss_scale.value
+            # Statistics of freezing go with the gradients, and those of a scaled loss are still to be scaled back.
+            self.upkeep.shipping.expect(early=not self._freezer.on and scale == 1.0)
             with self._limited_memory(step):
-                scale = 1.0 if self.loss_scale is None else self.loss_scale.value
-                # Statistics of freezing go with the gradients.
-                final = None if self._freezer.on else self.upkeep.shipping
-                window, buffers = self._minibatch.run(self.step, scale, final)
+                window, buffers = self._minibatch.run(self.step, scale)
             self._tell_checked()
             self._observe(step, window)
             # A finished window proves that every rank of the pipeline has passed the newest commit. Not so

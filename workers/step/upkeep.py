@@ -31,12 +31,11 @@ class Upkeep:
 
     Args:
         step: the last step committed before the plan.
-        tags: first free tag on the channel; see `Shipping`.
         warn: receives a sentence if what the next plan takes cannot be built.
     """
 
     def __init__(
-        self, setup: GenerationSetup, channel: Channel, step: int, tags: int, warn: Callable[[str], None]
+        self, setup: GenerationSetup, channel: Channel, step: int, warn: Callable[[str], None]
     ) -> None:
         self._setup = setup
         self._step = step
@@ -47,7 +46,7 @@ class Upkeep:
             setup.plan,
             setup.place,
             setup.layers,
-            tags,
+            setup.tags.standbys,
             setup.held,
             on_host=self._standbys.host is not None,
         )

@@ -15,6 +15,7 @@ from workers.config import DataConfig, ModelConfig, OptimizerConfig
 from workers.data.dataset import Batch, Dataset
 from workers.data.registry import open_dataset
 from workers.freezing.mask import Mask
+from workers.gradients.sink import GradientSink
 from workers.layers.deferred.queue import Workspace
 from workers.layers.layer import Layer
 from workers.layers.loss import Loss
@@ -62,9 +63,10 @@ class Pipeline:
         dropped = frozenset(range(count) if recompute else ())
         loss = Loss(layers[-1], definition.loss, precision=precision, device=CPU)
         self.layers = layers
+        self._sink = GradientSink({layer.index: layer.summed for layer in layers})
         self._stages = [
-            Stage(layers[: count // 2], None, dropped, 3, masks=masks),
-            Stage(layers[count // 2 :], loss, dropped, 3, masks=masks),
+            Stage(layers[: count // 2], None, dropped, 3, self._sink, masks=masks),
+            Stage(layers[count // 2 :], loss, dropped, 3, self._sink, masks=masks),
         ]
         self._recompute = recompute
 
@@ -93,6 +95,7 @@ class Pipeline:
             assert all(p.requires_grad for p in layer.module.parameters())
         for stage in self._stages:
             stage.drop()
+        self._sink.drop()
         return result
 
 

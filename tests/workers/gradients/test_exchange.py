@@ -122,7 +122,8 @@ def test_replicas_are_summed_in_their_order_whatever_is_absent(siblings: int) ->
                 for name, parameter in parameters.items():
                     gradients = {} if (layer, step) == (2, 1) else drawn_gradients(seed(step, rank, layer))
                     parameter.grad = gradients.get(name)
-            exchange.sum()
+            (part,) = exchange.own_parts
+            exchange.sum({part: {layer: of_layer.taken() for layer, of_layer in summed.items()}})
             for of_layer in summed.values():
                 of_layer.gathered()
             if step < 2:
@@ -159,8 +160,7 @@ def test_parts_of_a_replica_are_summed_before_the_replicas() -> None:
                     for name, gradient in given(part, layer).items():
                         parameters[name].grad = gradient
                     taken.setdefault(part, {})[layer] = summed[layer].taken()
-        exchange.put(taken)
-        exchange.sum()
+        exchange.sum(taken)
 
     def expected(layer: int, name: str) -> Tensor | None:
         replicas = [[given(part, layer) for part in parts if part.replica == number] for number in range(2)]

@@ -47,11 +47,11 @@ def form(fold: MicrobatchFold, layers: Layers, positions: Sequence[int]) -> None
             if not 0 <= now < len(positions):
                 continue
             for layer in reversed(LAYERS):
-                fold.open(layer, positions[now])
+                fold.begin(layer, positions[now])
                 for at, (name, gradient) in enumerate(sorted(given(layer, positions[now]).items())):
                     if at % 2 == whole:
                         layers[layer][name].grad = gradient
-                fold.close(layer, positions[now], whole=whole)
+                fold.end(layer, positions[now], whole=whole)
 
 
 @pytest.mark.parametrize("siblings", [1, 2, 3])
@@ -61,25 +61,31 @@ def test_each_owner_has_the_sum_in_order_of_what_it_owns(siblings: int, uneven: 
     executed_by = (0, *range(siblings), 0) if uneven and siblings > 1 else ()
     layers = [{layer: trained() for layer in LAYERS} | {3: {}} for _ in range(siblings)]
     found: list[dict[int, FlatGradients]] = [{} for _ in range(siblings)]
-    rounds = (tuple(range(siblings)), (*range(siblings, 2 * siblings),), (2 * siblings,))
 
     def work(rank: int, channel: LocalChannel) -> None:
         summed = buffers_of(layers[rank])
         cuts = cuts_for(summed, siblings)
-        fold = MicrobatchFold(channel, range(siblings), summed, 0, cuts=cuts, executed_by=executed_by)
+        fold = MicrobatchFold(
+            channel,
+            range(siblings),
+            summed,
+            0,
+            cuts=cuts,
+            rounds=(siblings,) if executed_by else (siblings, 1),
+            order=(*reversed(LAYERS), 3),
+            executed_by=executed_by,
+        )
         for _ in range(2):
             fold.drop()
+            fold.begin_window()
             if executed_by:
                 form(fold, layers[rank], [n for n, executes in enumerate(executed_by) if executes == rank])
             else:
-                form(fold, layers[rank], [numbers[rank] for numbers in rounds[:2]])
-                fold.begin(1)
+                form(fold, layers[rank], (rank, siblings + rank))
                 if rank == 0:
-                    form(fold, layers[rank], rounds[2])
-                else:
-                    fold.pass_by(reversed(LAYERS))
-                fold.begin(siblings)
-            fold.finish()
+                    fold.begin_window()
+                    form(fold, layers[rank], (2 * siblings,))
+            fold.reduce()
         for layer, own in summed.items():
             found[rank][layer] = own.gathered(cuts[layer][rank] if cuts else None)
 
@@ -113,11 +119,11 @@ def test_a_rank_is_ahead_of_a_slow_sibling_by_one_layer() -> None:
             if rank == 1:
                 gate.acquire()
             reached[rank].append(layer)
-            fold.open(layer, rank)
+            fold.begin(layer, rank)
             for name, gradient in given(layer, rank).items():
                 layers[rank][layer][name].grad = gradient
-            fold.close(layer, rank, whole=True)
-        fold.finish()
+            fold.end(layer, rank, whole=True)
+        fold.reduce()
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
     for thread in threads:
@@ -141,14 +147,14 @@ def test_what_was_dropped_leaves_no_trace() -> None:
     summed = buffers_of(layers)
     fold = MicrobatchFold(LocalChannel(Hub(1), 0), (0,), summed, 0)
     form(fold, layers, [5, 6])
-    fold.open(0, 7)
+    fold.begin(0, 7)
     layers[0]["bias"].grad = torch.ones(7)
-    fold.close(0, 7, whole=False)
+    fold.end(0, 7, whole=False)
     assert fold.so_far(0)
     fold.drop()
     assert all(p.grad is None for parameters in layers.values() for p in parameters.values())
     form(fold, layers, [0])
-    fold.finish()
+    fold.reduce()
     for layer in LAYERS:
         gradients = summed[layer].gathered()
         assert {name: bits(g) for name, g in gradients.items()} == {

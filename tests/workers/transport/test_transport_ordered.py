@@ -191,7 +191,8 @@ def test_gradients_of_replicas_travel_over_the_ordered_network_and_few_layers_at
         for _ in range(2):
             for p in parameters:
                 p.grad = p.detach().clone()
-            replicas.sum()
+            (part,) = replicas.own_parts
+            replicas.sum({part: {layer: each.taken() for layer, each in summed.items()}})
         sums[channel.rank] = [p.grad for p in parameters if p.grad is not None]
 
     with pair() as ends, counted(ends[0]) as sizes:
