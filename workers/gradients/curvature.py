@@ -6,6 +6,7 @@ Keeps copies of one step and compares the next with them. Knows no pipeline, and
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ Place = tuple[int, str]
 """Layer and parameter."""
 
 
+@dataclass(eq=False)
 class CurvatureProbe:
     """One rank's part of the samples.
 
@@ -28,22 +30,13 @@ class CurvatureProbe:
         weights: their values as updates change them: a module may hold them in 16 bits.
     """
 
-    def __init__(
-        self,
-        every: int,
-        rank: int,
-        microbatches: int,
-        parameters: Mapping[Place, Tensor],
-        weights: Mapping[Place, Tensor],
-        report: Callable[[CurvatureReport], None],
-    ) -> None:
-        self._every = every
-        self._rank = rank
-        self._microbatches = microbatches
-        self._parameters = parameters
-        self._weights = weights
-        self._report = report
-        self._kept: dict[Place, tuple[Tensor, Tensor]] | None = None
+    every: int
+    rank: int
+    microbatches: int
+    parameters: Mapping[Place, Tensor]
+    weights: Mapping[Place, Tensor]
+    report: Callable[[CurvatureReport], None]
+    _kept: dict[Place, tuple[Tensor, Tensor]] | None = field(default=None, init=False)
 
     @torch.no_grad()
     def observe(self, step: int, *, may_freeze: bool) -> None:
@@ -58,25 +51,25 @@ class CurvatureProbe:
         if may_freeze:
             return
         if kept is not None:
-            self._report(self._compared(step, kept))
-        if step % self._every == 0:
+            self.report(self._compared(step, kept))
+        if step % self.every == 0:
             self._kept = {
-                place: (gradient_of(parameter).clone(), self._weights[place].clone())
-                for place, parameter in self._parameters.items()
+                place: (gradient_of(parameter).clone(), self.weights[place].clone())
+                for place, parameter in self.parameters.items()
             }
 
     def _compared(self, step: int, kept: dict[Place, tuple[Tensor, Tensor]]) -> CurvatureReport:
         gradient_change = weight_change = gradient = 0.0
-        for place, parameter in self._parameters.items():
+        for place, parameter in self.parameters.items():
             gradient_before, weight_before = kept.pop(place)
             now = gradient_of(parameter)
             gradient_change += _square(gradient_before.sub_(now))
-            weight_change += _square(weight_before.sub_(self._weights[place]))
+            weight_change += _square(weight_before.sub_(self.weights[place]))
             gradient += _square(now)
-        mean = float(self._microbatches) ** 2
+        mean = float(self.microbatches) ** 2
         return CurvatureReport(
             step=step,
-            rank=self._rank,
+            rank=self.rank,
             gradient_change_sq=gradient_change / mean,
             weight_change_sq=weight_change,
             gradient_sq=gradient / mean,

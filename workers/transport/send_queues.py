@@ -9,7 +9,7 @@ import fcntl
 import struct
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from workers.transport.connections import Connections, Socket
 
@@ -31,6 +31,7 @@ class _Queue:
     """When `unacknowledged` was first seen at its present value."""
 
 
+@dataclass(eq=False)
 class SendQueues:
     """The send queues of one library's connections.
 
@@ -39,24 +40,17 @@ class SendQueues:
         growing: the library opens connections as it needs them, so look for new ones now and then.
     """
 
-    def __init__(
-        self,
-        connections: Connections,
-        *,
-        growing: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._connections = connections
-        self._growing = growing
-        self._clock = clock
-        self._queues: list[_Queue] = []
-        self._looked_s = float("-inf")
+    connections: Connections
+    growing: bool = field(default=False, kw_only=True)
+    clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)
+    _queues: list[_Queue] = field(default_factory=list, init=False)
+    _looked_s: float = field(default=float("-inf"), init=False)
 
     def settle(self) -> None:
         """Add the connections opened since the last call."""
         known = {queue.socket for queue in self._queues}
-        self._queues += [_Queue(one) for one in self._connections.find() - known]
-        self._looked_s = self._clock()
+        self._queues += [_Queue(one) for one in self.connections.find() - known]
+        self._looked_s = self.clock()
 
     @property
     def sockets(self) -> tuple[Socket, ...]:
@@ -70,8 +64,8 @@ class SendQueues:
 
     def pending(self) -> bool:
         """Whether any bytes are on their way out of this machine."""
-        now_s = self._clock()
-        if self._growing and now_s - self._looked_s >= _LOOK_AGAIN_S:
+        now_s = self.clock()
+        if self.growing and now_s - self._looked_s >= _LOOK_AGAIN_S:
             self.settle()
         # Check all of them, so that a change in any is seen when it happens.
         return sum(self._is_pending(queue, now_s) for queue in self._queues) > 0

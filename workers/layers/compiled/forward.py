@@ -152,13 +152,13 @@ class CompiledForward:
             raise Untraceable(in_words(error)) from error
 
 
+@dataclass(eq=False)
 class _Backend:
     """Compiler backend to which Dynamo hands traces. Dynamo keeps it for ever, so it knows no layer."""
 
-    def __init__(self, name: str, kernels: Kernels) -> None:
-        self._name = name
-        self._kernels = kernels
-        self.traces = 0
+    name: str
+    kernels: Kernels
+    traces: int = 0
 
     def __call__(self, module: GraphModule, examples: list[Any]) -> Traced:
         self.traces += 1
@@ -166,9 +166,9 @@ class _Backend:
             _log.warning(
                 "layer %s is compiled while it trains, which takes seconds: its shapes, or what its code depends on,"
                 " changed",
-                self._name,
+                self.name,
             )
-        return Traced(with_taps(module), self._kernels)
+        return Traced(with_taps(module), self.kernels)
 
 
 class Traced:

@@ -51,18 +51,16 @@ def new_home(parameter: Tensor) -> Tensor:
     return torch.empty_like(parameter, dtype=grad_dtype(parameter), memory_format=torch.contiguous_format)
 
 
+@dataclass(slots=True, eq=False)
 class Accumulator:
     """Where the gradients of one parameter are summed, with its cast and its scratch."""
 
-    __slots__ = ("_cast", "_cast_version", "_home", "_scratch", "_workspace", "parameter")
-
-    def __init__(self, parameter: Tensor, workspace: Workspace, home: Home) -> None:
-        self.parameter = parameter
-        self._workspace = workspace
-        self._home = home
-        self._scratch: Tensor | None = None
-        self._cast: Tensor | None = None
-        self._cast_version = -1
+    parameter: Tensor
+    workspace: Workspace
+    home: Home
+    _scratch: Tensor | None = field(default=None, init=False)
+    _cast: Tensor | None = field(default=None, init=False)
+    _cast_version: int = field(default=-1, init=False)
 
     @property
     def cast_bytes(self) -> int:
@@ -96,13 +94,13 @@ class Accumulator:
             self._add_wide(adds)
             return
         if grad is None:
-            grad = parameter.grad = self._home(parameter)
+            grad = parameter.grad = self.home(parameter)
             if len(uses) == 1 and first.dtype == grad.dtype:
                 first.form(grad)
                 return
         scratch = self._scratch
         if scratch is None or scratch.dtype != first.dtype:
-            scratch = self._scratch = self._workspace.scratch(parameter, first.dtype)
+            scratch = self._scratch = self.workspace.scratch(parameter, first.dtype)
         first.form(scratch)
         for use in uses[1:]:
             scratch.add_(use.form(None))
@@ -116,11 +114,11 @@ class Accumulator:
         same kernel, whether the gradient is the first."""
         parameter = self.parameter
         if parameter.grad is None:
-            total = parameter.grad = self._home(parameter).zero_()
+            total = parameter.grad = self.home(parameter).zero_()
         elif len(adds) == 1:
             total = parameter.grad
         else:
-            total = self._scratch = self._workspace.scratch(parameter, parameter.grad.dtype).zero_()
+            total = self._scratch = self.workspace.scratch(parameter, parameter.grad.dtype).zero_()
         for add in adds:
             add(total)
         if total is not parameter.grad:
@@ -140,25 +138,23 @@ class Use:
     """Forms it in 32 bits and adds it to the given tensor in the same pass, where the device can."""
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class WeightGradQueue:
     """The uses of one layer's parameters in one microbatch, in the order the backward pass met them."""
 
-    __slots__ = ("_forward_uses", "_uses", "anchored", "at_once", "closed", "odd", "walked")
-
-    def __init__(self, *, anchored: bool = False) -> None:
-        self.anchored = anchored
-        """Whether the backward walk goes to chosen parameters and inputs only: then each use has to hang on its own
-        parameter, or the walk may pass it by."""
-        self._uses: dict[Accumulator, list[Use]] = {}
-        self._forward_uses: dict[Accumulator, int] = {}
-        self.at_once = False
-        """Whether each gradient is formed as soon as its last use has come, while its operands are in the cache."""
-        self.closed = False
-        """Whether a further walk of the graph goes on, whose uses were drained already."""
-        self.walked = False
-        """Whether the backward pass of the microbatch has begun: only that one queues."""
-        self.odd = ""
-        """First use in the forward pass that no deferral understands: stock autograd must compute the entire layer."""
+    anchored: bool = False
+    """Whether the backward walk goes to chosen parameters and inputs only: then each use has to hang on its own
+    parameter, or the walk may pass it by."""
+    _uses: dict[Accumulator, list[Use]] = field(default_factory=dict, init=False)
+    _forward_uses: dict[Accumulator, int] = field(default_factory=dict, init=False)
+    at_once: bool = field(default=False, init=False)
+    """Whether each gradient is formed as soon as its last use has come, while its operands are in the cache."""
+    closed: bool = field(default=False, init=False)
+    """Whether a further walk of the graph goes on, whose uses were drained already."""
+    walked: bool = field(default=False, init=False)
+    """Whether the backward pass of the microbatch has begun: only that one queues."""
+    odd: str = field(default="", init=False)
+    """First use in the forward pass that no deferral understands: stock autograd must compute the entire layer."""
 
     def found_odd(self, what: str) -> None:
         """The forward pass met `what`; the first counts."""
