@@ -1,13 +1,18 @@
-"""Reports notices to the controller."""
+"""Watches the sources of notices that a job names, and reports to the controller."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from workers.config import ElasticConfig
+from workers.notices.aws import Aws
+from workers.notices.azure import Azure
+from workers.notices.file import NoticeFile
+from workers.notices.gcp import Gcp
 from workers.notices.node_turn import NodeTurn
-from workers.notices.notice import Notice
-from workers.notices.registry import sources
+from workers.notices.notice import Notice, Source
+from workers.notices.sigterm import Sigterm
 from workers.notices.watch import Watch
 from workers.protocol import NoticeReport, Report, WarningReport
 
@@ -33,3 +38,18 @@ def watch_node(
         report(WarningReport(rank=rank, text=text))
 
     return Watch(sources(config, node), report_notice, warn, NodeTurn(run + node.encode()))
+
+
+def sources(config: ElasticConfig, node: str) -> tuple[Source, ...]:
+    """All sources in a job's `[elastic]` section that a rank can watch itself. Call it in the main thread: it may take
+    over SIGTERM.
+
+    Args:
+        node: this node's id in the cluster.
+    """
+    # The controller watches Ray's drains: they are in Ray's own tables.
+    makers: dict[str, Callable[[], Source]] = {"sigterm": Sigterm, "aws": Aws, "gcp": Gcp, "azure": Azure}
+    made = [makers[name]() for name in config.notices if name in makers]
+    if config.notice_file is not None:
+        made.append(NoticeFile(Path(config.notice_file.replace("{node}", node))))
+    return tuple(made)

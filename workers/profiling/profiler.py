@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from planner.shards import first_of_ties
 from workers.build import build_layers
 from workers.config import WorkerConfig
 from workers.data.dataset import Batch, OpenData
+from workers.data.read_ahead import SLOW_READS, ReadTime, timed
 from workers.data.sampling import train_indices
 from workers.devices.device import Device
 from workers.devices.machine import describe_device
@@ -36,8 +38,6 @@ from workers.profiling.layer_bytes import LayerBytes, count_bytes
 from workers.profiling.layer_times import LayerTimes
 from workers.profiling.link_probe import probe_commit, probe_links
 from workers.profiling.measured import Load, Measured
-from workers.profiling.reading import Reading as BatchReading
-from workers.profiling.reading import reading
 from workers.profiling.stopwatch import Stopwatch
 from workers.profiling.stream_probe import probe_streams
 from workers.sampling.host import HostReader
@@ -56,6 +56,24 @@ MICROBATCHES = 4
 """Microbatches of a repeat. On an emulated device, whose times are given, one is enough."""
 SHARE = 0.5
 """Share of a rank's memory that the layers measured together may take; a larger model is measured part by part."""
+MOST_READS = 4 * SLOW_READS
+"""Reads that may show nothing are made again, so often in all."""
+
+
+@dataclass(frozen=True)
+class BatchReading:
+    """The reads of one job: a rank waits for each, or with read-ahead for what compute does not hide of it."""
+
+    ahead: bool
+    """Whether they are made ahead of training."""
+    seconds: float
+    """Time of one read."""
+    computed_s: float
+    """Processor time that one read takes, within `seconds`, from a rank which computes on the host."""
+
+    def left_s(self, work_s: float) -> float:
+        """Extra time of a rank for a microbatch, beside `work_s` of work on it, where reads are made ahead."""
+        return max(self.computed_s, self.seconds - work_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,3 +347,18 @@ def _matrices(chain: Chain, times: LayerTimes, number: int, weight_grad_s: float
 
 def _weight_bytes(state: LayerState) -> int:
     return sum(tensor.nbytes for tensor in (*state.weights.values(), *state.buffers.values()))
+
+
+def reading(read: Callable[[int], object], device: torch.device) -> BatchReading:
+    """Time some reads, by the rule of training (`workers.data.read_ahead`)."""
+    reads: list[ReadTime] = []
+    decided: list[bool] = []
+    while len(decided) < SLOW_READS and len(reads) < MOST_READS:
+        number = len(reads)
+        reads.append(timed(lambda number=number: read(number), device)[1])
+        decided += [] if reads[-1].slow is None else [reads[-1].slow]
+    return BatchReading(
+        ahead=len(decided) == SLOW_READS and all(decided),
+        seconds=median(one.seconds for one in reads),
+        computed_s=0.0 if device.type == "cuda" else median(one.computed_s for one in reads),
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from planner.ir import Kind
 from planner.shards import kept_whole
 from workers.checkpoint.collecting import Collector
+from workers.commit.freezing_scores import Energy, Moves, total_of
 from workers.config import WorkerConfig
 from workers.data.dataset import Batch, Dataset
 from workers.data.read_ahead import Found, Wanted
@@ -31,6 +33,19 @@ from workers.transport.channel import Channel, Stream
 
 Buffers = Mapping[int, Mapping[str, Tensor]]
 """Layer -> buffer -> value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """Statistics by layer: the fields of `CommitRecord` with these names. Empty where a sibling tells the same."""
+
+    squared_norms: dict[int, float] = field(default_factory=dict)
+    parameter_norms: dict[int, dict[str, float]] = field(default_factory=dict)
+    scores: dict[int, float] = field(default_factory=dict)
+    moves: dict[int, dict[str, Moves]] = field(default_factory=dict)
+    settled: dict[int, int] = field(default_factory=dict)
+    energies: dict[int, Energy] = field(default_factory=dict)
+    parameter_energies: dict[int, dict[str, Energy]] = field(default_factory=dict)
 
 
 class Minibatch:
@@ -144,7 +159,35 @@ class Minibatch:
         self.load_buffers(first)
         return window
 
-    def norms(self) -> dict[tuple[int, str], float]:
+    def findings(self) -> Findings:
+        """Look at the gradients of the step at hand, and check what is stable if that is due."""
+        setup, norms = self._setup, self._norms()
+        checked, settled = self._freezer.check()
+        energies = self._freezer.energies(norms)
+        of_layers = dict.fromkeys(setup.layers, 0.0)
+        of_parameters: dict[int, dict[str, float]] = {layer: {} for layer in setup.layers}
+        for (layer, name), norm in norms.items():
+            of_layers[layer] += norm
+            of_parameters[layer][name] = norm
+        if setup.plan.shards > 1:
+            return Findings(
+                parameter_norms=of_parameters,
+                scores=checked.scores,
+                moves=checked.moves,
+                settled=settled,
+                parameter_energies=energies,
+            )
+        if setup.pipeline != 0:
+            return Findings()
+        return Findings(
+            squared_norms=of_layers,
+            scores=checked.scores,
+            moves=checked.moves,
+            settled=settled,
+            energies={layer: total_of(of_layer.values()) for layer, of_layer in energies.items()},
+        )
+
+    def _norms(self) -> dict[tuple[int, str], float]:
         """The float64 squared norm of each parameter's gradient, by (layer, parameter) in name order; with shards, of
         those of the own ones. A tied parameter counts in the first layer that uses it."""
         if self._setup.pipeline and not self._freezer.on and self._setup.plan.shards == 1:

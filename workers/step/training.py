@@ -39,9 +39,8 @@ from workers.state.layer_state import digest
 from workers.state.precision import scales_loss
 from workers.step.between_steps import BetweenSteps
 from workers.step.engine import Window
-from workers.step.findings import Findings, look
 from workers.step.generation import GenerationSetup, make_curvature_probe, make_freezer, make_sink
-from workers.step.minibatch import Buffers, Minibatch
+from workers.step.minibatch import Buffers, Findings, Minibatch
 from workers.step.skipped_steps import SkippedSteps
 from workers.step.step_reports import memory_low, step_report, step_times, timeline_report
 from workers.step.upkeep import Upkeep
@@ -355,7 +354,7 @@ class Training:
                 self._announcements.settle(self.step)
             if not self._freezer.on:
                 self.upkeep.send(step, {}, buffers)
-            findings = look(self._setup, self._minibatch, self._freezer)
+            findings = self._minibatch.findings()
             if self._freezer.on:
                 self.upkeep.send(step, self._freezer.newest_energies, buffers)
             parcels, waited = self.upkeep.receive(step)

@@ -14,7 +14,7 @@ from workers.control.rank_error import RankError
 from workers.process.stacks import stacks
 from workers.protocol import Generation
 from workers.transport.channel import Channel
-from workers.transport.joining import Joining
+from workers.transport.membership import Joining
 
 LOST = RankError("ChannelError: rank 1 is gone", cut_off=True)
 OWN = RankError("the forward pass of layer up raised ValueError", user_error=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.layers.compiled.folder import PrivateFolder
+from workers.layers.compiled.kernels import PrivateFolder
 
 
 def test_it_is_private_and_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from workers.data.dataset import Batch, OpenData
 from workers.data.read_ahead import AHEAD, SLOW_READS, SLOW_S, Found, ReadAhead, Wanted, timed
 from workers.data.tokenizer import ByteTokenizer
 from workers.launch.ranks import Run, assignment, run_threads
-from workers.profiling.reading import reading
+from workers.profiling.profiler import reading
 from workers.protocol import Generation, Report, SampleReport, ValidationReport
 from workers.rank import Rank
 from workers.reproducibility import rng

@@ -26,8 +26,7 @@ from workers.notices.file import NoticeFile
 from workers.notices.gcp import Gcp
 from workers.notices.node_turn import NodeTurn
 from workers.notices.notice import Notice, NoticeError, Source
-from workers.notices.registry import sources
-from workers.notices.reporting import watch_node
+from workers.notices.reporting import sources, watch_node
 from workers.notices.sigterm import Sigterm
 from workers.notices.watch import PATIENCE, Watch
 from workers.protocol import NoticeReport, Report

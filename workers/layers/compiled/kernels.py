@@ -6,10 +6,15 @@ caches on disk, which are pickles.
 
 from __future__ import annotations
 
+import atexit
+import fcntl
 import os
+import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -17,12 +22,14 @@ import torch
 from torch import Tensor
 from torch._guards import tracing as tracing_context
 
-from workers.layers.compiled.folder import PrivateFolder
 from workers.layers.compiled.tapped import Tapped
 from workers.protocol import JobError
 
 Compiled = Callable[..., Any]
 """(*inputs, *taps) -> outputs and factors."""
+
+_PREFIX = "freshet-compiled-"
+_LOCK = "lock"
 
 _INDUCTOR: Mapping[str, object] = {
     "fx_graph_cache": False,
@@ -187,3 +194,42 @@ def _there(config: Any, chosen: Mapping[str, object]) -> dict[str, object]:
     """Settings of `chosen` that this version of torch has."""
     known = config._config
     return {name: value for name, value in chosen.items() if name in known}
+
+
+class PrivateFolder:
+    """The folder in which this process compiles: a new one that only this user may enter, locked while it lives.
+
+    What lies there is machine code for this processor, and what the compiler would load from there again it would run.
+    So no other process writes there, nothing is taken from an earlier one, and whatever a killed process left is
+    removed.
+    """
+
+    def __init__(self) -> None:
+        remove_left()
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        made = self.path / "new"
+        self._lock: int | None = os.open(made, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        made.rename(self.path / _LOCK)  # nobody finds it unlocked
+        atexit.register(self.remove)
+
+    def remove(self) -> None:
+        """Delete it; what was loaded from there stays loaded."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def remove_left() -> None:
+    """Delete the folders of this user whose processes are gone."""
+    for path in Path(tempfile.gettempdir()).glob(_PREFIX + "*"):
+        with suppress(OSError):
+            if path.is_symlink() or path.stat().st_uid != os.getuid():
+                continue
+            lock = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(lock)
