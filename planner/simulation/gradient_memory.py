@@ -1,6 +1,6 @@
 """Memory of a stage's gradients: their sums, and where siblings share these out, what is formed and under way.
 
-`workers/gradients/fold.py` in numbers.
+`workers/gradients/reduce_scatter.py` in numbers.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ from workers.freezing.mask import LayerParameters
 from workers.freezing.plans import Plans
 from workers.gradients.curvature import CurvatureProbe, Place
 from workers.gradients.exchange import ReplicaExchange, TiedUse
-from workers.gradients.fold import MicrobatchFold
 from workers.gradients.parts import GradientParts
+from workers.gradients.reduce_scatter import MicrobatchReduceScatter
 from workers.gradients.sink import GradientSink
 from workers.layer_check.check import LayerCheck
 from workers.layers.layer import Layer
@@ -215,7 +215,7 @@ def make_sink(setup: GenerationSetup, channel: Channel, shipping: Shipping) -> G
     }
     if plan.shard == "gradients":
         backwards = [action.stage for action in setup.program.actions if action.kind in FREEZABLE]
-        return MicrobatchFold(
+        return MicrobatchReduceScatter(
             channel,
             setup.siblings,
             summed,

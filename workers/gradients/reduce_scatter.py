@@ -34,7 +34,7 @@ class _UnderWay:
     """None: this pipeline has no microbatch in the round."""
 
 
-class MicrobatchFold(GradientSink):
+class MicrobatchReduceScatter(GradientSink):
     """Reduces gradients over replicas while the backward pass still runs; each shard's owner has the sum of it.
 
     All siblings that have a microbatch in a round execute the same actions. A rank sends a layer's gradients of a

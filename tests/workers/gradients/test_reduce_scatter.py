@@ -12,7 +12,7 @@ from test_exchange import added_up, bits, drawn_gradients, on_threads, trained
 from torch import Tensor, nn
 
 from planner.shards import cut
-from workers.gradients.fold import MicrobatchFold
+from workers.gradients.reduce_scatter import MicrobatchReduceScatter
 from workers.state.flat import Cut, FlatGradients, GradientBuffers, cuts_of
 from workers.transport.local import Hub, LocalChannel
 
@@ -39,7 +39,7 @@ def cuts_for(summed: Mapping[int, GradientBuffers], siblings: int) -> dict[int, 
     return found
 
 
-def form(fold: MicrobatchFold, layers: Layers, positions: Sequence[int]) -> None:
+def form(sink: MicrobatchReduceScatter, layers: Layers, positions: Sequence[int]) -> None:
     """Form gradients as a schedule does that splits backwards: of each microbatch every other parameter's with its
     input gradient, and the rest after the input gradient of the next one."""
     for number in range(len(positions) + 1):
@@ -47,11 +47,11 @@ def form(fold: MicrobatchFold, layers: Layers, positions: Sequence[int]) -> None
             if not 0 <= now < len(positions):
                 continue
             for layer in reversed(LAYERS):
-                fold.begin(layer, positions[now])
+                sink.begin(layer, positions[now])
                 for at, (name, gradient) in enumerate(sorted(given(layer, positions[now]).items())):
                     if at % 2 == whole:
                         layers[layer][name].grad = gradient
-                fold.end(layer, positions[now], whole=whole)
+                sink.end(layer, positions[now], whole=whole)
 
 
 @pytest.mark.parametrize("siblings", [1, 2, 3])
@@ -65,7 +65,7 @@ def test_each_owner_has_the_sum_in_order_of_what_it_owns(siblings: int, uneven: 
     def work(rank: int, channel: LocalChannel) -> None:
         summed = buffers_of(layers[rank])
         cuts = cuts_for(summed, siblings)
-        fold = MicrobatchFold(
+        sink = MicrobatchReduceScatter(
             channel,
             range(siblings),
             summed,
@@ -76,16 +76,16 @@ def test_each_owner_has_the_sum_in_order_of_what_it_owns(siblings: int, uneven: 
             executed_by=executed_by,
         )
         for _ in range(2):
-            fold.drop()
-            fold.begin_window()
+            sink.drop()
+            sink.begin_window()
             if executed_by:
-                form(fold, layers[rank], [n for n, executes in enumerate(executed_by) if executes == rank])
+                form(sink, layers[rank], [n for n, executes in enumerate(executed_by) if executes == rank])
             else:
-                form(fold, layers[rank], (rank, siblings + rank))
+                form(sink, layers[rank], (rank, siblings + rank))
                 if rank == 0:
-                    fold.begin_window()
-                    form(fold, layers[rank], (2 * siblings,))
-            fold.reduce()
+                    sink.begin_window()
+                    form(sink, layers[rank], (2 * siblings,))
+            sink.reduce()
         for layer, own in summed.items():
             found[rank][layer] = own.gathered(cuts[layer][rank] if cuts else None)
 
@@ -114,16 +114,16 @@ def test_a_rank_is_ahead_of_a_slow_sibling_by_one_layer() -> None:
 
     def work(rank: int) -> None:
         summed = buffers_of(layers[rank])
-        fold = MicrobatchFold(LocalChannel(hub, rank), (0, 1), summed, 0, cuts=cuts_for(summed, 2))
+        sink = MicrobatchReduceScatter(LocalChannel(hub, rank), (0, 1), summed, 0, cuts=cuts_for(summed, 2))
         for layer in LAYERS:
             if rank == 1:
                 gate.acquire()
             reached[rank].append(layer)
-            fold.begin(layer, rank)
+            sink.begin(layer, rank)
             for name, gradient in given(layer, rank).items():
                 layers[rank][layer][name].grad = gradient
-            fold.end(layer, rank, whole=True)
-        fold.reduce()
+            sink.end(layer, rank, whole=True)
+        sink.reduce()
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
     for thread in threads:
@@ -145,16 +145,16 @@ def test_a_rank_is_ahead_of_a_slow_sibling_by_one_layer() -> None:
 def test_what_was_dropped_leaves_no_trace() -> None:
     layers = {layer: trained() for layer in LAYERS}
     summed = buffers_of(layers)
-    fold = MicrobatchFold(LocalChannel(Hub(1), 0), (0,), summed, 0)
-    form(fold, layers, [5, 6])
-    fold.begin(0, 7)
+    sink = MicrobatchReduceScatter(LocalChannel(Hub(1), 0), (0,), summed, 0)
+    form(sink, layers, [5, 6])
+    sink.begin(0, 7)
     layers[0]["bias"].grad = torch.ones(7)
-    fold.end(0, 7, whole=False)
-    assert fold.so_far(0)
-    fold.drop()
+    sink.end(0, 7, whole=False)
+    assert sink.so_far(0)
+    sink.drop()
     assert all(p.grad is None for parameters in layers.values() for p in parameters.values())
-    form(fold, layers, [0])
-    fold.reduce()
+    form(sink, layers, [0])
+    sink.reduce()
     for layer in LAYERS:
         gradients = summed[layer].gathered()
         assert {name: bits(g) for name, g in gradients.items()} == {
