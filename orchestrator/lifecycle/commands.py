@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from orchestrator.events.types import Event, Regrouped
 from orchestrator.lifecycle.recovery import Handover, RecoveryPlan, Rescue
@@ -293,5 +294,7 @@ Command = (
     | Release
 )
 
-Step = tuple[State, tuple[Command, ...]]
-"""Result of a transition: the next state, and the commands to carry out."""
+Next = TypeVar("Next", bound=State)
+Step = tuple[Next, tuple[Command, ...]]
+"""Result of a transition: the next state, and the commands to carry out. What a transition declares here is drawn in
+`docs/architecture/lifecycle.md`."""

@@ -14,7 +14,7 @@ from planner.plan import Plan
 from planner.wording import counted
 
 
-def hold(order: Order, job: Job, holding: Pause) -> Step:
+def hold(order: Order, job: Job, holding: Pause) -> Step[Waiting | Saving | Closing]:
     """Wait for capacity, with one timeout per pause; meanwhile write what no checkpoint has."""
     job = replace(job, progress=replace(job.progress, interrupted=holding.interrupted))
     rescued = holding.rescue
@@ -37,13 +37,13 @@ def hold(order: Order, job: Job, holding: Pause) -> Step:
     return replace(state, job=job), (paused, *saving, Wait(order.elastic.wait_s, job.progress.pauses))
 
 
-def out_of_patience(order: Order, state: Waiting) -> Step:
+def out_of_patience(order: Order, state: Waiting) -> Step[Saving | Closing]:
     """End a job whose pause has lasted for `elastic.wait_s`."""
     waited = f"no capacity came within {order.elastic.wait_s:g} s (elastic.wait_s)"
     return end_waiting(state, f"{state.reason}; {waited}")
 
 
-def end_waiting(state: Waiting, reason: str) -> Step:
+def end_waiting(state: Waiting, reason: str) -> Step[Saving | Closing]:
     """End a waiting job, once what its ranks hold is written.
 
     Args:
@@ -53,7 +53,7 @@ def end_waiting(state: Waiting, reason: str) -> Step:
     return saved(saving) if state.saving is None else (saving, ())
 
 
-def saved(state: Saving) -> Step:
+def saved(state: Saving) -> Step[Closing]:
     """End the job: what could be written is in a checkpoint."""
     newest = state.job.progress.checkpoints[0].step if state.job.progress.checkpoints else 0
     reason = state.reason or "stopped while the job waited for capacity"
@@ -80,7 +80,7 @@ def save(job: Job, rescue: Rescue) -> Save:
     return Save(rescue, job.progress.plan, job.progress.generation + 1)
 
 
-def close(end: Finished | Failed) -> Step:
+def close(end: Finished | Failed) -> Step[Closing]:
     """Release everything, then end with `end`."""
     return Closing(end), (Release(),)
 

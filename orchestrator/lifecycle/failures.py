@@ -8,28 +8,33 @@ A part of the lifecycle, and pure.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeVar
 
 from orchestrator.lifecycle import ending, in_training, joins, regroup
 from orchestrator.lifecycle.commands import Dismiss, Step
 from orchestrator.lifecycle.ending import close, verdict
 from orchestrator.lifecycle.states import (
+    Assessed,
     Assessing,
+    Closing,
     Hosting,
     Joining,
-    Live,
     Loading,
     Order,
+    Own,
     Planning,
     Saving,
     Settling,
-    Stopping,
     Training,
+    Trains,
     Waiting,
 )
 from orchestrator.lifecycle.stimuli import RankLost
 
+Forms = TypeVar("Forms", bound=Settling | Planning | Loading | Hosting | Joining)
 
-def lost_training(order: Order, state: Training | Stopping, stimulus: RankLost) -> Step:
+
+def lost_training(order: Order, state: Trains, stimulus: RankLost) -> Step[Trains | Assessed | Closing]:
     """A member's failure ends the generation; an exception from an earlier round is ignored."""
     if stimulus.rank not in state.job.membership.members:
         return lost_aside(order, state, stimulus)
@@ -40,7 +45,7 @@ def lost_training(order: Order, state: Training | Stopping, stimulus: RankLost) 
     return regroup.assess(order, state.job, (stimulus,))
 
 
-def lost_aside(order: Order, state: Live, stimulus: RankLost) -> Step:
+def lost_aside(order: Order, state: Own, stimulus: RankLost) -> Step[Own]:
     """A rank without a place failed, or did not start: nothing depends on it."""
     job = in_training.without(state.job, stimulus.rank)
     job, commands = in_training.consider(order, job) if isinstance(state, Training) else (job, ())
@@ -49,9 +54,7 @@ def lost_aside(order: Order, state: Live, stimulus: RankLost) -> Step:
     return replace(state, job=job), (*lost, *commands, *drained)
 
 
-def lost_regrouping(
-    order: Order, state: Settling | Planning | Loading | Hosting | Joining, stimulus: RankLost
-) -> Step:
+def lost_regrouping(order: Order, state: Forms, stimulus: RankLost) -> Step[Forms | Assessed | Closing]:
     """A failure during a regroup restarts the regroup, if anything depends on the rank."""
     if stimulus.rank in state.job.membership.starting:
         return lost_aside(order, state, stimulus)
@@ -74,31 +77,30 @@ def lost_regrouping(
     return regroup.assess(order, state.job, (stimulus,), failed)
 
 
-def lost_waiting(order: Order, state: Waiting, stimulus: RankLost) -> Step:
+def lost_waiting(order: Order, state: Waiting, stimulus: RankLost) -> Step[Waiting | Assessed]:
     """A rank that holds state failed while the job waits, or one that was starting: then the ranks that did
     start may be enough."""
     called = stimulus.rank in state.job.membership.starting
     if not stimulus.dead and not called:
         return state, ()
-    after, commands = lost_aside(order, state, stimulus)
-    assert isinstance(after, Waiting)
-    if called:
-        after, more = joins.go_on(order, after)
-        commands = (*commands, *more)
-    return after, commands
+    state, commands = lost_aside(order, state, stimulus)
+    if not called:
+        return state, commands
+    after, more = joins.go_on(order, state)
+    return after, (*commands, *more)
 
 
-def lost_saving(order: Order, state: Saving, stimulus: RankLost) -> Step:
+def lost_saving(order: Order, state: Saving, stimulus: RankLost) -> Step[Saving]:
     """Dismiss a dead rank; the checkpoint's report tells whether the rank was needed."""
     return lost_aside(order, state, stimulus) if stimulus.dead else (state, ())
 
 
-def _end_by(loss: RankLost) -> Step:
+def _end_by(loss: RankLost) -> Step[Closing]:
     closing, commands = close(verdict(loss))
     return closing, (ending.log_loss(loss), *commands)
 
 
-def lost_assessing(order: Order, state: Assessing, stimulus: RankLost) -> Step:
+def lost_assessing(order: Order, state: Assessing, stimulus: RankLost) -> Step[Assessed | Closing]:
     """A rank that was asked for its position is dead, or reports why its training failed."""
     if stimulus.user_error and stimulus.rank not in state.job.membership.starting:
         return _end_by(stimulus)

@@ -14,7 +14,7 @@ from orchestrator.lifecycle.states import Job, Leaving, Order, Stopping, Trainin
 from workers.protocol import Request
 
 
-def train(order: Order, job: Job, *, step: int, under_way: bool = False) -> Step:
+def train(order: Order, job: Job, *, step: int, under_way: bool = False) -> Step[Training | Stopping]:
     """Have the members train, and repeat the requests that earlier generations did not get to."""
     members = job.membership.members
     commands: list[Command] = [Train(members, step, job.progress.round, under_way)]

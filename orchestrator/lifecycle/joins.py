@@ -10,12 +10,12 @@ from dataclasses import replace
 from orchestrator.events import types as events
 from orchestrator.lifecycle import in_training, planned_change, regroup, scaling, startup
 from orchestrator.lifecycle.commands import AwaitCopies, Command, Log, Recruit, Step
-from orchestrator.lifecycle.states import Live, Order, Stopping, Training, Waiting
+from orchestrator.lifecycle.states import Assessed, Order, Own, Stopping, Training, Waiting
 from orchestrator.lifecycle.stimuli import Going, Ready, Room, Weighed
 from workers.protocol import NoticeReport
 
 
-def room(order: Order, state: Training | Waiting, stimulus: Room) -> Step:
+def room(order: Order, state: Own, stimulus: Room) -> Step[Own]:
     """Start ranks where there is room: for missing places and for spares."""
     job = state.job
     up = len(job.membership.alive - job.membership.going) + len(job.membership.starting)
@@ -35,20 +35,21 @@ def room(order: Order, state: Training | Waiting, stimulus: Room) -> Step:
     return replace(state, job=job), (Log(events.Placing(ranks=ranks)), Recruit(ranks))
 
 
-def newcomer(order: Order, state: Live, stimulus: Ready) -> Step:
-    """A new rank is up: a waiting job may go on, a training job asks whether to include the rank."""
+def newcomer(order: Order, state: Own, stimulus: Ready) -> Step[Own]:
+    """A new rank is up: a training job asks whether to include it."""
     job, log = startup.welcome(state.job, stimulus)
-    state = replace(state, job=job)
-    if isinstance(state, Waiting):
-        after, commands = go_on(order, state)
-        return after, (log, *commands)
-    if not isinstance(state, Training):
-        return state, (log,)
-    job, commands = in_training.consider(order, job)
+    job, commands = in_training.consider(order, job) if isinstance(state, Training) else (job, ())
     return replace(state, job=job), (log, *commands)
 
 
-def go_on(order: Order, state: Waiting) -> Step:
+def newcomer_while_waiting(order: Order, state: Waiting, stimulus: Ready) -> Step[Waiting | Assessed]:
+    """A new rank is up: the job may go on."""
+    state, log = newcomer(order, state, stimulus)
+    after, commands = go_on(order, state)
+    return after, (*log, *commands)
+
+
+def go_on(order: Order, state: Waiting) -> Step[Waiting | Assessed]:
     """A waiting job goes on once no rank is starting any more, if there are enough ranks."""
     job = state.job
     if job.membership.starting or len(job.membership.alive - job.membership.going) < order.elastic.min_ranks:
@@ -57,7 +58,7 @@ def go_on(order: Order, state: Waiting) -> Step:
     return regroup.assess(order, replace(job, intents=replace(job.intents, asked=asked)), ())
 
 
-def weighed(order: Order, state: Training, stimulus: Weighed) -> Step:
+def weighed(order: Order, state: Training, stimulus: Weighed) -> Step[Training]:
     """If it pays, ask the ranks to regroup at their next commit."""
     if not stimulus.pays or state.job.intents.asked is not None:
         return state, ()
@@ -66,7 +67,7 @@ def weighed(order: Order, state: Training, stimulus: Weighed) -> Step:
     return replace(state, job=job), commands
 
 
-def noticed(order: Order, state: Live, report: NoticeReport) -> Step:
+def noticed(order: Order, state: Own, report: NoticeReport) -> Step[Own]:
     """A rank received a preemption notice, for its node or for itself."""
     job = state.job
     if report.source == "sigterm" and report.rank not in job.membership.alive | job.membership.starting:
@@ -86,7 +87,7 @@ def noticed(order: Order, state: Live, report: NoticeReport) -> Step:
     return after, (Log(report), *commands)
 
 
-def leaving(order: Order, state: Live, stimulus: Going) -> Step:
+def leaving(order: Order, state: Own, stimulus: Going) -> Step[Own]:
     """Drain ranks: those with a place hand their layers over at the next commit, before their time is up."""
     known = stimulus.ranks & (state.job.membership.alive | state.job.membership.starting)
     job = in_training.with_drain(state.job, stimulus.id, stimulus.node, known)

@@ -29,6 +29,7 @@ from orchestrator.lifecycle.commands import Ask, Command, Log, Propose, Step
 from orchestrator.lifecycle.ending import close
 from orchestrator.lifecycle.reports import take_report
 from orchestrator.lifecycle.states import (
+    Assessed,
     Assessing,
     Closing,
     Failed,
@@ -39,6 +40,7 @@ from orchestrator.lifecycle.states import (
     Live,
     Loading,
     Order,
+    Own,
     Paused,
     Pending,
     Placing,
@@ -46,11 +48,13 @@ from orchestrator.lifecycle.states import (
     Preparing,
     Reclaiming,
     Regrouping,
+    Same,
     Saving,
     Settling,
     State,
     Stopping,
     Training,
+    Trains,
     Waiting,
 )
 from orchestrator.lifecycle.stimuli import (
@@ -106,7 +110,7 @@ class InvalidTransition(Exception):
         super().__init__(f"{stimulus!r} is not allowed in state {state!r}. Stimuli before it:\n{story}")
 
 
-def handle(order: Order, state: State, stimulus: Stimulus, history: Sequence[Stimulus] = ()) -> Step:
+def handle(order: Order, state: State, stimulus: Stimulus, history: Sequence[Stimulus] = ()) -> Step[State]:
     """Return the job's next state and the commands to carry out. `history` is for the error message.
 
     Raises:
@@ -114,7 +118,7 @@ def handle(order: Order, state: State, stimulus: Stimulus, history: Sequence[Sti
     """
     if isinstance(state, Live) and _stale(state.job, stimulus):
         return state, ()
-    transition = _TABLE.get((type(state), type(stimulus)))
+    transition = TABLE.get((type(state), type(stimulus)))
     if transition is None:
         raise InvalidTransition(state, stimulus, history)
     return transition(order, state, stimulus)
@@ -137,7 +141,7 @@ def _stale(job: Job, stimulus: Stimulus) -> bool:
             return False
 
 
-def _reported(order: Order, state: Live, stimulus: Reported) -> Step:
+def _reported(order: Order, state: Own, stimulus: Reported) -> Step[Own]:
     if isinstance(stimulus.report, NoticeReport):
         return joins.noticed(order, state, stimulus.report)
     job, news = take_report(state.job, stimulus.report)
@@ -148,25 +152,33 @@ def _reported(order: Order, state: Live, stimulus: Reported) -> Step:
             job, moving = moves.take_report(order, job, report)
             job, changing = planned_change.take_report(order, job, report)
             commands += [*moving, *changing]
-    state = replace(state, job=job)
-    if isinstance(state, Waiting | Saving) and isinstance(stimulus.report, CheckpointReport):
-        after, more = _checkpointed(state, stimulus.report)
-        return after, (*commands, *more)
-    return state, tuple(commands)
+    return replace(state, job=job), tuple(commands)
 
 
-def _checkpointed(state: Waiting | Saving, report: CheckpointReport) -> Step:
-    """Idle ranks have written a checkpoint of what they hold, or could not."""
-    if isinstance(state, Saving):
-        return ending.saved(state)
-    return pausing.written(replace(state, saving=None) if report.step == state.saving else state)
+def _reported_waiting(order: Order, state: Waiting, stimulus: Reported) -> Step[Waiting | Paused]:
+    """Idle ranks may have written a checkpoint of what they hold, or could not."""
+    state, commands = _reported(order, state, stimulus)
+    if not isinstance(stimulus.report, CheckpointReport):
+        return state, commands
+    written = replace(state, saving=None) if stimulus.report.step == state.saving else state
+    after, more = pausing.written(written)
+    return after, (*commands, *more)
 
 
-def _late_report(order: Order, state: State, stimulus: Reported) -> Step:
+def _reported_saving(order: Order, state: Saving, stimulus: Reported) -> Step[Saving | Closing]:
+    """Likewise, and the job ends with that."""
+    state, commands = _reported(order, state, stimulus)
+    if not isinstance(stimulus.report, CheckpointReport):
+        return state, commands
+    after, more = ending.saved(state)
+    return after, (*commands, *more)
+
+
+def _late_report(order: Order, state: Same, stimulus: Reported) -> Step[Same]:
     return state, (Log(stimulus.report),)
 
 
-def _ended(order: Order, state: Training | Stopping, stimulus: Ended) -> Step:
+def _ended(order: Order, state: Trains, stimulus: Ended) -> Step[Trains | Paused | Assessed | Closing]:
     outcomes = (*state.outcomes, stimulus.outcome)
     waiting = state.waiting - {stimulus.outcome.rank}
     job = state.job
@@ -212,7 +224,7 @@ def _way_out(job: Job) -> str:
     return f"Make room: --resume goes on from the checkpoint of step {job.progress.checkpoints[0].step}"
 
 
-def _departed(order: Order, state: Training | Stopping, stimulus: Departed) -> Step:
+def _departed(order: Order, state: Trains, stimulus: Departed) -> Step[Trains | Assessed]:
     waiting = state.waiting - {stimulus.parted.rank}
     if waiting:
         return replace(state, waiting=waiting), ()
@@ -223,7 +235,7 @@ def _departed(order: Order, state: Training | Stopping, stimulus: Departed) -> S
     )
 
 
-def _ask(order: Order, state: Training, stimulus: Asked) -> Step:
+def _ask(order: Order, state: Training, stimulus: Asked) -> Step[Training | Stopping]:
     first = state.job.membership.members[0]
     commands = (Log(events.Requested(request=stimulus.request.value)), Ask(stimulus.request, first))
     if stimulus.request is Request.STOP:
@@ -237,25 +249,28 @@ def _ask(order: Order, state: Training, stimulus: Asked) -> Step:
     return state, commands
 
 
-def _ask_between(order: Order, state: Live, stimulus: Asked) -> Step:
+def _ask_between(order: Order, state: Own, stimulus: Asked) -> Step[Own | Closing]:
     """No generation trains: the request waits for the next one's first commit."""
     if not state.job.progress.trained:
         return _ask_early(order, state, stimulus)
-    log = Log(events.Requested(request=stimulus.request.value))
-    stop = stimulus.request is Request.STOP
-    if stop and isinstance(state, Waiting):
-        after, commands = ending.end_waiting(state, "")
-        return after, (log, *commands)
     job = state.job
     job = (
         replace(job, intents=replace(job.intents, stopping=True))
-        if stop
+        if stimulus.request is Request.STOP
         else replace(job, intents=replace(job.intents, save_after=job.progress.step))
     )
-    return replace(state, job=job), (log,)
+    return replace(state, job=job), (Log(events.Requested(request=stimulus.request.value)),)
 
 
-def _ask_early(order: Order, state: State, stimulus: Asked) -> Step:
+def _ask_waiting(order: Order, state: Waiting, stimulus: Asked) -> Step[Waiting | Saving | Closing]:
+    """A job that waits for capacity stops once what its ranks hold is written."""
+    if stimulus.request is not Request.STOP or not state.job.progress.trained:
+        return _ask_between(order, state, stimulus)
+    after, commands = ending.end_waiting(state, "")
+    return after, (Log(events.Requested(request=stimulus.request.value)), *commands)
+
+
+def _ask_early(order: Order, state: Same, stimulus: Asked) -> Step[Same | Closing]:
     """Before the first step there is nothing to save: a stop ends the job, a checkpoint is not needed."""
     log = Log(events.Requested(request=stimulus.request.value))
     if stimulus.request is not Request.STOP:
@@ -265,17 +280,17 @@ def _ask_early(order: Order, state: State, stimulus: Asked) -> Step:
     return closing, (log, *commands)
 
 
-def _migrate(order: Order, state: Training, stimulus: Migrate) -> Step:
+def _migrate(order: Order, state: Training, stimulus: Migrate) -> Step[Training]:
     job, commands = moves.request(order, state.job, stimulus.move)
     return replace(state, job=job), commands
 
 
-def _migrate_not(order: Order, state: State, stimulus: Migrate) -> Step:
+def _migrate_not(order: Order, state: Same, stimulus: Migrate) -> Step[Same]:
     job = state.job if isinstance(state, Live) else None
     return state, moves.refused(job, stimulus.move, "the job does not train now: no layers move; ask again")
 
 
-def _scale(order: Order, state: Live, stimulus: Scale) -> Step:
+def _scale(order: Order, state: Own, stimulus: Scale) -> Step[Own]:
     job, commands = scaling.begin(order, state.job, stimulus)
     if isinstance(state, Training):
         job, more = in_training.consider(order, job)
@@ -283,7 +298,7 @@ def _scale(order: Order, state: Live, stimulus: Scale) -> Step:
     return replace(state, job=job), commands
 
 
-def _overdue(order: Order, state: Placing | Live, stimulus: RanksOverdue) -> Step:
+def _overdue(order: Order, state: Own, stimulus: RanksOverdue) -> Step[Own]:
     trains = isinstance(state, Training)
     job, commands = scaling.overdue(order, state.job, stimulus, trains=trains)
     if trains and job is not state.job:
@@ -292,28 +307,26 @@ def _overdue(order: Order, state: Placing | Live, stimulus: RanksOverdue) -> Ste
     return replace(state, job=job), commands
 
 
-def _planned_ahead(order: Order, state: Training, stimulus: PlannedAhead) -> Step:
+def _planned_ahead(order: Order, state: Training, stimulus: PlannedAhead) -> Step[Training]:
     job, commands = planned_change.planned(order, state.job, stimulus)
     return replace(state, job=job), commands
 
 
-def _copies_overdue(order: Order, state: Live, stimulus: CopiesOverdue) -> Step:
+def _copies_overdue(order: Order, state: Own, stimulus: CopiesOverdue) -> Step[Own]:
     if not isinstance(state, Training):
         return replace(state, job=planned_change.hurry(state.job, stimulus)), ()
     job, commands = planned_change.overdue(state.job, stimulus)
     return replace(state, job=job), commands
 
 
-def _solved(order: Order, state: Training, stimulus: Solved | FreezeAsked) -> Step:
+def _solved(order: Order, state: Training, stimulus: Solved | FreezeAsked) -> Step[Training]:
     after, logs = _solved_between(order, state, stimulus)
     if after is state:
         return state, logs
     return after, (*logs, Propose(_freeze_plan(stimulus), state.job.membership.members))
 
 
-def _solved_between(
-    order: Order, state: Training | Regrouping | Waiting | Paused, stimulus: Solved | FreezeAsked
-) -> Step:
+def _solved_between(order: Order, state: Own, stimulus: Solved | FreezeAsked) -> Step[Own]:
     job, plan = state.job, _freeze_plan(stimulus)
     known = [*job.progress.freeze, *([job.intents.proposed] if job.intents.proposed is not None else [])]
     if any(other.key > plan.key for other in known):
@@ -327,7 +340,7 @@ def _solved_between(
             return state, (Log(change), Log(solution))
 
 
-def _freeze_ending(order: Order, state: Stopping | Saving, stimulus: FreezeAsked) -> Step:
+def _freeze_ending(order: Order, state: Own, stimulus: FreezeAsked) -> Step[Own]:
     return state, _freeze_not(state.job, stimulus, "the job is about to end: its freezing stays as it is")
 
 
@@ -342,27 +355,34 @@ def _freeze_plan(stimulus: Solved | FreezeAsked) -> FreezePlan:
     return stimulus.solution.plan if isinstance(stimulus, Solved) else stimulus.change.plan
 
 
-def _note(order: Order, state: State, stimulus: Noted) -> Step:
+def _note(order: Order, state: Same, stimulus: Noted) -> Step[Same]:
     return state, (Log(stimulus.event),)
 
 
-def _wait_over(order: Order, state: Live, stimulus: WaitOver) -> Step:
-    job = state.job
-    if not job.progress.paused or stimulus.pause != job.progress.pauses:
+def _wait_over(order: Order, state: Own, stimulus: WaitOver) -> Step[Own]:
+    if not _pause_lasts(state.job, stimulus):
         return state, ()
-    if isinstance(state, Waiting):
-        return ending.out_of_patience(order, state)
-    return replace(state, job=replace(job, progress=replace(job.progress, out_of_patience=True))), ()
+    progress = replace(state.job.progress, out_of_patience=True)
+    return replace(state, job=replace(state.job, progress=progress)), ()
 
 
-def _abort(order: Order, state: State, stimulus: Aborted) -> Step:
+def _wait_over_waiting(order: Order, state: Waiting, stimulus: WaitOver) -> Step[Waiting | Saving | Closing]:
+    return ending.out_of_patience(order, state) if _pause_lasts(state.job, stimulus) else (state, ())
+
+
+def _pause_lasts(job: Job, stimulus: WaitOver) -> bool:
+    """Whether the job still waits in the pause for which the timer was set."""
+    return job.progress.paused and stimulus.pause == job.progress.pauses
+
+
+def _abort(order: Order, state: State, stimulus: Aborted) -> Step[Closing]:
     closing, commands = close(
         Failed("cancelled at once, on request; the newest checkpoint stays", user_error=False)
     )
     return closing, (Log(events.Requested(request="abort")), *commands)
 
 
-def _released(order: Order, state: Closing, stimulus: Released) -> Step:
+def _released(order: Order, state: Closing, stimulus: Released) -> Step[Finished | Failed]:
     match state.end:
         case Finished(step, stopped, sha256):
             return state.end, (Log(events.Finished(step=step, stopped=stopped, state_sha256=sha256)),)
@@ -370,14 +390,14 @@ def _released(order: Order, state: Closing, stimulus: Released) -> Step:
             return state.end, (Log(events.Failed(reason=reason, user_error=user_error)),)
 
 
-def _ignore(order: Order, state: State, stimulus: Stimulus) -> Step:
+def _ignore(order: Order, state: Same, stimulus: Stimulus) -> Step[Same]:
     return state, ()
 
 
 _REGROUPING, _LIVE = get_args(Regrouping), get_args(Live)
 _OVER = (Closing, Finished, Failed)
 
-_TABLE: dict[tuple[type[State], type[Stimulus]], Callable[[Order, Any, Any], Step]] = {
+TABLE: dict[tuple[type[State], type[Stimulus]], Callable[[Order, Any, Any], Step[State]]] = {
     (Pending, Start): startup.start,
     (Placing, Placed): startup.placed,
     (Placing, Unplaceable): startup.unplaceable,
@@ -405,6 +425,11 @@ _TABLE: dict[tuple[type[State], type[Stimulus]], Callable[[Order, Any, Any], Ste
     },
     # The controller looks at the cluster again soon.
     **{(state, Room): _ignore for state in (Placing, *_LIVE)},
+    (Waiting, Reported): _reported_waiting,
+    (Waiting, Ready): joins.newcomer_while_waiting,
+    (Waiting, Asked): _ask_waiting,
+    (Waiting, WaitOver): _wait_over_waiting,
+    (Saving, Reported): _reported_saving,
     (Preparing, Ready): startup.ready,
     (Preparing, RankLost): startup.lost_preparing,
     (Reclaiming, Reclaimed): startup.reclaimed,

@@ -13,12 +13,13 @@ from orchestrator.lifecycle import in_training, moves, regroup
 from orchestrator.lifecycle.commands import Dismiss, Log, Step
 from orchestrator.lifecycle.ending import close
 from orchestrator.lifecycle.states import (
+    Assessed,
+    Closing,
     Finished,
     Job,
-    Live,
     Order,
+    Own,
     Paused,
-    Placing,
     Training,
     Waiting,
 )
@@ -28,7 +29,7 @@ from workers.protocol import Outcome, Request
 REQUESTED = Log(events.Requested(request="pause"))
 
 
-def ask(order: Order, state: Training, stimulus: PauseAsked) -> Step:
+def ask(order: Order, state: Training, stimulus: PauseAsked) -> Step[Training]:
     """The ranks end as for a stop: after the step in flight, with a checkpoint of it."""
     job, commands = in_training.ask_pause(
         replace(state.job, intents=replace(state.job.intents, halting=True))
@@ -36,14 +37,14 @@ def ask(order: Order, state: Training, stimulus: PauseAsked) -> Step:
     return replace(state, job=job), (REQUESTED, *commands)
 
 
-def ask_between(order: Order, state: Placing | Live, stimulus: PauseAsked) -> Step:
+def ask_between(order: Order, state: Own, stimulus: PauseAsked) -> Step[Own]:
     """No generation trains: the next one gets the request."""
     return replace(state, job=replace(state.job, intents=replace(state.job.intents, halting=True))), (
         REQUESTED,
     )
 
 
-def ask_waiting(order: Order, state: Waiting, stimulus: PauseAsked) -> Step:
+def ask_waiting(order: Order, state: Waiting, stimulus: PauseAsked) -> Step[Waiting | Paused]:
     """A job that waits for capacity pauses once a checkpoint holds all that its ranks hold."""
     after, commands = written(
         replace(state, job=replace(state.job, intents=replace(state.job.intents, halting=True)))
@@ -51,7 +52,7 @@ def ask_waiting(order: Order, state: Waiting, stimulus: PauseAsked) -> Step:
     return after, (REQUESTED, *commands)
 
 
-def written(state: Waiting) -> Step:
+def written(state: Waiting) -> Step[Waiting | Paused]:
     """Pause a waiting job if that was requested and its checkpoint is complete."""
     job = state.job
     if not job.intents.halting or state.saving is not None or _newest(job) < state.step:
@@ -59,7 +60,7 @@ def written(state: Waiting) -> Step:
     return _halt(job, state.step)
 
 
-def ended(order: Order, job: Job, outcomes: Sequence[Outcome]) -> Step:
+def ended(order: Order, job: Job, outcomes: Sequence[Outcome]) -> Step[Paused | Assessed]:
     """All ranks have ended after the same step. If its checkpoint was not written, regroup and try again."""
     step = outcomes[0].step
     if _newest(job) >= step:
@@ -69,7 +70,7 @@ def ended(order: Order, job: Job, outcomes: Sequence[Outcome]) -> Step:
     return regroup.assess(order, job, (RankLost(failed.rank, error),))
 
 
-def _halt(job: Job, step: int) -> Step:
+def _halt(job: Job, step: int) -> Step[Paused]:
     """Release all ranks; `newcomer` releases those that are still starting."""
     ranks = job.membership.alive
     job, void = moves.voided(job, "the job pauses")
@@ -102,13 +103,13 @@ def _halt(job: Job, step: int) -> Step:
     return Paused(job, step), (*void, paused, *drained, Dismiss(ranks))
 
 
-def newcomer(order: Order, state: Paused, stimulus: Ready) -> Step:
+def newcomer(order: Order, state: Paused, stimulus: Ready) -> Step[Paused]:
     """Release a rank that was started before the pause and is up only now."""
     job, drained = in_training.drained(in_training.without(state.job, stimulus.rank))
     return replace(state, job=job), (*drained, Dismiss(frozenset({stimulus.rank})))
 
 
-def resume(order: Order, state: Paused, stimulus: ResumeAsked) -> Step:
+def resume(order: Order, state: Paused, stimulus: ResumeAsked) -> Step[Waiting]:
     """Place ranks as soon as there is room, without a time limit."""
     return go_on(state.job, state.step), (Log(events.Requested(request="resume")),)
 
@@ -127,7 +128,7 @@ def go_on(job: Job, step: int) -> Waiting:
     )
 
 
-def stop(order: Order, state: Paused, stimulus: Asked) -> Step:
+def stop(order: Order, state: Paused, stimulus: Asked) -> Step[Paused | Closing]:
     """Stop a paused job. A request for a checkpoint is only logged: the job has one."""
     log = Log(events.Requested(request=stimulus.request.value))
     if stimulus.request is not Request.STOP:

@@ -30,7 +30,9 @@ from orchestrator.lifecycle.migration import same
 from orchestrator.lifecycle.recovery import Abort, Pause, RecoveryPlan, Rescue, Situation, decide, rescue
 from orchestrator.lifecycle.reports import with_freeze
 from orchestrator.lifecycle.states import (
+    Assessed,
     Assessing,
+    Closing,
     Draft,
     Failed,
     Hosting,
@@ -41,6 +43,9 @@ from orchestrator.lifecycle.states import (
     Planning,
     Saving,
     Settling,
+    Stopping,
+    Training,
+    Waiting,
 )
 from orchestrator.lifecycle.stimuli import (
     Joined,
@@ -68,7 +73,7 @@ LARGER = (
 
 def assess(
     order: Order, job: Job, troubles: tuple[RankLost, ...], failed: tuple[Plan, tuple[int, ...]] | None = None
-) -> Step:
+) -> Step[Assessed]:
     """The generation, or the attempt to form the next, is over: ask all living ranks for positions.
 
     Args:
@@ -100,13 +105,13 @@ def assess(
     )
 
 
-def positioned(order: Order, state: Assessing, stimulus: Positioned) -> Step:
+def positioned(order: Order, state: Assessing, stimulus: Positioned) -> Step[Assessed]:
     """One more rank has reported its position."""
     waiting = state.waiting - {stimulus.position.rank}
     return _decided(order, replace(state, waiting=waiting, positions=(*state.positions, stimulus.position)))
 
 
-def assess_without(order: Order, state: Assessing, loss: RankLost) -> Step:
+def assess_without(order: Order, state: Assessing, loss: RankLost) -> Step[Assessed]:
     """One more rank is dead, or reports why its training failed."""
     logs: tuple[Command, ...] = () if loss.cut_off else (log_loss(loss),)
     logs += log_shortage(state.job, state.job.progress.plan, state.job.membership.members, loss)
@@ -125,7 +130,7 @@ def assess_without(order: Order, state: Assessing, loss: RankLost) -> Step:
     return after, (*logs, *commands)
 
 
-def _decided(order: Order, state: Assessing) -> Step:
+def _decided(order: Order, state: Assessing) -> Step[Assessed]:
     """Decide once all ranks have reported their positions."""
     if state.waiting:
         return state, ()
@@ -194,7 +199,7 @@ def _decided(order: Order, state: Assessing) -> Step:
     return Settling(job, recovery_plan, recovery_plan.settling), (*logs, settle)
 
 
-def settled(order: Order, state: Settling, stimulus: Settled) -> Step:
+def settled(order: Order, state: Settling, stimulus: Settled) -> Step[Settling | Planning | Loading]:
     """One more rank stands at the common step."""
     waiting = state.waiting - {stimulus.rank}
     if waiting:
@@ -202,7 +207,7 @@ def settled(order: Order, state: Settling, stimulus: Settled) -> Step:
     return plan(order, state.job, state.recovery_plan)
 
 
-def plan(order: Order, job: Job, recovery_plan: RecoveryPlan) -> Step:
+def plan(order: Order, job: Job, recovery_plan: RecoveryPlan) -> Step[Planning | Loading]:
     """Determine the next plan: that of the move, the same as before, or a new one from the planner."""
     if (moved := moves.instead(order, job, recovery_plan)) is not None:
         job, plan, schedule = moved
@@ -219,7 +224,7 @@ def plan(order: Order, job: Job, recovery_plan: RecoveryPlan) -> Step:
     return after, (*void, *commands)
 
 
-def _plan(order: Order, job: Job, recovery_plan: RecoveryPlan) -> Step:
+def _plan(order: Order, job: Job, recovery_plan: RecoveryPlan) -> Step[Planning | Loading]:
     """The same plan as before, or a new one from the planner."""
     if recovery_plan.keep_plan:
         # Copies for a change of ranks, or for a move, that did not come go.
@@ -241,7 +246,7 @@ def _plan(order: Order, job: Job, recovery_plan: RecoveryPlan) -> Step:
     return Planning(job, recovery_plan), (make,)
 
 
-def planned(order: Order, state: Planning, stimulus: Planned) -> Step:
+def planned(order: Order, state: Planning, stimulus: Planned) -> Step[Loading | Waiting | Saving | Closing]:
     """The planner has made a plan: log it, then send it. A first plan needs domains for all copies."""
     if state.recovery_plan.cause == "memory" and same(stimulus.plan, state.job.progress.plan):
         return unplannable(order, state, Unplannable(f"no smaller plan is known. {LARGER}"))
@@ -282,7 +287,7 @@ def _costly_copies(plan: Plan) -> tuple[Command, ...]:
     return (Log(events.Warned(text=text)),)
 
 
-def unplannable(order: Order, state: Planning, stimulus: Unplannable) -> Step:
+def unplannable(order: Order, state: Planning, stimulus: Unplannable) -> Step[Waiting | Saving | Closing]:
     """No plan fits the ranks that are left: wait for more, if that is allowed."""
     if state.recovery_plan.cause == "start":
         return close(Failed(stimulus.reason, user_error=True))
@@ -314,7 +319,7 @@ def unplannable(order: Order, state: Planning, stimulus: Unplannable) -> Step:
     return hold(order, state.job, holding)
 
 
-def _load(job: Job, draft: Draft) -> Step:
+def _load(job: Job, draft: Draft) -> Step[Loading]:
     recovery_plan, before = draft.recovery_plan, job.membership.members
     job = replace(
         job, membership=replace(job.membership, tried=job.membership.tried | frozenset(draft.members))
@@ -352,7 +357,7 @@ def _load(job: Job, draft: Draft) -> Step:
     return Loading(job, draft, frozenset(draft.members)), (Follow(assignments, job.progress.round),)
 
 
-def loaded(order: Order, state: Loading, stimulus: Loaded) -> Step:
+def loaded(order: Order, state: Loading, stimulus: Loaded) -> Step[Loading | Hosting | Closing]:
     """One more rank has its layers, or found the checkpoint damaged: then all try the one before."""
     damage, logs = state.damage, ()
     if (
@@ -394,7 +399,9 @@ def loaded(order: Order, state: Loading, stimulus: Loaded) -> Step:
     return closing, (*logs, *commands)
 
 
-def _with_older_moments(state: Loading, damage: DamagedCheckpoint, logs: tuple[Command, ...]) -> Step:
+def _with_older_moments(
+    state: Loading, damage: DamagedCheckpoint, logs: tuple[Command, ...]
+) -> Step[Loading]:
     """The weights are at hand: only the moments come from an older checkpoint, or start from zero."""
     recovery_plan, (damaged, *older) = state.draft.recovery_plan, state.draft.recovery_plan.moments
     known = tuple(ref for ref in state.job.progress.checkpoints if ref != damaged)
@@ -406,7 +413,7 @@ def _with_older_moments(state: Loading, damage: DamagedCheckpoint, logs: tuple[C
     return loading, (*logs, *commands)
 
 
-def store_up(order: Order, state: Hosting, stimulus: StoreUp) -> Step:
+def store_up(order: Order, state: Hosting, stimulus: StoreUp) -> Step[Joining]:
     """The store is open: log the generation, then let it form."""
     recovery_plan = state.draft.recovery_plan
     before, number = state.job, state.job.progress.generation + 1
@@ -439,7 +446,7 @@ def store_up(order: Order, state: Hosting, stimulus: StoreUp) -> Step:
     return joining, (*logs, Join(generation, job.progress.round))
 
 
-def joined(order: Order, state: Joining, stimulus: Joined) -> Step:
+def joined(order: Order, state: Joining, stimulus: Joined) -> Step[Joining | Training | Stopping]:
     """One more rank is in the process group."""
     waiting = state.waiting - {stimulus.rank}
     if waiting:

@@ -13,22 +13,31 @@ from orchestrator.lifecycle.commands import Command, Log, Prepare, Reclaim, Rese
 from orchestrator.lifecycle.ending import close, verdict
 from orchestrator.lifecycle.recovery import RecoveryPlan
 from orchestrator.lifecycle.states import (
+    Assessed,
+    Closing,
     Failed,
     Intents,
     Job,
+    Loading,
     Membership,
     Order,
     Paused,
     Pending,
     Placing,
+    Planning,
     Preparing,
     Progress,
     Reclaiming,
+    Stopping,
+    Training,
+    Waiting,
 )
 from orchestrator.lifecycle.stimuli import Placed, RankLost, Ready, Reclaimed, Start, Unplaceable
 
 
-def start(order: Order, state: Pending, stimulus: Start) -> Step:
+def start(
+    order: Order, state: Pending, stimulus: Start
+) -> Step[Placing | Reclaiming | Assessed | Training | Stopping | Paused | Waiting]:
     """The controller is ready: for a new job, or one whose ranks may be training."""
     if order.earlier is not None and order.earlier.progress.trained:
         job = replace(
@@ -57,24 +66,24 @@ def start(order: Order, state: Pending, stimulus: Start) -> Step:
     return Placing(job), (Log(events.Placing(ranks=ranks)), Reserve(ranks))
 
 
-def placed(order: Order, state: Placing, stimulus: Placed) -> Step:
+def placed(order: Order, state: Placing, stimulus: Placed) -> Step[Preparing]:
     """The resources are reserved: prepare the ranks."""
     return Preparing(state.job), (Prepare(state.job.membership.members),)
 
 
-def unplaceable(order: Order, state: Placing, stimulus: Unplaceable) -> Step:
+def unplaceable(order: Order, state: Placing, stimulus: Unplaceable) -> Step[Closing]:
     """There is no room: the job fails."""
     return close(Failed(stimulus.reason, user_error=True))
 
 
-def ready(order: Order, state: Preparing, stimulus: Ready) -> Step:
+def ready(order: Order, state: Preparing, stimulus: Ready) -> Step[Preparing | Assessed | Planning | Loading]:
     """One of the first ranks is up."""
     job, log = welcome(state.job, stimulus)
     after, commands = _prepared(order, job)
     return after, (log, *commands)
 
 
-def _prepared(order: Order, job: Job) -> Step:
+def _prepared(order: Order, job: Job) -> Step[Preparing | Assessed | Planning | Loading]:
     """Go on once each of the first ranks is up or has failed."""
     if job.membership.starting:
         return Preparing(job), ()
@@ -91,7 +100,9 @@ def _prepared(order: Order, job: Job) -> Step:
     return regroup.plan(order, job, recovery_plan)
 
 
-def lost_preparing(order: Order, state: Preparing, stimulus: RankLost) -> Step:
+def lost_preparing(
+    order: Order, state: Preparing, stimulus: RankLost
+) -> Step[Preparing | Assessed | Planning | Loading | Closing]:
     """One of the first ranks failed to start: the others may be enough."""
     if not stimulus.dead or order.elastic.redundancy == "none" or order.wanted == 1:
         closing, commands = close(verdict(stimulus))
@@ -124,7 +135,9 @@ def welcome(job: Job, ready: Ready) -> tuple[Job, Log]:
     return job, Log(up)
 
 
-def reclaimed(order: Order, state: Reclaiming, stimulus: Reclaimed) -> Step:
+def reclaimed(
+    order: Order, state: Reclaiming, stimulus: Reclaimed
+) -> Step[Reclaiming | Assessed | Training | Stopping]:
     """A rank of the previous controller answers."""
     job = replace(
         state.job,
@@ -137,14 +150,16 @@ def reclaimed(order: Order, state: Reclaiming, stimulus: Reclaimed) -> Step:
     return _taken_over(order, replace(state, job=job, waiting=state.waiting - {stimulus.rank}))
 
 
-def lost_reclaiming(order: Order, state: Reclaiming, stimulus: RankLost) -> Step:
+def lost_reclaiming(
+    order: Order, state: Reclaiming, stimulus: RankLost
+) -> Step[Reclaiming | Assessed | Training | Stopping]:
     """A rank of the previous controller is gone."""
     job = in_training.without(state.job, stimulus.rank)
     waiting = state.waiting - {stimulus.rank}
     return _taken_over(order, Reclaiming(job, waiting, (*state.losses, stimulus)))
 
 
-def _taken_over(order: Order, state: Reclaiming) -> Step:
+def _taken_over(order: Order, state: Reclaiming) -> Step[Reclaiming | Assessed | Training | Stopping]:
     """Go on once each rank of the previous controller has answered or is gone."""
     if state.waiting:
         return state, ()

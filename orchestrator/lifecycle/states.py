@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from orchestrator.history.freeze_history import FreezeHistory
 from orchestrator.lifecycle.migration import Migration, Move
@@ -424,3 +425,10 @@ Regrouping = Assessing | Settling | Planning | Loading | Hosting | Joining
 Live = Preparing | Reclaiming | Regrouping | Training | Stopping | Waiting | Paused | Saving
 """States in which there are ranks, or were before a pause."""
 State = Pending | Placing | Live | Closing | Finished | Failed
+Assessed = Assessing | Settling | Planning | Loading | Waiting | Saving | Closing
+"""Assessing; or what the assessment leads to, at once if no rank has to be asked, or none any more."""
+
+Same = TypeVar("Same", bound=State)
+"""The present state, in a transition that may be another one's too; likewise the following."""
+Own = TypeVar("Own", bound=Placing | Live)
+Trains = TypeVar("Trains", bound=Training | Stopping)
