@@ -25,8 +25,8 @@ from orchestrator.cluster import connection as cluster
 from orchestrator.events import types as events
 from orchestrator.events.log import read_log
 from orchestrator.events.page import Page
+from orchestrator.events.types import Record, Submitted
 from orchestrator.history.folder import MARKER, JobFolder
-from orchestrator.history.starts import since_start
 from orchestrator.history.unreported import unreported
 from orchestrator.prepare.profile_cache import cache_folder, mark_stale
 from orchestrator.spec.job_spec import Spec
@@ -356,3 +356,14 @@ def attached(job: str, address: str) -> Iterator[Following]:
             past=page.records,
             after=page.next,
         )
+
+
+def since_start(records: Sequence[Record]) -> tuple[Record, ...]:
+    """The records since the job was last submitted. A takeover is no start: the records of the controller before it
+    are included."""
+    starts = [
+        index
+        for index, record in enumerate(records)
+        if isinstance(record.event, Submitted) and not record.event.takeover
+    ]
+    return tuple(records[starts[-1] :]) if starts else ()

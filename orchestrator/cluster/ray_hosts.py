@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -25,7 +26,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from orchestrator.cluster import connection as cluster
 from orchestrator.cluster.actor_names import NAMESPACE, living_ranks, rank_name, ranks_among
-from orchestrator.cluster.backoff import Backoff
 from orchestrator.cluster.exits import cause_of_death
 from orchestrator.cluster.hosts import Gone
 from orchestrator.cluster.placement import Node, assign, congestion, fits, shortage
@@ -40,6 +40,34 @@ FIRST_LOOK_S, LOOK_EVERY_S = 0.01, 0.2
 """Between two checks whether placement groups are placed, at first and later."""
 GIVEN_BACK_S = 10.0
 """Time limit for the cluster to give reservations back."""
+
+
+FIRST_PAUSE_S = 2.0
+MOST_PAUSE_S = 120.0
+
+
+@dataclass
+class Backoff:
+    """Each failure in a row doubles a node's pause, up to `MOST_PAUSE_S`."""
+
+    _failures: dict[str, int] = field(default_factory=dict)
+    _until_s: dict[str, float] = field(default_factory=dict)
+
+    def failed(self, node: str, now_s: float) -> float:
+        """Record that a rank did not start on `node`; return how long the node gets no other."""
+        self._failures[node] = self._failures.get(node, 0) + 1
+        pause_s = min(MOST_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._failures[node] - 1))
+        self._until_s[node] = now_s + pause_s
+        return pause_s
+
+    def started(self, node: str) -> None:
+        """Record that a rank is up on `node`."""
+        self._failures.pop(node, None)
+        self._until_s.pop(node, None)
+
+    def avoids(self, node: str, now_s: float) -> bool:
+        """Whether `node` gets no rank now."""
+        return now_s < self._until_s.get(node, now_s)
 
 
 class RayHosts:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from orchestrator.analysis.redundancy import places_without_redundancy
-from orchestrator.analysis.slowdown_metric import slowdowns
 from orchestrator.analysis.throughput import pace
 from orchestrator.analysis.training_time import training_time_ratio
 from orchestrator.history.job_view import JobView
 from orchestrator.history.totals import PARTS
 from orchestrator.telemetry.metrics import BY_NAME, CAUSES, MODES, STATES, Metric
+from planner.ir import Action, Kind
+from workers.protocol import TimelineReport
 
 
 @dataclass(frozen=True)
@@ -121,3 +121,46 @@ def _recoveries(view: JobView) -> Iterator[Sample]:
     regrouped = [each.regrouped for each in view.recovery.regroupings if each.regrouped is not None]
     if regrouped:
         yield _sample("planner_seconds", regrouped[-1].plan_s, "recovery")
+
+
+def places_without_redundancy(view: JobView) -> tuple[int, ...] | None:
+    """Places whose loss sends the job back to a checkpoint: they own a layer of which no other place has an up-to-date
+    copy, or a snapshot. None if the job wants no copies or does not train."""
+    plan, elastic = view.followed, view.spec.get("elastic", {})
+    if plan is None or view.state != "training" or elastic.get("redundancy") != "peer":
+        return None
+    if plan.pipeline_count > 1 and plan.shards == 1:  # the other pipelines have every layer
+        return ()
+    here = view.ranks.copied
+    copied = {
+        piece for piece, places in plan.kept or plan.copied if any(piece in here.get(at, ()) for at in places)
+    }
+    return tuple(place for place in range(plan.world_size) if {*plan.pieces_of_place(place)} - copied)
+
+
+def slowdowns(view: JobView) -> dict[int, float]:
+    """Place -> time of its forwards in the newest measured step over the shortest such time in earlier measured steps
+    with the same layers and as many forwards: a pipeline also runs the replicas of one that was lost. Forwards,
+    because freezing changes the time of backwards. Without places that were not measured before."""
+    measured = [ranks for step, ranks in sorted(view.measured.items()) if step > view.measured_since]
+    if len(measured) < 2:
+        return {}
+    *earlier, newest = [{rank: forwards(report) for rank, report in ranks.items()} for ranks in measured]
+    ratios = {}
+    for rank, (now_s, count) in newest.items():
+        before_s = [
+            seconds
+            for seconds, as_many in (times[rank] for times in earlier if rank in times)
+            if seconds > 0 and as_many == count
+        ]
+        if before_s:
+            ratios[rank] = now_s / min(before_s)
+    return ratios
+
+
+def forwards(report: TimelineReport) -> tuple[float, int]:
+    """Seconds that a rank's forwards took, and how many there were."""
+    lengths = [
+        span.end_s - span.start_s for span in report.spans if Action.parse(span.action).kind is Kind.FORWARD
+    ]
+    return sum(lengths), len(lengths)

@@ -13,7 +13,6 @@ import numpy as np
 
 from planner.features import row
 from planner.interference.predictor import Predictor
-from planner.interference.stage_features import stage_features
 from planner.profile import ModelProfile
 from planner.repartition.slowdowns import Load
 
@@ -88,3 +87,27 @@ def carried_over(measured: float, predicted: float, predicted_held: float) -> fl
         predicted_held: of those held.
     """
     return measured * min(MOST, max(1 / MOST, predicted / predicted_held)) ** BELIEVED
+
+
+def stage_features(model: ModelProfile, stages: Sequence[Sequence[int]]) -> dict[str, float]:
+    """Features of `planner.features.STAGE` that follow from profile and plan.
+
+    Args:
+        stages: the layers of each stage of the rank, ascending; none is empty.
+    """
+    layers = [model.layers[number] for stage in stages for number in stage]
+    forward_s = sum(layer.forward_s for layer in layers)
+    work_s = forward_s + sum(layer.backward_s for layer in layers)
+    found = {
+        "layers": float(len(layers)),
+        "work": work_s,
+        "parameters": float(sum(layer.parameters for layer in layers)),
+        "messages": float(sum(_sent_bytes(model, stage) for stage in stages)),
+    }
+    return found | ({"forward_share": forward_s / work_s} if work_s else {})
+
+
+def _sent_bytes(model: ModelProfile, stage: Sequence[int]) -> int:
+    """Bytes that a stage sends per microbatch: its outputs on, and the gradient of its inputs back."""
+    onward = model.layers[stage[-1]].boundary_bytes if stage[-1] + 1 < len(model.layers) else 0
+    return onward + (model.layers[stage[0] - 1].boundary_grad_bytes if stage[0] else 0)

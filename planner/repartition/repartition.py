@@ -11,12 +11,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.freeze.decision import profiled_ratios
 from planner.freezing import Ratios
+from planner.ir import Schedule
 from planner.plan import Plan, PlanError
+from planner.profile import Profile
 from planner.repartition.boundaries import blocks_of, rank_bytes
 from planner.repartition.condensation import Blocks
 from planner.repartition.judge import Judge
-from planner.repartition.own_ratios import affordable_programs, evenly, own_ratios
 from planner.repartition.pool import Judged
 from planner.repartition.problem import Order, Problem
 from planner.repartition.search import ALIKE, QUICK, Effort, Search
@@ -26,6 +28,14 @@ from planner.search.balanced_shares import balanced_shares
 from planner.search.replan import Replanner
 from planner.simulation.predict import Prediction, predict
 from planner.wording import counted
+
+MOST_SOLVING_S = 1.0
+"""Time limit of all solves of one search."""
+MOST_PROGRAMS = 16
+"""Most programs that are solved."""
+PROGRAM_S = 0.15
+PROGRAM_ACTIONS = 2_000
+"""A program of so many actions takes so long, and another one in proportion to the square of its actions."""
 
 PARTITION = "dynpipe"
 """The `partition` of the plans found here."""
@@ -262,3 +272,23 @@ def _fastest_first(each_moves: Sequence[tuple[Prediction, int]]) -> tuple[Predic
         return moved if alike else float("inf"), prediction.step_s
 
     return tuple(prediction for prediction, _ in sorted(each_moves, key=moved_if_alike))
+
+
+def affordable_programs(schedule: Schedule) -> int:
+    """Number of programs of a schedule that there is time to solve. Derived from their size, so that the same question
+    always has the same answer."""
+    actions = sum(map(len, schedule.programs))
+    return min(MOST_PROGRAMS, int(MOST_SOLVING_S / (PROGRAM_S * (actions / PROGRAM_ACTIONS) ** 2)))
+
+
+def evenly(plan: Plan, r_max: float) -> Ratios:
+    """Ratios that every plan's program allows: none of its solutions makes a longer window than these."""
+    return ((r_max,) * plan.microbatches,) * plan.layers[-1][1]
+
+
+def own_ratios(profile: Profile, plan: Plan, schedule: Schedule, r_max: float) -> Ratios | None:
+    """Solve the freeze program for `plan`; None: freezing saves nothing with it, so that what is frozen stays."""
+    try:
+        return profiled_ratios(profile, plan, schedule, r_max)
+    except ValueError:
+        return None

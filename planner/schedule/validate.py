@@ -6,7 +6,7 @@ gradients and updates buffers in the same order for every family.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -14,8 +14,13 @@ import numpy as np
 from planner.ir import FREEZABLE, Action, Kind, Schedule
 from planner.schedule.action_arrays import NONE, NUMBER_OF, ActionArrays, Integers
 from planner.schedule.graph import awaited
-from planner.schedule.marked_table import Place, marked_table
 from planner.wording import counted
+
+Place = tuple[int, int]
+"""(rank, position in the rank's program)."""
+
+ROWS_AROUND = 8
+COLUMNS_AROUND = 7
 
 _BACKWARDS = (Kind.BACKWARD, Kind.INPUT_GRAD)
 
@@ -327,3 +332,40 @@ def _check_deadlock(schedule: Schedule, places: dict[Action, Place]) -> None:
 
 def _where(place: Place) -> str:
     return f"rank {place[0]}, position {place[1]}"
+
+
+def marked_table(schedule: Schedule, faults: Collection[Place] = (), related: Collection[Place] = ()) -> str:
+    """The table of `schedule`, with `>2F0<` at the faults and `(2F0)` at the related actions.
+
+    A large table shows only the rows and columns around the marks; the header gives the positions.
+    """
+    marks = {**dict.fromkeys(related, "()"), **dict.fromkeys(faults, "><")}
+    rows = _around([rank for rank, _ in marks], schedule.ranks, ROWS_AROUND)
+    longest = max((len(program) for program in schedule.programs), default=0)
+    columns = _around([position for _, position in marks], longest, COLUMNS_AROUND)
+    table = [["position", *map(str, columns)]]
+    for rank in rows:
+        program = schedule.programs[rank]
+        cells = [
+            str(program[position]).join(marks.get((rank, position), ("", "")))
+            for position in columns
+            if position < len(program)
+        ]
+        table.append([f"rank {rank}", *cells])
+    widths = [
+        max(len(row[column]) for row in table if column < len(row)) for column in range(len(columns) + 1)
+    ]
+    lines = [
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=False)).rstrip()
+        for row in table
+    ]
+    if len(columns) < longest or len(rows) < schedule.ranks:
+        lines.append(f"(part of {counted(schedule.ranks, 'rank')} and {counted(longest, 'position')})")
+    return "\n".join(lines)
+
+
+def _around(marked: list[int], length: int, margin: int) -> range:
+    """The indices from `margin` before the first mark to `margin` after the last, within [0, length)."""
+    first = max(min(marked, default=0) - margin, 0)
+    last = min(max(marked, default=0) + margin, length - 1)
+    return range(first, last + 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.analysis.freeze_numbers import FreezeNumbers, freeze_numbers
@@ -13,10 +13,11 @@ from orchestrator.history.freeze_record import FrozenStep
 from orchestrator.history.job_view import JobView
 from orchestrator.pictures.charts import Chart, Point, Series
 from orchestrator.pictures.heat_map import HeatMap, heat_map_of
-from orchestrator.pictures.histogram import histogram
 from orchestrator.quantities import percent, seconds, significant
 from orchestrator.report.parts import Note, Tile, tile
 from orchestrator.report.run.what_ran import plan_changes
+
+BINS = 20
 
 MOST_RANKS = 4
 """Most ranks with a histogram each; above that, one histogram for all."""
@@ -185,3 +186,37 @@ def _frozen_shares(run: JobView) -> tuple[dict[int, list[float]], str]:
     if counted.whole < counted.steps:
         text += f" Complete for {counted.whole:,} of them; in the others, a lost rank had not yet reported its counts."
     return shares, text
+
+
+def bins(shares: Sequence[float]) -> list[int]:
+    """Number of `shares`, each in [0, 1], in each of `BINS` equal bins; 1 belongs to the last bin."""
+    counts = [0] * BINS
+    for share in shares:
+        counts[min(int(share * BINS + 1e-9), BINS - 1)] += 1
+    return counts
+
+
+def histogram(shares: Sequence[float], title: str, unit: str) -> Chart:
+    """A chart with one bar per five percent.
+
+    Args:
+        shares: in [0, 1]; not empty.
+        unit: the unit of the counts.
+    """
+    width = 100 / BINS
+    points = tuple(((number + 0.5) * width, float(count)) for number, count in enumerate(bins(shares)))
+    mean = sum(shares) / len(shares)
+    return Chart(
+        title=title,
+        unit=unit,
+        series=(Series(name=unit, points=points),),
+        format=lambda count: f"{count:,.0f}",
+        kind="bars",
+        from_zero=True,
+        axis="% of its backward passes",
+        axis_range=(0.0, 100.0),
+        description=(
+            f"{title}: {len(shares):,} in all, frozen in {100 * min(shares):.1f} to {100 * max(shares):.1f} % of"
+            f" their backward passes, {100 * mean:.1f} % on average."
+        ),
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.cluster.backoff import MOST_S, Backoff
+from orchestrator.cluster.ray_hosts import MOST_PAUSE_S, Backoff
 
 
 def test_each_failure_in_a_row_doubles_the_pause() -> None:
@@ -11,7 +11,7 @@ def test_each_failure_in_a_row_doubles_the_pause() -> None:
     assert backoff.avoids("bad", 115.9)
     assert not backoff.avoids("bad", 116.0)
     assert not backoff.avoids("good", 100.0)
-    assert [backoff.failed("bad", 200.0) for _ in range(9)][-1] == MOST_S
+    assert [backoff.failed("bad", 200.0) for _ in range(9)][-1] == MOST_PAUSE_S
 
 
 def test_a_rank_that_starts_clears_its_node() -> None:

@@ -30,8 +30,8 @@ from orchestrator.analysis.predicted_step import forward_speed, predict_newest
 from orchestrator.events.types import Formed, FreezeSolved, Issued, Record, StepReport, Submitted, Warned
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.history.phase_bands import phase_at, phase_bands
-from orchestrator.pictures import histogram
 from orchestrator.report.page import render
+from orchestrator.report.run import freezing
 from orchestrator.report.step.step_timeline import measured_step
 from orchestrator.report.step.timeline import timeline
 from planner.search.alternatives import Alternative
@@ -511,13 +511,13 @@ def test_what_is_told_again_counts_once(run: JobView) -> None:
 
 
 def test_no_bar_is_cut_off() -> None:
-    chart = histogram.histogram([0.3] * 13 + [0.25] * 4, "t", "parameters")
+    chart = freezing.histogram([0.3] * 13 + [0.25] * 4, "t", "parameters")
     assert (chart.values.high > 13, chart.values.above) == (True, 0)
 
 
 def test_every_share_falls_into_one_bin() -> None:
-    assert histogram.bins([0.0, 0.049, 0.05, 0.999, 1.0]) == [2, 1, *[0] * 16, 0, 2]
-    assert sum(histogram.bins([step / 40 for step in range(41)])) == 41
+    assert freezing.bins([0.0, 0.049, 0.05, 0.999, 1.0]) == [2, 1, *[0] * 16, 0, 2]
+    assert sum(freezing.bins([step / 40 for step in range(41)])) == 41
 
 
 def test_a_method_without_a_solution_shows_what_was_frozen_recently() -> None:

@@ -14,7 +14,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from synthetic_run import RANKS
 
 from orchestrator.analysis.job_summary import job_summary
-from orchestrator.analysis.redundancy import places_without_redundancy
 from orchestrator.events import types as events
 from orchestrator.events.types import Record
 from orchestrator.history.job_view import JobView, fold
@@ -22,7 +21,7 @@ from orchestrator.history.totals import PARTS as RECOVERY_PARTS
 from orchestrator.lifecycle.migration import Mode
 from orchestrator.telemetry.exposition import exposition
 from orchestrator.telemetry.metrics import CAUSES, METRICS, MODES
-from orchestrator.telemetry.samples import samples
+from orchestrator.telemetry.samples import places_without_redundancy, samples
 from planner.freezing import Control, FreezePlan
 from planner.shards import Piece, Shard
 from workers.protocol import FreezeStarted, StandbyReport

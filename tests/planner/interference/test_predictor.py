@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from small_profile import layer, profile
 
+from planner.adapt.forest_slowdowns import stage_features
 from planner.features import NAMES, STAGE
 from planner.interference.forest import Forest
 from planner.interference.predictor import Predictor
-from planner.interference.stage_features import stage_features
 
 
 def stump(name: str, threshold: float) -> Forest:

@@ -14,9 +14,8 @@ from benchmarks.parts.brute_force import all_cuts
 from planner.freeze.decision import FreezeQuestion, decide, profiled_ratios
 from planner.freezing import Phases, Ratios
 from planner.plan import Plan
-from planner.repartition import own_ratios as limits
-from planner.repartition.own_ratios import MOST_PROGRAMS, affordable_programs
-from planner.repartition.repartition import Found, best
+from planner.repartition import repartition
+from planner.repartition.repartition import MOST_PROGRAMS, Found, affordable_programs, best
 from planner.schedule.expand import schedule_after, schedule_of
 from planner.schedule.registry import build
 from planner.search.replan import Replanner
@@ -137,7 +136,7 @@ def test_where_the_programs_would_take_too_long_all_plans_count_with_the_ratios_
 ) -> None:
     counts = [affordable_programs(build("1f1b", ranks, 4 * ranks)) for ranks in (4, 16, 32)]
     assert counts[0] == MOST_PROGRAMS > counts[1] > 2 > counts[2]
-    monkeypatch.setattr(limits, "MOST_S", 0.0)
+    monkeypatch.setattr(repartition, "MOST_SOLVING_S", 0.0)
     freezing = Freezing(pipeline(0))
     kept = freezing.found(R_MAX)
     assert not kept.own_ratios

@@ -8,14 +8,13 @@ from small_profile import layer, plan, profile
 from planner.plan import Plan
 from planner.profile import Link
 from planner.schedule.registry import build
-from planner.simulation.early_gradients import early_gradients_s
 from planner.simulation.gradient_communication import (
     exchanged_s,
     shipped_bytes,
     shipped_s,
     standby_update_s,
 )
-from planner.simulation.predict import predict
+from planner.simulation.predict import early_gradients_s, predict
 from planner.simulation.standby_memory import standby_bytes
 
 LINK = Link(

@@ -8,9 +8,9 @@ from random import Random
 import pytest
 from synthetic_run import RANKS, plan, timelines
 
-from orchestrator.analysis.slowdown_metric import slowdowns
 from orchestrator.events.types import Event, Issued, Record
 from orchestrator.history.job_view import JobView
+from orchestrator.telemetry.samples import slowdowns
 
 PIPELINES = replace(plan(), replicas=2)
 

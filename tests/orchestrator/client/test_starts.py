@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from orchestrator.client.following import since_start
 from orchestrator.events.types import Event, Record, Submitted, Warned
-from orchestrator.history.starts import since_start
 
 
 def submitted(epoch: int, *, takeover: bool = False) -> Submitted:
