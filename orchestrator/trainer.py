@@ -21,7 +21,7 @@ from orchestrator.events.log import read_log
 from orchestrator.history.job_view import fold
 from orchestrator.spec.job_spec import Spec
 from workers.process.import_path import import_path_of
-from workers.protocol import CheckpointReport
+from workers.protocol import CheckpointReport, StepReport
 
 if TYPE_CHECKING:
     import ray.train
@@ -81,7 +81,7 @@ class PipelineTrainer:
             show = observer(progress)
 
             def observe(record: events.Record) -> None:
-                if isinstance(record.event, events.StepReport):
+                if isinstance(record.event, StepReport):
                     steps.append(_row(record.event))
                 show(record)
                 self._observe(record)
@@ -146,7 +146,7 @@ def _add_freezing(steps: list[dict[str, object]], log: Path) -> None:
         step.update(freezing.get(cast("int", step["step"]), {}))
 
 
-def _row(step: events.StepReport) -> dict[str, object]:
+def _row(step: StepReport) -> dict[str, object]:
     return {
         "step": step.step,
         "loss": step.loss,

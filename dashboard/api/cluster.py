@@ -15,7 +15,6 @@ from dashboard.service.problems import Problem, documented
 from dashboard.service.services import Parts
 from orchestrator.client.cluster_state import NodeState
 from orchestrator.client.errors import JobError
-from orchestrator.events.wording import noticed_text
 from orchestrator.history.job_view import JobView
 from orchestrator.history.ranks_view import REQUEST, Departure
 
@@ -130,7 +129,7 @@ async def cluster(parts: Parts) -> ClusterModel:
 def preemptions(views: Iterable[JobView]) -> list[Preemption]:
     """The newest preemptions of jobs, newest last."""
     found = [
-        Preemption(time_s=each.time_s, job=view.job, noticed=True, text=noticed_text(each.event))
+        Preemption(time_s=each.time_s, job=view.job, noticed=True, text=each.event.sentence)
         for view in views
         for each in view.ranks.notices
         if each.event.source != REQUEST

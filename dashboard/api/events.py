@@ -21,7 +21,7 @@ from dashboard.jobs.live_job import LiveJob
 from dashboard.service.problems import Problem, documented
 from dashboard.service.services import From, Parts
 from orchestrator.client.errors import NoController
-from orchestrator.events.types import KINDS
+from orchestrator.events.types import KINDS, kind_called
 
 router = APIRouter(tags=["events"], prefix="/jobs/{job}")
 
@@ -51,7 +51,7 @@ class Page(Model, json_schema_extra=example(EVENTS)):
 
 Kinds = Annotated[
     list[str] | None,
-    Query(alias="kind", max_length=100, description="A kind of event, such as `plan`; once for each."),
+    Query(alias="kind", max_length=100, description="A kind of event, such as `Issued`; once for each."),
 ]
 
 
@@ -61,12 +61,14 @@ def checked_kinds(kinds: Sequence[str] | None) -> tuple[str, ...]:
     Raises:
         Problem: there is no such kind.
     """
-    for kind in kinds or ():
-        if kind not in KINDS:
+    chosen: dict[str, None] = {}
+    for name in kinds or ():
+        if (kind := kind_called(name)) is None:
             raise Problem(
-                422, f"there is no kind of event {kind[:60]!r}", action=f"Kinds: {', '.join(KINDS)}."
+                422, f"there is no kind of event {name[:60]!r}", action=f"Kinds: {', '.join(KINDS)}."
             )
-    return tuple(dict.fromkeys(kinds or ()))
+        chosen[kind] = None
+    return tuple(chosen)
 
 
 @router.get("/events", responses=documented(401, 403, 404, 409, 422, 503))

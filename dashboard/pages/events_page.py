@@ -16,17 +16,15 @@ from dashboard.pages.shown import Job, Run, Shown, Subject, page_router
 from dashboard.pages.templating import html, rendered
 from dashboard.service.access import Caller
 from dashboard.service.services import From
-from orchestrator.cli.text.event_lines import event_text
 from orchestrator.events.file_end import file_end
 from orchestrator.events.listing import FLOODS, Listing, listing
-from orchestrator.events.types import KINDS
+from orchestrator.events.types import sentence_of
 from orchestrator.history.folder import JobFolder
 
 router = page_router()
 
 MOST_BYTES = 2**22
 """Read of the end of a past run's log."""
-KIND_OF = {payload: kind for kind, payload in KINDS.items()}
 
 
 @dataclass(frozen=True)
@@ -64,9 +62,7 @@ async def _part(subject: Subject, kinds: Sequence[str]) -> EventsPart:
         else:
             lines, cut = _end_of_log(shown.folder)
         found = listing(lines, kinds)
-        told = [
-            Line(each.time_s, KIND_OF[type(each.event)], event_text(each.event)) for each in found.records
-        ]
+        told = [Line(each.time_s, each.kind, sentence_of(each.event)) for each in found.records]
         return EventsPart(found, tuple(told), cut)
 
     return await subject.read(made)

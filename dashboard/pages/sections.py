@@ -16,6 +16,7 @@ from dashboard.pages.output_page import newest_output
 from dashboard.pages.shown import Shown
 from dashboard.pages.templating import rendered
 from orchestrator.analysis.layer_map import layer_map
+from orchestrator.history.notes import NOTED
 from orchestrator.report.run.decision_log import decision_log
 from orchestrator.report.run.freezing import freezing
 from orchestrator.report.run.moves import moves
@@ -28,11 +29,11 @@ from orchestrator.report.run.surroundings import surroundings
 from orchestrator.report.run.what_ran import what_ran
 from orchestrator.report.step.timeline import timeline
 
-LIFE = ("submitted", "formed", "paused", "finished", "failed", "regrouped", "requested")
+LIFE = ("Submitted", "Formed", "Paused", "Finished", "Failed", "Regrouped", "Requested")
 """Events after which most of a page is another one."""
-RANKS = (*LIFE, "placing", "rank_started", "rank_failed", "notice", "noticed")
-PLANS = (*LIFE, "plan", "switch", "migrated", "freeze_solved")
-SPEEDS = ("speeds", "links_timed", "adapted")
+RANKS = (*LIFE, "Placing", "RankStarted", "RankFailed", "NoticeReport", "Noticed")
+PLANS = (*LIFE, "Issued", "SwitchReport", "Migrated", "FreezeSolved")
+SPEEDS = ("SpeedsChanged", "LinksTimed", "Adapted")
 """Events about ranks that are slower or faster than the profile says."""
 
 
@@ -63,38 +64,45 @@ def _commands(shown: Shown) -> object:
 
 
 SECTIONS = (
-    Section("head", head, ("step", "validation", *RANKS, *PLANS), every_ms=500),
-    Section("controls", controls_part, ("requested", "freeze_changed", "undrained", *RANKS)),
+    Section("head", head, ("StepReport", "ValidationReport", *RANKS, *PLANS), every_ms=500),
+    Section("controls", controls_part, ("Requested", "FreezeChanged", "Undrained", *RANKS)),
     Section(
         "commands",
         _commands,
-        ("commanded", "answered", "migrated", "checkpoint", *LIFE),
+        ("Commanded", "Answered", "Migrated", "CheckpointReport", *LIFE),
         "Controls sent",
         every_ms=500,
     ),
     Section(
         "notes",
         lambda shown: notes(shown.view) or None,
-        ("warning", "warned", "fault", "skipped", "checkpoint", *RANKS),
+        (*NOTED, *RANKS),
         "Notes",
     ),
     Section(
         "map",
         lambda shown: layer_map(shown.view),
-        ("standbys", "commanded", "answered", *RANKS, *PLANS),
+        ("StandbyReport", "Commanded", "Answered", *RANKS, *PLANS),
         "Layers",
         every_ms=500,
     ),
     Section(
-        "training", lambda shown: training(shown.view), ("step", "validation", "formed", "plan"), "Curves"
+        "training",
+        lambda shown: training(shown.view),
+        ("StepReport", "ValidationReport", "Formed", "Issued"),
+        "Curves",
     ),
     Section(
-        "timeline", lambda shown: timeline(shown.view, shown.profile()), ("timeline",), "Timeline", late=True
+        "timeline",
+        lambda shown: timeline(shown.view, shown.profile()),
+        ("TimelineReport",),
+        "Timeline",
+        late=True,
     ),
     Section(
         "memory",
         lambda shown: rank_memory(shown.view, shown.profile()),
-        ("plan", "switch", "formed", "timeline"),
+        ("Issued", "SwitchReport", "Formed", "TimelineReport"),
         "Memory",
         late=True,
         every_ms=5000,
@@ -102,29 +110,31 @@ SECTIONS = (
     Section(
         "freezing",
         lambda shown: freezing(shown.view),
-        ("freeze", "freeze_solved", "freeze_started", "plan", "submitted"),
+        ("FreezeReport", "FreezeSolved", "FreezeStarted", "Issued", "Submitted"),
         "Freezing",
     ),
     Section("plan", lambda shown: planning(shown.view), PLANS, "Plan"),
     Section(
         "decisions",
         lambda shown: decision_log(shown.view) or None,
-        (*PLANS, *SPEEDS, "freeze_started"),
+        (*PLANS, *SPEEDS, "FreezeStarted"),
         "Decisions",
     ),
     Section(
-        "recovery", lambda shown: recovery(shown.view), ("regrouped", "formed", "rehearsed"), "Recoveries"
+        "recovery", lambda shown: recovery(shown.view), ("Regrouped", "Formed", "Rehearsed"), "Recoveries"
     ),
-    Section("speeds", lambda shown: speeds(shown.view), (*SPEEDS, "plan", "migrated"), "Speeds"),
+    Section("speeds", lambda shown: speeds(shown.view), (*SPEEDS, "Issued", "Migrated"), "Speeds"),
     Section(
-        "surroundings", lambda shown: surroundings(shown.view), ("sampled",), "Surroundings", every_ms=5000
+        "surroundings", lambda shown: surroundings(shown.view), ("Sampled",), "Surroundings", every_ms=5000
     ),
-    Section("moves", lambda shown: moves(shown.view), ("migrated",), "Moves"),
-    Section("checkpoints", lambda shown: checkpoints(shown.view), ("checkpoint",), "Checkpoints"),
+    Section("moves", lambda shown: moves(shown.view), ("Migrated",), "Moves"),
+    Section("checkpoints", lambda shown: checkpoints(shown.view), ("CheckpointReport",), "Checkpoints"),
     Section("what", lambda shown: what_ran(shown.view) or None, PLANS, "What runs"),
-    Section("sample", lambda shown: shown.view.sample, ("sample",), "Sample"),
-    Section("output", newest_output, ("step", "warning", *RANKS), "Output", late=True, every_ms=5000),
-    Section("spec", lambda shown: spec(shown.view) or None, ("submitted",), "Spec"),
+    Section("sample", lambda shown: shown.view.sample, ("SampleReport",), "Sample"),
+    Section(
+        "output", newest_output, ("StepReport", "WarningReport", *RANKS), "Output", late=True, every_ms=5000
+    ),
+    Section("spec", lambda shown: spec(shown.view) or None, ("Submitted",), "Spec"),
 )
 BY_NAME = {section.name: section for section in SECTIONS}
 

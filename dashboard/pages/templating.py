@@ -11,7 +11,7 @@ from fastapi import Response
 from jinja2 import Environment
 from markupsafe import Markup
 
-from orchestrator.events.wording import command_words
+from orchestrator.events.types import command_words
 from orchestrator.pictures.chart_library import chart_script, chart_style
 from orchestrator.pictures.templating import environment, static
 from orchestrator.quantities import percent, rate, seconds, size

@@ -13,6 +13,7 @@ from orchestrator.analysis.throughput import mean_throughput
 from orchestrator.events import types as events
 from orchestrator.events.log import read_log
 from orchestrator.history.job_view import JobView, fold
+from workers.protocol import StepReport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +80,12 @@ def summarize(path: Path, *, started_s: float) -> Summary:
     )
 
 
-def _steps_of_newest_start(records: Sequence[events.Record]) -> list[events.StepReport]:
-    steps: list[events.StepReport] = []
+def _steps_of_newest_start(records: Sequence[events.Record]) -> list[StepReport]:
+    steps: list[StepReport] = []
     for record in records:
         if isinstance(record.event, events.Submitted):
             steps = []
-        elif isinstance(record.event, events.StepReport):
+        elif isinstance(record.event, StepReport):
             steps.append(record.event)
     return steps
 

@@ -11,7 +11,7 @@ from orchestrator.cli.text.event_lines import event_line
 from orchestrator.client.blocking_client import BlockingJobs
 from orchestrator.client.jobs import POLL_S
 from orchestrator.client.opening import opened
-from orchestrator.events.types import KINDS, Failed, Record
+from orchestrator.events.types import KINDS, Failed, Record, kind_called
 from workers.protocol import JobError
 
 
@@ -36,15 +36,19 @@ def events_command(
             does not answer.
         KeyboardInterrupt: a signal came while following.
     """
-    for kind in kinds:
-        if kind not in KINDS:
-            near = difflib.get_close_matches(kind, KINDS, n=1)
-            raise JobError(
-                f"--kind: there is no event {kind!r}"
-                + (f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(sorted(KINDS))}")
-            )
+    chosen = [_checked_kind(kind) for kind in kinds]
     with opened(address) as client:
-        _show_events(client, job, after=after, follow=follow, as_json=as_json, kinds=kinds, show=show)
+        _show_events(client, job, after=after, follow=follow, as_json=as_json, kinds=chosen, show=show)
+
+
+def _checked_kind(name: str) -> str:
+    if (kind := kind_called(name)) is not None:
+        return kind
+    near = difflib.get_close_matches(name, KINDS, n=1)
+    raise JobError(
+        f"--kind: there is no event {name!r}"
+        + (f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(sorted(KINDS))}")
+    )
 
 
 def follow_events(job: str, address: str, show: Callable[[str], None]) -> int:

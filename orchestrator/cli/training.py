@@ -21,7 +21,7 @@ from orchestrator.history.folder import JobFolder
 from orchestrator.report.page import write_report
 from orchestrator.spec.job_spec import load
 from planner.wording import counted
-from workers.protocol import JobError
+from workers.protocol import JobError, SampleReport
 
 
 def train_command(
@@ -124,7 +124,7 @@ def _conclude(console: Console, done: Run, report: str) -> int:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     records = list(read_log(done.events_path))
-    samples = [record.event for record in records if isinstance(record.event, events.SampleReport)]
+    samples = [record.event for record in records if isinstance(record.event, SampleReport)]
     if isinstance(done.end, events.Failed):
         failures = [record.event for record in records if isinstance(record.event, events.RankFailed)]
         details = next((failure.details for failure in reversed(failures) if failure.details), "")

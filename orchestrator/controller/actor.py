@@ -11,10 +11,10 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import ray
 
@@ -74,6 +74,31 @@ PATIENCE_S = 60.0
 """Time limit for a request that waits for the controller to take the job over."""
 LINGER_S = 60.0
 """Time that an ended job's controller stays for drivers that ask for the outcome."""
+
+
+Hearer = Callable[[Record], object]
+
+
+class Hearers(NamedTuple):
+    """Parts of the controller that hear of each event, in this order."""
+
+    log: Hearer
+    """First: nothing happens for an event before it is on its way to the file."""
+    recent: Hearer
+    view: Hearer
+    """Before all that look into the view."""
+    outlets: Hearer
+    drivers: Hearer
+    """Those that wait for an event or a command's outcome: `recent` and `view` have it."""
+    snapshot: Hearer
+    """After the log and the view, which it puts side by side."""
+    runtime: Hearer
+    memory: Hearer
+    """Before freezing and adaptation, which plan within a rank's new limit."""
+    freezing: Hearer
+    adaptation: Hearer
+    freeze_watch: Hearer
+    profile_watch: Hearer
 
 
 class Controller:
@@ -482,26 +507,40 @@ class Controller:
 
     def _record_one(self, event: events.Event) -> None:
         record = Record(time_s=time.time(), event=event)
+        for hear in self._hearers():
+            hear(record)
+
+    def _hearers(self) -> Hearers:
+        """The parts as they are now: a takeover makes some of them again."""
         assert self._writer is not None
-        self._writer.append(record)
-        self._records.append(record)
-        self._view.take(record)
-        if self._outlets is not None:
-            self._outlets.take(record)
-        self._changed.set()
+        return Hearers(
+            log=self._writer.append,
+            recent=self._records.append,
+            view=self._view.take,
+            outlets=lambda record: None if self._outlets is None else self._outlets.take(record),
+            drivers=lambda record: self._changed.set(),
+            snapshot=self._keep_snapshot,
+            runtime=lambda record: self._runtime.take(record.event),
+            memory=lambda record: self._memory.take(record.event),
+            freezing=lambda record: self._freezing.take(record.event),
+            adaptation=lambda record: self._adaptation.take(record.event),
+            freeze_watch=self._watch_freezing,
+            profile_watch=self._watch_profile,
+        )
+
+    def _keep_snapshot(self, record: Record) -> None:
         if time.monotonic() - self._kept_s > SNAPSHOT_S:
+            assert self._writer is not None
             self._kept_s = time.monotonic()
             exclude_kept_objects()
             self._writer.keep(self._view.to_json())
-        self._runtime.take(event)
-        self._memory.take(event)
-        if isinstance(event, events.Migrated):
-            self._freezing.accompany(event.step)
-        self._freezing.take(event)
-        self._adaptation.take(event)
-        if (warning := self._watch.take(event)) is not None:
+
+    def _watch_freezing(self, record: Record) -> None:
+        if (warning := self._watch.take(record.event)) is not None:
             self._loop.post(Noted(warning))
-        if (doubt := self._profile_watch.take(event)) is not None:
+
+    def _watch_profile(self, record: Record) -> None:
+        if (doubt := self._profile_watch.take(record.event)) is not None:
             self._loop.post(Noted(doubt))
             self._spawn(asyncio.to_thread(mark_stale, cache_folder(os.environ), doubt))
 

@@ -16,7 +16,6 @@ from orchestrator.controller.inject_faults import inject
 from orchestrator.controller.requests.resize_request import choose_drained
 from orchestrator.controller.reshaping import Reshaping
 from orchestrator.events import types as events
-from orchestrator.events.wording import undrained_text
 from orchestrator.history.command_table import KEPT, Entry
 from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle.states import Live, Paused, Placing, Saving, Stopping
@@ -136,8 +135,9 @@ class Commands:
                 return f"goes on from the checkpoint of step {state.step} as soon as there is room"
             case "undrain", {"node": str(node)}:
                 notice = choose_drained(node, self._view().ranks)
-                self._log(events.Undrained(node=notice.node, host=notice.host, id=command.id))
-                return undrained_text(notice.node, notice.host)
+                undrained = events.Undrained(node=notice.node, host=notice.host, id=command.id)
+                self._log(undrained)
+                return undrained.sentence
             case "freeze", _:
                 return await self._freezing.change(command)
             case "fault", {"drill": dict(drill)}:

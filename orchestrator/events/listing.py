@@ -8,9 +8,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from orchestrator.events.types import KINDS, Record
+from orchestrator.events.types import KINDS, Record, kind_called
 
-FLOODS = frozenset({"curvature", "freeze", "frozen_counts", "sampled", "standbys", "timeline"})
+FLOODS = frozenset(
+    {"CurvatureReport", "FreezeReport", "FrozenCounts", "Sampled", "StandbyReport", "TimelineReport"}
+)
 """Kinds of which each rank may write one in every step."""
 MOST_LISTED = 200
 
@@ -61,4 +63,4 @@ def _kind(line: str) -> str | None:
     except (ValueError, RecursionError):
         return None
     kind = fields.get("kind") if isinstance(fields, dict) else None
-    return kind if isinstance(kind, str) and kind in KINDS else None
+    return kind_called(kind) if isinstance(kind, str) else None

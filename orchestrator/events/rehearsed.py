@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
+
+from orchestrator.events.level import Level
+from planner.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +56,12 @@ class Rehearsed:
     copies: tuple[CopiesSaved, ...] = ()
     """Cost of this trace by number of layer copies; empty if unknown."""
 
+    level: ClassVar[Level] = "detail"
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.trace} was replayed against the job, on {counted(len(self.lives), 'node')}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Visit:
@@ -75,3 +85,11 @@ class Disturbed:
     """Share of the machine's processors that other work took meanwhile, in [0, 1]; None: it was not watched."""
     out_of_time: bool = False
     """Whether the job was stopped before its last step, as the time for it was over."""
+
+    level: ClassVar[Level] = "detail"
+
+    @property
+    def sentence(self) -> str:
+        return (
+            f"rank {self.rank} was slowed down on purpose, {counted(len(self.visits), 'time')}, by {self.by}"
+        )

@@ -1,49 +1,38 @@
-"""The types of events, one JSON line each in `events.jsonl`, read back as the same types.
+"""The types of events, one JSON line each in `events.jsonl`, read back as the same types. Decides nothing.
 
-Payloads are workers and planner types; what only the orchestrator knows is defined here. Decides nothing.
+What only the orchestrator knows is defined here, each type with the level and the sentence that people read of it; the
+ranks' reports are types of workers, with level and sentence in `reports.py`. One more event is its class here, and a
+line of `Event`.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar, get_args
 
 from pydantic import TypeAdapter
 
+from orchestrator.events.earlier_names import EARLIER_NAMES
+from orchestrator.events.level import Level
 from orchestrator.events.rehearsed import Disturbed, Rehearsed
+from orchestrator.events.reports import report_level, report_sentence
+from orchestrator.quantities import seconds, size
 from planner.adapt.past import Past
 from planner.freezing import FreezePlan
 from planner.plan import Plan
 from planner.search.alternatives import Alternative
 from planner.simulation.slow_links import SlowLink
-from workers.protocol import (
-    CheckpointRef,
-    CheckpointReport,
-    CopiedAhead,
-    CurvatureReport,
-    DamagedCheckpoint,
-    FaultReport,
-    FreezeReport,
-    FreezeStarted,
-    FrozenCounts,
-    Generation,
-    LayersChecked,
-    MemoryLow,
-    MemoryShortage,
-    NoticeReport,
-    Outcome,
-    Rescued,
-    SampleReport,
-    StandbyReport,
-    StepReport,
-    SwitchReport,
-    TimelineReport,
-    ValidationReport,
-    WarningReport,
-)
+from planner.wording import counted, link_rate, named, shares_text
+from workers.protocol import CheckpointRef, DamagedCheckpoint, Generation, MemoryShortage, Outcome, Report
+
+
+def command_words(name: str) -> str:
+    """A command or request as the command line and the pages call it: a job is cancelled, with a checkpoint or now."""
+    return {"stop": "cancel", "abort": "cancel now"}.get(name, name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +49,16 @@ class Submitted:
     takeover: bool = False
     """The controller before this one was lost, and its ranks may be training."""
 
+    @property
+    def level(self) -> Level:
+        return "warning" if self.takeover else "note" if self.resume else "detail"
+
+    @property
+    def sentence(self) -> str:
+        if self.takeover:
+            return f"the controller was lost; another one took over, as epoch {self.epoch}"
+        return "the job was resumed" if self.resume else f"job {self.job} starts, as epoch {self.epoch}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Issued:
@@ -69,12 +68,24 @@ class Issued:
     alternatives: tuple[Alternative, ...] = ()
     """The plans that it was chosen from, including itself; empty if there was no search."""
 
+    level: ClassVar[Level] = "progress"
+
+    @property
+    def sentence(self) -> str:
+        return f"plan {self.plan.epoch}.{self.plan.version}: {self.plan.reason}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Placing:
     """The cluster is asked for the resources of these ranks; `RankStarted` or `RankFailed` follows for each."""
 
     ranks: tuple[int, ...]
+
+    level: ClassVar[Level] = "progress"
+
+    @property
+    def sentence(self) -> str:
+        return f"the cluster is asked for {counted(len(self.ranks), 'rank')}: {named('rank', self.ranks)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +103,12 @@ class RankStarted:
     machine: str = ""
     """Its hardware and library, as far as they decide of the last digits of what it computes; empty: unknown."""
 
+    level: ClassVar[Level] = "detail"
+
+    @property
+    def sentence(self) -> str:
+        return f"rank {self.rank} is up on {self.host}, process {self.pid}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Formed:
@@ -108,6 +125,13 @@ class Formed:
     """Number of failures with no step committed beyond `failed_at`."""
     failed_at: int = -1
 
+    level: ClassVar[Level] = "progress"
+
+    @property
+    def sentence(self) -> str:
+        members = named("rank", self.generation.members)
+        return f"generation {self.generation.number}, {members}, trains from step {self.step} on"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Skipped:
@@ -116,6 +140,13 @@ class Skipped:
     rank: int
     damage: DamagedCheckpoint
 
+    level: ClassVar[Level] = "warning"
+
+    @property
+    def sentence(self) -> str:
+        damage = self.damage
+        return f"a damaged checkpoint was passed over: {damage.path}, {damage.file}: {damage.problem}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Requested:
@@ -123,6 +154,18 @@ class Requested:
 
     request: str
     """`checkpoint`, `stop`, `abort`, `pause` or `resume`."""
+
+    level: ClassVar[Level] = "note"
+
+    @property
+    def sentence(self) -> str:
+        match self.request:
+            case "stop":
+                return "someone cancelled the job"
+            case "abort":
+                return "someone cancelled the job at once, without a checkpoint"
+            case request:
+                return f"someone asked the job to {request}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +181,14 @@ class Commanded:
     by: str = ""
     """Who sent it and from where, such as `control from 127.0.0.1`; empty: not said."""
 
+    level: ClassVar[Level] = "detail"
+
+    @property
+    def sentence(self) -> str:
+        called, by = command_words(self.name), f", by {self.by}" if self.by else ""
+        what = f"{called} {json.dumps(self.arguments)}" if self.arguments else called
+        return f"{what}, id {self.id}{by}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Answered:
@@ -151,6 +202,12 @@ class Answered:
     text: str
     """In words: what was done, or why not."""
 
+    level: ClassVar[Level] = "detail"
+
+    @property
+    def sentence(self) -> str:
+        return f"{'done' if self.done else 'not done'}: {self.text}, id {self.id}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlannerStarted:
@@ -163,6 +220,12 @@ class PlannerStarted:
     pid: int
     of: str = "freezing"
     """Task of the planner: `freezing`, or `speeds` for moves away from slow ranks."""
+
+    level: ClassVar[Level] = "detail"
+
+    @property
+    def sentence(self) -> str:
+        return f"planner {self.life} for {self.of} is up on node {self.node[:12]}, process {self.pid}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +259,26 @@ class FreezeSolved:
     spread: float | None = None
     """Mean step over a step in which every draw takes its expectation; None if no profile says how draws spread."""
 
+    @property
+    def level(self) -> Level:
+        return "note" if self.measured_unfrozen_s is None else "progress"
+
+    @property
+    def sentence(self) -> str:
+        if self.measured_unfrozen_s is None:
+            rest = (
+                "the freeze ratios rest on the profile's times: the monitored steps did not time all actions"
+            )
+            return f"{rest}; {self.gain}"
+        return f"freezing: {self.gain}"
+
+    @property
+    def gain(self) -> str:
+        """The expected gain in words."""
+        times = f"{seconds(self.unfrozen_s)} -> {seconds(self.solved_s)}"
+        by = ", by the profile's times" if self.measured_unfrozen_s is None else ""
+        return f"expected compute per step: {times} ({seconds(self.all_frozen_s)} with everything frozen){by}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class FreezeChanged:
@@ -212,6 +295,16 @@ class FreezeChanged:
     """Carries the settings; its ratios are zeros unless the freeze program was solved again."""
     id: str = ""
     """Id of the command; empty: none requested it."""
+
+    level: ClassVar[Level] = "note"
+
+    @property
+    def sentence(self) -> str:
+        by = self.by or "someone"
+        if self.method == "none":
+            return f"{by} turned freezing off"
+        budget = f" with r_max = {self.r_max:g}" if self.method.startswith("timelyfreeze") else ""
+        return f"{by} set the freeze method to {self.method}{budget}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,6 +343,13 @@ class Regrouped:
     silent_s: float = 0.0
     """The part of `detect_s` in which nobody knew of the failure: a lost rank stood still."""
 
+    level: ClassVar[Level] = "progress"
+
+    @property
+    def sentence(self) -> str:
+        took_s = self.detect_s + self.settle_s + self.plan_s + self.move_s + self.resume_s
+        return f"training goes on after step {self.step}, {seconds(took_s)} later: {self.reason}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Migrated:
@@ -277,6 +377,17 @@ class Migrated:
     shares: tuple[int, ...] = ()
     """Microbatches of a step that each pipeline executes from now on, if they are uneven."""
 
+    level: ClassVar[Level] = "progress"
+
+    @property
+    def sentence(self) -> str:
+        still = f"{seconds(self.stall_s)} of standing still"
+        if not self.layers:
+            return f"a step now has {shares_text(self.shares)} ({self.mode}): {still}"
+        has = "has" if len(self.layers) == 1 else "have"
+        way = f"{seconds(self.seconds)} and {counted(self.steps, 'step')} on the way"
+        return f"{named('layer', self.layers)} {has} moved ({self.mode}): {way}, {still}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Scaled:
@@ -290,12 +401,29 @@ class Scaled:
     id: str = ""
     """Id of the command; empty: the job returns to its size from before a command that failed."""
 
+    @property
+    def level(self) -> Level:
+        return "note" if self.id else "warning"
+
+    @property
+    def sentence(self) -> str:
+        asked = f"{counted(self.ranks, 'rank')} in a pipeline and {counted(self.spares, 'spare rank')}"
+        if self.id:
+            return f"someone asked for {asked}"
+        return f"the ranks that someone asked for did not come: the job keeps {asked}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Dismissed:
     """Ranks without a place are released: the job has more of them than spares."""
 
     ranks: tuple[int, ...]
+
+    level: ClassVar[Level] = "detail"
+
+    @property
+    def sentence(self) -> str:
+        return f"{named('rank', self.ranks)} released: the job needs no more spares"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,6 +437,16 @@ class Paused:
     failures: int = 0
     """Number of failures, as in `Formed`."""
     failed_at: int = -1
+
+    @property
+    def level(self) -> Level:
+        return "progress" if self.requested else "warning"
+
+    @property
+    def sentence(self) -> str:
+        if self.requested:
+            return f"paused after step {self.step}: a checkpoint has it, and the ranks are given back"
+        return f"waiting for capacity: {self.reason}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,6 +465,15 @@ class Noticed:
     id: str = ""
     """Id of the command; empty: none requested it."""
 
+    level: ClassVar[Level] = "note"
+
+    @property
+    def sentence(self) -> str:
+        where = f" on {self.host}" if self.host else ""
+        who = f"{named('rank', self.ranks)}{where}" if self.ranks else "a rank that is already gone"
+        left = f", {seconds(self.left_s)} left" if self.left_s is not None else ""
+        return f"{who} must leave ({self.source}{left})"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Undrained:
@@ -337,6 +484,13 @@ class Undrained:
     host: str
     id: str = ""
     """Id of the command that lifted the drain."""
+
+    level: ClassVar[Level] = "note"
+
+    @property
+    def sentence(self) -> str:
+        host = f" ({self.host})" if self.host else ""
+        return f"the job may start ranks on node {self.node[:12]}{host} again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -358,6 +512,18 @@ class ProfileDoubted:
     again: bool
     """Whether the next start measures again; a quiet, fresh profile would come out the same."""
 
+    level: ClassVar[Level] = "warning"
+
+    @property
+    def sentence(self) -> str:
+        took, predicted = seconds(self.took_s), seconds(self.predicted_s)
+        text = f"the profile does not hold: steps take {took}, and {predicted} were predicted"
+        if self.disturbed:
+            text += f"; while it was measured, {self.disturbed}"
+        if self.again:
+            return f"{text}. The next start of the job measures again"
+        return f"{text}. It was measured just before, and nothing is known that disturbed it"
+
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedsChanged:
@@ -375,6 +541,19 @@ class SpeedsChanged:
     """The step since which no speed has changed."""
     past: Past | None = None
     """History of the ranks' speeds so far; None in logs of versions that did not record it."""
+
+    @property
+    def level(self) -> Level:
+        # Ranks that became faster are no reason to warn.
+        slower = any(" slower " in change for change in self.changes)
+        return "warning" if slower else "note" if self.changes else "progress"
+
+    @property
+    def sentence(self) -> str:
+        if self.changes:
+            return "; ".join(self.changes)
+        rank, slowest = max(self.slowdowns, key=lambda entry: entry[1])
+        return f"speeds are known: rank {rank}, the slowest, takes {slowest:.2f} times the profile's times"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -399,6 +578,12 @@ class Sampled:
     """Steps committed."""
     ranks: tuple[Surroundings, ...]
 
+    level: ClassVar[Level] = "detail"
+
+    @property
+    def sentence(self) -> str:
+        return f"surroundings of {counted(len(self.ranks), 'rank')} in step {self.step}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayersTimed:
@@ -408,6 +593,12 @@ class LayersTimed:
     """Steps committed."""
     factors: tuple[tuple[float, float, float], ...]
     """Per layer, on the profile's forward, input gradient and weight gradient."""
+
+    level: ClassVar[Level] = "detail"
+
+    @property
+    def sentence(self) -> str:
+        return f"times of {counted(len(self.factors), 'layer')} as of step {self.step}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -421,6 +612,22 @@ class LinksTimed:
     changes: tuple[str, ...] = ()
     """Changes in words; empty: links have drifted, or a slow one has not been measured for so long that its speed from
     before the job counts again."""
+
+    @property
+    def level(self) -> Level:
+        return "warning" if self.changes else "progress"
+
+    @property
+    def sentence(self) -> str:
+        if self.changes:
+            return "; ".join(self.changes)
+        if not self.links:
+            return "no link is slower than before the job any more"
+        slow = [
+            f"rank {link.source} -> {link.target} {link_rate(link.bytes_per_s)}, {seconds(link.latency_s)}"
+            for link in self.links
+        ]
+        return f"slow links: {'; '.join(slow)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -441,6 +648,17 @@ class Adapted:
     layers: tuple[int, ...]
     """Per stage, of that cut."""
 
+    level: ClassVar[Level] = "progress"
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.verdict}: {self.reason}"
+
+    @property
+    def verdict(self) -> str:
+        """Whether the plan changes for the ranks' speeds: layers move, or pipelines get other shares."""
+        return "the plan changes" if self.moves else "the cut stays"
+
 
 @dataclass(frozen=True, kw_only=True)
 class OutOfMemory:
@@ -455,6 +673,26 @@ class OutOfMemory:
     """Steps committed."""
     shortage: MemoryShortage
 
+    level: ClassVar[Level] = "detail"
+
+    @property
+    def sentence(self) -> str:
+        lack, plan = self.shortage, f"{self.plan[0]}.{self.plan[1]}"
+        known = [
+            f"{size(count_bytes)} {what}"
+            for count_bytes, what in (
+                (lack.needed_bytes, "asked for"),
+                (lack.free_bytes, "free"),
+                (lack.held_bytes, "held by its tensors"),
+            )
+            if count_bytes is not None
+        ]
+        numbers = f" ({', '.join(known)})" if known else ""
+        return (
+            f"rank {self.rank} ran out of memory{numbers} under plan {plan}, after step {self.step}: the step is run"
+            " again under a smaller plan"
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryLimited:
@@ -468,12 +706,28 @@ class MemoryLimited:
     step: int
     """Steps committed."""
 
+    level: ClassVar[Level] = "warning"
+
+    @property
+    def sentence(self) -> str:
+        if self.limit_bytes is None:
+            limit = f"rank {self.rank} ran out of memory, and all layers recompute from now on"
+        else:
+            limit = f"plans take {self.limit_bytes:,} bytes of rank {self.rank} at most from now on"
+        return f"{limit}: {self.reason}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Warned:
     """Something that a person should know; the job goes on."""
 
     text: str
+
+    level: ClassVar[Level] = "warning"
+
+    @property
+    def sentence(self) -> str:
+        return self.text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -488,12 +742,26 @@ class Stalled:
     action: str = ""
     """The action that it computed; empty: it did not answer."""
 
+    level: ClassVar[Level] = "warning"
+
+    @property
+    def sentence(self) -> str:
+        did = f"computed {self.action}" if self.action else "answered nothing"
+        why = f" ({self.reason})" if self.reason else ""
+        return f"rank {self.rank} {did} for {seconds(self.seconds)} and goes on{why}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankEnded:
     """A rank's training ended as planned."""
 
     outcome: Outcome
+
+    level: ClassVar[Level] = "detail"
+
+    @property
+    def sentence(self) -> str:
+        return f"the rank in place {self.outcome.rank} has ended at step {self.outcome.step}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -504,6 +772,12 @@ class RankFailed:
     error: str
     details: str = ""
     """A traceback, if the error alone does not say enough."""
+
+    level: ClassVar[Level] = "error"
+
+    @property
+    def sentence(self) -> str:
+        return f"rank {self.rank} failed: {self.error}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -517,6 +791,12 @@ class Finished:
     state_sha256: str | None
     """Hash of all weights and buffers in layer order; None if this run trained no step."""
 
+    level: ClassVar[Level] = "detail"
+
+    @property
+    def sentence(self) -> str:
+        return f"{'stopped' if self.stopped else 'done'} at step {self.step}, state {self.state_sha256}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
@@ -525,6 +805,12 @@ class Failed:
     reason: str
     user_error: bool
     """Whether the user can fix it: the spec, the data, the cluster."""
+
+    level: ClassVar[Level] = "error"
+
+    @property
+    def sentence(self) -> str:
+        return f"the job failed: {self.reason}"
 
 
 Event = (
@@ -561,84 +847,29 @@ Event = (
     | RankFailed
     | Finished
     | Failed
-    | StepReport
-    | ValidationReport
-    | CheckpointReport
-    | TimelineReport
-    | SampleReport
-    | FreezeStarted
-    | FreezeReport
-    | FrozenCounts
-    | CurvatureReport
-    | StandbyReport
-    | SwitchReport
-    | CopiedAhead
-    | FaultReport
-    | NoticeReport
-    | MemoryLow
-    | LayersChecked
-    | Rescued
-    | WarningReport
     | Rehearsed
     | Disturbed
+    | Report
 )
 
-KINDS: dict[str, type[Event]] = {
-    "submitted": Submitted,
-    "plan": Issued,
-    "placing": Placing,
-    "rank_started": RankStarted,
-    "formed": Formed,
-    "skipped": Skipped,
-    "requested": Requested,
-    "commanded": Commanded,
-    "answered": Answered,
-    "planner_started": PlannerStarted,
-    "freeze_solved": FreezeSolved,
-    "freeze_changed": FreezeChanged,
-    "regrouped": Regrouped,
-    "migrated": Migrated,
-    "scaled": Scaled,
-    "dismissed": Dismissed,
-    "paused": Paused,
-    "noticed": Noticed,
-    "undrained": Undrained,
-    "profile_doubted": ProfileDoubted,
-    "speeds": SpeedsChanged,
-    "sampled": Sampled,
-    "layers_timed": LayersTimed,
-    "links_timed": LinksTimed,
-    "adapted": Adapted,
-    "out_of_memory": OutOfMemory,
-    "memory_limit": MemoryLimited,
-    "warned": Warned,
-    "stalled": Stalled,
-    "rank_ended": RankEnded,
-    "rank_failed": RankFailed,
-    "finished": Finished,
-    "failed": Failed,
-    "step": StepReport,
-    "validation": ValidationReport,
-    "checkpoint": CheckpointReport,
-    "timeline": TimelineReport,
-    "sample": SampleReport,
-    "freeze_started": FreezeStarted,
-    "freeze": FreezeReport,
-    "frozen_counts": FrozenCounts,
-    "curvature": CurvatureReport,
-    "standbys": StandbyReport,
-    "switch": SwitchReport,
-    "copied_ahead": CopiedAhead,
-    "fault": FaultReport,
-    "rehearsed": Rehearsed,
-    "disturbed": Disturbed,
-    "notice": NoticeReport,
-    "memory_low": MemoryLow,
-    "layers_checked": LayersChecked,
-    "rescued": Rescued,
-    "warning": WarningReport,
-}
-"""Kind of a line -> type of its payload."""
+KINDS: Mapping[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
+"""Name of a class, which its lines carry as `kind` -> the class."""
+
+
+def kind_called(name: str) -> str | None:
+    """The kind called `name`, today or in logs of before; None: there is none."""
+    kind = EARLIER_NAMES.get(name, name)
+    return kind if kind in KINDS else None
+
+
+def level_of(event: Event) -> Level:
+    """The level of `event`."""
+    return report_level(event) if isinstance(event, Report) else event.level
+
+
+def sentence_of(event: Event) -> str:
+    """`event` in words: begins with a small letter and ends without a full stop, unless it quotes."""
+    return report_sentence(event) if isinstance(event, Report) else event.sentence
 
 
 PREVIOUS = "previous_sha256"
@@ -656,7 +887,7 @@ class Record:
     @property
     def kind(self) -> str:
         """Its key in `KINDS`."""
-        return next(kind for kind, payload in KINDS.items() if payload is type(self.event))
+        return type(self.event).__name__
 
     def to_json(self, previous_sha256: str | None = None) -> str:
         """One line; numbers that are not finite are written as the strings `NaN`, `Infinity`, `-Infinity`.
@@ -681,9 +912,9 @@ class Record:
         if type(time_s) not in (int, float) or not math.isfinite(time_s):
             raise ValueError(f"its time is no number of seconds: {time_s!r}")
         fields.pop(PREVIOUS, None)
-        if kind not in KINDS:
+        if (known := kind_called(kind)) is None:
             raise ValueError(f"unknown kind of event {kind!r}")
-        return Record(time_s=time_s, event=_adapter(kind).validate_python(fields))
+        return Record(time_s=time_s, event=_adapter(known).validate_python(fields))
 
 
 @cache

@@ -23,7 +23,6 @@ from orchestrator.events.types import (
     Regrouped,
     Undrained,
 )
-from orchestrator.events.wording import undrained_text
 from workers.protocol import CheckpointReport, FreezeStarted, JobError, StepReport
 
 KEPT = 300
@@ -146,10 +145,10 @@ class CommandTable:
                 for entry in pending:
                     if entry.command.name == "resume":
                         yield _answer(entry, step, f"trains on from step {step}", True)
-            case Undrained(node=node, host=host, id=id):
+            case Undrained(id=id) as undrained:
                 for entry in pending:
                     if entry.command.id == id:
-                        yield _answer(entry, self.step, undrained_text(node, host), True)
+                        yield _answer(entry, self.step, undrained.sentence, True)
             case Finished(step=step, stopped=stopped):
                 for entry in pending:
                     done = entry.command.name in ("stop", "abort")

@@ -18,7 +18,7 @@ from orchestrator.events.types import Finished
 from orchestrator.history import snapshot
 
 LINES = [record.to_json() for record in records(steps=20)]
-DEEP = '{"time_s": 1, "kind": "step", "loss": ' + "[" * 100_000 + "]" * 100_000 + "}"
+DEEP = '{"time_s": 1, "kind": "StepReport", "loss": ' + "[" * 100_000 + "]" * 100_000 + "}"
 ENDS_S = 90
 
 

@@ -50,10 +50,10 @@ def test_no_more_text_is_kept_than_said() -> None:
 def test_events_of_other_kinds_are_passed_over_and_not_asked_for_again() -> None:
     frames = Frames()
     for number in range(1, 31):
-        frames.append(Frame(number, "step" if number % 10 else "plan", ""))
-    found = frames.after(0, 2, ("plan",))
+        frames.append(Frame(number, "StepReport" if number % 10 else "Issued", ""))
+    found = frames.after(0, 2, ("Issued",))
     assert ([frame.number for frame in found.frames], found.next) == ([10, 20], 20)
-    rest = frames.after(found.next, 2, ("plan",))
+    rest = frames.after(found.next, 2, ("Issued",))
     assert ([frame.number for frame in rest.frames], rest.next) == ([30], 30)
-    none = frames.after(0, 2, ("failed",))
+    none = frames.after(0, 2, ("Failed",))
     assert (none.frames, none.next) == ((), 30)

@@ -163,14 +163,14 @@ def test_every_command_over_rest_and_over_ray(
             assert f"folder: {folder}" in said
             assert freshet.json("status", JOB, "--address", address)["nodes"][1]["stages"] == [1]
             lines = freshet("events", JOB, "--json", "--address", address).splitlines()
-            assert json.loads(lines[0])["kind"] == "submitted"
+            assert json.loads(lines[0])["kind"] == "Submitted"
             assert [Record.from_json(line).to_json() for line in lines] == lines
             assert "speed" in freshet("jobs", "--address", address)
         assert freshet("events", JOB, "--after", "1").splitlines()[0].startswith("     2  ")
-        chosen = freshet("events", JOB, "--kind", "submitted", "--kind", "regrouped").splitlines()
-        assert [line.split()[2] for line in chosen] == ["submitted"]
-        assert "no event 'regruoped'; did you mean 'regrouped'" in freshet.refused(
-            "events", JOB, "--kind", "regruoped"
+        chosen = freshet("events", JOB, "--kind", "Submitted", "--kind", "regrouped").splitlines()
+        assert [line.split()[2] for line in chosen] == ["Submitted"]
+        assert "no event 'Regruoped'; did you mean 'Regrouped'" in freshet.refused(
+            "events", JOB, "--kind", "Regruoped"
         )
         assert client.profile(JOB) == BlockingJobClient().profile(JOB) is not None
         assert "did you mean 'mine'" in freshet.refused("status", "mime")

@@ -38,7 +38,7 @@ from workers.config import WorkerConfig
 from workers.control.rank_error import RankError
 from workers.launch.processes import forkserver
 from workers.process.process_times import ProcessTimes, process_times
-from workers.protocol import Report
+from workers.protocol import Report, StepReport
 
 Kind = TypeVar("Kind")
 
@@ -210,7 +210,7 @@ class Ran:
     @property
     def steps(self) -> list[int]:
         """Announced steps, in order."""
-        return [report.step for report in self.of(events.StepReport)]
+        return [report.step for report in self.of(StepReport)]
 
 
 def assert_gone(pids: Sequence[int]) -> None:

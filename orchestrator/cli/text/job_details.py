@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from orchestrator.analysis.job_summary import job_summary
-from orchestrator.events.wording import command_words
+from orchestrator.events.types import command_words
 from orchestrator.history.job_view import JobView
 from orchestrator.quantities import percent, rate, seconds
 from planner.wording import counted, shares_text

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,40 +19,16 @@ from rich.text import Text
 
 from orchestrator.analysis.remaining_time import RECENT_STEPS, remaining_s
 from orchestrator.cli.text.freeze_status import FreezeStatus
-from orchestrator.quantities import percent, rate, seconds, significant, size
+from orchestrator.events.reports import report_sentence, skipped_text, step_fields
+from orchestrator.quantities import seconds
 from workers.protocol import CheckpointReport, FreezeReport, Report, StepReport, ValidationReport
 
 
-def step_fields(
-    report: StepReport, validation: ValidationReport | None = None, freezing: Sequence[str] = ()
-) -> str:
-    """The figures of one step in one line, with freezing and the newest validation loss last."""
-    unit, count = ("tokens", report.tokens) if report.tokens else ("samples", report.samples)
-    fields = [
-        f"loss {report.loss:.4f}",
-        f"grad norm {significant(report.grad_norm)}",
-        f"{rate(count / report.step_s)} {unit}/s" if report.step_s > 0 else f"- {unit}/s",
-        f"step time {seconds(report.step_s)}",
-        f"bubble {percent(report.bubble)}",
-        *freezing,
-    ]
-    if validation is not None:
-        fields.append(f"validation loss {validation.loss:.4f}")
-    return "  ".join(fields)
-
-
-def skipped_text(report: StepReport) -> str:
-    """A skipped step in words."""
-    norm = "not a number" if math.isnan(report.grad_norm) else f"{report.grad_norm}"
-    return f"step {report.step} skipped: its gradient norm is {norm}, so no weight was changed"
-
-
 def checkpoint_text(report: CheckpointReport) -> str:
-    """A finished or failed checkpoint in words."""
+    """A finished or failed checkpoint in words; a failure catches the eye."""
     if report.error is not None:
         return f"checkpoint of step {report.step} FAILED, the ones before it stay: {report.error}"
-    cost = f"{size(report.bytes)} in {seconds(report.seconds)}"
-    return f"checkpoint of step {report.step} saved: {cost}, {report.path}"
+    return report_sentence(report)
 
 
 class LineProgress:

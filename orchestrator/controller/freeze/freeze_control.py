@@ -76,6 +76,8 @@ class FreezeControl:
 
     def take(self, event: Event) -> None:
         """Follow a logged event."""
+        if isinstance(event, Migrated):
+            self.accompany(event.step)
         if self._planner is not None:
             self._planner.take(event)
         if isinstance(event, Submitted | FreezeChanged | FreezeStarted):

@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from orchestrator.events.types import FreezeChanged
-from orchestrator.events.wording import solved_text, verdict
 from orchestrator.history.job_view import Decision, JobView
-from orchestrator.history.notes import note_of
 from orchestrator.quantities import percent, seconds, size
 from orchestrator.report.parts import Table
 from orchestrator.report.run.planning import considered
@@ -65,7 +63,7 @@ def decision_log(run: JobView) -> tuple[Entry, ...]:
         Entry(
             time_s=each.time_s,
             step=each.event.step,
-            what=verdict(each.event),
+            what=each.event.verdict,
             reason=each.event.reason,
             numbers=f"predicted step {seconds(each.event.now_s)} now, {seconds(each.event.then_s)} with the best cut;"
             f" a move costs {seconds(each.event.cost_s)}",
@@ -107,7 +105,7 @@ def _freezing(run: JobView, start: int, plan: FreezePlan) -> Entry:
     reasons = [_request(run, start, plan)]
     if not settings_only:
         reasons.append("the freeze program was solved")
-    expected = solved_text(solved) if solved is not None and solved.plan.key == plan.key else ""
+    expected = solved.gain if solved is not None and solved.plan.key == plan.key else ""
     return Entry(
         time_s=_committed_s(run, start - 1),
         step=start - 1,
@@ -123,9 +121,9 @@ def _request(run: JobView, start: int, plan: FreezePlan) -> str:
     if control is None:
         return ""
     by = next((each.command.by for each in run.commands.entries.values() if each.freeze == plan.key), "")
-    asked = FreezeChanged(from_step=start, method=control.method, r_max=control.r_max, by=by, plan=plan)
-    note = note_of(asked)
-    return note.text.removesuffix(".") if note is not None else ""
+    return FreezeChanged(
+        from_step=start, method=control.method, r_max=control.r_max, by=by, plan=plan
+    ).sentence
 
 
 def _committed_s(run: JobView, step: int) -> float:

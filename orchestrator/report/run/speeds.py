@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from orchestrator.analysis.decided_plans import OVERTAKEN, DecidedPlan, decided_plans
-from orchestrator.events.wording import verdict
 from orchestrator.history.job_view import JobView
 from orchestrator.pictures.charts import Chart, Series
 from orchestrator.quantities import deviation, seconds, significant
@@ -109,7 +108,7 @@ def _row(plan: DecidedPlan) -> tuple[Cell, ...]:
     moved = "; ".join(ways_text(move) for move in plan.moves)
     return (
         f"{first.step:,}" + (f"–{newest.step:,}" if times else ""),
-        Explained(verdict(newest) + times, newest.reason),
+        Explained(newest.verdict + times, newest.reason),
         " + ".join(map(str, newest.layers)) if newest.layers else "–",
         moved or "–",
         seconds(newest.now_s),

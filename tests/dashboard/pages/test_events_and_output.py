@@ -52,15 +52,15 @@ def shown_kinds(text: str) -> list[str]:
 def test_events_are_shown_by_kind_and_floods_only_when_they_are_chosen(client: TestClient, base: str) -> None:
     usual = client.get(f"{base}/events")
     kinds = shown_kinds(usual.text)
-    assert {"step", "checkpoint"} <= set(kinds)
-    assert not {"freeze", "timeline"} & set(kinds)
+    assert {"StepReport", "CheckpointReport"} <= set(kinds)
+    assert not {"FreezeReport", "TimelineReport"} & set(kinds)
     text = " ".join(Page(usual.text).text.split())
-    assert re.search(r"Left out until they are chosen: .*[\d,]+ of freeze", text)
+    assert re.search(r"Left out until they are chosen: .*[\d,]+ of FreezeReport", text)
     assert "step 200 loss" in text
-    chosen = client.get(f"{base}/events", params={"kind": ["plan", "checkpoint"]})
-    assert set(shown_kinds(chosen.text)) == {"plan", "checkpoint"}
+    chosen = client.get(f"{base}/events", params={"kind": ["Issued", "CheckpointReport"]})
+    assert set(shown_kinds(chosen.text)) == {"Issued", "CheckpointReport"}
     boxes = [each["value"] for each in Page(chosen.text).all("input") if "checked" in each]
-    assert set(boxes) == {"plan", "checkpoint"}
+    assert set(boxes) == {"Issued", "CheckpointReport"}
     refused = client.get(f"{base}/events", params={"kind": "plans"})
     assert refused.status_code == 422
     assert "there is no kind of event" in refused.text
@@ -68,10 +68,10 @@ def test_events_are_shown_by_kind_and_floods_only_when_they_are_chosen(client: T
 
 def test_the_events_of_a_live_job_are_filtered_over_rest(client: TestClient) -> None:
     path = "/api/v1/jobs/gpt/events"
-    found = client.get(path, params={"kind": ["checkpoint", "finished"], "limit": 2}).json()
-    assert [each["kind"] for each in found["events"]] == ["checkpoint", "checkpoint"]
-    rest = client.get(path, params={"kind": ["checkpoint", "finished"], "after": found["next"]}).json()
-    assert [each["kind"] for each in rest["events"]] == ["checkpoint", "checkpoint", "finished"]
+    found = client.get(path, params={"kind": ["CheckpointReport", "Finished"], "limit": 2}).json()
+    assert [each["kind"] for each in found["events"]] == ["CheckpointReport", "CheckpointReport"]
+    rest = client.get(path, params={"kind": ["CheckpointReport", "Finished"], "after": found["next"]}).json()
+    assert [each["kind"] for each in rest["events"]] == ["CheckpointReport", "CheckpointReport", "Finished"]
     assert rest["over"]
     assert client.get(path, params={"kind": "plans"}).status_code == 422
 

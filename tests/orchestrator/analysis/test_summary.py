@@ -129,9 +129,7 @@ def test_a_job_that_freezes_says_what_it_brought(tmp_path: Path) -> None:
 
 def test_a_number_that_is_not_finite_is_valid_json(tmp_path: Path) -> None:
     nothing_through = [
-        replace(record.event, effective_update=0.0)
-        if isinstance(record.event, events.StepReport)
-        else record.event
+        replace(record.event, effective_update=0.0) if isinstance(record.event, StepReport) else record.event
         for record in freezing_records()
     ]
     path = logged(tmp_path, *((float(number), event) for number, event in enumerate(nothing_through)))

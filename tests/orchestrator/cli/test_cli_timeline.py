@@ -18,7 +18,7 @@ from synthetic_run import STEPS, freezing_records, plan, records, timelines
 
 from dashboard.api.history import TimelineModel
 from orchestrator.cli.exit_codes import DONE, USER_ERROR
-from orchestrator.events.types import Formed, Issued, Record, StepReport, Submitted
+from orchestrator.events.types import Formed, Issued, Record, Submitted
 from orchestrator.history.folder import PROFILE
 from orchestrator.history.job_view import fold
 from orchestrator.pictures.memory_use import bytes_text
@@ -27,7 +27,7 @@ from orchestrator.report.page import write_report
 from orchestrator.spec.job_spec import Spec
 from planner.schedule.registry import build
 from planner.simulation.predict import predict
-from workers.protocol import TimelineReport
+from workers.protocol import StepReport, TimelineReport
 
 
 def write_run(folder: Path, log: list[Record]) -> Path:

@@ -21,8 +21,8 @@ from orchestrator.cli.text.progress import LineProgress
 from orchestrator.cli.text.training_lines import observer
 from orchestrator.cluster.placement import Node
 from orchestrator.controller.inject_faults import check_step, choose_node, choose_rank, inject, when
+from orchestrator.events.reports import report_sentence
 from orchestrator.events.types import Record
-from orchestrator.events.wording import injected_text
 from orchestrator.history.job_view import fold
 from orchestrator.history.notes import Note
 from workers.fault_injection.drill import Drill
@@ -118,17 +118,17 @@ def test_it_says_when_the_fault_fires(fault: Fault, said: str) -> None:
 
 def test_a_fault_in_words() -> None:
     report = FaultReport(rank=2, fault="stop for 5 s", step=40, phase="in-commit", fired_s=0.0)
-    assert injected_text(report) == "injected fault: stop for 5 s on rank 2 in phase in-commit of step 40"
-    assert injected_text(replace(report, phase="")) == "injected fault: stop for 5 s on rank 2"
+    assert report_sentence(report) == "injected fault: stop for 5 s on rank 2 in phase in-commit of step 40"
+    assert report_sentence(replace(report, phase="")) == "injected fault: stop for 5 s on rank 2"
     corrupted = replace(report, fault="corrupt-checkpoint", phase="", file="runs/a/x.safetensors")
     said = "injected fault: corrupt-checkpoint changes a bit of runs/a/x.safetensors, by rank 2"
-    assert injected_text(corrupted) == said
+    assert report_sentence(corrupted) == said
     (note,) = fold([Record(time_s=0.0, event=report)]).notes
     assert note == Note("note", "Injected fault: stop for 5 s on rank 2 in phase in-commit of step 40.")
     console = Console(file=StringIO(), width=200)
     observer(LineProgress(console, 100))(Record(time_s=0.0, event=report))
     assert isinstance(console.file, StringIO)
-    assert console.file.getvalue() == f"warning: {injected_text(report)}\n"
+    assert console.file.getvalue() == f"warning: {report_sentence(report)}\n"
 
 
 @pytest.mark.parametrize(

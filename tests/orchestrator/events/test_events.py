@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from orchestrator.events import types as events
+from orchestrator.events.earlier_names import EARLIER_NAMES
+from orchestrator.events.level import Level
+from orchestrator.events.listing import listing
 from orchestrator.events.log import EventLog, read_log
 from orchestrator.events.rehearsed import CopiesSaved, Disturbed, NodeLife, Rehearsed, Visit
+from orchestrator.events.types import KINDS
+from orchestrator.verify.chain import read_chain
 from planner.adapt.past import Past
 from planner.freezing import Control, FreezePlan, Phases
 from planner.plan import Plan
@@ -239,7 +246,43 @@ EVERY_KIND: tuple[events.Event, ...] = (
 
 
 def test_every_kind_of_event_is_tried_here() -> None:
-    assert {type(event) for event in EVERY_KIND} == set(events.KINDS.values())
+    assert {type(event) for event in EVERY_KIND} == set(KINDS.values())
+
+
+def test_every_event_has_a_level_and_a_sentence_on_one_line() -> None:
+    for event in EVERY_KIND:
+        assert events.level_of(event) in get_args(Level), event
+        sentence = events.sentence_of(event)
+        assert sentence, event
+        assert "\n" not in sentence
+
+
+def test_the_name_in_the_log_is_the_class_s() -> None:
+    assert {kind: KINDS[kind].__name__ for kind in KINDS} == {kind: kind for kind in KINDS}
+    line = events.Record(time_s=0.0, event=events.Warned(text="a")).to_json()
+    assert json.loads(line)["kind"] == "Warned"
+
+
+def test_a_log_of_before_is_read_listed_verified_and_continued(tmp_path: Path) -> None:
+    """It was written when events had names beside their classes'; a new writer goes on with those of today."""
+    path = tmp_path / "events.jsonl"
+    shutil.copy(Path(__file__).parent / "log_of_before.jsonl", path)
+    names = [json.loads(line)["kind"] for line in path.read_text().splitlines()]
+    assert set(names) == EARLIER_NAMES.keys()
+    assert [record.kind for record in read_log(path)] == [EARLIER_NAMES[name] for name in names]
+    assert set(EARLIER_NAMES.values()) <= KINDS.keys()
+
+    log = EventLog(path)
+    log.append(events.Record(time_s=100.0, event=events.Warned(text="a")))
+    log.close()
+    lines = path.read_text().splitlines()
+    assert [json.loads(line)["kind"] for line in lines] == [*names, "Warned"]
+    chain = read_chain([(path.name, path.read_bytes())])
+    assert (chain.wrong, len(chain.lines)) == ([], len(names) + 1)
+
+    found = listing(lines, ("Warned",))
+    assert found.counts.keys() == set(EARLIER_NAMES.values())
+    assert [record.time_s for record in found.records] == [100.0, float(names.index("warned"))]
 
 
 def test_each_event_comes_back_as_it_went_in(tmp_path: Path) -> None:
@@ -286,7 +329,7 @@ def test_a_torn_last_line_is_left_out_and_cut_by_the_next_writer(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "line", ["not json", '{"time_s": 1, "kind": "party"}', '{"time_s": 1, "kind": "step"}', "{}"]
+    "line", ["not json", '{"time_s": 1, "kind": "party"}', '{"time_s": 1, "kind": "StepReport"}', "{}"]
 )
 def test_a_damaged_line_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "events.jsonl"

@@ -100,7 +100,7 @@ def test_a_run_that_never_made_a_step_may_start_again(tmp_path: Path) -> None:
     assert "holds a run" in refusal(tmp_path)
 
 
-@pytest.mark.parametrize("line", ["{", "{}", "null", '{"time_s": 0.0, "kind": "step"}'])
+@pytest.mark.parametrize("line", ["{", "{}", "null", '{"time_s": 0.0, "kind": "StepReport"}'])
 def test_a_damaged_event_log_is_named_with_a_way_out(tmp_path: Path, line: str) -> None:
     folder = JobFolder(str(tmp_path))
     folder.claim("mine", {})

@@ -5,7 +5,8 @@ from __future__ import annotations
 from synthetic_run import freezing_records
 
 from orchestrator.events.listing import FLOODS, listing
-from orchestrator.events.types import KINDS, FreezeReport, Issued, StepReport
+from orchestrator.events.types import KINDS, Issued
+from workers.protocol import FreezeReport, StepReport
 
 LINES = [record.to_json() for record in freezing_records(steps=60)]
 
@@ -13,7 +14,7 @@ LINES = [record.to_json() for record in freezing_records(steps=60)]
 def test_floods_are_counted_and_left_out_until_they_are_chosen() -> None:
     usual = listing(LINES, most=10_000)
     assert KINDS.keys() >= FLOODS
-    assert usual.counts["freeze"] > usual.counts["step"] == 60
+    assert usual.counts["FreezeReport"] > usual.counts["StepReport"] == 60
     assert sum(usual.counts.values()) == len(LINES)
     assert not any(isinstance(record.event, FreezeReport) for record in usual.records)
     assert len(usual.records) == sum(count for kind, count in usual.counts.items() if kind not in FLOODS)
@@ -22,14 +23,14 @@ def test_floods_are_counted_and_left_out_until_they_are_chosen() -> None:
 
 
 def test_the_newest_of_some_kinds() -> None:
-    found = listing(LINES, ("step", "plan"), most=5)
+    found = listing(LINES, ("StepReport", "Issued"), most=5)
     assert [record.event.step for record in found.records if isinstance(record.event, StepReport)] == [
         60, 59, 58, 57, 56,
     ]  # fmt: skip
     assert found.more == 60 + 1 - 5
-    plans = listing(LINES, ("plan",))
+    plans = listing(LINES, ("Issued",))
     assert [type(record.event) for record in plans.records] == [Issued]
-    assert (plans.more, listing(LINES, ("failed",)).records) == (0, ())
+    assert (plans.more, listing(LINES, ("Failed",)).records) == (0, ())
 
 
 def test_lines_that_are_no_events_are_passed_over() -> None:
@@ -41,9 +42,9 @@ def test_lines_that_are_no_events_are_passed_over() -> None:
         '{"kind": 1}',
         '{"kind": "nothing"}',
         "[" * 100_000,
-        '{"kind": "plan"}',
+        '{"kind": "Issued"}',
         LINES[0],
     ]
     found = listing(bad)
-    assert found.counts == {"submitted": 1, "plan": 1}
+    assert found.counts == {"Submitted": 1, "Issued": 1}
     assert len(found.records) == 1

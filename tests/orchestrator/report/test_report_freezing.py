@@ -27,7 +27,7 @@ from synthetic_run import (
 from orchestrator.analysis.freeze_numbers import freeze_numbers
 from orchestrator.analysis.freeze_steps import freeze_steps
 from orchestrator.analysis.predicted_step import forward_speed, predict_newest
-from orchestrator.events.types import Formed, FreezeSolved, Issued, Record, StepReport, Submitted, Warned
+from orchestrator.events.types import Formed, FreezeSolved, Issued, Record, Submitted, Warned
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.history.phase_bands import phase_at, phase_bands
 from orchestrator.report.page import render
@@ -35,7 +35,7 @@ from orchestrator.report.run import freezing
 from orchestrator.report.step.step_timeline import measured_step
 from orchestrator.report.step.timeline import timeline
 from planner.search.alternatives import Alternative
-from workers.protocol import CheckpointRef, FreezeReport, FrozenAction, Generation, TimelineReport
+from workers.protocol import CheckpointRef, FreezeReport, FrozenAction, Generation, StepReport, TimelineReport
 
 
 @pytest.fixture(scope="module")

@@ -85,11 +85,11 @@ def test_a_sound_log_is_chained_and_its_witness_covers_it(sound: Lines) -> None:
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
-        ("step", {"loss": 0.5}),
-        ("step", {"grad_norm": 0.5}),
-        ("step", {"tokens": 1}),
-        ("submitted", {"spec": {"job": {"seed": 8}}}),
-        ("rank_ended", {"time_s": 5.0}),
+        ("StepReport", {"loss": 0.5}),
+        ("StepReport", {"grad_norm": 0.5}),
+        ("StepReport", {"tokens": 1}),
+        ("Submitted", {"spec": {"job": {"seed": 8}}}),
+        ("RankEnded", {"time_s": 5.0}),
     ],
 )
 def test_a_changed_line_is_named(sound: Lines, kind: str, fields: dict[str, Any]) -> None:
@@ -129,7 +129,7 @@ def test_a_changed_last_line_contradicts_its_witness(sound: Lines) -> None:
         ),
         (lambda all: [*all[:5], all[6], all[5], *all[7:]], "line 6, is not in its place"),
         (
-            lambda all: [*all[:5], b'{"time_s": 1.0, "kind": "warned", "text": ""}\n', *all[5:]],
+            lambda all: [*all[:5], b'{"time_s": 1.0, "kind": "Warned", "text": ""}\n', *all[5:]],
             "line 6, was changed",
         ),
         (lambda all: all[:-3], "has none: its end was cut off"),
@@ -144,7 +144,7 @@ def test_lines_deleted_inserted_or_moved_are_named(
 
 
 def test_an_inserted_line_that_carries_the_right_hash_is_named(sound: Lines) -> None:
-    line = json.dumps({"time_s": 1.0, "kind": "warned", "text": "", PREVIOUS: line_sha256(sound[4])}).encode()
+    line = json.dumps({"time_s": 1.0, "kind": "Warned", "text": "", PREVIOUS: line_sha256(sound[4])}).encode()
     found = chain([*sound[:5], line + b"\n", *sound[5:]])
     assert found.wrong == [
         f"{FILE}, line 6, was inserted: {FILE}, line 7 expects line 5 before it, by the hash that it carries"
@@ -199,7 +199,7 @@ def test_the_command_tells_a_whole_proof_from_a_part_and_from_a_changed_log(tmp_
     code, told = verified(tmp_path, "--head", head)
     assert code == 0, told
     assert not [line for line in told if line.startswith("taken for granted: nobody")]
-    path.write_bytes(b"".join(with_new_hashes(edited(lines, place_of(lines, "step"), loss=0.5))))
+    path.write_bytes(b"".join(with_new_hashes(edited(lines, place_of(lines, "StepReport"), loss=0.5))))
     code, told = verified(tmp_path)
     assert code == 1
     assert [line for line in told if line.startswith("WRONG: view.json was made when events.jsonl had")]

@@ -15,7 +15,6 @@ from small_profile import plan
 
 from orchestrator.controller.planning.profile_watch import COMPARED, MOST_STEPS, WARM_UP, ProfileWatch
 from orchestrator.events.types import Event, Issued, ProfileDoubted, SpeedsChanged, Submitted
-from orchestrator.events.wording import doubted_text
 from orchestrator.prepare.profile_cache import CACHE_VARIABLE, Stale, stale
 from orchestrator.prepare.profiling import write
 from planner.freezing import FreezePlan
@@ -60,7 +59,7 @@ def test_steps_that_are_much_shorter_than_predicted_are_told_once() -> None:
         0.3,
     )
     assert (doubt.step, doubt.again) == (ENOUGH, True)
-    assert doubted_text(doubt) == (
+    assert doubt.sentence == (
         "the profile does not hold: steps take 300 ms, and 1.00 s were predicted; while it was measured, other work"
         " took 62.0 % of the processors. The next start of the job measures again"
     )

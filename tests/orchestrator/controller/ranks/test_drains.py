@@ -10,7 +10,6 @@ from pace import patient
 
 from orchestrator.controller.ranks.drains import Fresh, drained, watch_drains
 from orchestrator.events.types import Noticed, RankStarted, Warned
-from orchestrator.events.wording import noticed_text
 from orchestrator.lifecycle.stimuli import Going, Noted
 
 
@@ -61,7 +60,7 @@ def test_a_drain_is_told_once_until_something_about_it_changes() -> None:
     ],
 )
 def test_a_notice_in_words(notice: Noticed, text: str) -> None:
-    assert noticed_text(notice) == text
+    assert notice.sentence == text
 
 
 def test_the_watch_tells_drains_and_bears_a_table_that_fails() -> None:
