@@ -1,20 +1,21 @@
-"""Plans of a job: the current one, earlier ones, proposals, and applying one."""
+"""Plans of a job: the current one, earlier ones, and proposals."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter, Response
 from pydantic import Field
 
-from dashboard.api.controls import ERRORS, Wait, outcome_of
+from dashboard.api.controls import ERRORS
 from dashboard.api.examples import PLAN_ANSWER, PROPOSAL, example
-from dashboard.api.models import Answer, JobName, Key, Model
-from dashboard.api.plan_match import Match, Version, base_of, no_plan
+from dashboard.api.models import JobName, Model
+from dashboard.api.plan_match import no_plan
 from dashboard.api.sources import Live
 from dashboard.service.problems import documented
-from dashboard.service.services import From, Parts
+from dashboard.service.services import Parts
+from orchestrator.commands.apply import Layers
 from orchestrator.history.job_view import Decision, JobView
 
 router = APIRouter(tags=["plans"], prefix="/jobs/{job}")
@@ -40,23 +41,11 @@ class Plans(Model, json_schema_extra=example({"plans": [PLAN_ANSWER]})):
     plans: list[PlanAnswer]
 
 
-Layers = Annotated[int, Field(ge=1, le=100_000)]
-
-
 class Wanted(Model, json_schema_extra=example({"partition": [3, 2, 1, 2]})):
     """A partition to look at."""
 
     partition: list[Layers] | None = Field(default=None, max_length=4096)
     """Layers per stage; null: the planner's own best."""
-
-
-class Applied(Model, json_schema_extra=example({"partition": [3, 2, 1, 2], "version": "1.2"})):
-    """A partition to take up."""
-
-    partition: list[Layers] = Field(min_length=1, max_length=4096)
-    """Layers per stage."""
-    version: Version = None
-    """The same as If-Match, for those who send no headers."""
 
 
 class ProposalAnswer(Model, json_schema_extra=example(PROPOSAL)):
@@ -132,19 +121,3 @@ async def propose(job: JobName, parts: Parts, body: Wanted | None = None) -> Pro
         memory_limit_bytes=list(found.memory_limit_bytes),
         candidates=[asdict(each) for each in found.candidates],
     )
-
-
-@router.post("/plan", status_code=202, responses=ERRORS)
-async def apply(
-    job: JobName,
-    body: Applied,
-    parts: Parts,
-    by: From,
-    match: Match = None,
-    key: Key = None,
-    wait_s: Wait = 0.0,
-) -> Answer:
-    """Have the ranks take up a partition while the job trains."""
-    base = base_of(match, body.version)
-    sending = parts.client.apply(job, body.partition, base=base, id=key, by=by.name)
-    return await outcome_of(parts, sending, wait_s, base)

@@ -1,206 +1,136 @@
-"""The controls of a job: the form of each, and the REST route that it sends through."""
+"""Controls of a job: the forms of the table's commands, and what the simulator expects of one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from pydantic import field_validator
+from pydantic import ValidationError
 
-from dashboard.api import controls, plans
-from dashboard.api.controls import Drain, Freeze, Move, Scale, Undrain
-from dashboard.api.models import Model
-from dashboard.api.plans import Applied
-from dashboard.pages.control_form import Choice, Control, Field
-from dashboard.pages.control_words import (
-    cancel_now_says,
-    checkpoint_says,
-    cut_change,
-    cut_says,
-    drain_change,
-    drain_says,
-    freeze_change,
-    freeze_says,
-    move_change,
-    move_says,
-    scale_change,
-    scale_says,
-    undrain_says,
-)
+from dashboard.api.controls import BODIES, command_of
 from dashboard.pages.shown import Shown
+from dashboard.service.mistakes import mistakes
+from dashboard.service.problems import Problem
+from orchestrator.analysis.what_if import what_if
+from orchestrator.client.errors import JobError
+from orchestrator.commands.change import Change, Impossible
+from orchestrator.commands.command import Choice, Form, Input, JobCommand, PlanCommand, metadata
+from orchestrator.commands.table import COMMANDS
 from orchestrator.history.job_view import JobView
-from orchestrator.spec.freeze_phases import METHODS
-from planner.wording import named_or_counted
+from orchestrator.report.step.what_if_part import words
 
 
-class Nothing(Model):
-    """No fields."""
+@dataclass(frozen=True)
+class Field:
+    """A field of a form."""
+
+    name: str
+    input: Input
+    kind: str
+    """`type` of the HTML input."""
+    needed: bool
+    """Whether the form cannot do without it."""
 
 
-class Cut(Applied):
-    """A cut to apply, as a form has it: `3+2+1`."""
+@dataclass(frozen=True)
+class Control:
+    """A command behind one of its forms."""
 
-    @field_validator("partition", mode="before")
-    @classmethod
-    def _split(cls, value: object) -> object:
-        return value.replace("+", ",").replace(" ", "").split(",") if isinstance(value, str) else value
+    command: type[JobCommand]
+    form: Form
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        return tuple(
+            Field(
+                name,
+                shown,
+                "number" if info.annotation in (int, float, int | None, float | None) else "text",
+                info.is_required(),
+            )
+            for name, info in self.command.own_fields().items()
+            if name not in self.form.fixed and (shown := metadata(info, Input)) is not None
+        )
+
+    @property
+    def planned(self) -> bool:
+        """Whether it is for one plan of the job."""
+        return issubclass(self.command, PlanCommand)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The fields that a request may fill in."""
+        return frozenset(field.name for field in self.fields) | ({"version"} if self.planned else set())
+
+    def parse(self, given: Mapping[str, str], *, id: str | None = None, by: str = "") -> JobCommand:
+        """The command that a filled-in form asks for.
+
+        Raises:
+            Problem: its fields are not valid; says which.
+        """
+        inputs = {field.name: field.input for field in self.fields}
+        filled = {
+            name: inputs[name].read(value) if name in inputs else value
+            for name, value in given.items()
+            if name in self.names and value != ""
+        }
+        model = BODIES[self.command]
+        try:
+            body = model.model_validate({**filled, **self.form.fixed}) if model is not None else None
+        except ValidationError as error:
+            said = mistakes(error.errors(), {name: shown.label for name, shown in inputs.items()})
+            raise Problem(422, said, action="Go back and correct it.") from None
+        return command_of(self.command, body, id=id, by=by)
 
 
-def _nodes(view: JobView) -> list[Choice]:
-    """The nodes that the job has ranks on."""
-    ranks = view.ranks
-    there: dict[str, list[int]] = {}
-    for rank in sorted(ranks.alive):
-        if node := ranks.nodes.get(rank):
-            there.setdefault(node, []).append(rank)
-    return [
-        Choice(node, f"{ranks.hosts.get(of[0]) or 'node'} ({node[:8]}): {named_or_counted('rank', of)}")
-        for node, of in there.items()
-    ]
-
-
-def _drained(view: JobView) -> list[Choice]:
-    """The nodes that the job was asked to leave."""
-    notices = view.ranks.drained.items()
-    return [Choice(node, f"{notice.host or 'node'} ({node[:8]})") for node, notice in notices]
-
-
-def _members(view: JobView) -> list[Choice]:
-    """The ranks that train."""
-    return [Choice(str(rank), str(rank)) for rank in sorted(view.ranks.members)]
-
-
-def _methods(view: JobView) -> list[Choice]:
-    """The freeze methods."""
-    now = view.freeze_section_at(view.step).get("method", "none")
-    return [Choice(method, f"{method} (now)" if method == now else method) for method in METHODS]
-
-
-def _words(text: str) -> Callable[[JobView, Nothing], str]:
-    return lambda view, body: text
-
-
-_ALL: tuple[Control[Any], ...] = (
-    Control(
-        name="pause",
-        button="Pause",
-        model=Nothing,
-        says=_words(
-            "The job stops after the step in flight, writes a checkpoint and gives its ranks back to the cluster."
-            " It trains on when it is resumed."
-        ),
-        send=lambda to, body: controls.pause(to.job, to.parts, to.by, to.key),
-    ),
-    Control(
-        name="resume",
-        button="Resume",
-        model=Nothing,
-        says=_words(
-            "The paused job asks the cluster for its ranks and trains on from its checkpoint, with the same bits."
-        ),
-        send=lambda to, body: controls.resume(to.job, to.parts, to.by, to.key),
-    ),
-    Control(
-        name="checkpoint",
-        button="Checkpoint",
-        model=Nothing,
-        says=checkpoint_says,
-        send=lambda to, body: controls.checkpoint(to.job, to.parts, to.by, to.key),
-    ),
-    Control(
-        name="cancel",
-        button="Cancel",
-        model=Nothing,
-        says=_words(
-            "The job ends after the step in flight, with a checkpoint. Submitting it again with resume goes on."
-        ),
-        send=lambda to, body: controls.cancel(to.job, to.parts, to.by, None, to.key),
-        danger=True,
-    ),
-    Control(
-        name="cancelnow",
-        button="Cancel now",
-        model=Nothing,
-        says=cancel_now_says,
-        send=lambda to, body: controls.cancel(to.job, to.parts, to.by, controls.Cancel(abort=True), to.key),
-        danger=True,
-    ),
-    Control(
-        name="move",
-        button="Move layers",
-        model=Move,
-        fields=(
-            Field("layers", "Layers", hint="such as 3 or 3-4", needed=True),
-            Field("rank", "To rank", needed=True, choices=_members),
-        ),
-        says=move_says,
-        change=move_change,
-        send=lambda to, body: controls.move(to.job, body, to.parts, to.by, key=to.key),
-    ),
-    Control(
-        name="scale",
-        button="Scale",
-        model=Scale,
-        fields=(Field("ranks", "Ranks of the pipeline", "number"), Field("spares", "Spares", "number")),
-        says=scale_says,
-        change=scale_change,
-        send=lambda to, body: controls.scale(to.job, body, to.parts, to.by, key=to.key),
-    ),
-    Control(
-        name="freeze",
-        button="Freeze",
-        model=Freeze,
-        fields=(
-            Field("method", "Method", choices=_methods),
-            Field("r_max", "r_max", "number", hint="0 to 1", step="any", most="1"),
-        ),
-        says=freeze_says,
-        change=freeze_change,
-        send=lambda to, body: controls.freeze(to.job, body, to.parts, to.by, key=to.key),
-    ),
-    Control(
-        name="drain",
-        button="Drain a node",
-        model=Drain,
-        fields=(
-            Field("node", "Node", needed=True, choices=_nodes),
-            Field("deadline_s", "Within, s", "number", hint="30 if empty"),
-        ),
-        says=drain_says,
-        change=drain_change,
-        send=lambda to, body: controls.drain(to.job, body, to.parts, to.by, key=to.key),
-        danger=True,
-    ),
-    Control(
-        name="undrain",
-        button="Undrain a node",
-        model=Undrain,
-        fields=(Field("node", "Node", needed=True, choices=_drained),),
-        says=undrain_says,
-        send=lambda to, body: controls.undrain(to.job, body, to.parts, to.by, key=to.key),
-    ),
-    Control(
-        name="plan",
-        button="Apply a cut",
-        model=Cut,
-        fields=(Field("partition", "Layers per stage", hint="such as 3+2+1+2", needed=True),),
-        says=cut_says,
-        change=cut_change,
-        send=lambda to, body: plans.apply(to.job, body, to.parts, to.by, key=to.key),
-    ),
-)
-CONTROLS = {control.name: control for control in _ALL}
+CONTROLS = {form.name: Control(command, form) for command in COMMANDS for form in command.forms}
 """The controls of a job, by name."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The simulator's word on a command."""
+
+    text: str
+    """Empty if there is nothing to simulate."""
+    possible: bool = True
+    """False: no plan does what is asked, so that the job would refuse it."""
+
+
+def simulates(view: JobView, command: JobCommand) -> bool:
+    """Whether `expectation` asks the simulator."""
+    try:
+        return isinstance(command.change(view), Change)
+    except JobError:
+        return False
+
+
+def expectation(shown: Shown, command: JobCommand) -> Expected:
+    """The simulator's prediction for a command, or why it is asked nothing."""
+    try:
+        change = command.change(shown.view)
+        if change is None:
+            return Expected("")
+        if isinstance(change, str):
+            return Expected(f"Nothing is simulated: {change}.")
+        found = what_if(shown.view, shown.profile(), change)
+    except Impossible as error:
+        return Expected(f"This is not possible: {error}.", possible=False)
+    except JobError as error:
+        return Expected(f"Nothing is simulated: {error}.")
+    text = f"The simulator expects: {words(found)}."
+    if found.then.prediction.fits:
+        return Expected(text)
+    return Expected(f"{text} It does not fit the memory.", possible=False)
 
 
 @dataclass(frozen=True)
 class ControlsPart:
     """The controls on a job's page."""
 
-    simple: tuple[Control[Any], ...]
+    simple: tuple[Control, ...]
     """Controls that need nothing but a button."""
-    forms: tuple[tuple[Control[Any], tuple[tuple[Field, Sequence[Choice]], ...]], ...]
+    forms: tuple[tuple[Control, tuple[tuple[Field, Sequence[Choice]], ...]], ...]
     """The others, each with its fields and what there is to choose from."""
 
 
@@ -209,18 +139,18 @@ def controls_part(shown: Shown) -> ControlsPart | None:
     if not shown.steers:
         return None
     view = shown.view
+    offered = [control for control in CONTROLS.values() if control.command.offered(view)]
     return ControlsPart(
-        simple=tuple(
-            control
-            for control in _ALL
-            if not control.fields and control.name != ("pause" if view.state == "paused" else "resume")
-        ),
+        simple=tuple(control for control in offered if not control.fields),
         forms=tuple(
             (
                 control,
-                tuple((field, field.choices(view) if field.choices else ()) for field in control.fields),
+                tuple(
+                    (field, field.input.choices(view) if field.input.choices else ())
+                    for field in control.fields
+                ),
             )
-            for control in _ALL
-            if control.fields and (control.name != "undrain" or view.ranks.drained)
+            for control in offered
+            if control.fields
         ),
     )

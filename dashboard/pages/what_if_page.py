@@ -19,8 +19,9 @@ from dashboard.service.access import Caller
 from dashboard.service.mistakes import CUT
 from dashboard.service.services import From
 from orchestrator.analysis.job_summary import plan_version
-from orchestrator.analysis.what_if import BEST, KEEP, Change, WhatIf, what_if
+from orchestrator.analysis.what_if import WhatIf, what_if
 from orchestrator.client.errors import JobError
+from orchestrator.commands.change import BEST, KEEP, Change
 from orchestrator.report.step.what_if_part import WhatIfPart, what_if_part
 from planner.schedule.registry import families
 

@@ -18,6 +18,7 @@ from starlette.types import Scope
 from dashboard.service.access import COOKIE, Access, Caller, Role
 from dashboard.service.limits import RateLimit
 from dashboard.service.problems import Problem
+from orchestrator.commands.table import COMMANDS
 
 SAFE = ("GET", "HEAD", "OPTIONS")
 OPEN = ("/login", "/healthz")
@@ -26,7 +27,10 @@ OPEN_FOLDER = "/static/"
 READERS_MAY_POST = ("/logout", "/plan/proposal")
 """Ends of paths whose POST changes no job."""
 SIMULATIONS = {
-    "GET": ("/what-if", *(f"/controls/{name}" for name in ("move", "scale", "freeze", "drain", "plan"))),
+    "GET": (
+        "/what-if",
+        *(f"/controls/{form.name}" for kind in COMMANDS if kind.simulates() for form in kind.forms),
+    ),
     "POST": ("/plan/proposal",),
 }
 """Method -> ends of paths behind which a planner computes."""

@@ -7,12 +7,13 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from orchestrator.commands.move import LAYERS
+
 JOB = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 KEY = r"^[\x21-\x7e]{1,200}$"
 NAME = r"^[a-z]{1,20}$"
 VERSION = r"^\d{1,9}\.\d{1,9}$"
 ETAG = r'^"?\d{1,9}\.\d{1,9}"?$'
-LAYERS = r"^\d{1,6}(-\d{1,6})?$"
 CUT = r"^(best|keep|\d+( ?[+, ] ?\d+)*)$"
 ALLOWED: Mapping[str, str] = {
     JOB: "up to 63 letters, digits, dots, underscores and hyphens, with a letter or a digit first",

@@ -21,17 +21,9 @@ from orchestrator.cli.commands.start.rehearse import rehearse
 from orchestrator.cli.commands.start.schedule import schedule
 from orchestrator.cli.commands.start.submit import submit
 from orchestrator.cli.commands.start.train import train
-from orchestrator.cli.commands.steer.cancel import cancel
-from orchestrator.cli.commands.steer.checkpoint import checkpoint
-from orchestrator.cli.commands.steer.drain import drain
+from orchestrator.cli.commands.steer.derived import derived
 from orchestrator.cli.commands.steer.fault import fault
-from orchestrator.cli.commands.steer.freeze import freeze
-from orchestrator.cli.commands.steer.move import move
-from orchestrator.cli.commands.steer.pause import pause
 from orchestrator.cli.commands.steer.reap import reap
-from orchestrator.cli.commands.steer.resume import resume
-from orchestrator.cli.commands.steer.scale import scale
-from orchestrator.cli.commands.steer.undrain import undrain
 from orchestrator.cli.commands.watch.clusters import clusters
 from orchestrator.cli.commands.watch.dashboard import dashboard
 from orchestrator.cli.commands.watch.events import events
@@ -40,6 +32,7 @@ from orchestrator.cli.commands.watch.jobs import jobs
 from orchestrator.cli.commands.watch.logs import logs
 from orchestrator.cli.commands.watch.status import status
 from orchestrator.cli.exit_codes import USER_ERROR
+from orchestrator.commands.table import COMMANDS
 from workers.protocol import JobError
 
 app = typer.Typer(
@@ -52,7 +45,7 @@ app = typer.Typer(
 ROOMS = {
     "Start": (train, submit, plan, profile, schedule, rehearse),
     "Watch": (dashboard, jobs, status, events, follow, logs, clusters),
-    "Steer": (checkpoint, pause, resume, cancel, move, drain, undrain, scale, freeze, fault, reap),
+    "Steer": (*(derived(kind) for kind in COMMANDS if kind.derived), fault, reap),
     "Results": (report, timeline, export, verify),
 }
 """Heading of the help -> its commands."""

@@ -50,7 +50,7 @@ def plan_of_job(
             return
         if found.problem is not None:
             raise JobError(f"not applied: {found.problem}")
-        command = client.apply(job, found.partition, base=found.base, by=sender())
+        command = client.apply(job, partition=found.partition, base=found.base, by=sender())
         answered = client.outcome(command) if wait else None
     answer = answer_text(command, answered, as_json=as_json)
     if as_json:

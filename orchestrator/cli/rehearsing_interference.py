@@ -247,7 +247,7 @@ def _train(
             serve(record)
 
         def arm(rank: int, fault: Fault) -> None:
-            BlockingJobClient().fault(spec.job.name, drill_of(rank, fault))
+            BlockingJobClient().fault(spec.job.name, drill=drill_of(rank, fault))
 
         def stop() -> None:
             BlockingJobClient().stop(spec.job.name)

@@ -1,5 +1,4 @@
-"""Runs the commands that steer a running job: `freshet pause`, `resume`, `cancel`, `checkpoint`, `move`, `drain`,
-`undrain`, `scale`, `freeze`, `fault` and `reap`. Each is one call of a job client, over Ray or REST."""
+"""Runs the commands that steer a running job, and `freshet reap`: one call of a job client, over Ray or REST."""
 
 from __future__ import annotations
 
@@ -7,14 +6,13 @@ import getpass
 import json
 import os
 import socket
-from collections.abc import Callable
-from typing import Any
 
 from orchestrator.client.asking import joined
 from orchestrator.client.blocking_client import BlockingJobClient, BlockingJobs
 from orchestrator.client.errors import NoController, NoSuchJob
 from orchestrator.client.jobs import Command
 from orchestrator.client.opening import opened
+from orchestrator.commands.command import JobCommand
 from orchestrator.events.types import Answered
 
 
@@ -27,9 +25,7 @@ def sender() -> str:
     return f"{user} on {socket.gethostname()}"
 
 
-def steer(
-    address: str | None, send: Callable[[BlockingJobs], Command], *, wait: bool, as_json: bool = False
-) -> str:
+def steer(address: str | None, job: str, command: JobCommand, *, wait: bool, as_json: bool = False) -> str:
     """Send a command to a job, and return what happens or has happened, in words or as JSON.
 
     Args:
@@ -40,8 +36,9 @@ def steer(
             `wait`, it was not done.
     """
     with opened(address) as client:
-        command = send(client)
-        return answer_text(command, client.outcome(command) if wait else None, as_json=as_json)
+        folder = client.view(job).folder if wait and command.ends else None
+        accepted = client.send(job, command)
+        return answer_text(accepted, _outcome(client, accepted, folder) if wait else None, as_json=as_json)
 
 
 def answer_text(command: Command, answered: Answered | None, *, as_json: bool) -> str:
@@ -59,82 +56,21 @@ def answer_text(command: Command, answered: Answered | None, *, as_json: bool) -
     return json.dumps(answer)
 
 
-def pause_job(
-    job: str, address: str | None, *, id: str | None = None, wait: bool = True, as_json: bool = False
-) -> str:
-    """Pause `job`."""
-    return steer(address, lambda jobs: jobs.pause(job, id=id, by=sender()), wait=wait, as_json=as_json)
+def _outcome(client: BlockingJobs, command: Command, folder: str | None) -> Answered:
+    """The answer to a command.
 
-
-def resume_job(
-    job: str, address: str | None, *, id: str | None = None, wait: bool = False, as_json: bool = False
-) -> str:
-    """Have the paused `job` train on."""
-    return steer(address, lambda jobs: jobs.resume(job, id=id, by=sender()), wait=wait, as_json=as_json)
-
-
-def checkpoint_job(
-    job: str, address: str | None, *, id: str | None = None, wait: bool = True, as_json: bool = False
-) -> str:
-    """Have `job` write a checkpoint."""
-    return steer(address, lambda jobs: jobs.checkpoint(job, id=id, by=sender()), wait=wait, as_json=as_json)
-
-
-def cancel_job(
-    job: str,
-    address: str | None,
-    *,
-    now: bool,
-    id: str | None = None,
-    wait: bool = False,
-    as_json: bool = False,
-) -> str:
-    """End `job`, with a checkpoint or at once."""
-    with opened(address) as client:
-        folder = client.view(job).folder if wait else None
-        command = (client.abort if now else client.stop)(job, id=id, by=sender())
-        answered = _end_of(client, command, folder) if wait else None
-        return answer_text(command, answered, as_json=as_json)
-
-
-def _end_of(client: BlockingJobs, command: Command, folder: str | None) -> Answered:
-    """The answer to a command that ends the job, and with it the controller that would tell."""
+    Args:
+        folder: the job's, if the command ends the job, and with it the controller that would tell.
+    """
     try:
         return client.outcome(command)
     except (NoController, NoSuchJob):
+        if folder is None:
+            raise
         entry = client.view(command.job, folder=folder).commands.get(command.id)
         if entry is None or entry.answer is None:
             raise
         return entry.answer
-
-
-def move_layers(
-    job: str,
-    address: str | None,
-    layers: str,
-    rank: int,
-    *,
-    id: str | None = None,
-    wait: bool = False,
-    as_json: bool = False,
-) -> str:
-    """Move layers of `job` to another rank."""
-    return steer(
-        address, lambda jobs: jobs.move(job, layers, rank, id=id, by=sender()), wait=wait, as_json=as_json
-    )
-
-
-def fault_job(
-    job: str, address: str | None, drill: dict[str, Any], *, id: str | None = None, as_json: bool = False
-) -> str:
-    """Inject a fault into `job`.
-
-    Args:
-        drill: a `workers.fault_injection.drill.Drill`, as JSON values.
-    """
-    return steer(
-        address, lambda jobs: jobs.fault(job, drill, id=id, by=sender()), wait=False, as_json=as_json
-    )
 
 
 def reap_job(job: str, address: str, *, force: bool) -> str:

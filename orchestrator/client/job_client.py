@@ -21,6 +21,7 @@ from orchestrator.client.errors import ControllerSilent, NoController, NoSuchJob
 from orchestrator.client.jobs import Command, Jobs, command_id
 from orchestrator.client.ray_calls import RayCalls
 from orchestrator.cluster.actor_names import living_jobs
+from orchestrator.commands.command import JobCommand
 from orchestrator.events.page import Page
 from orchestrator.events.types import Answered
 from orchestrator.history.folder import JobFolder
@@ -161,10 +162,10 @@ class JobClient(Jobs):
         controller = await known_controller(job, self._address, self._calls)
         return await ask(job, controller, method, *arguments, calls=self._calls, timeout_s=timeout_s)
 
-    async def _send(self, job: str, name: str, arguments: dict[str, Any], id: str | None, by: str) -> Command:
-        id = command_id(id)
+    async def send(self, job: str, command: JobCommand) -> Command:
+        id = command_id(command.id)
         # With one id it is safe to ask the next controller if this one dies.
-        text: str = await self._ask(job, "command", id, name, arguments, by)
+        text: str = await self._ask(job, "command", id, command.log_name, command.arguments(), command.by)
         return Command(job=job, id=id, text=text)
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from orchestrator.client.errors import Refused
+from orchestrator.commands.command import JobCommand
+from orchestrator.commands.table import Steering
 from orchestrator.events.page import Page
 from orchestrator.events.types import Answered, Record
 from workers.protocol import JobError
@@ -67,15 +69,12 @@ def command_id(id: str | None) -> str:
     return id
 
 
-class Jobs(ABC):
+class Jobs(Steering, ABC):
     """The jobs at an address.
 
     Every method that names a job raises `NoSuchJob`, `NoController` or `ControllerSilent` if the job does not answer,
-    and `Refused` if its controller refuses. A command that is sent twice with one `id` is done once; the same id for
-    another command raises `CommandIdReused`. Without `id` a random one is used. `by` says who sends it, for the log;
-    over REST the service logs the token's role and the sender's network address instead. `base` is the (epoch, version)
-    of the plan that the sender decided on: `PlanChanged` is raised if the job has a newer one; None: whichever is the
-    newest.
+    and `Refused` if its controller refuses. A command whose id was used for another one raises `CommandIdReused`, and
+    one for a plan that is not the newest one any more `PlanChanged`.
     """
 
     @abstractmethod
@@ -131,108 +130,9 @@ class Jobs(ABC):
             again = read and page.next < after and not page.records
             after, over, read = 0 if again else page.next, page.over and not again, True
 
-    async def stop(self, job: str, *, id: str | None = None, by: str = "") -> Command:
-        """Stop after the step in flight, with a checkpoint."""
-        return await self._send(job, "stop", {}, id, by)
-
-    async def abort(self, job: str, *, id: str | None = None, by: str = "") -> Command:
-        """End at once, without a checkpoint."""
-        return await self._send(job, "abort", {}, id, by)
-
-    async def checkpoint(self, job: str, *, id: str | None = None, by: str = "") -> Command:
-        """Write a checkpoint after the step in flight."""
-        return await self._send(job, "checkpoint", {}, id, by)
-
-    async def pause(self, job: str, *, id: str | None = None, by: str = "") -> Command:
-        """Pause after the step in flight, with a checkpoint, and release the ranks."""
-        return await self._send(job, "pause", {}, id, by)
-
-    async def resume(self, job: str, *, id: str | None = None, by: str = "") -> Command:
-        """Resume a paused job from its checkpoint, once there is room for its ranks."""
-        return await self._send(job, "resume", {}, id, by)
-
-    async def move(
-        self,
-        job: str,
-        layers: str,
-        rank: int,
-        *,
-        base: tuple[int, int] | None = None,
-        id: str | None = None,
-        by: str = "",
-    ) -> Command:
-        """Move `layers`, such as `3` or `3-4`, to `rank`."""
-        return await self._send(job, "move", {"layers": layers, "rank": rank, **_with(base)}, id, by)
-
-    async def fault(
-        self, job: str, drill: Mapping[str, Any], *, id: str | None = None, by: str = ""
-    ) -> Command:
-        """Inject the fault `drill`, a `workers.fault_injection.drill.Drill` as JSON values."""
-        return await self._send(job, "fault", {"drill": dict(drill)}, id, by)
-
-    async def drain(
-        self,
-        job: str,
-        node: str,
-        deadline_s: float = 30.0,
-        *,
-        base: tuple[int, int] | None = None,
-        id: str | None = None,
-        by: str = "",
-    ) -> Command:
-        """Have the job leave a node within `deadline_s` seconds: its ranks there hand their layers over, and it starts
-        none there until `undrain`. Other jobs stay.
-
-        Args:
-            node: a node's id, the beginning of one, or its host.
-        """
-        arguments = {"node": node, "deadline_s": deadline_s, **_with(base)}
-        return await self._send(job, "drain", arguments, id, by)
-
-    async def undrain(self, job: str, node: str, *, id: str | None = None, by: str = "") -> Command:
-        """Have the job use a node again that it was asked to leave.
-
-        Args:
-            node: as for `drain`.
-        """
-        return await self._send(job, "undrain", {"node": node}, id, by)
-
-    async def scale(
-        self,
-        job: str,
-        *,
-        ranks: int | None = None,
-        spares: int | None = None,
-        base: tuple[int, int] | None = None,
-        id: str | None = None,
-        by: str = "",
-    ) -> Command:
-        """Give the job another number of ranks from now on: it shrinks at a commit, and grows once the ranks are up.
-
-        Args:
-            ranks: of one replica's pipeline, as `pipeline.ranks`; None: as many as before.
-            spares: as `elastic.spares`; None: as many as before.
-        """
-        return await self._send(job, "scale", {"ranks": ranks, "spares": spares, **_with(base)}, id, by)
-
-    async def freeze(
-        self,
-        job: str,
-        *,
-        method: str | None = None,
-        r_max: float | None = None,
-        base: tuple[int, int] | None = None,
-        id: str | None = None,
-        by: str = "",
-    ) -> Command:
-        """Change what the job freezes, from the same step on all ranks. With no monitored times of its plan, the job
-        monitors first.
-
-        Args:
-            method: a `freeze.method`, `none` to freeze nothing; None: as it is.
-            r_max: the largest mean freeze ratio of a stage; None: as it is.
-        """
-        return await self._send(job, "freeze", {"method": method, "r_max": r_max, **_with(base)}, id, by)
+    @abstractmethod
+    async def send(self, job: str, command: JobCommand) -> Command:
+        """Send a command; returns once the job's controller has accepted it. `Steering` has a method for each."""
 
     @abstractmethod
     async def propose(self, job: str, partition: Sequence[int] | None = None) -> Proposal:
@@ -241,23 +141,6 @@ class Jobs(ABC):
         Args:
             partition: layers per stage; None: the planner's own best for the same ranks and schedule.
         """
-
-    async def apply(
-        self,
-        job: str,
-        partition: Sequence[int],
-        *,
-        base: tuple[int, int] | None = None,
-        id: str | None = None,
-        by: str = "",
-    ) -> Command:
-        """Have the training ranks take up `partition`, as `elastic.migration` says.
-
-        Args:
-            base: of the plan that it is to replace.
-        """
-        arguments = {"partition": list(partition), "base": None if base is None else list(base)}
-        return await self._send(job, "plan", arguments, id, by)
 
     async def outcome(self, command: Command, *, timeout_s: float | None = None) -> Answered:
         """Wait for the answer to `command`.
@@ -285,12 +168,3 @@ class Jobs(ABC):
     @abstractmethod
     async def _outcome(self, command: Command, wait_s: float) -> Answered | None:
         """The answer to `command`; None if it is not decided after `wait_s`."""
-
-    @abstractmethod
-    async def _send(self, job: str, name: str, arguments: dict[str, Any], id: str | None, by: str) -> Command:
-        """Send the command `name` of the controller, with its arguments as JSON values."""
-
-
-def _with(base: tuple[int, int] | None) -> dict[str, Any]:
-    """The argument of a command that names the plan which it is for."""
-    return {} if base is None else {"base": list(base)}

@@ -19,6 +19,7 @@ from orchestrator.analysis.job_summary import JobSummary
 from orchestrator.client.errors import JobError, NoController, NoSuchJob, ServiceError, ServiceUnreachable
 from orchestrator.client.jobs import Command, Jobs, command_id
 from orchestrator.client.rest_transport import RestTransport, json_of
+from orchestrator.commands.command import JobCommand, PlanCommand
 from orchestrator.events.page import Page
 from orchestrator.events.types import Answered, Record
 from orchestrator.history.folder import JobFolder
@@ -153,18 +154,19 @@ class RestJobClient(Jobs):
             return None
         return Answered(id=command.id, done=True, step=answer["step"], text=answer["text"])
 
-    async def _send(self, job: str, name: str, arguments: dict[str, Any], id: str | None, by: str) -> Command:
-        id = command_id(id)
+    async def send(self, job: str, command: JobCommand) -> Command:
+        id = command_id(command.id)
         if not _ID.fullmatch(id):
             raise JobError(
                 f"a command id for a service has 1 to 200 ASCII characters, no spaces and no slashes: {id!r} has others"
             )
-        route, body = _request(name, arguments)
         headers = {"Idempotency-Key": id}
-        if (base := arguments.get("base")) is not None:
-            headers["If-Match"] = f'"{base[0]}.{base[1]}"'
+        if isinstance(command, PlanCommand) and command.base is not None:
+            epoch, version = command.base
+            headers["If-Match"] = f'"{epoch}.{version}"'
         # With one id it is safe to send it again if the answer is lost.
-        answer = await self._service.post(f"{_path(job)}/{route}", body, headers=headers, again=True)
+        path = f"{_path(job)}/{command.route or command.name}"
+        answer = await self._service.post(path, command.body(), headers=headers, again=True)
         return Command(job=job, id=id, text=str(self._json(answer).get("text", "")))
 
     def _json(self, answer: Any) -> dict[str, Any]:
@@ -174,19 +176,6 @@ class RestJobClient(Jobs):
         return ServiceUnreachable(
             f"the service at {self._service.address} is of another version of Freshet: its answer cannot be read here"
         )
-
-
-def _request(name: str, arguments: Mapping[str, Any]) -> tuple[str, Mapping[str, Any] | None]:
-    """The route and the body of the controller's command `name`."""
-    match name:
-        case "stop" | "abort":
-            return "cancel", {"abort": name == "abort"}
-        case "fault":
-            return "faults", arguments["drill"]
-        case "plan":
-            return name, {"partition": arguments["partition"]}
-        case _:
-            return name, {key: value for key, value in arguments.items() if key != "base"} or None
 
 
 def _path(job: str) -> str:

@@ -1,27 +1,47 @@
 """The commands of a job's clients: each is logged, carried out once for its id, and answered. Runs on the event loop.
 
-What changes where layers are is in `reshaping.py`, what changes freezing in `freeze_control.py`. Which events of the
-job answer a command is in `orchestrator/history/command_table.py`.
+The commands are declared in `orchestrator/commands/`; here are their effects. What changes where layers are is in
+`reshaping.py`, what changes freezing in `freeze_control.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
-from orchestrator.controller import reshaping
+from orchestrator.commands.apply import Apply
+from orchestrator.commands.cancel import Cancel
+from orchestrator.commands.checkpoint import Checkpoint
+from orchestrator.commands.command import Entry, JobCommand
+from orchestrator.commands.drain import Drain
+from orchestrator.commands.fault import Fault
+from orchestrator.commands.freeze import Freeze
+from orchestrator.commands.move import Move
+from orchestrator.commands.pause import Pause
+from orchestrator.commands.resume import Resume
+from orchestrator.commands.scale import Scale
+from orchestrator.commands.table import BY_LOG_NAME, parsed
+from orchestrator.commands.undrain import Undrain
 from orchestrator.controller.event_loop import EventLoop
 from orchestrator.controller.freeze.freeze_control import FreezeControl
 from orchestrator.controller.inject_faults import inject
 from orchestrator.controller.requests.resize_request import choose_drained
 from orchestrator.controller.reshaping import Reshaping
 from orchestrator.events import types as events
-from orchestrator.history.command_table import KEPT, Entry
+from orchestrator.history.command_table import KEPT
 from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle.states import Live, Paused, Placing, Saving, Stopping
-from orchestrator.lifecycle.stimuli import Aborted, Asked, PauseAsked, ResumeAsked
+from orchestrator.lifecycle.stimuli import Aborted, Asked, PauseAsked, ResumeAsked, Stimulus
 from workers.config import ElasticConfig
 from workers.protocol import JobError, Request
+
+SAFE_TO_REPEAT: Mapping[str, Stimulus] = {
+    "stop": Asked(Request.STOP),
+    "abort": Aborted(),
+    "checkpoint": Asked(Request.CHECKPOINT),
+    "pause": PauseAsked(),
+    "resume": ResumeAsked(),
+}
+"""Name in the log -> what the lifecycle is told, once more by a controller that takes over."""
 
 
 class Commands:
@@ -70,7 +90,7 @@ class Commands:
             raise JobError(f"{waiting} commands wait for their outcome already: ask again once some have one")
         self._log(command)
         try:
-            text = await self._do(command)
+            text = await self._do(parsed(command))
         except Exception as error:
             if decided := self._reply(id):  # meanwhile, such as by the job's end
                 return decided
@@ -81,7 +101,7 @@ class Commands:
             text = f"the {name} failed: {type(error).__name__}: {error}"
             self._answer(id, done=False, text=text)
             raise JobError(text) from error
-        if name == "fault":
+        if BY_LOG_NAME[name].at_once:
             self._answer(id, done=True, text=text)
         return self._reply(id) or text
 
@@ -96,22 +116,21 @@ class Commands:
         if entry is None or entry.answer is None:
             return ""
         if not entry.answer.done:
-            self._reshaping.check_base(entry.command)
+            self._reshaping.check_base(parsed(entry.command))
             raise JobError(entry.answer.text)
         return entry.answer.text
 
-    async def _do(self, command: events.Commanded) -> str:
-        name, arguments = command.name, command.arguments
-        if name in reshaping.NAMES:
-            return await self._reshaping.carry_out(command)
-        match name, arguments:
-            case "stop", {}:
-                self._loop.post(Asked(Request.STOP))
-                return "stops after the step in flight, with a checkpoint"
-            case "abort", {}:
-                self._loop.post(Aborted())
-                return "ends at once, without a checkpoint"
-            case "checkpoint", {}:
+    async def _do(self, command: JobCommand) -> str:
+        match command:
+            case Move() | Apply() | Scale() | Drain():
+                return await self._reshaping.carry_out(command)
+            case Cancel(abort=abort):
+                text = (
+                    "ends at once, without a checkpoint"
+                    if abort
+                    else "stops after the step in flight, with a checkpoint"
+                )
+            case Checkpoint():
                 state = self._loop.state
                 if isinstance(state, Paused):
                     raise JobError(f"the job is paused, and a checkpoint has its step {state.step} already")
@@ -119,30 +138,31 @@ class Commands:
                     raise JobError(
                         f"the job is {type(state).__name__.lower()} and has nothing to save: ask again once it trains"
                     )
-                self._loop.post(Asked(Request.CHECKPOINT))
-                return "writes a checkpoint after the step in flight"
-            case "pause", {}:
+                text = "writes a checkpoint after the step in flight"
+            case Pause():
                 state = self._loop.state
                 if not isinstance(state, Live | Placing) or isinstance(state, Stopping | Paused | Saving):
                     raise JobError(f"the job is {type(state).__name__.lower()}: there is nothing to pause")
-                self._loop.post(PauseAsked())
-                return "pauses after the step in flight, with a checkpoint, and gives its ranks back"
-            case "resume", {}:
+                text = "pauses after the step in flight, with a checkpoint, and gives its ranks back"
+            case Resume():
                 state = self._loop.state
                 if not isinstance(state, Paused):
                     raise JobError(f"the job is {type(state).__name__.lower()}: only a paused job resumes")
-                self._loop.post(ResumeAsked())
-                return f"goes on from the checkpoint of step {state.step} as soon as there is room"
-            case "undrain", {"node": str(node)}:
+                text = f"goes on from the checkpoint of step {state.step} as soon as there is room"
+            case Undrain(node=node):
                 notice = choose_drained(node, self._view().ranks)
-                undrained = events.Undrained(node=notice.node, host=notice.host, id=command.id)
+                undrained = events.Undrained(node=notice.node, host=notice.host, id=command.key)
                 self._log(undrained)
                 return undrained.sentence
-            case "freeze", _:
+            case Freeze():
                 return await self._freezing.change(command)
-            case "fault", {"drill": dict(drill)}:
-                return await self._fault(drill)
-        raise JobError(f"no such command: {name} {arguments}")
+            case Fault(drill=drill):
+                allowed = self._elastic.allow_faults
+                return await inject(self._job, allowed, self._view().step, {**drill})
+            case _:
+                raise AssertionError(f"{command.name} has no effect")
+        self._loop.post(SAFE_TO_REPEAT[command.log_name])
+        return text
 
     def go_on(self) -> None:
         """Repeat the commands that the previous controller may not have carried out, if repeating is safe; refuse the
@@ -151,39 +171,17 @@ class Commands:
             self._go_on_with(entry)
 
     def _go_on_with(self, entry: Entry) -> None:
-        match entry.command.name:
-            case "checkpoint":
-                self._loop.post(Asked(Request.CHECKPOINT))
-            case "stop":
-                self._loop.post(Asked(Request.STOP))
-            case "abort":
-                self._loop.post(Aborted())
-            case "pause":
-                self._loop.post(PauseAsked())
-            case "resume":
-                self._loop.post(ResumeAsked())
-            case _ if self._reshaping.again(entry.command, self._view().recap()):
-                pass
-            case _ if self._freezing.again(entry):
-                pass
-            case name:
-                self._answer(
-                    entry.command.id,
-                    done=False,
-                    text=f"the controller was killed before it knew what came of the {name}: see the job's events, then"
-                    " ask again with another id",
-                )
+        name = entry.command.name
+        if name in SAFE_TO_REPEAT:
+            self._loop.post(SAFE_TO_REPEAT[name])
+        elif not self._reshaping.again(entry.command, self._view().recap()) and not self._freezing.again(
+            entry
+        ):
+            text = (
+                f"the controller was killed before it knew what came of the {name}: see the job's events, then ask"
+                " again with another id"
+            )
+            self._answer(entry.command.id, done=False, text=text)
 
     def _answer(self, id: str, *, done: bool, text: str) -> None:
         self._log(events.Answered(id=id, done=done, step=self._view().step, text=text))
-
-    async def _fault(self, drill: dict[str, Any]) -> str:
-        """Run a drill on the job; return in words what will happen.
-
-        Args:
-            drill: a `workers.fault_injection.drill.Drill`, as JSON values.
-
-        Raises:
-            JobError: the job allows no faults, or there is no such rank or node.
-        """
-        return await inject(self._job, self._elastic.allow_faults, self._view().step, drill)

@@ -14,11 +14,16 @@ from typing import Any
 from orchestrator.cluster import connection as cluster
 from orchestrator.cluster.hosts import Hosts
 from orchestrator.cluster.placement import Node
+from orchestrator.commands.apply import Apply
+from orchestrator.commands.command import JobCommand, PlanCommand
+from orchestrator.commands.drain import Drain
+from orchestrator.commands.move import Move
+from orchestrator.commands.scale import Scale
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.event_loop import EventLoop
 from orchestrator.controller.ranks.runtime import Runtime
 from orchestrator.controller.requests.move_request import described, move_of_layers, move_to
-from orchestrator.controller.requests.partition_request import base_in, check_base, move_to_partition, propose
+from orchestrator.controller.requests.partition_request import check_base, move_to_partition, propose
 from orchestrator.controller.requests.resize_request import (
     Capacity,
     check_plan,
@@ -29,21 +34,17 @@ from orchestrator.controller.requests.resize_request import (
 )
 from orchestrator.events.types import Commanded, Event, Noticed, Scaled
 from orchestrator.history.proposal import Proposal
-from orchestrator.lifecycle.migration import Mode, Move, same
+from orchestrator.lifecycle import migration, stimuli
+from orchestrator.lifecycle.migration import Mode, same
 from orchestrator.lifecycle.moves import expected
 from orchestrator.lifecycle.scaling import size_of
 from orchestrator.lifecycle.states import Job, Live, Order, Paused, Training
-from orchestrator.lifecycle.stimuli import Going, Migrate, Scale, Stimulus
+from orchestrator.lifecycle.stimuli import Going, Migrate, Stimulus
 from planner.plan import Plan, PlanError
 from planner.search.layer_move import parse_layers
 from planner.search.replan import Replanner
 from planner.wording import counted, named
 from workers.protocol import JobError
-
-NAMES = ("move", "plan", "scale", "drain")
-"""The commands of this module."""
-Base = tuple[int, int] | None
-"""Epoch and version of the plan that a command is for; None: whichever is the newest."""
 
 
 class Reshaping:
@@ -72,25 +73,25 @@ class Reshaping:
         self._turn = asyncio.Lock()
         """Held from reading the job to the lifecycle's verdict: what a command was checked against still holds."""
 
-    async def carry_out(self, command: Commanded) -> str:
+    async def carry_out(self, command: PlanCommand) -> str:
         """Carry out `command`; return in words what will happen.
 
         Raises:
             PlanChanged: it is for an older plan than the newest one.
             JobError: it cannot be done; says why.
         """
-        base = base_in(command.arguments)
         async with self._turn:
-            match command.name, command.arguments:
-                case "move", {"layers": str(layers), "rank": int(rank)}:
-                    return await self._move(layers, rank, base, command.id)
-                case "plan", {"partition": list(partition), "base": _}:
-                    return await self._apply(partition, base, command)
-                case "scale", {"ranks": int() | None as ranks, "spares": int() | None as spares}:
-                    return await self._scale(ranks, spares, base, command.id)
-                case "drain", {"node": str(node), "deadline_s": int() | float() as deadline_s}:
-                    return await self._drain(node, float(deadline_s), base, command.id)
-        raise JobError(f"no such command: {command.name} {command.arguments}")
+            match command:
+                case Move():
+                    return await self._move(command)
+                case Apply():
+                    return await self._apply(command)
+                case Scale():
+                    return await self._scale(command)
+                case Drain():
+                    return await self._drain(command)
+                case _:
+                    raise AssertionError(command)
 
     async def migrate(self, plan: Plan, decided_for: Job, mode: Mode | None = None) -> str:
         """Have the ranks follow `plan`, in the same places; return in words what will happen.
@@ -131,14 +132,14 @@ class Reshaping:
         job = self._training()
         return await asyncio.to_thread(propose, job, self._replanner, partition, self._slowdowns(job))
 
-    def check_base(self, command: Commanded) -> None:
+    def check_base(self, command: JobCommand) -> None:
         """Check that a command that was refused before is not refused for its base now.
 
         Raises:
             PlanChanged: it is for an older plan than the newest one.
         """
-        if isinstance(self._loop.state, Live):
-            check_base(self._loop.state.job, base_in(command.arguments))
+        if isinstance(self._loop.state, Live) and isinstance(command, PlanCommand):
+            check_base(self._loop.state.job, command.base)
 
     def again(self, command: Commanded, known: Sequence[Event]) -> bool:
         """Repeat a command of the previous controller that had checked it; return whether there is one.
@@ -151,7 +152,7 @@ class Reshaping:
             match event:
                 case Scaled(id=command.id):
                     resizes = command.arguments.get("ranks") is not None
-                    stimulus = Scale(event, resizes=resizes)
+                    stimulus = stimuli.Scale(event, resizes=resizes)
                 case Noticed(id=command.id):
                     ranks = frozenset(event.ranks)
                     stimulus = Going(ranks, event.source, event.left_s, event.node, event.host, event.id)
@@ -175,82 +176,83 @@ class Reshaping:
     def _mode(self) -> Any:
         return self._setup.config.elastic.migration
 
-    async def _move(self, layers: str, rank: int, base: Base, id: str) -> str:
+    async def _move(self, command: Move) -> str:
         try:
-            span = parse_layers(layers)
+            span = parse_layers(command.layers)
         except PlanError as error:
             raise JobError(str(error)) from error
         job = self._training()
-        check_base(job, base)
+        check_base(job, command.base)
         move = await asyncio.to_thread(
             move_of_layers,
             job,
             self._replanner,
             span,
-            rank,
+            command.rank,
             mode=self._mode,
             asked_s=time.time(),
             slowdowns=self._slowdowns(job),
         )
-        return await self._begin(job, replace(move, id=id))
+        return await self._begin(job, replace(move, id=command.key))
 
-    async def _apply(self, partition: list[int], base: Base, command: Commanded) -> str:
+    async def _apply(self, command: Apply) -> str:
         job = self._training()
         move = await asyncio.to_thread(
             move_to_partition,
             job,
             self._replanner,
-            partition,
-            base,
+            command.partition,
+            command.base,
             mode=self._mode,
             asked_s=time.time(),
-            id=command.id,
+            id=command.key,
             by=command.by,
             slowdowns=self._slowdowns(job),
         )
         return await self._begin(job, move)
 
-    async def _begin(self, job: Job, move: Move) -> str:
+    async def _begin(self, job: Job, move: migration.Move) -> str:
         text = described(job, move)
         await self._loop.post_and_wait(Migrate(move))
         return text
 
-    async def _scale(self, ranks: int | None, spares: int | None, base: Base, id: str) -> str:
+    async def _scale(self, command: Scale) -> str:
         job = self._training()
-        check_base(job, base)
+        check_base(job, command.base)
         has = await self._capacity()
         plan = job.progress.plan
-        event = scaled(ranks, spares, has, layers=plan.layers[-1][1], id=id)
+        event = scaled(command.ranks, command.spares, has, layers=plan.layers[-1][1], id=command.key)
         members = len(job.membership.members)
-        resizes = ranks is not None
+        resizes = command.ranks is not None
         if resizes and event.places != members:
             await asyncio.to_thread(
                 check_plan, job, self._replanner, event.places, self._runtime.planning.known
             )
-        check_base(self._training(), base)  # another plan may have been issued meanwhile
-        await self._loop.post_and_wait(Scale(event, resizes=resizes))
+        check_base(self._training(), command.base)  # another plan may have been issued meanwhile
+        await self._loop.post_and_wait(stimuli.Scale(event, resizes=resizes))
         keeps = f"keeps {counted(event.spares, 'spare rank')}"
         if not resizes or event.places == members:
             return f"{keeps} from now on"
         how = "at a commit" if event.places < members else "as soon as the others are up"
         return f"goes from {counted(members, 'rank')} to {event.places} {how}, and {keeps}"
 
-    async def _drain(self, name: str, deadline_s: float, base: Base, id: str) -> str:
+    async def _drain(self, command: Drain) -> str:
+        deadline_s = command.deadline_s
         if not deadline_s >= 0:
             raise JobError(f"a deadline of {deadline_s:g} s is past: give one of 0 s or more")
-        check_base(self._live(), base)
+        check_base(self._live(), command.base)
         nodes = await asyncio.to_thread(self._nodes)
         ours = self._nodes_of_job(nodes)
-        node = choose_node(name, ours, nodes)
+        node = choose_node(command.node, ours, nodes)
         has, job = await self._capacity(without=node), self._live()
         up = [rank for rank, home in self._runtime.homes.items() if home.node == node]
         ranks = frozenset(up) | (self._hosts.placed_on(node) & job.membership.starting)
         await asyncio.to_thread(
             check_refuge, ranks, job, self._replanner, has, node, self._runtime.planning.known
         )
-        check_base(self._live(), base)  # another plan may have been issued meanwhile
+        check_base(self._live(), command.base)  # another plan may have been issued meanwhile
         host = ours[node]
-        await self._loop.post_and_wait(Going(ranks, "request", deadline_s, node, host, id))
+        await self._loop.post_and_wait(Going(ranks, "request", deadline_s, node, host, command.key))
         told = f"{named('rank', sorted(ranks))} {'leaves' if len(ranks) == 1 else 'leave'} node {node[:12]} ({host})"
         return f"{told} at the next commit; the job starts no rank there until freshet undrain"
 

@@ -1,51 +1,29 @@
 """The commands that a job received from outside, and the one answer to each. Pure: events in, answers out.
 
-The sender chooses a command's id: a command that is sent twice is done once. What became of a move, a drain or another
-number of ranks only the lifecycle knows: it logs those answers itself. All that goes into a job's log passes through
-`logged`, which adds the answers and drops second ones. The table holds the newest `KEPT` commands, and all that have no
-answer yet. It is part of a `JobView`, so that a controller that takes over has it from snapshot and log.
+The sender chooses a command's id: a command that is sent twice is done once. Each command declares which events answer
+it (`orchestrator/commands/`); what became of a move, a drain or another number of ranks only the lifecycle knows: it
+logs those answers itself. All that goes into a job's log passes through `logged`, which adds the answers and drops
+second ones. The table holds the newest `KEPT` commands, and all that have no answer yet. It is part of a `JobView`, so
+that a controller that takes over has it from snapshot and log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.events.types import (
-    Answered,
-    Commanded,
-    Event,
-    Failed,
-    Finished,
-    FreezeChanged,
-    Paused,
-    Regrouped,
-    Undrained,
-)
-from workers.protocol import CheckpointReport, FreezeStarted, JobError, StepReport
+from orchestrator.commands.command import Entry, JobCommand
+from orchestrator.commands.table import BY_LOG_NAME
+from orchestrator.events.types import Answered, Commanded, Event, FreezeChanged
+from workers.protocol import JobError, StepReport
 
 KEPT = 300
 """Commands that are remembered; an older id that has its answer counts as new. Also how many may wait for theirs."""
 
-REPLACED = "another freeze request took its place"
-
 
 class CommandIdReused(JobError):
     """An id was given to two different commands."""
-
-
-@dataclass
-class Entry:
-    """One command."""
-
-    command: Commanded
-    step: int
-    """Steps committed when it arrived."""
-    answer: Answered | None = None
-    """None while it is not decided."""
-    freeze: tuple[int, int] | None = None
-    """The key of the freeze plan that a freeze request led to."""
 
 
 @dataclass
@@ -111,57 +89,8 @@ class CommandTable:
 
     def decided(self, event: Event) -> tuple[Answered, ...]:
         """The answers that `event` gives to pending commands."""
-        return tuple(self._decided(event))
-
-    def _decided(self, event: Event) -> Iterator[Answered]:
-        pending = self.pending()
-        match event:
-            case CheckpointReport(step=step, path=path, error=error):
-                for entry in pending:
-                    if entry.command.name == "checkpoint" and step >= entry.step:
-                        text = f"checkpoint of step {step} in {path}"
-                        yield _answer(
-                            entry, step, text if error is None else f"{text} failed: {error}", error is None
-                        )
-            case FreezeStarted(plan=plan):
-                for entry in pending:
-                    if entry.freeze == plan.key:
-                        text = f"all ranks follow it from step {plan.start} on"
-                        yield _answer(entry, self.step, text, True)
-                    elif entry.freeze is not None and entry.freeze < plan.key:
-                        yield _answer(entry, self.step, REPLACED, False)
-            case Paused(step=step, requested=True):
-                for entry in pending:
-                    match entry.command.name:
-                        case "pause":
-                            yield _answer(entry, step, f"paused at step {step}", True)
-                        case "checkpoint":
-                            yield _answer(entry, step, f"paused with a checkpoint of step {step}", True)
-                        case "resume":
-                            yield _answer(entry, step, f"paused again at step {step}", False)
-                        case _:
-                            pass
-            case Regrouped(step=step):
-                for entry in pending:
-                    if entry.command.name == "resume":
-                        yield _answer(entry, step, f"trains on from step {step}", True)
-            case Undrained(id=id) as undrained:
-                for entry in pending:
-                    if entry.command.id == id:
-                        yield _answer(entry, self.step, undrained.sentence, True)
-            case Finished(step=step, stopped=stopped):
-                for entry in pending:
-                    done = entry.command.name in ("stop", "abort")
-                    text = f"stopped at step {step}" if stopped else f"trained to its last step, {step}"
-                    yield _answer(entry, step, text if done else f"the job ended first: {text}", done)
-            case Failed(reason=reason):
-                for entry in pending:
-                    yield _answer(
-                        entry, self.step, f"the job failed: {reason}", entry.command.name == "abort"
-                    )
-            case _:
-                return
-
-
-def _answer(entry: Entry, step: int, text: str, done: bool) -> Answered:
-    return Answered(id=entry.command.id, done=done, step=step, text=text)
+        answers = (
+            BY_LOG_NAME.get(entry.command.name, JobCommand).answer(entry, event, self.step)
+            for entry in self.pending()
+        )
+        return tuple(answer for answer in answers if answer is not None)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
+from orchestrator.commands.freeze import REPLACED
 from orchestrator.events import types as events
-from orchestrator.history.command_table import REPLACED
 from orchestrator.lifecycle import (
     ending,
     failures,

@@ -34,6 +34,7 @@ from orchestrator.client import asking, job_client
 from orchestrator.client.errors import Refused
 from orchestrator.client.job_client import Command, JobClient
 from orchestrator.client.ray_calls import RayCalls
+from orchestrator.commands.command import JobCommand
 
 READS = ("/api/v1/jobs/gpt", "/api/v1/jobs/gpt/view", "/api/v1/jobs/gpt/telemetry", "/jobs/gpt", "/metrics")
 PAST = ("/healthz", "/metrics", "/runs/gpt", "/api/v1/runs/gpt", "/api/v1/jobs/gpt/view")
@@ -100,7 +101,7 @@ def test_reads_do_not_wait_for_simulations(settings: Settings, what_ifs: Held) -
 class Refusing(JobClient):
     """A client whose job refuses every move."""
 
-    async def move(self, *arguments: object, **more: object) -> Command:  # pyright: ignore[reportIncompatibleMethodOverride]
+    async def send(self, job: str, command: JobCommand) -> Command:
         raise Refused("another move is under way")
 
 

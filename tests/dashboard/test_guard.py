@@ -351,7 +351,7 @@ def test_simulations_are_limited(settings: Settings, app: FastAPI, method: str) 
 
 
 def test_the_pages_of_controls_that_simulate_are_limited() -> None:
-    simulate = {f"/controls/{control.name}" for control in CONTROLS.values() if control.change is not None}
+    simulate = {f"/controls/{name}" for name, control in CONTROLS.items() if control.command.simulates()}
     assert {end for end in SIMULATIONS["GET"] if end.startswith("/controls/")} == simulate
 
 

@@ -11,19 +11,23 @@ from fastapi.testclient import TestClient
 from pydantic import ValidationError
 from serving import live_job, settings_in, show, token
 
-from dashboard.api.controls import Drain, Freeze, Move, Scale
+from dashboard.api.controls import BODIES
 from dashboard.api.faults import Drill
-from dashboard.api.plans import Applied
 from dashboard.app import create_app
 from dashboard.pages.controls import CONTROLS
 from dashboard.pages.what_if_page import Asked
 from dashboard.service.mistakes import ALLOWED, LONGEST, mistakes
 from dashboard.service.problems import Problem
+from orchestrator.commands.apply import Apply
+from orchestrator.commands.drain import Drain
+from orchestrator.commands.freeze import Freeze
+from orchestrator.commands.move import Move
+from orchestrator.commands.scale import Scale
 
 
 def said(model: type, body: object) -> str:
     with pytest.raises(ValidationError) as refused:
-        model.model_validate(body)  # type: ignore[attr-defined]
+        BODIES.get(model, model).model_validate(body)  # type: ignore[attr-defined, call-overload]
     return mistakes(refused.value.errors())
 
 
@@ -42,9 +46,9 @@ def said(model: type, body: object) -> str:
         (Freeze, {}, "send method, r_max or both"),
         (Drain, {"node": ""}, 'node is "", and must be at least 1 character long'),
         (Drain, {"node": "n", "deadline_s": 0}, "deadline_s is 0, and must be more than 0"),
-        (Applied, {"partition": []}, "partition is [], and must be at least 1 entry long"),
-        (Applied, {"partition": [3, "x"]}, 'partition.1 is "x", and must be a whole number'),
-        (Applied, {"partition": 3}, "partition is 3, and must be a list"),
+        (Apply, {"partition": []}, "partition is [], and must be at least 1 entry long"),
+        (Apply, {"partition": [3, "x"]}, 'partition.1 is "x", and must be a whole number'),
+        (Apply, {"partition": 3}, "partition is 3, and must be a list"),
         (Drill, {"fault": {"kind": "no"}}, "fault.kind is \"no\", and must be one of 'kill', 'stop', 'slow',"),
         (Drill, {"fault": {"kind": "oom", "after_s": float("inf")}}, "a number that is not infinite"),
         (Asked, {"cut": "half"}, 'cut is "half", and must be best, keep, or layers per stage such as 3+2+1+2'),
@@ -61,7 +65,7 @@ def test_each_mistake_names_the_field_its_value_and_what_is_right(
 
 
 def test_many_mistakes_are_counted_and_those_of_a_form_have_its_labels() -> None:
-    told = said(Applied, {"partition": ["x"] * 9})
+    told = said(Apply, {"partition": ["x"] * 9})
     assert told.count("must be") == 5
     assert told.endswith("; and 4 more")
     with pytest.raises(Problem, match=r'^To rank is "far", and must be a whole number$'):

@@ -17,6 +17,7 @@ from dashboard.app import create_app
 from orchestrator.client.errors import PlanChanged
 from orchestrator.client.job_client import JobClient
 from orchestrator.client.jobs import Command
+from orchestrator.commands.command import JobCommand
 
 BODIES: dict[str, dict[str, Any]] = {
     "move": {"layers": "3", "rank": 0},
@@ -38,14 +39,12 @@ class Sent(JobClient):
         self.bases: list[object] = []
         self.moving = False
 
-    async def _send(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, job: str, name: str, arguments: dict[str, Any], id: str | None, by: str
-    ) -> Command:
-        self.bases.append(arguments.get("base"))
-        base = arguments.get("base")
+    async def send(self, job: str, command: JobCommand) -> Command:
+        base = command.arguments().get("base")
+        self.bases.append(base)
         if base is not None and (base != [1, 2] or self.moving):
             raise PlanChanged("plan 1.2 is the one to look at", 1, 2)
-        return Command(job=job, id=id or "made", text="sent")
+        return Command(job=job, id=command.id or "made", text="sent")
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from dashboard.app import create_app
 from dashboard.jobs.live_job import LiveJob
 from orchestrator.client.errors import ControllerSilent, JobError, PlanChanged
 from orchestrator.client.job_client import Command, JobClient
+from orchestrator.commands.command import JobCommand
 
 PAGE = {"Accept": "text/html"}
 SILENT = ControllerSilent("the controller has not answered for 90 s")
@@ -26,7 +27,7 @@ class Failing(JobClient):
         super().__init__()
         self._error = error
 
-    async def _send(self, *arguments: object) -> Command:
+    async def send(self, job: str, command: JobCommand) -> Command:
         raise self._error
 
 

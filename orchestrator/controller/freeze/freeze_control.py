@@ -10,6 +10,8 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
+from orchestrator.commands.command import Entry
+from orchestrator.commands.freeze import Freeze
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.event_loop import EventLoop
 from orchestrator.controller.freeze.planner_link import PlannerLink, link_planner, solution_of
@@ -26,9 +28,8 @@ from orchestrator.controller.requests.freeze_request import (
     question_for_new_times,
 )
 from orchestrator.controller.requests.move_request import domains_of
-from orchestrator.controller.requests.partition_request import base_in, check_base
-from orchestrator.events.types import Commanded, Event, FreezeChanged, Migrated, Submitted, Warned
-from orchestrator.history.command_table import Entry
+from orchestrator.controller.requests.partition_request import check_base
+from orchestrator.events.types import Event, FreezeChanged, Migrated, Submitted, Warned
 from orchestrator.history.copying import copied
 from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle.moves import expected
@@ -117,29 +118,25 @@ class FreezeControl:
             self._planner.void_after(step)
             self._planning = self._loop.spawn(self._planner.run(step))
 
-    async def change(self, command: Commanded) -> str:
+    async def change(self, command: Freeze) -> str:
         """Change the freeze settings at a commit; return in words what will happen.
 
         Raises:
             PlanChanged: it is for an older plan than the newest one.
             JobError: the job does not train, or what is asked for cannot be done or changes nothing.
         """
-        base = base_in(command.arguments)
-        method, r_max = command.arguments.get("method"), command.arguments.get("r_max")
-        if not isinstance(method, str | None) or not isinstance(r_max, float | int | None):
-            raise JobError(f"a freeze request names a method and a number r_max, not {command.arguments}")
         async with self._changing:
-            check_base(self._training(), base)
+            check_base(self._training(), command.base)
             job = self._running(self._training())
             # Simulates: too long for the event loop.
-            wanted = await asyncio.to_thread(decided, Wanted(method=method, r_max=r_max), job)
+            wanted = await asyncio.to_thread(decided, Wanted(method=command.method, r_max=command.r_max), job)
             solved = (
                 await self._solved(wanted.question, wanted.observations)
                 if isinstance(wanted, Solve)
                 else None
             )
             # It may have ended meanwhile, or have another plan.
-            check_base(self._training(), base)
+            check_base(self._training(), command.base)
             # Numbered only now: a planner that was linked while the program was solved has an older plan.
             self._drop_planner()
             self._version += 1
@@ -156,7 +153,7 @@ class FreezeControl:
                 r_max=wanted.control.r_max,
                 by=command.by,
                 plan=plan,
-                id=command.id,
+                id=command.key,
             )
             await self._loop.post_and_wait(FreezeAsked(change, solution))
         return described(wanted.control)

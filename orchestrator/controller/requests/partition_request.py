@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from orchestrator.controller.requests.move_request import domains_of, move_to
 from orchestrator.history.proposal import PlanChanged, Proposal
@@ -128,21 +127,6 @@ def move_to_partition(
         job, replanner, replace(plan, reason=reason), mode=mode, asked_s=asked_s, slowdowns=slowdowns
     )
     return replace(move, id=id)
-
-
-def base_in(arguments: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return epoch and version of the plan that the arguments of a command name; None: whichever is the newest.
-
-    Raises:
-        JobError: what they name is no version of a plan.
-    """
-    match arguments.get("base"):
-        case None:
-            return None
-        case [int(epoch), int(version)]:
-            return epoch, version
-        case other:
-            raise JobError(f"{other!r} is no version of a plan: give its epoch and version, such as [1, 2]")
 
 
 def check_base(job: Job, base: tuple[int, int] | None) -> None:

@@ -18,10 +18,8 @@ from report_page import Page
 from serving import live_job, settings_in, show, token, write_run
 from synthetic_run import freezing_records, plan
 
-from dashboard.api.controls import Drain, Freeze, Move, Scale, Undrain
 from dashboard.app import create_app
-from dashboard.pages.control_form import Control, Expected, expectation, simulates
-from dashboard.pages.controls import CONTROLS, Cut
+from dashboard.pages.controls import CONTROLS, Expected, expectation, simulates
 from dashboard.pages.sections import BY_NAME, SECTIONS, render
 from dashboard.pages.shown import Shown
 from dashboard.pages.sparkline import sparkline
@@ -33,6 +31,14 @@ from orchestrator.analysis.what_if import what_if
 from orchestrator.client.errors import ControllerSilent, JobError, NoController, PlanChanged, Refused
 from orchestrator.client.job_client import JobClient
 from orchestrator.client.jobs import Command
+from orchestrator.commands.apply import Apply
+from orchestrator.commands.command import JobCommand
+from orchestrator.commands.drain import Drain
+from orchestrator.commands.freeze import Freeze
+from orchestrator.commands.move import Move
+from orchestrator.commands.pause import Pause
+from orchestrator.commands.scale import Scale
+from orchestrator.commands.undrain import Undrain
 from orchestrator.events.types import (
     KINDS,
     Adapted,
@@ -383,50 +389,47 @@ class WithProfile(Shown):
         return profile()
 
 
-def expected(control: str, body: object) -> tuple[str, bool]:
+def expected(command: JobCommand) -> tuple[str, bool]:
     view = training()
     live = WithProfile(view=view, name="gpt", base="/jobs/gpt", live=True, lost=False, trouble="", folder="")
-    found: Control[object] = CONTROLS[control]  # type: ignore[assignment]
-    simulated = expectation(found, live, body)
-    return f"{found.says(view, body)} {simulated.text}", simulated.possible
+    simulated = expectation(live, command)
+    return f"{command.says(view)} {simulated.text}", simulated.possible
 
 
 @pytest.mark.parametrize(
-    ("control", "body", "said"),
+    ("command", "said"),
     [
-        ("pause", None, "gives its ranks back"),
-        ("move", Move(layers="7", rank=2), r"predicted to take 1.18 s now and .* shorter"),
+        (Pause(), "gives its ranks back"),
+        (Move(layers="7", rank=2), r"predicted to take 1.18 s now and .* shorter"),
         (
-            "move",
             Move(layers="0", rank=2),
             "This is not possible: .*The rank holds layers 5 to 6 and can take",
         ),
         (
-            "move",
             Move(layers="7", rank=7),
             r"not possible: rank 7 has no place in the pipeline; .* 0, 1, 2, 3",
         ),
-        ("move", Move(layers="8-7", rank=2), "not possible: .*runs backwards: write 7-8"),
-        ("scale", Scale(ranks=2), "trains with 2 ranks .* longer"),
-        ("scale", Scale(ranks=1), "not possible: .*nothing fits the memory"),
-        ("scale", Scale(spares=1), "trains with 1 spare .* Nothing is simulated: spares hold no layers"),
-        ("freeze", Freeze(r_max=0.5), "Nothing is simulated: r_max changes nothing with method none"),
-        ("freeze", Freeze(method="none"), "Nothing is frozen any more.* The simulator expects"),
-        ("freeze", Freeze(method="timelyfreeze", r_max=0.5), "r_max 0.5 .* shorter"),
-        ("freeze", Freeze(method="timelyfreeze"), "method timelyfreeze .* shorter"),
-        ("freeze", Freeze(method="apf"), "Nothing is simulated: apf freezes what has settled"),
-        ("freeze", Freeze(method="timely"), "Nothing is simulated: timely is no freeze method"),
-        ("drain", Drain(node="5f0c"), r"ranks there \(0, 1\) move .* longer"),
-        ("drain", Drain(node="elsewhere"), "no ranks on elsewhere"),
-        ("undrain", Undrain(node="elsewhere"), "was not asked to leave elsewhere"),
-        ("plan", Cut(partition="3+3+3+1", version=None), "take up 3 .* 3 .* 3 .* 1 .* shorter"),  # type: ignore[arg-type]
-        ("plan", Cut(partition=[5, 5]), "not possible: .*stages"),
+        (Move(layers="8-7", rank=2), "not possible: .*runs backwards: write 7-8"),
+        (Scale(ranks=2), "trains with 2 ranks .* longer"),
+        (Scale(ranks=1), "not possible: .*nothing fits the memory"),
+        (Scale(spares=1), "trains with 1 spare .* Nothing is simulated: spares hold no layers"),
+        (Freeze(r_max=0.5), "Nothing is simulated: r_max changes nothing with method none"),
+        (Freeze(method="none"), "Nothing is frozen any more.* The simulator expects"),
+        (Freeze(method="timelyfreeze", r_max=0.5), "r_max 0.5 .* shorter"),
+        (Freeze(method="timelyfreeze"), "method timelyfreeze .* shorter"),
+        (Freeze(method="apf"), "Nothing is simulated: apf freezes what has settled"),
+        (Freeze(method="timely"), "Nothing is simulated: timely is no freeze method"),
+        (Drain(node="5f0c"), r"ranks there \(0, 1\) move .* longer"),
+        (Drain(node="elsewhere"), "no ranks on elsewhere"),
+        (Undrain(node="elsewhere"), "was not asked to leave elsewhere"),
+        (Apply(partition=[3, 3, 3, 1]), "take up 3 .* 3 .* 3 .* 1 .* shorter"),
+        (Apply(partition=[5, 5]), "not possible: .*stages"),
     ],
 )
 def test_each_control_says_what_it_will_do_and_what_the_simulator_expects(
-    control: str, body: object, said: str
+    command: JobCommand, said: str
 ) -> None:
-    told, possible = expected(control, body)
+    told, possible = expected(command)
     assert re.search(said, told), told
     assert possible == ("not possible" not in said)
 
@@ -434,18 +437,15 @@ def test_each_control_says_what_it_will_do_and_what_the_simulator_expects(
 def test_a_drain_of_one_of_several_pipelines_says_why_nothing_is_simulated() -> None:
     view = training()
     view.followed = replace(plan(), replicas=2)
-    found: Control[object] = CONTROLS["drain"]  # type: ignore[assignment]
-    said = expectation(found, shown(view), Drain(node="5f0c"))
+    said = expectation(shown(view), Drain(node="5f0c"))
     assert said.text.startswith("Nothing is simulated: the job has 2 pipelines")
     assert said.possible
-    assert not simulates(found, view, Drain(node="5f0c"))
+    assert not simulates(view, Drain(node="5f0c"))
 
 
-@pytest.mark.parametrize("name", ["move", "freeze", "drain"])
-def test_a_job_without_a_plan_says_that_nothing_is_simulated(name: str) -> None:
-    found: Control[object] = CONTROLS[name]  # type: ignore[assignment]
-    body = {"move": Move(layers="1", rank=0), "freeze": Freeze(r_max=0.5), "drain": Drain(node="5f0c")}[name]
-    said = expectation(found, shown(JobView(job="gpt")), body)
+@pytest.mark.parametrize("command", [Move(layers="1", rank=0), Freeze(r_max=0.5), Drain(node="5f0c")])
+def test_a_job_without_a_plan_says_that_nothing_is_simulated(command: JobCommand) -> None:
+    said = expectation(shown(JobView(job="gpt")), command)
     assert said == Expected("Nothing is simulated: the job has no plan yet.")
 
 
@@ -454,7 +454,7 @@ def test_a_form_that_is_filled_in_badly_says_which_field() -> None:
         CONTROLS["move"].parse({"layers": "x", "rank": "1"})
     with pytest.raises(Problem, match="send ranks, spares or both"):
         CONTROLS["scale"].parse({"ranks": "", "spares": ""})
-    assert CONTROLS["plan"].parse({"partition": "3+2, 1"}) == Cut(partition=[3, 2, 1])
+    assert CONTROLS["plan"].parse({"partition": "3+2, 1"}) == Apply(partition=[3, 2, 1])
 
 
 class Answering(JobClient):
@@ -465,8 +465,9 @@ class Answering(JobClient):
         self.error = error
         self.bases: list[object] = []
 
-    async def apply(self, *args: object, base: object = None, **more: object) -> Command:  # pyright: ignore[reportIncompatibleMethodOverride]
-        self.bases.append(base)
+    async def send(self, job: str, command: JobCommand) -> Command:
+        assert isinstance(command, Apply)
+        self.bases.append(command.base)
         raise self.error
 
 

@@ -8,7 +8,8 @@ import pytest
 from made_profile import made_profile
 from synthetic_run import freezing_records, plan, records
 
-from orchestrator.analysis.what_if import KEEP, Change, WhatIf, what_if
+from orchestrator.analysis.what_if import WhatIf, what_if
+from orchestrator.commands.change import KEEP, Change
 from orchestrator.events.types import Event, Issued, Record
 from orchestrator.history.job_view import fold
 from orchestrator.report.step.what_if_part import what_if_part, words

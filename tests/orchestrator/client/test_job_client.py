@@ -21,6 +21,8 @@ from orchestrator.client.job_client import JobClient
 from orchestrator.client.jobs import Command, Missed
 from orchestrator.cluster.actor_names import JobActors
 from orchestrator.cluster.connection import Connection
+from orchestrator.commands.pause import Pause
+from orchestrator.commands.resume import Resume
 from orchestrator.events import page
 from orchestrator.events.log import EventLog
 from orchestrator.events.page import page_of
@@ -111,8 +113,8 @@ def test_a_pause_is_waited_for_and_a_resume_is_not(monkeypatch: pytest.MonkeyPat
     given = ["pauses", paused, "goes on from step 4"]
     made = controller(monkeypatch, lambda *arguments: given.pop(0))
     monkeypatch.setattr(asking, "joined", lambda address: nullcontext(Connection(set(), address)))
-    assert steering.pause_job("a", "auto") == "paused at step 4"
-    assert steering.resume_job("a", "auto") == "goes on from step 4"
+    assert steering.steer("auto", "a", Pause(), wait=Pause.waits) == "paused at step 4"
+    assert steering.steer("auto", "a", Resume(), wait=Resume.waits) == "goes on from step 4"
     assert [asked[2] for asked in made.asked if asked[0] == "command"] == ["pause", "resume"]
 
 

@@ -18,6 +18,7 @@ from spares_that_start import never_up
 from tiny_jobs import tiny
 
 from orchestrator.cluster.placement import Node
+from orchestrator.commands.table import parsed
 from orchestrator.controller.ranks.runtime import Runtime
 from orchestrator.controller.reshaping import Reshaping
 from orchestrator.events import types as events
@@ -42,8 +43,8 @@ def test_a_drain_includes_the_ranks_that_are_starting_on_the_node(tmp_path: Path
     told: list[str] = []
 
     async def drain() -> None:
-        told.append(await reshaping.carry_out(drain_of("node2")))
-        told.append(await reshaping.carry_out(drain_of("node1")))
+        told.append(await reshaping.carry_out(parsed(drain_of("node2"))))
+        told.append(await reshaping.carry_out(parsed(drain_of("node1"))))
         job.post(Aborted())
 
     def act(job: ElasticJob, event: events.Event) -> None:
@@ -159,7 +160,7 @@ def test_a_move_is_simulated_off_the_event_loop(tmp_path: Path) -> None:
 
     async def ask() -> float:
         job.loop.state = Training(has, frozenset(members))
-        moving = asyncio.create_task(reshaping_of(job).carry_out(command))
+        moving = asyncio.create_task(reshaping_of(job).carry_out(parsed(command)))
         gaps, before_s = [0.0], time.perf_counter()
         for _ in range(40):
             await asyncio.sleep(0.01)
@@ -179,7 +180,7 @@ def test_other_spares_of_a_job_that_lacks_a_rank_need_room_for_themselves_alone(
     command = events.Commanded(id="s", name="scale", arguments={"ranks": None, "spares": 1})
 
     async def scale() -> None:
-        told.append(await reshaping.carry_out(command))
+        told.append(await reshaping.carry_out(parsed(command)))
 
     def act(job: ElasticJob, event: events.Event) -> None:
         match event:

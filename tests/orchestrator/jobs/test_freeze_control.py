@@ -12,6 +12,7 @@ from process_hosts import ElasticJob, Ran, assert_gone
 from ray_jobs import resolved
 from tiny_jobs import tiny
 
+from orchestrator.commands.table import parsed
 from orchestrator.controller.freeze.freeze_control import FreezeControl
 from orchestrator.events import types as events
 from orchestrator.events.log import EventLog
@@ -102,7 +103,7 @@ class ControlledJob:
             )
             self._take(command)
             try:
-                self.said.append(await self.control.change(command))
+                self.said.append(await self.control.change(parsed(command)))
             except JobError as error:
                 self.said.append(str(error))
 

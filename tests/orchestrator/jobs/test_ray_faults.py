@@ -13,7 +13,8 @@ from ray_jobs import Log, assert_nothing_left, state_sha256, wait_for
 from tiny_jobs import tiny
 
 from orchestrator.cli.exit_codes import DONE, USER_ERROR
-from orchestrator.cli.steering import fault_job
+from orchestrator.cli.steering import steer
+from orchestrator.commands.fault import Fault
 from orchestrator.events import types as events
 from orchestrator.spec.job_spec import Spec
 from orchestrator.trainer import PipelineTrainer
@@ -82,7 +83,7 @@ def test_stopped_slowed_and_throttled_ranks_leave_the_bits_alone_and_the_rest_is
             (1, {"kind": "throttle-link", "bytes_per_s": 1e6, "step": 10, "steps": 1}),
         ):
             drill = Drill.from_json({"rank": rank, "fault": fault})
-            said.append(fault_job("drilled", "auto", drill.to_json()))
+            said.append(steer("auto", "drilled", Fault(drill=drill.to_json()), wait=False))
         ask("drille", "kill", "--rank", "0")
         ask("drilled", "kill", "--rank", "9", "--step", "1000")
         ask("drilled", "kill")

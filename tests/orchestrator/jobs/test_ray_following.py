@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,19 +21,18 @@ from test_ray_recovery import DRIVER, ONE, job, logged, wait_for
 
 from orchestrator.cli.exit_codes import DONE, INTERRUPTED
 from orchestrator.cli.jobs import status_lines
-from orchestrator.cli.steering import (
-    cancel_job,
-    fault_job,
-    move_layers,
-    pause_job,
-    reap_job,
-    resume_job,
-)
+from orchestrator.cli.steering import reap_job, steer
 from orchestrator.cli.training import follow_command
 from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.client.errors import Refused
 from orchestrator.client.submit import Submission
 from orchestrator.cluster import connection as cluster
+from orchestrator.commands.cancel import Cancel
+from orchestrator.commands.command import JobCommand
+from orchestrator.commands.fault import Fault
+from orchestrator.commands.move import Move
+from orchestrator.commands.pause import Pause
+from orchestrator.commands.resume import Resume
 from orchestrator.events import types as events
 from orchestrator.history.command_table import CommandIdReused
 from orchestrator.history.folder import JobFolder
@@ -139,14 +138,14 @@ def test_a_command_is_done_once_whichever_controller_hears_it(tmp_path: Path) ->
     with pytest.raises(Refused, match="rank 7"):
         client.move("told", "1", 7, id="move")
 
-    assert pause_job("told", "auto").startswith("paused at step ")
+    assert steer("auto", "told", Pause(), wait=True).startswith("paused at step ")
     (line,) = status_lines("auto")
     assert line.startswith("told: paused, step ")
     assert "ranks" not in line
     with pytest.raises(Refused, match="there is nothing to pause"):
         client.pause("told")
     paused_at = client.view("told").step
-    assert f"goes on from the checkpoint of step {paused_at}" in resume_job("told", "auto")
+    assert f"goes on from the checkpoint of step {paused_at}" in steer("auto", "told", Resume(), wait=False)
     wait_until(lambda: client.view("told").step > paused_at)
 
     before = controller_pid("told")
@@ -180,6 +179,11 @@ def test_a_driver_that_is_stopped_while_its_job_starts_leaves_none(tmp_path: Pat
     Submission(spec, resume=False, say=print)  # its folder is free
 
 
+def sent(command: JobCommand) -> Callable[[], str]:
+    """Sends `command` to the hung job."""
+    return lambda: steer("auto", "hung", command, wait=False)
+
+
 def test_a_controller_that_hangs_keeps_nobody_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,10 +200,10 @@ def test_a_controller_that_hangs_keeps_nobody_waiting(
     monkeypatch.setattr("orchestrator.client.job_client.ANSWER_S", 2.0)
     way_out = "'hung' has not answered for 2 s: .*`freshet reap hung --force`"
     for ask in (
-        lambda: cancel_job("hung", "auto", now=False),
-        lambda: cancel_job("hung", "auto", now=True),
-        lambda: move_layers("hung", "auto", "1", 0),
-        lambda: fault_job("hung", "auto", {"rank": 0, "fault": {"kind": "kill"}}),
+        sent(Cancel()),
+        sent(Cancel(abort=True)),
+        sent(Move(layers="1", rank=0)),
+        sent(Fault(drill={"rank": 0, "fault": {"kind": "kill"}})),
         lambda: reap_job("hung", "auto", force=False),
         lambda: PipelineTrainer(spec, resume=True).fit(),
         lambda: follow_command("hung", "auto"),

@@ -21,9 +21,10 @@ from resolving import resolve_spec, settle_spec
 from tiny_jobs import STEPS, tiny
 
 from orchestrator.cli.jobs import status_lines
-from orchestrator.cli.steering import cancel_job
+from orchestrator.cli.steering import steer
 from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.cluster.placement import preferring
+from orchestrator.commands.cancel import Cancel
 from orchestrator.controller.actor import Controller
 from orchestrator.controller.ranks.runtime import Runtime
 from orchestrator.events import types as events
@@ -171,7 +172,7 @@ def test_stop_while_training_and_go_on_with_other_ranks(tmp_path: Path, expected
     def stop_at_two(record: events.Record) -> None:
         if isinstance(record.event, StepReport) and record.event.step == 2:
             lines.extend(status_lines("auto"))
-            cancel_job("halves", "auto", now=False)
+            steer("auto", "halves", Cancel(), wait=False)
 
     # Steps take almost a second, so that the request arrives during one.
     log = Log(stop_at_two)
@@ -277,8 +278,8 @@ def test_one_name_one_job_and_an_end_at_once(tmp_path: Path) -> None:
         PipelineTrainer(endless, resume=True).fit()
     assert marker.read_bytes() == before
     with pytest.raises(JobError, match=r"no job 'onyl' is running at [0-9.:]+; did you mean 'only'"):
-        cancel_job("onyl", "auto", now=True)
-    cancel_job("only", "auto", now=True)
+        steer("auto", "onyl", Cancel(abort=True), wait=False)
+    steer("auto", "only", Cancel(abort=True), wait=False)
     thread.join(60)
     assert "cancelled at once, on request" in str(errors[0])
     log.assert_processes_gone()

@@ -87,7 +87,8 @@ def fault(
 
     freshet fault my-job drain --node 10.0.0.7 --deadline 60
     """
-    from orchestrator.cli.steering import fault_job
+    from orchestrator.cli.steering import sender, steer
+    from orchestrator.commands.fault import Fault
 
     asked = drill_of(
         kind=kind,
@@ -104,7 +105,8 @@ def fault(
         limit_bytes=limit_bytes,
         steps=steps,
     )
-    typer.echo(fault_job(job, address, asked.to_json(), id=id, as_json=as_json))
+    command = Fault(drill=asked.to_json(), id=id, by=sender())
+    typer.echo(steer(address, job, command, wait=False, as_json=as_json))
 
 
 def drill_of(

@@ -11,6 +11,7 @@ import pytest
 from bare_controller import controller_of, training
 from lifecycle_jobs import step_report
 
+from orchestrator.commands.table import parsed
 from orchestrator.controller.actor import Controller
 from orchestrator.controller.requests.freeze_request import plan_of
 from orchestrator.events.types import Commanded, Event, FreezeChanged, Record, Submitted
@@ -58,7 +59,7 @@ def test_moves_have_room_for_the_copies_from_the_request_to_their_end(
             assert "place 0 would need" in str(await problem(controller, MOST))
             asked = Commanded(id="p", name="plan", arguments={"partition": [*MOST], "base": None})
             with pytest.raises(JobError, match="place 0 would need"):
-                await controller._reshaping.carry_out(asked)
+                await controller._reshaping.carry_out(parsed(asked))
             off = change(plan, "none", 2)
             controller._record(off)
             assert "place 0 would need" in str(await problem(controller, MOST))

@@ -1,0 +1,37 @@
+"""Changes to a job that the simulator can be asked about, as values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workers.protocol import JobError
+
+
+class Impossible(JobError):
+    """No plan meets the change, with the job's profile."""
+
+
+KEEP, BEST = "keep", "best"
+"""Cuts that need no numbers: today's, and the planner's choice for the changed case."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Changes to a job. None: as it is today."""
+
+    ranks: int | None = None
+    """Ranks of one pipeline."""
+    schedule: str | None = None
+    """A family of schedules."""
+    cut: str | tuple[int, ...] = BEST
+    """`keep`, `best`, or the layers per stage."""
+    r_max: float | None = None
+    """0: nothing is frozen."""
+    slow_rank: int | None = None
+    slowdown: float = 1.0
+    """Factor on the times of `slow_rank`'s device."""
+    source: int | None = None
+    target: int | None = None
+    """The link between these two ranks, in both directions."""
+    bandwidth: float = 1.0
+    """Factor on its bytes per second."""

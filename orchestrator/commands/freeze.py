@@ -1,0 +1,82 @@
+"""`freshet freeze`: changes how much of a running job's backward passes is left out."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+
+from orchestrator.commands.change import KEEP, Change
+from orchestrator.commands.command import Choice, Entry, Form, Input, Limits, PlanCommand
+from orchestrator.commands.seen import NO_PLAN, SeenJob, plan_of
+from orchestrator.events.types import Answered, Event
+from workers.protocol import FreezeStarted
+
+REPLACED = "another freeze request took its place"
+
+
+def methods(job: SeenJob) -> list[Choice]:
+    """The freeze methods."""
+    from orchestrator.spec.freeze_phases import METHODS
+
+    now = job.freeze_section_at(job.step).get("method", "none")
+    return [Choice(method, f"{method} (now)" if method == now else method) for method in METHODS]
+
+
+class Freeze(PlanCommand, json_schema_extra={"examples": [{"method": "timelyfreeze", "r_max": 0.5}]}):
+    """Change what a running job freezes, from a commit on. The change is in the event log, and freshet train --replay
+    repeats it."""
+
+    name = "freeze"
+    forms = (Form("freeze", "Freeze"),)
+    some = ("method", "r_max")
+    question = "change what?"
+
+    method: Annotated[str | None, Input("Method", choices=methods)] = Field(
+        default=None, description="As freeze.method in a spec; none turns freezing off."
+    )
+    r_max: Annotated[
+        float | None, Limits({"ge": 0, "le": 1}), Input("r_max", hint="0 to 1", step="any", most="1")
+    ] = None
+    """Largest mean share of a stage's weight gradients to leave out, 0 to 1."""
+
+    def says(self, job: SeenJob) -> str:
+        if self.method == "none":
+            return "Nothing is frozen any more, from a commit on. The log says so, and --replay repeats it."
+        what = [f"method {self.method}" if self.method is not None else ""]
+        what.append(f"r_max {self.r_max:g}" if self.r_max is not None else "")
+        return (
+            f"Freezing goes on with {' and '.join(filter(None, what))} from a commit on. This changes the trajectory;"
+            " the log says from which step, and --replay repeats it."
+        )
+
+    def change(self, job: SeenJob) -> Change | str | None:
+        """Change to simulate for the freeze program; what another method freezes is not known beforehand."""
+        from orchestrator.spec.job_spec import Spec
+
+        if plan_of(job) is None:
+            return NO_PLAN
+        wanted = self.model_dump(include={"method", "r_max"}, exclude_none=True)
+        try:
+            then = Spec.model_validate(
+                {**job.spec, "freeze": {**job.freeze_section_at(job.step), **wanted}}
+            ).freeze
+        except ValidationError:
+            return f"{self.method} is no freeze method"
+        if then.timely:
+            return Change(cut=KEEP, r_max=then.r_max)
+        if self.r_max is not None:
+            return f"r_max changes nothing with method {then.method}: only a timelyfreeze method has a budget"
+        if then.method == "none":
+            return Change(cut=KEEP, r_max=0.0)
+        return f"{then.method} freezes what has settled, which only training shows"
+
+    @classmethod
+    def answer(cls, entry: Entry, event: Event, step: int) -> Answered | None:
+        match event:
+            case FreezeStarted(plan=plan) if entry.freeze == plan.key:
+                return entry.answered(step, f"all ranks follow it from step {plan.start} on", done=True)
+            case FreezeStarted(plan=plan) if entry.freeze is not None and entry.freeze < plan.key:
+                return entry.answered(step, REPLACED, done=False)
+            case _:
+                return super().answer(entry, event, step)

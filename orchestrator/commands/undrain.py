@@ -1,0 +1,48 @@
+"""`freshet undrain`: has a running job use a node again that it was asked to leave."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from orchestrator.commands.command import Argument, Choice, Entry, Form, Input, JobCommand, Limits
+from orchestrator.commands.seen import SeenJob
+from orchestrator.events.types import Answered, Event, Undrained
+
+
+def drained_nodes(job: SeenJob) -> list[Choice]:
+    """The nodes that the job was asked to leave."""
+    notices = job.ranks.drained.items()
+    return [Choice(node, f"{notice.host or 'node'} ({node[:8]})") for node, notice in notices]
+
+
+class Undrain(JobCommand, json_schema_extra={"examples": [{"node": "10.0.0.7"}]}):
+    """Have a running job use a node again that freshet drain had it leave."""
+
+    name = "undrain"
+    forms = (Form("undrain", "Undrain a node"),)
+
+    node: Annotated[
+        str,
+        Argument("NODE"),
+        Limits({"min_length": 1, "max_length": 200}),
+        Input("Node", choices=drained_nodes),
+    ]
+    """The drained node: its id, the beginning of one, or its address."""
+
+    @classmethod
+    def offered(cls, job: SeenJob) -> bool:
+        return bool(job.ranks.drained)
+
+    def says(self, job: SeenJob) -> str:
+        drained = {node: notice.host for node, notice in job.ranks.drained.items()}
+        if not any(node.startswith(self.node) or host == self.node for node, host in drained.items()):
+            return f"The job was not asked to leave {self.node}: there is nothing to undo."
+        return f"The job may start ranks on {self.node} again, once it lacks any."
+
+    @classmethod
+    def answer(cls, entry: Entry, event: Event, step: int) -> Answered | None:
+        match event:
+            case Undrained(id=id) as undrained if id == entry.command.id:
+                return entry.answered(step, undrained.sentence, done=True)
+            case _:
+                return super().answer(entry, event, step)
