@@ -89,7 +89,7 @@ class Hearers(NamedTuple):
     """Before all that look into the view."""
     outlets: Hearer
     drivers: Hearer
-    """Those that wait for an event or a command's outcome: `recent` and `view` have it."""
+    """Callers that wait for an event or a command's outcome: `recent` and `view` have it."""
     snapshot: Hearer
     """After the log and the view, which it puts side by side."""
     runtime: Hearer
