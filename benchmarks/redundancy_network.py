@@ -35,6 +35,7 @@ from orchestrator.prepare.resolve import Resolved, resolve
 from orchestrator.prepare.settling import SettledSpec, settle
 from orchestrator.spec.checks import check
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
+from planner.codec import from_json, to_json
 from planner.plan import Plan
 from planner.profile import Profile
 from planner.schedule.registry import build
@@ -75,7 +76,7 @@ def settled(folder: Path, steps: int, elastic: Mapping[str, Any]) -> SettledSpec
 def side(place: int, work: Path) -> None:
     """Run one rank: it measures, or trains to the end, and says so on standard output."""
     told = json.loads(work.read_text())
-    config, plan = WorkerConfig.model_validate(told["config"]), Plan.from_json(told["plan"])
+    config, plan = WorkerConfig.model_validate(told["config"]), from_json(Plan, told["plan"])
     job = Job(config, plan, build(plan.schedule, plan.pipeline_ranks, plan.microbatches, plan.chunks))
 
     def take(report: Report) -> None:
@@ -104,7 +105,9 @@ def on_link(
     """What both ranks say, by place."""
     work = folder / "work.json"
     config = resolved.config.model_dump(mode="json")
-    work.write_text(json.dumps({"config": config, "plan": resolved.plan.to_json(), "measure": measure}))
+    work.write_text(
+        json.dumps({"config": config, "plan": to_json(resolved.plan).decode(), "measure": measure})
+    )
     sides = [
         link.start(
             place,

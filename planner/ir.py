@@ -8,10 +8,12 @@ schedule family, no cost and no device; `planner/schedule/validate.py` decides w
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import PlainSerializer, PlainValidator
 
 
 class Kind(StrEnum):
@@ -66,8 +68,18 @@ class Action:
         return Action(Kind(kind), int(stage), int(index))
 
 
-Program = tuple[Action, ...]
-"""One rank's actions in program order."""
+def _parsed(text: Any) -> tuple[Action, ...]:
+    if not isinstance(text, str):
+        raise ValueError("a program is a text, such as 0F0 0B0")
+    return tuple(map(Action.parse, text.split()))
+
+
+Program = Annotated[
+    tuple[Action, ...],
+    PlainSerializer(lambda program: " ".join(map(str, program)), return_type=str),
+    PlainValidator(_parsed),
+]
+"""One rank's actions in program order; in JSON their tokens, as one text."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +93,8 @@ class Schedule:
     """The family, e.g. `1f1b`; for messages and reports."""
     stages: int
     microbatches: int
-    programs: tuple[Program, ...]
-    """`programs[rank]`."""
+    programs: tuple[Program, ...] = field(hash=False)
+    """`programs[rank]`. Tens of thousands of actions: each look-up in a cache of graphs would hash them all."""
     frozen_stages: int = 0
     """Number of stages, from the input up, that are wholly frozen and have no B, I or W. All of them in a forward-only
     window."""
@@ -92,18 +104,6 @@ class Schedule:
     @property
     def ranks(self) -> int:
         return len(self.programs)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Without what is cached: strings have another hash in another process.
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
-    @cached_property
-    def _hash(self) -> int:
-        """Hash of tens of thousands of actions, cached: each look-up in a cache of graphs asks for it."""
-        return hash((self.name, self.stages, self.microbatches, self.programs, self.frozen_stages))
 
     @cached_property
     def rank_of_stage(self) -> dict[int, int]:

@@ -1,14 +1,12 @@
-"""`Plan`: what the planner proposes and the ranks execute. An immutable value with JSON both ways; no decisions."""
+"""`Plan`: what the planner proposes and the ranks execute. An immutable value; no decisions."""
 
 from __future__ import annotations
 
-import json
-import zlib
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from planner.differences import differences, from_differences
+from planner.codec import Packed
 from planner.shards import WHOLE, Piece, Shard
 
 
@@ -38,7 +36,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(Packed):
     """Cut and execution of the model from one commit on.
 
     Ranks here are pipeline ranks 0..P-1; places are the ranks of all pipelines, by number.
@@ -236,68 +234,13 @@ class Plan:
         """The pipeline rank that holds `layer`."""
         return self.stage_ranks[self.stage_of_layer(layer)]
 
-    def __reduce__(self) -> tuple[Any, tuple[bytes]]:
-        return _unpacked, (self._packed,)
-
-    @cached_property
-    def _packed(self) -> bytes:
-        """The plan as it travels: made once, however many ranks it is sent to, and small where it is regular, however
-        many stages it has."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        values["layers"] = [differences(first for first, _ in self.layers), self.layers_per_stage]
-        values["stage_ranks"] = differences(self.stage_ranks)
-        for name in _TABLES:
-            flat = [place for places in values[name] for place in places]
-            values[name] = [[len(places) for places in values[name]], differences(flat)]
-        return zlib.compress(json.dumps(values).encode())
-
     def same_work_as(self, other: Plan) -> bool:
         """Whether the ranks own the same layers and have the same shares under both, whatever copies they keep."""
         mine, theirs = ((p.layers, p.stage_ranks, p.shares) for p in (self, other))
         return mine == theirs
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
-
-    @staticmethod
-    def from_json(text: str) -> Plan:
-        """The plan that `to_json` wrote.
-
-        Raises:
-            TypeError: a field is missing or unknown.
-        """
-        fields = json.loads(text)
-        fields["layers"] = tuple((first, stop) for first, stop in fields["layers"])
-        fields["stage_ranks"] = tuple(fields["stage_ranks"])
-        fields["recompute"] = tuple(fields["recompute"])
-        for name in _TABLES:
-            fields[name] = tuple(tuple(places) for places in fields.get(name, ()))
-        fields["shares"] = tuple(fields.get("shares", ()))
-        return Plan(**fields)
 
 
 def undone_steps(every: int, steps: int) -> int:
     """The most committed steps that a lost rank undoes, where a snapshot begins every `every` steps, or once the one
     before is complete, and takes `steps`: it is lost just before the next one is complete."""
     return max(every, steps) + steps - 1
-
-
-_TABLES = ("standbys", "snapshots")
-"""The fields that hold places by layer."""
-
-
-def _unpacked(packed: bytes) -> Plan:
-    """The plan that was packed; for `pickle` alone."""
-    values = json.loads(zlib.decompress(packed))
-    firsts, counts = values["layers"]
-    values["layers"] = tuple(
-        (first, first + count) for first, count in zip(from_differences(firsts), counts, strict=True)
-    )
-    for name in _TABLES:
-        counts, flat = values[name]
-        places = iter(from_differences(flat))
-        values[name] = tuple(tuple(next(places) for _ in range(count)) for count in counts)
-    for name in ("recompute", "shares"):
-        values[name] = tuple(values[name])
-    values["stage_ranks"] = from_differences(values["stage_ranks"])
-    return Plan(**values)

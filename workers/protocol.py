@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import zlib
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
-from typing import Any
 
-from planner.differences import differences, from_differences
+from planner.codec import Packed
 from planner.freezing import FreezePlan
 from planner.plan import Plan
 from planner.rank_program import RankProgram
@@ -43,7 +39,7 @@ class Part(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generation:
+class Generation(Packed):
     """One membership of the process group."""
 
     number: int
@@ -56,29 +52,6 @@ class Generation:
     store_port: int
     timeout_s: float
     """Timeout of a collective or a receive."""
-
-    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        rest = (self.number, self.epoch, self.store_host, self.store_port, self.timeout_s)
-        return _generation, (self._packed, *rest)
-
-    @cached_property
-    def _packed(self) -> bytes:
-        """The members as they travel to each of them: made once, and small however many they are."""
-        return zlib.compress(json.dumps(differences(self.members)).encode())
-
-
-def _generation(
-    packed: bytes, number: int, epoch: int, store_host: str, store_port: int, timeout_s: float
-) -> Generation:
-    """The generation whose members were packed; for `pickle` alone."""
-    return Generation(
-        number=number,
-        epoch=epoch,
-        members=from_differences(json.loads(zlib.decompress(packed))),
-        store_host=store_host,
-        store_port=store_port,
-        timeout_s=timeout_s,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -21,12 +20,12 @@ class PlanChanged(JobError):
     """
 
     def __init__(self, text: str, epoch: int, version: int) -> None:
-        super().__init__(text)
+        super().__init__(text, epoch, version)
         self.epoch = epoch
         self.version = version
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return PlanChanged, (str(self), self.epoch, self.version)
+    def __str__(self) -> str:
+        return self.args[0]
 
 
 @dataclass(frozen=True, kw_only=True)

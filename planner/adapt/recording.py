@@ -8,26 +8,25 @@ says what it began with. A plan is written once per life, and named by its numbe
 from __future__ import annotations
 
 import gzip
+import json
 import mmap
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-from pydantic import ConfigDict, TypeAdapter
+from typing import get_args
 
 from planner.adapt.gzip_members import BEGIN, members
 from planner.adapt.live import Heard, LivePlanner, LiveStart, Question
 from planner.adapt.policy import Decision
-from planner.ir import Action, Schedule
+from planner.codec import from_json, to_json
 from planner.observed import StepTimes
 from planner.plan import Plan
-from planner.search.replan import Replanner, ReplannerInputs
+from planner.search.replan import Replanner
 
-FORMAT = 2
+FORMAT, READ = 3, (2, 3)
+"""Version of what is written here, and those that are read."""
 MOST_BYTES = 1 << 30
 """Size limit of the file; a recording that would exceed it ends."""
 MEMBER_BYTES, MEMBER_S = 1 << 16, 1.0
@@ -73,36 +72,10 @@ class Kept:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlansWith(ReplannerInputs):
-    """The replanner that the planner plans with from now on. Its schedule is packed: a program is one text."""
+class Given:
+    """The replanner that the planner plans with from now on."""
 
-    stages: int
-    programs: tuple[str, ...]
-    """Per rank, its actions' tokens."""
-    schedule: Mapping[str, Any]
-    """The other fields of its schedule."""
-
-    @staticmethod
-    def of(replanner: Replanner) -> PlansWith:
-        packed = _values(Schedule, replanner.schedule)
-        stages, programs = packed.pop("stages"), packed.pop("programs")
-        return PlansWith(
-            **_values(ReplannerInputs, replanner),
-            stages=stages,
-            programs=tuple(" ".join(map(str, program)) for program in programs),
-            schedule=packed,
-        )
-
-    @property
-    def replanner(self) -> Replanner:
-        programs = tuple(tuple(map(Action.parse, program.split())) for program in self.programs)
-        schedule = Schedule(stages=self.stages, programs=programs, **self.schedule)
-        return Replanner(**_values(ReplannerInputs, self), schedule=schedule)
-
-
-def _values(kind: type[Any], holder: Any) -> dict[str, Any]:
-    """Values of `holder` in the fields of `kind`."""
-    return {one.name: getattr(holder, one.name) for one in fields(kind)}
+    replanner: Replanner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,35 +101,37 @@ class Ended:
     reason: str
 
 
-Entry = Began | Planned | Took | Kept | PlansWith | Asked | Answered | Ended
-KINDS: dict[str, type[Entry]] = {
-    kind.__name__: kind for kind in (Began, Planned, Took, Kept, PlansWith, Asked, Answered, Ended)
-}
-_CONFIG = ConfigDict(ser_json_inf_nan="constants", ser_json_bytes="base64", val_json_bytes="base64")
-
-
-@cache
-def _adapter(kind: type[Entry]) -> TypeAdapter[tuple[Entry]]:
-    # In a tuple: a dataclass takes no configuration from outside.
-    return TypeAdapter(tuple[kind], config=_CONFIG)  # pyright: ignore[reportInvalidTypeForm]
+Entry = Began | Planned | Took | Kept | Given | Asked | Answered | Ended
+KINDS: dict[str, type[Entry]] = {kind.__name__: kind for kind in get_args(Entry)}
 
 
 def line_of(entry: Entry) -> bytes:
     """An entry as a line of the file: its kind, and its fields in a list of one."""
-    kind = type(entry)
-    return kind.__name__.encode() + b" " + _adapter(kind).dump_json((entry,)) + b"\n"
+    return b"%b [%b]\n" % (type(entry).__name__.encode(), to_json(entry))
 
 
 def entry_of(line: str) -> Entry:
-    """The entry that `line_of` wrote.
+    """The entry that `line_of` wrote, or an earlier version of it.
 
     Raises:
         ValueError: the line is none.
     """
     name, _, fields = line.partition(" ")
+    if name == "PlansWith":
+        return _given_in_format_2(fields)
     if name not in KINDS:
         raise ValueError(f"unknown kind of entry {name[:40]!r}")
-    return _adapter(KINDS[name]).validate_json(fields)[0]
+    return from_json(KINDS[name], fields.strip().removeprefix("[").removesuffix("]"))
+
+
+def _given_in_format_2(fields: str) -> Given:
+    """The replanner of a line of format 2, among whose fields lie some of its schedule's."""
+    match json.loads(fields):
+        case [{"schedule": dict(schedule), "stages": stages, "programs": programs, **others}]:
+            whole = {**schedule, "stages": stages, "programs": programs}
+            return Given(replanner=from_json(Replanner, json.dumps({**others, "schedule": whole})))
+        case _:
+            raise ValueError("it lacks a replanner's schedule")
 
 
 class Writer:
@@ -243,7 +218,7 @@ class RecordedPlanner(LivePlanner):
 
     def plan_with(self, replanner: Replanner) -> None:
         super().plan_with(replanner)
-        self._writer.write(PlansWith.of(replanner), now=True)
+        self._writer.write(Given(replanner=replanner), now=True)
 
     def considering(self, question: Question) -> Callable[[], Decision]:
         decide = super().considering(question)
@@ -287,9 +262,10 @@ def entries(path: Path, lost: Callable[[int], None] = lambda size: None) -> Iter
             raise RecordingError(
                 f"{path}, line {number}: not of a planner's recording: {_brief(error)}"
             ) from None
-        if isinstance(entry, Began) and entry.format != FORMAT:
+        if isinstance(entry, Began) and entry.format not in READ:
+            known = " and ".join(map(str, READ))
             raise RecordingError(
-                f"{path} is a recording of format {entry.format}, and this program reads {FORMAT}"
+                f"{path} is a recording of format {entry.format}, and this program reads {known}"
             )
         yield entry
 

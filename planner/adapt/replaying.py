@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from planner.adapt.live import Heard, LivePlanner
 from planner.adapt.policy import Decision
-from planner.adapt.recording import Answered, Asked, Began, Ended, Entry, Kept, Planned, PlansWith, Took
+from planner.adapt.recording import Answered, Asked, Began, Ended, Entry, Given, Kept, Planned, Took
 from planner.plan import Plan
 
 
@@ -63,7 +63,7 @@ def replayed(entries: Iterable[Entry]) -> Iterator[Observed | Decided]:
                 yield Observed(took=entry, heard=heard)
             case Kept():
                 planner.keep(entry.ranks)
-            case PlansWith():
+            case Given():
                 planner.plan_with(entry.replanner)
             case Asked():
                 waiting[entry.number] = entry, planner.decide(entry.question)

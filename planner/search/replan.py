@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
+from planner.codec import NOT_WRITTEN
 from planner.ir import Schedule
 from planner.plan import Plan, PlanError
 from planner.profile import Profile
@@ -43,11 +45,13 @@ class _Answer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplannerInputs:
-    """Values that a job's plans are made with, beside the schedule. A recording keeps all of them."""
+class Replanner:
+    """Plans for any number of ranks of one job."""
 
     first: Plan
     """The first plan of the job. With the same number of ranks it applies again."""
+    schedule: Schedule
+    """The schedule of `first`, with its recomputes."""
     parameters: tuple[int, ...]
     """Per layer."""
     copies: int
@@ -66,16 +70,11 @@ class ReplannerInputs:
     divisible: bool = True
     """Whether pipelines may have uneven shares: no layer has buffers that training changes."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Replanner(ReplannerInputs):
-    """Plans for any number of ranks of one job."""
-
-    schedule: Schedule
-    """The schedule of `first`, with its recomputes."""
-    _known: dict[Sites, _Answer] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _known: Annotated[dict[Sites, _Answer], NOT_WRITTEN] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
     """The newest answers."""
-    _cut: dict[Option, tuple[Plan, Schedule]] = field(
+    _cut: Annotated[dict[Option, tuple[Plan, Schedule]], NOT_WRITTEN] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
     """Without a profile: the plan of each shape, without standbys. Domains change only those."""

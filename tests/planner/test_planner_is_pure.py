@@ -40,7 +40,7 @@ def test_the_import_contract_names_every_planner_module_that_is_no_leaf():
             "final_gradients",
             "host_copies",
             "plan",
-            "differences",
+            "codec",
             "shares",
             "rounds",
             "shards",

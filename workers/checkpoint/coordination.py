@@ -4,12 +4,11 @@ training."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 
+from planner.codec import json_values
 from planner.plan import Plan
 from workers.checkpoint.folder import checkpoint_folder, discard, prune, write_manifest
 from workers.checkpoint.manifest import FileRecord, Manifest, layer_files
@@ -232,7 +231,7 @@ def seal(
         step=step,
         generation=generation,
         spec=config.model_dump(mode="json"),
-        plan=json.loads(json.dumps(asdict(plan))),
+        plan=json_values(plan),
         layers=names,
         samples=step * config.replicas * config.microbatches * config.microbatch_size,
         files=files,

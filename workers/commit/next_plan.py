@@ -5,11 +5,13 @@ Only values and comparisons: it moves no layer."""
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 from planner.arrivals import Arrivals, new_copies
+from planner.codec import json_values
 from planner.plan import Plan, PlanError
 from planner.rank_program import RankProgram
 from planner.shards import WHOLE, Piece
@@ -33,7 +35,7 @@ class NextPlan:
         """The plan's epoch, its version, and a digest of plan, schedule and held layers."""
         # With uneven shares the plan names a family, and each pipeline has its schedule for its own share.
         schedule = "" if self.plan.shares else self.program.schedule_sha256
-        said = f"{self.plan.to_json()}\n{schedule}\n{self.held}"
+        said = f"{json.dumps(json_values(self.plan), sort_keys=True)}\n{schedule}\n{self.held}"
         return *self.plan.key, hashlib.sha256(said.encode()).hexdigest()
 
     def ready(

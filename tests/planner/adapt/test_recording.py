@@ -20,7 +20,7 @@ from planner.adapt.recording import (
     Asked,
     Began,
     Ended,
-    PlansWith,
+    Given,
     RecordedPlanner,
     RecordingError,
     Took,
@@ -136,17 +136,17 @@ def test_a_recording_keeps_all_that_plans_are_made_with() -> None:
     assert set(changed) == {one.name for one in fields(Replanner) if one.init}
     for name, value in changed.items():
         replanner = replace(REPLANNER, **{name: value})
-        line = line_of(PlansWith.of(replanner)).decode()
+        line = line_of(Given(replanner=replanner)).decode()
         read = entry_of(line)
-        assert isinstance(read, PlansWith)
+        assert isinstance(read, Given)
         assert read.replanner == replanner != REPLANNER, name
 
 
 def test_a_recording_without_the_intervals_of_snapshots_is_read() -> None:
-    line = line_of(PlansWith.of(REPLANNER)).decode()
+    line = line_of(Given(replanner=REPLANNER)).decode()
     assert line.count('"copy_every":1,') == 1
     old = entry_of(line.replace('"copy_every":1,', ""))
-    assert isinstance(old, PlansWith)
+    assert isinstance(old, Given)
     assert old.replanner == REPLANNER
 
 
@@ -173,9 +173,9 @@ def test_entries_keep_every_value(recording: Path) -> None:
     start = LiveStart(profile=PROFILE, past=past, forest=forest, factors=((1 / 3, 0.1, 7e-301),))
     began = Began(start=start)
     assert entry_of(line_of(began).decode()) == began
-    plans_with = PlansWith.of(REPLANNER)
-    assert entry_of(line_of(plans_with).decode()) == plans_with
-    assert plans_with.replanner == REPLANNER
+    given = Given(replanner=REPLANNER)
+    assert entry_of(line_of(given).decode()) == given
+    assert given.replanner == REPLANNER
 
 
 def test_a_question_recorded_without_a_freeze_program_is_read() -> None:
@@ -266,7 +266,7 @@ def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
         list(entries(other))
     newer = replace(Began(start=LiveStart(profile=PROFILE)), format=99)
     other.write_bytes(gzip.compress(line_of(newer)))
-    with pytest.raises(RecordingError, match="format 99, and this program reads 2"):
+    with pytest.raises(RecordingError, match="format 99, and this program reads 2 and 3"):
         list(entries(other))
 
 
@@ -274,4 +274,18 @@ def test_only_a_sensible_order_is_repeated() -> None:
     kept = list(replayed([Began(start=LiveStart(profile=PROFILE))]))
     assert kept == []
     with pytest.raises(ValueError, match="comes before a planner began"):
-        list(replayed([PlansWith.of(REPLANNER)]))
+        list(replayed([Given(replanner=REPLANNER)]))
+
+
+def test_a_recording_of_format_2_is_repeated() -> None:
+    """Two lives, the second of a job that keeps snapshots, as an earlier version wrote them down."""
+    found = list(entries(Path(__file__).with_name("recording-format-2.jsonl.gz")))
+    assert [entry.format for entry in found if isinstance(entry, Began)] == [2, 2]
+    snapshots = replace(REPLANNER, limits=(), copies=1, copy_every=5)
+    assert [entry.replanner for entry in found if isinstance(entry, Given)] == [REPLANNER, snapshots]
+    answers = list(replayed(found))
+    assert [type(answer) for answer in answers].count(Decided) == 3
+    assert all(answer.same for answer in answers)
+    for wrong in ("[]", "{}", "[{}]", '[{"schedule": 1, "stages": 1, "programs": []}]'):
+        with pytest.raises(ValueError, match="it lacks a replanner's schedule"):
+            entry_of(f"PlansWith {wrong}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from planner.codec import json_values
 from planner.plan import Plan
 from workers.checkpoint.folder import checkpoint_folder, write_layer, write_manifest
 from workers.checkpoint.manifest import FileRecord, Manifest, layer_files
@@ -68,7 +68,7 @@ def manifest(step: int, generation: int, records: list[FileRecord]) -> Manifest:
         step=step,
         generation=generation,
         spec={"job": {"name": "rehearsal", "seed": 7}, "optimizer": {"lr": 0.1, "clip_norm": None}},
-        plan=json.loads(PLAN.to_json()),
+        plan=json_values(PLAN),
         layers=NAMES,
         samples=32 * step,
         files={record.name: record for record in records},

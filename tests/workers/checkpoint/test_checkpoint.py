@@ -11,6 +11,7 @@ import pytest
 import torch
 from saved_checkpoints import NAMES, PLAN, Layer, job_folder, manifest, saved, trained
 
+from planner.codec import from_json
 from planner.plan import Plan
 from workers.checkpoint.folder import (
     checkpoint_folder,
@@ -64,7 +65,7 @@ def test_a_checkpoint_comes_back_bit_for_bit(output: str, tmp_path: Path) -> Non
     assert (read.format, read.step, read.generation, read.samples) == (FORMAT, 20, 1, 640)
     assert read.layers == NAMES
     assert read.spec == {"job": {"name": "rehearsal", "seed": 7}, "optimizer": {"lr": 0.1, "clip_norm": None}}
-    assert Plan.from_json(json.dumps(read.plan)) == PLAN
+    assert from_json(Plan, json.dumps(read.plan)) == PLAN
     for layer, state in enumerate(states):
         assert_same(read_layer(ref, read, layer), state)
         assert state.updates["gain"] == 2

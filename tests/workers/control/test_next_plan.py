@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import hashlib
+import json
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -49,3 +51,9 @@ def test_states_cut_otherwise_take_another_generation() -> None:
     check_next(THEN, PROGRAM, NOW, 1)
     with pytest.raises(JobError, match=r"has 1 shards of each layer, the one in force 2: that takes a new"):
         check_next(replace(THEN, shard="none"), PROGRAM, NOW, 1)
+
+
+def test_the_digest_of_a_plan_is_that_of_earlier_versions() -> None:
+    kept = replace(THEN, predicted_bubble=1e-05, reason="über")
+    said = f"{json.dumps(asdict(kept), sort_keys=True)}\n{PROGRAM.schedule_sha256}\n()"
+    assert NextPlan(kept, PROGRAM).key == (*kept.key, hashlib.sha256(said.encode()).hexdigest())
