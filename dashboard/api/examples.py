@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from planner.codec import json_values
+from planner.plan import Plan
+from planner.search.alternatives import Alternative
+
 Example = dict[str, Any]
 
 
@@ -50,37 +54,34 @@ SUMMARY: Example = {
     "duration_s": 33.5,
     "model": "gpt, 8 blocks, width 128, context 128",
 }
-PLAN: Example = {
-    "epoch": 1,
-    "version": 2,
-    "reason": "planned by dynpipe: a step is predicted to take 98 ms",
-    "layers": [[0, 3], [3, 5], [5, 6], [6, 8]],
-    "stage_ranks": [0, 1, 2, 3],
-    "schedule": "1f1b",
-    "chunks": 1,
-    "microbatches": 8,
-    "replicas": 1,
-    "pipelines": None,
-    "shares": [],
-    "standbys": [],
-    "snapshots": [],
-    "snapshot_every": 0,
-    "shard": "none",
-    "recompute": [],
-    "partition": "dynpipe",
-    "predicted_step_s": 0.098,
-    "predicted_bubble": 0.27,
-    "predicted_peak_memory_bytes": [9400000, 8100000, 6900000, 7200000],
-}
-ALTERNATIVE: Example = {
-    "name": "parameter",
-    "schedule": "1f1b",
-    "ranks": 4,
-    "microbatches": 8,
-    "layers": [[0, 2], [2, 4], [4, 6], [6, 8]],
-    "predicted_step_s": 0.109,
-    "why_not": "slower",
-}
+PLAN: Example = json_values(
+    Plan(
+        epoch=1,
+        version=2,
+        reason="planned by dynpipe: a step is predicted to take 98 ms",
+        layers=((0, 3), (3, 5), (5, 6), (6, 8)),
+        stage_ranks=(0, 1, 2, 3),
+        schedule="1f1b",
+        chunks=1,
+        microbatches=8,
+        replicas=1,
+        partition="dynpipe",
+        predicted_step_s=0.098,
+        predicted_bubble=0.27,
+        predicted_peak_memory_bytes=9_400_000,
+    )
+)
+ALTERNATIVE: Example = json_values(
+    Alternative(
+        name="parameter",
+        schedule="1f1b",
+        ranks=4,
+        microbatches=8,
+        layers=((0, 2), (2, 4), (4, 6), (6, 8)),
+        predicted_step_s=0.109,
+        why_not="slower",
+    )
+)
 PLAN_ANSWER: Example = {
     "version": "1.2",
     "time_s": 1763628012.3,
