@@ -21,8 +21,7 @@ import ray
 from orchestrator.cluster.actor_arguments import from_pieces
 from orchestrator.cluster.actor_names import NAMESPACE, living_ranks
 from orchestrator.cluster.ray_hosts import RayHosts, reap
-from orchestrator.controller.adapt.adaptation import Adaptation
-from orchestrator.controller.adapt.live_planner import PlannerInRay
+from orchestrator.controller.adapt.adaptation import Adaptation, live_start
 from orchestrator.controller.adapt.memory_relief import MemoryRelief
 from orchestrator.controller.client_commands import Commands
 from orchestrator.controller.config import ControllerConfig
@@ -31,6 +30,7 @@ from orchestrator.controller.freeze.freeze_control import FreezeControl
 from orchestrator.controller.freeze.freeze_watch import FreezeWatch
 from orchestrator.controller.log_writer import LogWriter
 from orchestrator.controller.outlets import Outlets
+from orchestrator.controller.planning.planner_process import PlannerProcess
 from orchestrator.controller.planning.profile_watch import ProfileWatch
 from orchestrator.controller.publisher import Publisher
 from orchestrator.controller.ranks.drains import watch_drains
@@ -157,8 +157,11 @@ class Controller:
         self._reshaping = Reshaping(order, self._setup, self._loop, self._runtime, self._hosts)
         self._watch = FreezeWatch(order.freezing)
         self._profile_watch = ProfileWatch(self._setup.profile)
+        planner = PlannerProcess(
+            lambda: live_start(self._setup, self._view), self._loop.post, self._loop.spawn
+        )
         self._freezing = FreezeControl(
-            order, self._setup, self._loop, lambda: self._view, self._runtime.planning
+            order, self._setup, self._loop, lambda: self._view, self._runtime.planning, planner
         )
         self._adaptation = Adaptation(
             self._setup,
@@ -166,7 +169,7 @@ class Controller:
             lambda: self._view,
             self._runtime.planning,
             self._reshaping.migrate,
-            PlannerInRay,
+            planner,
             self._freezing.solve_again,
             self._freezing.budget,
         )

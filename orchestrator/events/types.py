@@ -214,12 +214,12 @@ class PlannerStarted:
     """The planner's process is up."""
 
     life: int
-    """1 for the controller's first planner of its kind, plus one for each that died."""
+    """1 for the controller's first planner, plus one for each that died."""
     node: str
     """Node id of the cluster."""
     pid: int
     of: str = "freezing"
-    """Task of the planner: `freezing`, or `speeds` for moves away from slow ranks."""
+    """Tasks of the planner: `freezing`, `speeds` for moves away from slow ranks, or `freezing, speeds`."""
 
     level: ClassVar[Level] = "detail"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from planner_beside import PlannerBeside
 from process_hosts import ElasticJob
 
-from orchestrator.controller.adapt.adaptation import Adaptation
-from orchestrator.controller.adapt.live_planner import PlannerBeside
+from orchestrator.controller.adapt.adaptation import Adaptation, live_start
 from orchestrator.controller.reshaping import Reshaping
 from orchestrator.events import types as events
 from orchestrator.history.job_view import JobView
@@ -38,7 +38,7 @@ class AdaptingJob(ElasticJob):
             lambda: self.view,
             self.runtime.planning,
             reshaping.migrate,
-            lambda start, _: PlannerBeside(start),
+            PlannerBeside(lambda: live_start(self.setup, self.view), self.loop.post, self.loop.spawn),
         )
 
     def observe(self, observed: StepTimes) -> None:

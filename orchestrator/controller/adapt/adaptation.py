@@ -14,11 +14,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.controller.adapt.live_planner import LivePlannerHome, PlannerGone
 from orchestrator.controller.adapt.sample_thinning import Thinning
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.event_loop import EventLoop
 from orchestrator.controller.planning.current_replanner import CurrentReplanner
+from orchestrator.controller.planning.planner_process import PlannerGone, PlannerProcess
 from orchestrator.controller.requests.freeze_request import monitors
 from orchestrator.controller.requests.move_request import domains_of
 from orchestrator.events.types import (
@@ -34,7 +34,8 @@ from orchestrator.history.folder import JobFolder
 from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle.migration import Mode
 from orchestrator.lifecycle.states import Job, Training
-from orchestrator.lifecycle.stimuli import Noted, Stimulus
+from orchestrator.lifecycle.stimuli import Noted
+from planner.actor import PlannerActor
 from planner.adapt.live import Heard, LiveStart, Question
 from planner.adapt.policy import Decision
 from planner.adapt.speeds import Slowdowns
@@ -53,8 +54,6 @@ SAID_REFUSALS = 8
 WAITING = 4096
 """Most observations that wait for the planner; older ones are dropped."""
 
-MakeHome = Callable[[Callable[[], LiveStart], Callable[[Stimulus], None]], LivePlannerHome]
-
 
 class Adaptation:
     """The adaptation of one job while its controller lives.
@@ -64,7 +63,7 @@ class Adaptation:
         planning: gets the slowdowns, for every plan that is made.
         migrate: has the training ranks follow another plan in the same places, unless the job has changed since then;
             in a mode, or as the spec says.
-        home: makes the planner's home from what a planner begins with and what takes its news.
+        planner: of the job; begins with `live_start`.
         solve_again: has the freeze program solved for the ranks' speeds and cut as they are.
         budget: r_max of that program; None: there is none.
     """
@@ -76,7 +75,7 @@ class Adaptation:
         view: Callable[[], JobView],
         planning: CurrentReplanner,
         migrate: Callable[[Plan, Job, Mode | None], Coroutine[Any, Any, str]],
-        home: MakeHome,
+        planner: PlannerProcess,
         solve_again: Callable[[], None] = lambda: None,
         budget: Callable[[], float | None] = lambda: None,
     ) -> None:
@@ -89,9 +88,7 @@ class Adaptation:
         self._migrate = migrate
         self._solve_again = solve_again
         self._budget = budget
-        self._home: LivePlannerHome | None = None
-        if setup.config.adapt.policy != "off" and setup.profile is not None:
-            self._home = home(self._start, loop.post)
+        self._planner = planner if adapts(setup) else None
         self._epoch_steps = setup.config.adapt.epoch_steps if setup.config.adapt.policy == "epoch" else None
         """Steps from one change of plan to the next; None: any step will do."""
         self._mode: Mode | None = None if self._epoch_steps is None else "stop"
@@ -122,16 +119,16 @@ class Adaptation:
 
     def run(self) -> None:
         """Keep a planner from now on, if the job adapts."""
-        if self._home is None:
+        if self._planner is None:
             return
         if self._setup.config.adapt.policy == "forest" and self._setup.forest is None:
             text = 'adapt.policy = "forest" has no interference model here: the planner goes by measured slowdowns'
             self._loop.post(Noted(Warned(text=text)))
-        self._loop.spawn(self._guarded(self._home.run()))
+        self._planner.keep("speeds", lambda: "trains on with its cut")
 
     def go_on(self) -> None:
         """Know what the previous controller knew, from the log."""
-        if self._home is not None:
+        if self._planner is not None:
             record = self._view().adapt
             self._told = Slowdowns(record.known)
             self._planning.set(known=self._told, factors=record.factors, links=record.links)
@@ -139,7 +136,7 @@ class Adaptation:
 
     def observe(self, batch: Sequence[StepTimes]) -> None:
         """Take what ranks observed; without training ranks nobody needs it."""
-        if self._home is not None and isinstance(self._loop.state, Training):
+        if self._planner is not None and isinstance(self._loop.state, Training):
             self._thinning.see(batch)
             self._waiting.extend(batch)
             self._go()
@@ -148,7 +145,7 @@ class Adaptation:
         """Follow a logged event. After a move there is nothing to decide until a speed changes: a move that somebody
         requested stays; `freeze_control.py` has the freeze program solved for it."""
         state = self._loop.state
-        if self._home is None or not isinstance(state, Training):
+        if self._planner is None or not isinstance(state, Training):
             return
         if isinstance(event, Formed):
             self._waiting.append(tuple(sorted(state.job.membership.alive)))
@@ -163,38 +160,23 @@ class Adaptation:
         while self._pump is not None:
             await asyncio.shield(self._pump)
 
-    def _start(self) -> LiveStart:
-        profile = self._setup.profile
-        assert profile is not None, "only a job with a profile adapts"
-        known, config = self._view().adapt, self._setup.config
-        record = JobFolder(config.output).planner_path if config.adapt.record else None
-        return LiveStart(
-            profile=profile,
-            known=Slowdowns(known.known),
-            past=known.past,
-            factors=known.factors,
-            links=known.links,
-            forest=self._setup.forest,
-            record=None if record is None else str(record),
-        )
-
     def _go(self) -> None:
         if self._pump is None and self._waiting:
             self._pump = self._loop.spawn(self._pass_on())
 
     async def _pass_on(self) -> None:
         try:
-            while self._waiting and self._home is not None:
-                await self._guarded(self._pass_one(self._home))
+            while self._waiting and self._planner is not None:
+                await self._guarded(self._pass_one(self._planner))
         finally:
             self._pump = None
 
-    async def _pass_one(self, home: LivePlannerHome) -> None:
+    async def _pass_one(self, planner: PlannerProcess) -> None:
         """Pass on what waits, up to the next generation's beginning."""
         first = self._waiting.popleft()
         if isinstance(first, tuple):
             self._reported, self._awaited = {}, None
-            await home.keep(first)
+            await planner.ask(PlannerActor.keep, first)
             return
         batch: list[StepTimes] = [first]
         while self._waiting and not isinstance(self._waiting[0], tuple):
@@ -205,7 +187,8 @@ class Adaptation:
         migration = state.job.intents.migration
         coming = () if migration is None else migration.path[:1]
         members = state.job.membership.members
-        heard = await home.take(batch, (state.job.progress.plan, *coming), members)
+        plans = (state.job.progress.plan, *coming)
+        heard = await planner.ask(PlannerActor.take, batch, plans, members)
         self._reported |= {times.rank: times.step for times in batch}
         self._hear(heard)
 
@@ -216,7 +199,7 @@ class Adaptation:
         except PlannerGone:
             return
         except Exception as error:
-            self._home = None
+            self._planner = None
             why = f"{type(error).__name__}: {error}"
             self._loop.post(
                 Noted(Warned(text=f"the adaptation failed ({why}): the job trains on with its cut"))
@@ -297,16 +280,16 @@ class Adaptation:
         if self._deciding is not None or busy or monitors(self._freeze, self._view()):
             return
         self._due, self._again_at, self._awaited = False, None, None
-        if known.by_rank and self._home is not None:
-            self._deciding = self._loop.spawn(self._decide(self._home, heard, job))
+        if known.by_rank and self._planner is not None:
+            self._deciding = self._loop.spawn(self._decide(self._planner, heard, job))
 
-    async def _decide(self, home: LivePlannerHome, heard: Heard, job: Job) -> None:
+    async def _decide(self, planner: PlannerProcess, heard: Heard, job: Job) -> None:
         try:
-            await self._guarded(self._decide_once(home, heard, job))
+            await self._guarded(self._decide_once(planner, heard, job))
         finally:
             self._deciding = None
 
-    async def _decide_once(self, home: LivePlannerHome, heard: Heard, job: Job) -> None:
+    async def _decide_once(self, planner: PlannerProcess, heard: Heard, job: Job) -> None:
         step = job.progress.step
         question = Question(
             now=job.progress.plan,
@@ -318,8 +301,8 @@ class Adaptation:
             r_max=self._budget(),
         )
         try:
-            await self._bring_replanner(home, job.membership.members)
-            decision = await home.decide(question)
+            await self._bring_replanner(planner, job.membership.members)
+            decision = await planner.ask(PlannerActor.decide, question)
         except PlannerGone:
             self._due = True
             raise
@@ -342,13 +325,35 @@ class Adaptation:
         adopted = [plan for plan in job.progress.freeze if plan.start is not None and plan.ratios]
         return adopted[-1].ratios if adopted else None
 
-    async def _bring_replanner(self, home: LivePlannerHome, members: Sequence[int]) -> None:
+    async def _bring_replanner(self, planner: PlannerProcess, members: Sequence[int]) -> None:
         """Have the planner plan with the job's present replanner for `members`."""
         replanner = self._planning.of(members)
-        if self._sent is None or self._sent[0] != home.lives or self._sent[1] is not replanner:
+        if self._sent is None or self._sent[0] != planner.lives or self._sent[1] is not replanner:
             # A copy, without the answers that it remembers.
-            await home.plan_with(replace(replanner))
-            self._sent = home.lives, replanner
+            await planner.ask(PlannerActor.plan_with, replace(replanner))
+            self._sent = planner.lives, replanner
+
+
+def adapts(setup: ControllerConfig) -> bool:
+    """Whether the job's plans follow the ranks' speeds."""
+    return setup.config.adapt.policy != "off" and setup.profile is not None
+
+
+def live_start(setup: ControllerConfig, view: JobView) -> LiveStart | None:
+    """What the planner of a job that adapts begins with; None: it does not."""
+    if not adapts(setup):
+        return None
+    assert setup.profile is not None
+    known, config = view.adapt, setup.config
+    return LiveStart(
+        profile=setup.profile,
+        known=Slowdowns(known.known),
+        past=known.past,
+        factors=known.factors,
+        links=known.links,
+        forest=setup.forest,
+        record=str(JobFolder(config.output).planner_path) if config.adapt.record else None,
+    )
 
 
 def _adapted(decision: Decision, step: int, refused: str) -> Adapted:

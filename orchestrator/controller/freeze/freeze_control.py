@@ -14,8 +14,9 @@ from orchestrator.commands.command import Entry
 from orchestrator.commands.freeze import Freeze
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.event_loop import EventLoop
-from orchestrator.controller.freeze.planner_link import PlannerLink, link_planner, solution_of
+from orchestrator.controller.freeze.planner_link import TASK, PlannerLink, link_planner, solution_of
 from orchestrator.controller.planning.current_replanner import CurrentReplanner
+from orchestrator.controller.planning.planner_process import PlannerProcess
 from orchestrator.controller.requests.freeze_request import (
     Running,
     Solve,
@@ -50,6 +51,7 @@ class FreezeControl:
     Args:
         view: returns the job's view, with everything that is logged.
         planning: gets the freeze method for whose copies plans need memory.
+        planner: of the job.
     """
 
     def __init__(
@@ -59,13 +61,15 @@ class FreezeControl:
         loop: EventLoop,
         view: Callable[[], JobView],
         planning: CurrentReplanner,
+        planner: PlannerProcess,
     ) -> None:
         self._order = order
         self._setup = setup
         self._loop = loop
         self._view = view
         self._current = planning
-        self._planner: PlannerLink | None = None
+        self._planner = planner
+        self._link: PlannerLink | None = None
         self._planning: asyncio.Task[None] | None = None
         self._version = 0
         """Version of this controller's newest freeze plan, even if it is still being solved."""
@@ -79,13 +83,13 @@ class FreezeControl:
         """Follow a logged event."""
         if isinstance(event, Migrated):
             self.accompany(event.step)
-        if self._planner is not None:
-            self._planner.take(event)
+        if self._link is not None:
+            self._link.take(event)
         if isinstance(event, Submitted | FreezeChanged | FreezeStarted):
             replayed = self._order.freezing.plans if self._order.freezing.replayed else ()
             self._current.set(method=method_to_plan_for(self._view().freeze, replayed))
         if isinstance(event, FreezeStarted) and event.plan.control is not None:
-            self._drop_planner()
+            self._drop_link()
             if isinstance(self._loop.state, Live):
                 self.accompany(self._view().step)
         if isinstance(event, Migrated) or (isinstance(event, FreezeStarted) and self._outdated):
@@ -100,11 +104,12 @@ class FreezeControl:
         state = self._loop.state
         assert isinstance(state, Live)
         progress = state.job.progress
-        if self._planner is not None and self._planner.serves(progress.plan):
-            self._planner.void_after(step)
+        if self._link is not None and self._link.serves(progress.plan):
+            self._link.void_after(step)
             return
-        self._drop_planner()
-        self._planner = link_planner(
+        self._drop_link()
+        self._link = link_planner(
+            self._planner,
             self._order,
             self._setup,
             progress.plan,
@@ -113,10 +118,12 @@ class FreezeControl:
             view=self._view(),
             version=self._version + 1,
         )
-        if self._planner is not None:
-            self._version += 1
-            self._planner.void_after(step)
-            self._planning = self._loop.spawn(self._planner.run(step))
+        if self._link is None:
+            self._planner.drop(TASK)
+            return
+        self._version += 1
+        self._link.void_after(step)
+        self._planning = self._loop.spawn(self._link.run(step))
 
     async def change(self, command: Freeze) -> str:
         """Change the freeze settings at a commit; return in words what will happen.
@@ -138,7 +145,7 @@ class FreezeControl:
             # It may have ended meanwhile, or have another plan.
             check_base(self._training(), command.base)
             # Numbered only now: a planner that was linked while the program was solved has an older plan.
-            self._drop_planner()
+            self._drop_link()
             self._version += 1
             key, solution = {"epoch": self._order.epoch, "version": self._version}, None
             if solved is not None:
@@ -252,10 +259,10 @@ class FreezeControl:
             raise JobError(f"{error}; the job trains on as it is") from error
         return decision, time.perf_counter() - begun_s
 
-    def _drop_planner(self) -> None:
+    def _drop_link(self) -> None:
         if self._planning is not None:
             self._planning.cancel()
-        self._planner = self._planning = None
+        self._link = self._planning = None
 
 
 def differ(ratios: Ratios, others: Ratios) -> bool:

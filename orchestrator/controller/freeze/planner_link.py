@@ -1,37 +1,38 @@
-"""The controller's side of the planner: sends it events, asks it what to freeze, replaces it when it dies.
+"""The controller's side of freezing by plan: gathers what the planner needs, and asks it once what to freeze.
 
-A planner's failure never ends the job or makes a rank wait: without one the job trains on as it is.
+Without an answer the job trains on as it is.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
-
-import ray
-from ray.exceptions import RayError, RayTaskError
 
 from orchestrator.controller.config import ControllerConfig
-from orchestrator.controller.planning.planner_process import LIVES, reason_of, start_planner
+from orchestrator.controller.planning.planner_process import PlannerProcess
 from orchestrator.controller.requests.freeze_request import GRACE_STEPS, open_question
-from orchestrator.events.types import Event, FreezeSolved, PlannerStarted, Warned
+from orchestrator.events.types import Event, FreezeSolved, Warned
 from orchestrator.history.freeze_history import FreezeHistory, cut, observation
 from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle.states import Order
 from orchestrator.lifecycle.stimuli import Noted, Solved, Stimulus
-from planner.actor import PlannerActor, PlannerHome
+from planner.actor import PlannerActor
 from planner.freeze.decision import FreezeDecision, FreezeQuestion
-from planner.freeze.monitoring import Observation
+from planner.freeze.monitoring import Observation, complete
 from planner.freezing import Control, FreezePlan, Phase
 from planner.ir import Schedule
 from planner.plan import Plan
 from workers.protocol import StepReport, TimelineReport
 
+TASK = "freezing"
+
 
 class PlannerLink:
-    """One job's planner, whichever process it lives in. All methods run on the controller's event loop.
+    """One question of a job to its planner. All methods run on the controller's event loop.
 
     Args:
+        planner: of the job.
         history: what the job has measured so far.
         epoch: of the controller, for its freeze plans.
         post: takes the planner's results.
@@ -41,6 +42,7 @@ class PlannerLink:
 
     def __init__(
         self,
+        planner: PlannerProcess,
         question: FreezeQuestion,
         history: FreezeHistory,
         epoch: int,
@@ -49,32 +51,32 @@ class PlannerLink:
         version: int = 1,
         control: Control | None = None,
     ) -> None:
+        self._planner = planner
         self._version = version
         self._control = control
         self._question = question
         self._epoch = epoch
         self._post = post
-        self._observations: dict[tuple[int, int], Observation] = {}
-        self._actor: Any = None
+        self._observations: dict[int, dict[int, Observation]] = defaultdict(dict)
+        """Step -> rank -> its observation."""
+        self._enough = asyncio.Event()
+        """Whether monitoring has ended: all ranks' timelines are there, or no more will come."""
         self._answered = False
-        self._waits = True
-        """Whether the planner waits for timelines of all ranks to the end of monitoring."""
         for report in history.monitored_with(question.plan):
             self.take(report)
 
     def take(self, event: Event) -> None:
-        """Pass on what the planner needs of a logged event, and keep it for the next planner."""
+        """Gather what the planner needs of a logged event."""
         phases = self._question.phases
         match event:
             case TimelineReport(step=step) if phases.of(step) in (Phase.UPPER, Phase.LOWER):
                 seen = observation(event)
-                self._observations[seen.step, seen.rank] = seen
-                if self._actor is not None:
-                    self._actor.observe.remote((seen,))
-            case StepReport(step=step) if self._waits and step >= phases.monitoring + GRACE_STEPS:
-                self._waits = False
-                if self._actor is not None:
-                    self._actor.enough.remote()
+                self._observations[step][seen.rank] = seen
+                newest = self._observations[step].values()
+                if complete(newest, phases, self._question.plan.world_size):
+                    self._enough.set()
+            case StepReport(step=step) if step >= phases.monitoring + GRACE_STEPS:
+                self._enough.set()
             case _:
                 pass
 
@@ -84,57 +86,31 @@ class PlannerLink:
 
     def void_after(self, step: int) -> None:
         """Forget observations of later steps: those steps run again."""
-        self._observations = {key: seen for key, seen in self._observations.items() if seen.step <= step}
+        for later in [each for each in self._observations if each > step]:
+            del self._observations[later]
 
     async def run(self, step: int) -> None:
-        """Keep a planner running until cancelled; `step` steps are committed already."""
-        self._waits = self._waits and step < self._question.phases.monitoring
+        """Have the planner decide once monitoring has ended; `step` steps are committed already."""
+        self._planner.keep(TASK, self._otherwise)
+        if step >= self._question.phases.monitoring:
+            self._enough.set()
+        await self._enough.wait()
+        seen = tuple(each for ranks in self._observations.values() for each in ranks.values())
         try:
-            for life in range(1, LIVES + 1):
-                try:
-                    await self._live(life)
-                except RayError as error:
-                    self._drop()
-                    self._warn(f"the planner died: {reason_of(error)}{self._consequence(life)}")
+            decision, solve_s = await self._planner.answer(PlannerActor.solve, self._question, seen)
+            plan = decision.freeze_plan(
+                self._question.plan, epoch=self._epoch, version=self._version, control=self._control
+            )
+            self._post(Solved(solution_of(decision, plan, solve_s)))
+        except ValueError as error:
+            self._post(Noted(Warned(text=f"{error}; the job trains on with nothing frozen")))
         except Exception as error:  # a bug of ours costs the freezing, not the job
-            self._warn(f"the planner failed: {type(error).__name__}: {error}{self._consequence(LIVES)}")
-        finally:
-            self._drop()
+            text = f"the planner failed: {type(error).__name__}: {error}; the job {self._otherwise()}"
+            self._post(Noted(Warned(text=text)))
+        self._answered = True
 
-    async def _live(self, life: int) -> None:
-        """Run one planner up to the error that ends it."""
-        actor = start_planner(PlannerActor, self._question)
-        self._actor = actor
-        # Awaited: calls may arrive out of order, and a solution must use all observations.
-        await actor.observe.remote(tuple(self._observations.values()))
-        home: PlannerHome = await actor.home.remote()
-        self._post(Noted(PlannerStarted(life=life, node=home.node, pid=home.pid)))
-        if not self._answered:
-            try:
-                decision, solve_s = await actor.solve.remote(wait=self._waits)
-            except RayTaskError as error:
-                self._warn(f"{error.cause}; the job trains on with nothing frozen")
-            else:
-                plan = decision.freeze_plan(
-                    self._question.plan, epoch=self._epoch, version=self._version, control=self._control
-                )
-                self._post(Solved(solution_of(decision, plan, solve_s)))
-            self._answered = True
-        await actor.stay.remote()
-
-    def _consequence(self, life: int) -> str:
-        if life < LIVES:
-            return "; another one takes its place"
-        kept = "keeps the freeze ratios it has" if self._answered else "trains on with nothing frozen"
-        return f"; no other is started, and the job {kept}"
-
-    def _drop(self) -> None:
-        if self._actor is not None:
-            ray.kill(self._actor)
-        self._actor = None
-
-    def _warn(self, text: str) -> None:
-        self._post(Noted(Warned(text=text)))
+    def _otherwise(self) -> str:
+        return "keeps the freeze ratios it has" if self._answered else "trains on with nothing frozen"
 
 
 def solution_of(decision: FreezeDecision, plan: FreezePlan, solve_s: float) -> FreezeSolved:
@@ -159,6 +135,7 @@ def solution_of(decision: FreezeDecision, plan: FreezePlan, solve_s: float) -> F
 
 
 def link_planner(
+    planner: PlannerProcess,
     order: Order,
     setup: ControllerConfig,
     plan: Plan,
@@ -181,4 +158,6 @@ def link_planner(
     question = FreezeQuestion(
         plan=plan, schedule=schedule, phases=freeze.phases, r_max=freeze.r_max, profile=setup.profile
     )
-    return PlannerLink(question, view.freeze_history(), order.epoch, post, version=version, control=control)
+    return PlannerLink(
+        planner, question, view.freeze_history(), order.epoch, post, version=version, control=control
+    )

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import ray
 from made_profile import made_profile
+from planner_beside import PlannerBeside
 from process_hosts import ElasticJob
 from ray_jobs import resolved
 from tiny_jobs import tiny
@@ -19,7 +20,6 @@ from tiny_jobs import tiny
 from orchestrator.cluster.actor_arguments import in_pieces
 from orchestrator.controller import actor
 from orchestrator.controller.actor import Controller
-from orchestrator.controller.adapt.live_planner import PlannerBeside
 from orchestrator.controller.log_writer import LogWriter
 from orchestrator.events.types import Submitted
 from orchestrator.history.folder import JobFolder
@@ -50,7 +50,7 @@ async def controller_of(
         job.setup = replace(job.setup, replanner=replanner, profile=profile)
     context = SimpleNamespace(current_actor=None, was_current_actor_reconstructed=False)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
-    monkeypatch.setattr(actor, "PlannerInRay", lambda start, post: PlannerBeside(start))
+    monkeypatch.setattr(actor, "PlannerProcess", PlannerBeside)
     spec = made.spec.model_dump(mode="json")
     controller = Controller(*in_pieces(job.order, job.setup, spec))
     log = JobFolder(job.setup.config.output).open_log(1)

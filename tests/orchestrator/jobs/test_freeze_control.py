@@ -8,6 +8,7 @@ from statistics import mean
 from typing import Any
 
 import pytest
+from planner_beside import PlannerBeside
 from process_hosts import ElasticJob, Ran, assert_gone
 from ray_jobs import resolved
 from tiny_jobs import tiny
@@ -79,6 +80,7 @@ class ControlledJob:
             self.running.loop,
             lambda: self.view,
             self.running.runtime.planning,
+            PlannerBeside(lambda: None, self.running.loop.post, self.running.loop.spawn),
         )
         self._take(
             events.Submitted(

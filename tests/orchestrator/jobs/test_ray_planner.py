@@ -19,7 +19,8 @@ from tiny_jobs import tiny
 from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.client.jobs import Command
 from orchestrator.client.running import run
-from orchestrator.controller.freeze.planner_link import LIVES, PlannerLink
+from orchestrator.controller.freeze.planner_link import TASK, PlannerLink
+from orchestrator.controller.planning.planner_process import LIVES, PlannerProcess
 from orchestrator.events import types as events
 from orchestrator.events.log import read_log
 from orchestrator.history.freeze_history import FreezeHistory
@@ -343,9 +344,11 @@ def link_events(
 
     async def ask() -> None:
         question = FreezeQuestion(plan=plan, schedule=schedule_of(plan), phases=SHORT, r_max=0.8)
-        running = asyncio.ensure_future(PlannerLink(question, history, 2, post).run(step))
+        planner = PlannerProcess(lambda: None, post, asyncio.ensure_future)
+        running = asyncio.ensure_future(PlannerLink(planner, question, history, 2, post).run(step))
         async with asyncio.timeout(patient(120)):
             await done.wait()
+        planner.drop(TASK)
         running.cancel()
         await asyncio.wait([running])
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from bare_controller import PARAMETERS, controller_of, told
+from planner_beside import PlannerBeside
 
 from orchestrator.controller.actor import Controller
-from orchestrator.controller.adapt.adaptation import SOONEST_STEPS, Adaptation
-from orchestrator.controller.adapt.live_planner import PlannerBeside
+from orchestrator.controller.adapt.adaptation import SOONEST_STEPS, Adaptation, live_start
 from orchestrator.controller.requests.freeze_request import GRACE_STEPS
 from orchestrator.events.types import (
     Adapted,
@@ -570,7 +570,9 @@ def test_the_next_controller_knows_what_this_one_knew(
             lambda: snapshot,
             planning,
             controller._reshaping.migrate,
-            lambda start, _: PlannerBeside(start),
+            PlannerBeside(
+                lambda: live_start(controller._setup, snapshot), controller._loop.post, controller._loop.spawn
+            ),
         )
         after.go_on()
         assert planning.known.of((0, 1)) == (1.0, 2.5)
