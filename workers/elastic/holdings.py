@@ -16,8 +16,9 @@ from workers.elastic.layer_source import Built, Haul, Held
 from workers.elastic.snapshots import Snapshots
 from workers.elastic.standby import Standbys
 from workers.layers.layer import Layer
+from workers.loss_scale import LossScale
 from workers.process.host_memory import collect_objects
-from workers.protocol import Assignment, Part, Source
+from workers.protocol import Assignment, JobError, Part, Source
 from workers.state.layer_state import LayerState, host_copy, whole_of
 from workers.state_stream.stream import StateServer
 
@@ -37,11 +38,13 @@ class Holdings:
     """The layers of one rank: those that it owns, its copies of others', and what is left of earlier places.
 
     Args:
+        rank: its number.
         commit: the one whose state they are.
         warn: receives a sentence on a copy that cannot be brought up to date.
     """
 
-    def __init__(self, commit: LastCommit, warn: Callable[[str], None]) -> None:
+    def __init__(self, rank: int, commit: LastCommit, warn: Callable[[str], None]) -> None:
+        self._rank = rank
         self._commit = commit
         self._warn = warn
         self._server: StateServer | None = None
@@ -228,10 +231,15 @@ class Holdings:
             sources: of all shards of those layers of which it holds shards only.
 
         Raises:
+            JobError: the rank is at another step.
             MemoryError: there is no room to bring a copy in host memory up to date.
             StateStreamError: a source is gone.
         """
         held = self.of_snapshot(step)
+        if self._commit.step != step and not held:
+            raise JobError(
+                f"rank {self._rank} stands at step {self._commit.step}: it cannot save step {step}"
+            )
         if self._commit.step == step:
             on_host = {piece: one for piece, one in self.on_host().items() if piece.layer in layers}
             held |= self.live() | {piece: (None, self.newest(one)) for piece, one in on_host.items()}
@@ -248,6 +256,10 @@ class Holdings:
             states = [held[piece][1] for piece in pieces]
             copies.append(host_copy(states[0] if len(states) == 1 else whole_of(states)))
         return copies
+
+    def loss_scale(self, step: int) -> LossScale | None:
+        """Loss scale of the step after `step`, where the precision needs one and this rank knows it."""
+        return self._commit.loss_scale if self._commit.step == step else self.snapshots.loss_scale(step)
 
     def _keep_offered(self, step: int, states: Iterable[LayerState]) -> None:
         if self._server is not None:

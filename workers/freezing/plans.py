@@ -69,11 +69,15 @@ class Settings:
         return self.spec if plan is None else self.spec.model_copy(update=plan.settings)
 
 
-def check_plan(plan: FreezePlan, layers: int, microbatches: int) -> None:
+def check_plan(plan: FreezePlan, spec: FreezeConfig, layers: int, microbatches: int) -> None:
     """Raises:
-    JobError: the table of ratios is not one per layer and microbatch, a ratio is outside [0, 1], or the weights are not
-        one row per layer.
+    JobError: the job's method uses no ratios, the table of ratios is not one per layer and microbatch, a ratio is
+        outside [0, 1], or the weights are not one row per layer.
     """
+    if plan.control is None and not spec.timely:
+        raise JobError(
+            f"freeze.method is {spec.method!r}, which follows no ratios: use a `timelyfreeze` method"
+        )
     if len(plan.ratios) != layers or any(len(row) != microbatches for row in plan.ratios):
         rows = sorted({len(row) for row in plan.ratios})
         raise JobError(

@@ -13,27 +13,17 @@ from typing import NamedTuple
 from torch import Tensor
 
 from planner.arrivals import Arrivals
-from planner.features import Sample
 from planner.ir import FREEZABLE
-from planner.observed import StepTimes
 from planner.plan import Plan
 from planner.rank_program import RankProgram
 from planner.rounds import busy_pipelines, executed_by, windows_of
 from planner.shards import Piece
 from planner.shares import numbers_of, parts
 from workers.commit.unfinished import Greeting
-from workers.config import WorkerConfig
-from workers.control.activity import Activity
-from workers.control.mailbox import Mailbox
-from workers.control.rescues import Rescues
-from workers.data.dataset import OpenData
-from workers.data.read_ahead import ReadAhead
-from workers.devices.device import Device
 from workers.elastic.modules_ahead import ModulesAhead
 from workers.elastic.redundancy import Shipping
 from workers.elastic.snapshots import Snapshots
 from workers.elastic.standby import Base, Standbys
-from workers.fault_injection.points import FaultPoints
 from workers.freezing.freezer import Extent, Freezer
 from workers.freezing.mask import LayerParameters
 from workers.freezing.plans import Plans
@@ -42,15 +32,12 @@ from workers.gradients.exchange import ReplicaExchange, TiedUse
 from workers.gradients.parts import GradientParts
 from workers.gradients.reduce_scatter import MicrobatchReduceScatter
 from workers.gradients.sink import GradientSink
-from workers.layer_check.check import LayerCheck
 from workers.layers.layer import Layer
 from workers.layers.loss import Loss
-from workers.models.definition import ModelDefinition
-from workers.protocol import CurvatureReport, Report
+from workers.protocol import CurvatureReport
 from workers.state.layer_state import LayerState
-from workers.state.optim import Optimizer
-from workers.state_stream.following import Followers
 from workers.step.engine import first_free_tag
+from workers.step.equipment import Equipment
 from workers.step.stage import Stage
 from workers.transport.channel import Channel
 
@@ -70,26 +57,16 @@ class Tags(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationSetup:
+class GenerationSetup(Equipment):
     """Setup with which a rank trains in a generation. All of it outlives the generation."""
 
-    config: WorkerConfig
-    rank: int
-    """Its number."""
     place: int
     """pipeline * P + pipeline rank."""
     plan: Plan
     program: RankProgram
     """Its own, of its pipeline."""
-    definition: ModelDefinition
-    data: OpenData
-    reading: ReadAhead
-    """Reads its microbatches."""
     layers: Mapping[int, tuple[Layer, LayerState]]
     """The layers that it owns by `plan`."""
-    optimizer: Optimizer
-    device: Device
-    mailbox: Mailbox
     standbys: Standbys
     """The copies that it keeps by `plan`."""
     greeting: Greeting
@@ -113,23 +90,8 @@ class GenerationSetup:
     """Whether all ranks start from a checkpoint."""
     held: Arrivals = ()
     """Layers, or shards, whose updates are held back, and their destinations."""
-    followers: Followers
-    """Peers outside the group that follow layers of this rank."""
     freeze_plans: Plans
     """Freeze plans whose start is known; adopted ones are added."""
-    faults: FaultPoints
-    activity: Activity
-    check: LayerCheck
-    """Compares its layers with plain autograd."""
-    rescues: Rescues
-    """When the ranks write a checkpoint because the cluster's head is lost."""
-    report: Callable[[Report], None]
-    log_sha256: Callable[[], str | None] = lambda: None
-    """Returns the hash of a line of the job's event log, if one is known."""
-    observe: Callable[[StepTimes], None] | None = None
-    """Takes the times of each step, before it is settled. None: nobody wants them."""
-    surroundings: Callable[[], Sample | None] = lambda: None
-    """Returns the newest sample of its device and host."""
 
     @property
     def pipeline_rank(self) -> int:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
 
-import workers.rank
+import workers.step.equipment
 from workers.build import build_layers
 from workers.checkpoint.coordination import manifest_mismatch
 from workers.checkpoint.manifest import Manifest
@@ -290,7 +290,7 @@ def test_a_checkpoint_is_of_one_way_to_compute() -> None:
 
 def with_one_compiler(monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
     """Have the ranks of this process share the compiler of these tests."""
-    monkeypatch.setattr(workers.rank, "compiler_of", lambda *_: compiler_in(precision, DEVICE))
+    monkeypatch.setattr(workers.step.equipment, "compiler_of", lambda *_: compiler_in(precision, DEVICE))
 
 
 def config_in(folder: Path, **changes: Any) -> WorkerConfig:

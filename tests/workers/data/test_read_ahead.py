@@ -443,7 +443,7 @@ def test_what_reads_between_steps_waits_for_a_read_under_way(tmp_path: Path, val
 
     train(1)
     source.read_s = 0.2
-    reading = rank._reading
+    reading = rank._equipment.reading
     reading.ahead = True
     reading.begin(reads(1), lambda _: Found([0], source.train([0])))
     while not source._turn.locked():

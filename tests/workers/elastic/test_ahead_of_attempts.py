@@ -49,8 +49,7 @@ class Here:
             for number, one in enumerate(definition.layers)
         )
         self.source._definition = replace(definition, layers=layers)
-        assert self.rank._coming is not None
-        self.coming = self.rank._coming
+        self.coming = self.rank._coming.modules
         self.wanted = frozenset(Piece(layer, shard) for layer in LAYERS)
 
     def _build(self, number: int, build: Callable[[], nn.Module]) -> nn.Module:

@@ -63,7 +63,7 @@ def commit(rank: Rank, layer: int, step: int) -> Update:
 def owner_after(rank: Rank, layer: int, commits: list[Update]) -> LayerState:
     """The layer of the rank that owns it."""
     _, state = base(rank, layer)
-    following = Updates(state, settings(rank), rank._optimizer, 0)
+    following = Updates(state, settings(rank), rank._equipment.optimizer, 0)
     for each in commits:
         following.apply(each)
     return state
@@ -91,7 +91,7 @@ def host_copy_of(rank: Rank, layer: int, check_room: Callable[[int, str], None] 
         device=DEVICE,
         stream=SideStream(DEVICE),
         freeze=settings(rank),
-        optimizer=rank._optimizer,
+        optimizer=rank._equipment.optimizer,
         check_room=check_room or (lambda needed_bytes, what: None),
     )
 
@@ -331,7 +331,7 @@ def copies(rank: Rank, host: Host, layers: list[int]) -> Standbys:
         [Piece(layer) for layer in layers],
         {Piece(layer): on_host(rank, layer) for layer in layers},
         freeze=settings(rank),
-        optimizer=rank._optimizer,
+        optimizer=rank._equipment.optimizer,
         step=0,
         host=host.form,
     )
@@ -448,7 +448,7 @@ def test_a_layer_that_was_owned_goes_to_host_memory_while_training_goes_on(rank:
         [Piece(3)],
         {Piece(3): base(rank, 3)},
         freeze=settings(rank),
-        optimizer=rank._optimizer,
+        optimizer=rank._equipment.optimizer,
         step=0,
         host=Host(rank).form,
     )
@@ -468,7 +468,7 @@ def test_a_layer_that_is_to_be_owned_again_stays_on_the_device(rank: Rank) -> No
         [Piece(1), Piece(3)],
         {Piece(1): base(rank, 1), Piece(3): base(rank, 3)},
         freeze=settings(rank),
-        optimizer=rank._optimizer,
+        optimizer=rank._equipment.optimizer,
         step=0,
         host=Host(rank).form,
     )
@@ -550,7 +550,9 @@ def test_a_host_with_too_little_memory_for_a_base_refuses_it_in_words(
 ) -> None:
     monkeypatch.setattr(standby, "ASK_AGAIN_S", (0.0,))
     host = Host(rank, free_bytes=LEAST_FREE_BYTES - 1)
-    here = Standbys([Piece(3)], {}, freeze=settings(rank), optimizer=rank._optimizer, step=0, host=host.form)
+    here = Standbys(
+        [Piece(3)], {}, freeze=settings(rank), optimizer=rank._equipment.optimizer, step=0, host=host.form
+    )
     asked: list[Piece] = []
 
     def bring(piece: Piece, stopped: object) -> Base:

@@ -75,18 +75,18 @@ class Spare:
         """Have the rank copy; returns what is no longer there once its modules and copies are gone."""
         self.rank.copy_ahead(self.order(change))
         until(lambda: any(isinstance(one, CopiedAhead) and one.change == change for one in self.reports))
-        assert self.rank._ahead is not None
-        assert self.rank._coming is not None
-        (owner,) = self.rank._ahead._owners.values()
+        copying = self.rank._coming._copies
+        assert copying is not None
+        (owner,) = copying._owners.values()
         assert owner.copies is not None
         copied = [one.base for one in owner.copies._copies.values() if one.base is not None]
-        bases = [*copied, *self.rank._coming._built.values()]
+        bases = [*copied, *self.rank._coming.modules._built.values()]
         return [weakref.ref(layer.module) for layer, _ in bases if layer is not None]
 
     @property
     def clean(self) -> bool:
-        coming = self.rank._coming
-        return coming is not None and not coming.wanted and not coming._built
+        coming = self.rank._coming.modules
+        return not coming.wanted and not coming._built
 
     def close(self) -> None:
         self.owner.request(Request.STOP)
@@ -112,7 +112,7 @@ def test_an_order_without_layers_frees_what_was_copied_and_built(spare: Spare) -
     # One from before that comes late copies nothing, and a newer one does.
     spare.rank.copy_ahead(spare.order(1))
     assert spare.clean
-    assert spare.rank._ahead is None
+    assert spare.rank._coming._copies is None
     spare.copied(3)
     assert [one.change for one in spare.reports if isinstance(one, CopiedAhead)] == [1, 3]
     assert not [one for one in spare.reports if isinstance(one, WarningReport)]
@@ -120,15 +120,16 @@ def test_an_order_without_layers_frees_what_was_copied_and_built(spare: Spare) -
 
 def test_who_waits_for_a_change_in_vain_frees_what_it_has(spare: Spare) -> None:
     held = spare.copied(1)
-    assert spare.rank._ahead is not None
-    spare.rank._ahead._began_s -= 60.0
+    copying = spare.rank._coming._copies
+    assert copying is not None
+    copying._began_s -= 60.0
     until(lambda: spare.clean)
     until(lambda: all(one() is None for one in held))
     # Should the ranks regroup after all, it fetches the layers, and says why.
     spare.rank.leave(GENERATION.number)
     sources = spare.order(1).sources
     told = replace(spare.first, step=3, sources=sources)
-    assert spare.rank._ahead.for_assignment(told, GENERATION.number) == {}
+    assert copying.for_assignment(told, GENERATION.number) == {}
     (warned,) = [one for one in spare.reports if isinstance(one, WarningReport)]
     assert warned.text == (
         "layers that rank 1 copied ahead are fetched again: the copies of layers [1, 2, 5] have not come: the ranks"
@@ -139,7 +140,7 @@ def test_who_waits_for_a_change_in_vain_frees_what_it_has(spare: Spare) -> None:
 def test_patience_that_ends_late_drops_nothing_that_a_newer_order_built(spare: Spare) -> None:
     spare.copied(1)
     spare.copied(2)
-    spare.rank._let_go(spare.order(1))
+    spare.rank._coming._let_go(spare.order(1))
     assert not spare.clean
-    spare.rank._let_go(spare.order(2))
+    spare.rank._coming._let_go(spare.order(2))
     assert spare.clean

@@ -141,7 +141,11 @@ def parcel_of(rank: Rank, layer: int) -> Tensor:
 def test_updates_wait_for_a_base_and_are_then_made_up_for(rank: Rank) -> None:
     come = threading.Event()
     here = Standbys(
-        pieces(0, 3), {Piece(0): base(rank, 0)}, freeze=settings(rank), optimizer=rank._optimizer, step=0
+        pieces(0, 3),
+        {Piece(0): base(rank, 0)},
+        freeze=settings(rank),
+        optimizer=rank._equipment.optimizer,
+        step=0,
     )
 
     def bring(piece: Piece, stopped: threading.Event) -> Base:
@@ -161,7 +165,7 @@ def test_updates_wait_for_a_base_and_are_then_made_up_for(rank: Rank) -> None:
         pieces(0, 3),
         {Piece(i): base(rank, i) for i in (0, 3)},
         freeze=settings(rank),
-        optimizer=rank._optimizer,
+        optimizer=rank._equipment.optimizer,
         step=0,
     )
     at_once.rest()
@@ -176,7 +180,11 @@ def test_updates_wait_for_a_base_and_are_then_made_up_for(rank: Rank) -> None:
 
 def test_a_copy_that_cannot_be_updated_counts_for_nothing_and_hurts_nobody(rank: Rank) -> None:
     here = Standbys(
-        pieces(3), {Piece(3): base(rank, 3)}, freeze=settings(rank), optimizer=rank._optimizer, step=0
+        pieces(3),
+        {Piece(3): base(rank, 3)},
+        freeze=settings(rank),
+        optimizer=rank._equipment.optimizer,
+        step=0,
     )
     assert here.current
     for step in range(1, 10):
@@ -192,7 +200,7 @@ def test_a_base_that_does_not_come_at_first_is_asked_for_again(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(standby, "ASK_AGAIN_S", (0.0, 0.0))
-    here = Standbys(pieces(0, 3), {}, freeze=settings(rank), optimizer=rank._optimizer, step=0)
+    here = Standbys(pieces(0, 3), {}, freeze=settings(rank), optimizer=rank._equipment.optimizer, step=0)
     asked: list[int] = []
 
     def bring(piece: Piece, stopped: threading.Event) -> Base:
@@ -213,7 +221,7 @@ def test_updates_of_a_copy_whose_base_cannot_come_are_not_kept(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(standby, "ASK_AGAIN_S", (0.0,))
-    here = Standbys(pieces(0, 3, 5), {}, freeze=settings(rank), optimizer=rank._optimizer, step=0)
+    here = Standbys(pieces(0, 3, 5), {}, freeze=settings(rank), optimizer=rank._equipment.optimizer, step=0)
     asked = threading.Event()
 
     def bring(piece: Piece, stopped: threading.Event) -> Base:
@@ -243,7 +251,7 @@ def test_copies_are_told_of_at_once_and_builds_when_they_are_there(
     rank: Rank, kept: tuple[int, ...], fails: bool
 ) -> None:
     bases = {Piece(layer): base(rank, layer) for layer in kept}
-    here = Standbys([*bases], bases, freeze=settings(rank), optimizer=rank._optimizer, step=0)
+    here = Standbys([*bases], bases, freeze=settings(rank), optimizer=rank._equipment.optimizer, step=0)
     go_on = threading.Event()
 
     def build(piece: Piece) -> int:
@@ -280,7 +288,7 @@ def test_training_waits_for_copies_that_fall_behind_for_a_bounded_time(
     monkeypatch.setattr(standby_watch, "MOST_BEHIND_BYTES", 2 * bytes_per_commit)
     monkeypatch.setattr(standby_watch, "MOST_STOP_S", 0.05)
     come = threading.Event()
-    here = Standbys(pieces(0, 3), {}, freeze=settings(rank), optimizer=rank._optimizer, step=0)
+    here = Standbys(pieces(0, 3), {}, freeze=settings(rank), optimizer=rank._equipment.optimizer, step=0)
 
     def bring(piece: Piece, stopped: threading.Event) -> Base:
         assert come.wait(10)
@@ -340,7 +348,7 @@ def test_a_copy_that_was_given_up_is_not_asked_for_again(rank: Rank) -> None:
         pieces(1, 2),
         {Piece(1): base(rank, 1)},
         freeze=settings(rank),
-        optimizer=rank._optimizer,
+        optimizer=rank._equipment.optimizer,
         step=0,
         given_up=pieces(2),
     )

@@ -208,8 +208,7 @@ def test_copies_in_host_memory_are_brought_into_layers_that_were_built_beside_tr
     building = built_ahead(three.plan, (0, 1, 2), two.plan, (0, 1), on_host=True)
     assert building == {0: (Piece(3),), 1: (Piece(6), Piece(7))}
     for number, pieces in building.items():
-        coming = here.ranks[number]._coming
-        assert coming is not None
+        coming = here.ranks[number]._coming.modules
         coming.ready(pieces)
         while not coming.settled:
             time.sleep(0.001)

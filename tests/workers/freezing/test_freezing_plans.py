@@ -92,17 +92,17 @@ def test_the_plan_in_force_is_the_last_that_has_started() -> None:
 
 
 def test_a_plan_for_another_model_or_with_odd_ratios_is_refused() -> None:
-    check_plan(plan(), 8, 4)
+    check_plan(plan(), TIMELY, 8, 4)
     with pytest.raises(
         JobError, match=r"ratios for 8 layers and \[4\] microbatches; the job has 9 layers and 4"
     ):
-        check_plan(plan(), 9, 4)
+        check_plan(plan(), TIMELY, 9, 4)
     for odd in (-0.1, 1.5, float("nan")):
         with pytest.raises(JobError, match=r"ratios outside \[0, 1\]"):
-            check_plan(plan(ratio=odd), 8, 4)
-    check_plan(replace(plan(), weights=((("w", 1),),) * 8), 8, 4)
+            check_plan(plan(ratio=odd), TIMELY, 8, 4)
+    check_plan(replace(plan(), weights=((("w", 1),),) * 8), TIMELY, 8, 4)
     with pytest.raises(JobError, match="weights for 7 layers; the job has 8"):
-        check_plan(replace(plan(), weights=((("w", 1),),) * 7), 8, 4)
+        check_plan(replace(plan(), weights=((("w", 1),),) * 7), TIMELY, 8, 4)
 
 
 def test_a_plan_prepared_by_all_ranks_starts_at_the_step_after_the_commit(tmp_path: Path) -> None:

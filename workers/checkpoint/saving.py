@@ -1,0 +1,93 @@
+"""A checkpoint that ranks write while they do not train: each writes its layers, and one completes it once all have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from planner.plan import Plan
+from workers.checkpoint.coordination import seal
+from workers.checkpoint.manifest import FileRecord
+from workers.checkpoint.writer import write_layers
+from workers.config import WorkerConfig
+from workers.fault_injection.points import FaultPoints
+from workers.loss_scale import LossScale
+from workers.protocol import JobError, Source
+from workers.state.layer_state import LayerState
+from workers.state.precision import scales_loss
+
+
+class Saving:
+    """One rank's part in it.
+
+    Args:
+        rank: its number.
+        names: the names of all the model's layers, in order.
+        copies: returns host copies of layers of a step, put together from the shards at `sources` where it holds shards
+            only.
+        loss_scale: returns the loss scale of the step after a step, where this rank knows it.
+        log_sha256: as for `Checkpointing`.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        rank: int,
+        names: tuple[str, ...],
+        faults: FaultPoints,
+        *,
+        copies: Callable[[int, Sequence[int], Sequence[Source]], list[LayerState]],
+        loss_scale: Callable[[int], LossScale | None],
+        log_sha256: Callable[[], str | None],
+    ) -> None:
+        self._config = config
+        self._rank = rank
+        self._names = names
+        self._faults = faults
+        self._copies = copies
+        self._loss_scale = loss_scale
+        self._log_sha256 = log_sha256
+
+    def save(
+        self, folder: str, step: int, layers: Sequence[int], sources: Sequence[Source] = ()
+    ) -> tuple[FileRecord, ...]:
+        """Write `layers` into the checkpoint of `step` at `folder`.
+
+        Args:
+            sources: of all shards of those layers of which this rank holds shards only.
+
+        Raises:
+            JobError: this rank is at another step, or the file system refused.
+            StateStreamError: a source is gone.
+        """
+        try:
+            copies = self._copies(step, layers, sources)
+        except MemoryError as error:
+            raise JobError(f"rank {self._rank} could not write to {folder}: {error}") from error
+        result = write_layers(folder, step, copies, self._faults)
+        if result.error is not None:
+            raise JobError(f"rank {self._rank} could not write to {folder}: {result.error}")
+        return result.records
+
+    def seal(
+        self, folder: str, step: int, plan: Plan, generation: int, records: Sequence[FileRecord]
+    ) -> None:
+        """Complete the checkpoint of `step` at `folder`, once all ranks have written their parts.
+
+        Args:
+            plan: the plan that was in force.
+            generation: the generation in its manifest.
+
+        Raises:
+            JobError: the file system refused.
+        """
+        scale = self._loss_scale(step)
+        if scales_loss(self._config.precision) and scale is None:
+            raise JobError(
+                f"rank {self._rank} does not know the loss scale after step {step}: {folder} is not whole"
+            )
+        files = {record.name: record for record in records}
+        try:
+            log = self._log_sha256()
+            seal(self._config, self._names, plan, folder, step, generation, files, scale, log)
+        except OSError as error:
+            raise JobError(f"could not complete {folder}: {error.strerror or error}") from error

@@ -1,0 +1,155 @@
+"""The place that a rank has in its job's plan, from assignment to assignment, and the layers and copies that it takes
+up for it. Knows no training and no channel."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+
+from planner.shards import Piece
+from workers.checkpoint.folder import DamagedCheckpointError, read_loss_scale
+from workers.commit.last_commit import LastCommit
+from workers.commit.next_plan import NextPlan, check_buffers
+from workers.commit.unfinished import Greeting
+from workers.config import WorkerConfig
+from workers.elastic.assembly import assemble
+from workers.elastic.coming_place import ComingPlace
+from workers.elastic.holdings import Holdings
+from workers.elastic.host_copies import HostForm
+from workers.elastic.layer_source import LayerSource
+from workers.elastic.standby import Base, Standbys
+from workers.elastic.switch import Switched, take_up
+from workers.freezing.plans import Plans, Settings, check_plan
+from workers.layers.layer import Layer
+from workers.loss_scale import LossScale
+from workers.protocol import Assignment, DamagedCheckpoint
+from workers.state.optim import Optimizer
+from workers.state.precision import scales_loss
+
+
+class RankPlace:
+    """The place of one rank, over all generations.
+
+    Args:
+        commit: the newest that the rank has.
+        coming: what it got ready for its next place.
+        host_form: settings of its copies in host memory; None: it keeps them on its device.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        optimizer: Optimizer,
+        commit: LastCommit,
+        holdings: Holdings,
+        source: LayerSource,
+        coming: ComingPlace,
+        host_form: HostForm | None,
+    ) -> None:
+        self._config = config
+        self._optimizer = optimizer
+        self._host_form = host_form
+        self.commit = commit
+        self.holdings = holdings
+        self.source = source
+        self.coming = coming
+        self.freeze_plans = Plans()
+        """Freeze plans whose start is known; training adds those that are adopted."""
+        self.assignment: Assignment | None = None
+
+    def begin(self, assignment: Assignment) -> None:
+        """Begin an attempt to follow `assignment`: from here on the source can be stopped."""
+        plan = assignment.plan
+        self.source.begin(
+            Settings(self._config.freeze, Plans(assignment.freeze)),
+            plan.shard_of_place(assignment.place),
+            self.coming.modules.taken(),
+            plan.layers_of_place(assignment.place),
+        )
+        self.holdings.snapshots.forget_after(-1 if assignment.fresh else assignment.step)
+
+    def leaves_step(self, assignment: Assignment) -> bool:
+        """Whether what the rank holds is of no use for `assignment`."""
+        return assignment.start is not None or assignment.step != self.commit.step
+
+    def take(self, assignment: Assignment) -> DamagedCheckpoint | None:
+        """Take up the layers and copies that `assignment` gives the rank; see `Rank.follow`. Call `begin` before."""
+        plan, step, plans, holdings = (
+            assignment.plan,
+            assignment.step,
+            Plans(assignment.freeze),
+            self.holdings,
+        )
+        if self.leaves_step(assignment):
+            holdings.clear()
+        for known in assignment.freeze:
+            check_plan(known, self._config.freeze, plan.layers[-1][1], self._config.microbatches)
+        copied = self.coming.copies_for(assignment)
+        try:
+            has = assemble(assignment, holdings, copied, self.source, self._host_form)
+            loss_scale = self._loss_scale_at(assignment)
+        except DamagedCheckpointError as error:
+            return error.damage
+        self.source.end()
+        check_buffers(plan, (state for _, state in has.layers.values()))
+        standbys = Standbys(
+            plan.copies_at(assignment.place),
+            has.bases,
+            freeze=Settings(self._config.freeze, plans),
+            optimizer=self._optimizer,
+            step=step,
+            host=self._host_form,
+            known=has.on_host,
+        )
+        holdings.take_up(
+            has.layers, standbys, {**has.spare, **has.bases}, has.on_host, has.salvaged, has.mixed
+        )
+        if not step or self.leaves_step(assignment):
+            self.commit.move_to(step, loss_scale)
+        self.freeze_plans = plans
+        self.assignment = assignment
+        return None
+
+    def switch(self, following: NextPlan, modules: Mapping[Piece, Layer]) -> Switched:
+        """Take up what the rank has under another plan of the same generation, for which it is ready.
+
+        Args:
+            modules: of the shards that it takes over.
+        """
+        assignment, holdings = self.assignment, self.holdings
+        assert assignment is not None
+        assert holdings.standbys is not None
+        plan, before = following.plan, assignment.plan
+        has = take_up(
+            plan,
+            assignment.place,
+            holdings.layers,
+            holdings.standbys,
+            modules,
+            freeze=Settings(self._config.freeze, self.freeze_plans),
+            optimizer=self._optimizer,
+            step=self.commit.step,
+        )
+        holdings.switch(has.layers, has.standbys)
+        self.assignment = replace(assignment, plan=plan, program=following.program)
+        if plan.place(assignment.place).pipeline == 0 or plan.shards > 1:  # those that others fetch from
+            holdings.offer_bases(following.bases(before))
+        return has
+
+    def bring_base(self) -> Callable[[Piece, Greeting, threading.Event], Base]:
+        """Fetches the base of a copy at the newest commit, from the owner with this greeting."""
+        return partial(self.source.fetch_base, self.commit.step, on_host=self._host_form is not None)
+
+    def _loss_scale_at(self, assignment: Assignment) -> LossScale | None:
+        """The loss scale of the step after the assignment's, where the precision needs one and it is known.
+
+        Raises:
+            DamagedCheckpointError: the checkpoint to start from has none.
+        """
+        if assignment.start is not None:
+            return read_loss_scale(assignment.start, self._config.precision)
+        if assignment.step == 0:
+            return LossScale() if scales_loss(self._config.precision) else None
+        return assignment.loss_scale

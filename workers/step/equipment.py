@@ -1,0 +1,122 @@
+"""The equipment with which a rank trains in every generation, whatever its place; it is opened as the rank starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from planner.features import Sample
+from planner.observed import StepTimes
+from workers.config import WorkerConfig
+from workers.control.activity import Activity
+from workers.control.mailbox import Mailbox
+from workers.control.rescues import Rescues
+from workers.data.dataset import OpenData
+from workers.data.read_ahead import ReadAhead
+from workers.data.registry import open_dataset
+from workers.devices.device import Device
+from workers.devices.registry import make_device
+from workers.fault_injection.points import FaultPoints
+from workers.layer_check.check import LayerCheck
+from workers.layers.compiler import Compiler, compiler_of
+from workers.models.definition import ModelDefinition
+from workers.models.registry import build_definition
+from workers.protocol import JobError, Report, WarningReport
+from workers.sampling.sampler import sampler_of
+from workers.state.optim import Optimizer, make_optimizer
+from workers.state_stream.following import Followers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Equipment:
+    """Things with which a rank trains in every generation, whatever its place."""
+
+    config: WorkerConfig
+    rank: int
+    """Its number."""
+    host: str
+    """Address at which it serves layers."""
+    definition: ModelDefinition
+    data: OpenData
+    reading: ReadAhead
+    """Reads its microbatches."""
+    optimizer: Optimizer
+    device: Device
+    mailbox: Mailbox
+    followers: Followers
+    """Peers outside the group that follow layers of this rank."""
+    faults: FaultPoints
+    activity: Activity
+    check: LayerCheck
+    """Compares its layers with plain autograd."""
+    compiler: Compiler | None = None
+    """Compiles its layers, if the job wants that."""
+    rescues: Rescues
+    """When the ranks write a checkpoint because the cluster's head is lost."""
+    report: Callable[[Report], None]
+    log_sha256: Callable[[], str | None] = lambda: None
+    """Returns the hash of a line of the job's event log, if one is known."""
+    observe: Callable[[StepTimes], None] | None = None
+    """Takes the times of each step, before it is settled. None: nobody wants them."""
+    surroundings: Callable[[], Sample | None] = lambda: None
+    """Returns the newest sample of its device and host."""
+
+
+def equip(
+    config: WorkerConfig,
+    rank: int,
+    host: str,
+    *,
+    mailbox: Mailbox,
+    activity: Activity,
+    faults: FaultPoints,
+    rescues: Rescues,
+    report: Callable[[Report], None],
+    log_sha256: Callable[[], str | None],
+    observe: Callable[[StepTimes], None] | None,
+    closing: ExitStack,
+) -> Equipment:
+    """Open the data, the model definition and the device; `closing` closes them.
+
+    Raises:
+        JobError: one of them is not usable, or the job's settings do not go with the model.
+    """
+    data = open_dataset(config.data, config.model, config.output)
+    definition = build_definition(config.model, data.vocabulary)
+    device = make_device(config, len(definition.layers))
+    sampler = None if observe is None else sampler_of(device.torch_device)
+    if sampler is not None:
+        closing.callback(sampler.close)
+    optimizer = make_optimizer(config.optimizer, config.steps)
+    optimizer.check_ties(definition.ties)
+    if definition.ties and config.elastic.salvage != "none":
+        raise JobError(
+            f'elastic.salvage = "{config.elastic.salvage}" gives layers other moments than those that they share'
+            " parameters with, and shared parameters would drift apart: leave salvage out, or untie the model's"
+            " layers"
+        )
+    compiler = compiler_of(config, definition, data, device.torch_device) if config.compile else None
+    if compiler is not None:
+        closing.callback(compiler.close)
+    return Equipment(
+        config=config,
+        rank=rank,
+        host=host,
+        definition=definition,
+        data=data,
+        reading=ReadAhead(device.torch_device, config.threads, config.seed),
+        optimizer=optimizer,
+        device=device,
+        mailbox=mailbox,
+        followers=Followers(),
+        faults=faults,
+        activity=activity,
+        check=LayerCheck(lambda text: report(WarningReport(rank=rank, text=text)), config.precision),
+        compiler=compiler,
+        rescues=rescues,
+        report=report,
+        log_sha256=log_sha256,
+        observe=observe,
+        surroundings=lambda: None if sampler is None else sampler.newest,
+    )
