@@ -7,22 +7,15 @@ That changes the trajectory. Knows no network and no plan.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 
 from workers.commit.commit import Decision
 from workers.elastic.redundancy import Packing
+from workers.elastic.updates import Update
 from workers.layers.layer import Layer
 from workers.state.layer_state import LayerState
 from workers.state.optim import Optimizer
-
-
-@dataclass(frozen=True)
-class _Held:
-    step: int
-    decision: Decision
-    parcels: Mapping[int, Tensor]
 
 
 class HeldUpdates:
@@ -36,8 +29,9 @@ class HeldUpdates:
         self._layers = layers
         self._optimizer = optimizer
         self._packings = {layer: Packing(state) for layer, (_, state) in layers.items()}
-        self._held: list[_Held] = []
+        self._held: dict[int, list[Update]] = {layer: [] for layer in layers}
         self._applied = 0
+        """Steps whose updates have been applied here."""
         self._over = False
 
     def holds(self, layer: int) -> bool:
@@ -50,28 +44,25 @@ class HeldUpdates:
         Args:
             energies: layer -> freezing statistics, where the job freezes.
         """
-        if self._over or not self._layers:
+        if self._over:
             return
-        parcels: dict[int, Tensor] = {}
         for index, (layer, state) in self._layers.items():
-            parcels[index] = self._packings[index].pack(
-                layer.gradients(), state.buffers, energies.get(index, ())
-            )
-        self._held.append(_Held(step, decision, parcels))
+            parcel = self._packings[index].pack(layer.gradients(), state.buffers, energies.get(index, ()))
+            self._held[index].append(Update(step, parcel, decision))
 
     def parcels(self, layer: int) -> list[Tensor]:
         """Return all kept parcels of `layer`, in the order of steps."""
-        return [held.parcels[layer] for held in self._held]
+        return [update.parcel for update in self._held[layer]]
 
     def release(self) -> None:
         """Bring the layers to the newest step: apply the kept gradients here too, in order."""
-        for held in self._held[self._applied :]:
-            if held.decision.skipped:
-                continue
-            for layer, raw in held.parcels.items():
-                gradients = self._packings[layer].unpack(raw).gradients
-                self._optimizer.update_(self._layers[layer][1], gradients, held.decision.scale, held.step - 1)
-        self._applied = len(self._held)
+        for index, held in self._held.items():
+            for update in held[self._applied :]:
+                if not update.decision.skipped:
+                    gradients = self._packings[index].unpack(update.parcel).gradients
+                    state = self._layers[index][1]
+                    self._optimizer.update_(state, gradients, update.decision.scale, update.step - 1)
+        self._applied = max(map(len, self._held.values()), default=0)
 
     def end(self) -> None:
         """Release the kept updates and hold back no more."""

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from planner.shards import Piece
+from workers.elastic.fetch_in_rounds import fetch_in_rounds
 from workers.loss_scale import LossScale
 from workers.memory.shortage import shortage_in
 from workers.process.host_memory import check_room, free_host_bytes
@@ -23,9 +24,6 @@ from workers.state.layer_state import LayerState, as_it_is, bytes_of, host_copy
 
 Bring = Callable[[threading.Event], LayerState]
 """Fetches one state; gives up when the event is set."""
-
-ASK_AGAIN_S = (0.2, 1.0, 3.0)
-"""Seconds to wait before each further attempt to fetch a state; then the snapshot is given up."""
 
 
 @dataclass
@@ -176,7 +174,7 @@ class Snapshots:
         self,
         taken: _Round,
         own: Sequence[LayerState],
-        wanted: dict[Piece, Bring],
+        wanted: Mapping[Piece, Bring],
         stream: AbstractContextManager[object],
     ) -> None:
         try:
@@ -201,28 +199,20 @@ class Snapshots:
                 self.fetched_s = time.monotonic() - taken.begun_s
                 self.complete = taken.step
 
-    def _fetch(self, taken: _Round, wanted: dict[Piece, Bring]) -> Exception | None:
-        """Fetch in rounds: retry what did not arrive because its owner is busy. Returns why some did not."""
-        why: Exception | None = None
-        for pause_s in (0.0, *ASK_AGAIN_S):
-            if not wanted or taken.stopped.wait(pause_s):
-                break
-            for piece, bring in sorted(wanted.items()):
-                if taken.stopped.is_set():
-                    break
-                largest_bytes = max(map(bytes_of, taken.snapshot.states.values()), default=0)
-                check_room(largest_bytes, self._free_bytes(), taken.sharing)
-                try:
-                    state = bring(taken.stopped)
-                except Exception as error:
-                    if shortage_in(error) is not None:
-                        return error
-                    why = error
-                else:
-                    del wanted[piece]
-                    self.fetched_bytes += bytes_of(state)
-                    self._take_in(taken, state)
-        return why if wanted else None
+    def _fetch(self, taken: _Round, wanted: Mapping[Piece, Bring]) -> Exception | None:
+        """Fetch what is wanted of others; returns why some did not arrive."""
+
+        def fetched(piece: Piece) -> LayerState:
+            largest_bytes = max(map(bytes_of, taken.snapshot.states.values()), default=0)
+            check_room(largest_bytes, self._free_bytes(), taken.sharing)
+            return wanted[piece](taken.stopped)
+
+        for _, came in fetch_in_rounds(sorted(wanted), fetched, taken.stopped):
+            if isinstance(came, Exception):
+                return came
+            self.fetched_bytes += bytes_of(came)
+            self._take_in(taken, came)
+        return None
 
     def _take_in(self, taken: _Round, state: LayerState) -> None:
         with self._change:

@@ -19,6 +19,7 @@ from functools import partial
 from torch import Tensor
 
 from planner.shards import Piece
+from workers.elastic.fetch_in_rounds import fetch_in_rounds
 from workers.elastic.host_copies import HostCopy, HostForm
 from workers.elastic.updates import Decided, Update, Updates
 from workers.freezing.plans import Settings
@@ -36,8 +37,6 @@ BringBase = Callable[[Piece, threading.Event], Base]
 
 COMMITS_BEHIND = 3
 """Commits whose updates may wait before training waits for them."""
-ASK_AGAIN_S = (0.2, 1.0, 3.0)
-"""Seconds to wait before each retry for a base that did not arrive."""
 CLOSE_S = 5.0
 
 
@@ -411,36 +410,26 @@ class Standbys:
             self._applier.start()
 
     def _bring(self, bring: BringBase, pieces: Sequence[Piece]) -> None:
-        """Fetch in rounds: retry a base that did not arrive because its owner is gone or busy."""
-        why: Exception | None = None
-        refused: dict[Piece, str] = {}
-        lacking: list[Piece] = []
-        for pause_s in (0.0, *ASK_AGAIN_S):
-            self._stopped.wait(pause_s)
-            lacking = []
-            for piece in pieces:
-                if self._stopped.is_set() or self._broken:
-                    return
-                try:
-                    if self.host is not None:
-                        self.host.check_room(self._largest_bytes)
-                    base = bring(piece, self._stopped)
-                except Exception as error:
-                    if self.host is not None and shortage_in(error) is not None:
-                        refused[piece] = str(error)
-                        continue
-                    lacking.append(piece)
-                    why = error
-                else:
-                    self._tasks.put(partial(self._do, partial(self._take_in, piece, base)))
-            if not lacking:
-                break
-            pieces = lacking
+        host, refused, lacking = self.host, dict[Piece, str](), dict[Piece, Exception]()
+
+        def fetched(piece: Piece) -> Base:
+            if host is not None:
+                host.check_room(self._largest_bytes)
+            return bring(piece, self._stopped)
+
+        for piece, came in fetch_in_rounds(pieces, fetched, self._stopped, short_ends=host is not None):
+            if not isinstance(came, Exception):
+                self._tasks.put(partial(self._do, partial(self._take_in, piece, came)))
+            elif host is not None and shortage_in(came) is not None:
+                refused[piece] = str(came)
+            else:
+                lacking[piece] = came
         if refused:
             self._tasks.put(partial(self._do, partial(self._lose, refused)))
-        if lacking and not self._stopped.is_set():
-            self.failure = f"layers {_named(pieces)} stay without a copy here: {why}"
-            self._tasks.put(partial(self._do, partial(self._give_up, pieces)))
+        if lacking:
+            *_, why = lacking.values()
+            self.failure = f"layers {_named(lacking)} stay without a copy here: {why}"
+            self._tasks.put(partial(self._do, partial(self._give_up, [*lacking])))
 
     def _give_up(self, pieces: Sequence[Piece]) -> None:
         """Drop the updates of these: they would wait for ever and fill the memory."""
@@ -482,6 +471,7 @@ class Standbys:
             task()
         except Exception as error:
             self._broken = True
+            self._stopped.set()
             self.failure = f"the copies kept here of layers {_named(self._copies)} are lost: {error}"
 
     def _catch_up(self, copy: _Copy) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 from planner.shards import Piece
 from planner.simulation.standby_memory import log_bytes
 from workers.config import ElasticConfig, WorkerConfig
-from workers.elastic import host_copies, standby, updates
+from workers.elastic import fetch_in_rounds, host_copies, updates
 from workers.elastic.host_copies import HostCopy, HostForm
 from workers.elastic.layer_source import base_of
 from workers.elastic.redundancy import Packing
@@ -548,7 +548,7 @@ def test_copies_that_find_no_memory_are_given_up_and_the_log_says_so(rank: Rank)
 def test_a_host_with_too_little_memory_for_a_base_refuses_it_in_words(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(standby, "ASK_AGAIN_S", (0.0,))
+    monkeypatch.setattr(fetch_in_rounds, "ASK_AGAIN_S", (0.0,))
     host = Host(rank, free_bytes=LEAST_FREE_BYTES - 1)
     here = Standbys(
         [Piece(3)], {}, freeze=settings(rank), optimizer=rank._equipment.optimizer, step=0, host=host.form

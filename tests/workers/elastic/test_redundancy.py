@@ -19,7 +19,7 @@ from torch import Tensor
 from planner.shards import Piece
 from workers.commit.commit import Decision
 from workers.config import FreezeConfig
-from workers.elastic import standby, standby_watch
+from workers.elastic import fetch_in_rounds, standby_watch
 from workers.elastic.followed import Followed
 from workers.elastic.modules_ahead import ModulesAhead
 from workers.elastic.redundancy import Packing
@@ -199,7 +199,7 @@ def test_a_copy_that_cannot_be_updated_counts_for_nothing_and_hurts_nobody(rank:
 def test_a_base_that_does_not_come_at_first_is_asked_for_again(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(standby, "ASK_AGAIN_S", (0.0, 0.0))
+    monkeypatch.setattr(fetch_in_rounds, "ASK_AGAIN_S", (0.0, 0.0))
     here = Standbys(pieces(0, 3), {}, freeze=settings(rank), optimizer=rank._equipment.optimizer, step=0)
     asked: list[int] = []
 
@@ -220,7 +220,7 @@ def test_a_base_that_does_not_come_at_first_is_asked_for_again(
 def test_updates_of_a_copy_whose_base_cannot_come_are_not_kept(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(standby, "ASK_AGAIN_S", (0.0,))
+    monkeypatch.setattr(fetch_in_rounds, "ASK_AGAIN_S", (0.0,))
     here = Standbys(pieces(0, 3, 5), {}, freeze=settings(rank), optimizer=rank._equipment.optimizer, step=0)
     asked = threading.Event()
 

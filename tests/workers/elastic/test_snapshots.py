@@ -334,7 +334,7 @@ def test_an_owner_that_is_busy_is_asked_again(tmp_path: Path) -> None:
 def test_an_owner_that_never_answers_is_named_and_the_next_snapshot_begins_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.elastic.snapshots.ASK_AGAIN_S", (0.01, 0.01))
+    monkeypatch.setattr("workers.elastic.fetch_in_rounds.ASK_AGAIN_S", (0.01, 0.01))
     host, (own, other) = Host(), states_of(tmp_path, [1, 2])
     snapshots = host.snapshots
 
