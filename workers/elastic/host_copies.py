@@ -100,8 +100,8 @@ class HostCopy:
         except IndexError:
             return 0
 
-    def add(self, update: Update) -> None:
-        """Note the next commit."""
+    def apply(self, update: Update) -> None:
+        """Note the next commit, to be replayed later."""
         self._log.append(update)
 
     def load_into(self, state: LayerState) -> None:

@@ -40,15 +40,20 @@ COMMITS_BEHIND = 3
 CLOSE_S = 5.0
 
 
+class LiveCopy(Updates):
+    """A copy on this rank's device, with all commits applied; `HostCopy` is one in host memory."""
+
+    def __init__(self, base: Base, freeze: Settings, optimizer: Optimizer, step: int) -> None:
+        super().__init__(base[1], freeze, optimizer, step)
+        self.base = base
+
+
 @dataclass
 class _Copy:
     """The copy of one layer or shard. Its tensors belong to the thread that applies updates."""
 
-    base: Base | None = None
-    """Live, with all updates but those that wait; None: it is still to come, or in host memory."""
-    updates: Updates | None = None
-    """Brings `base` from commit to commit."""
-    on_host: HostCopy | None = None
+    kept: LiveCopy | HostCopy | None = None
+    """With all updates but those that wait; None: its base is still to come."""
     waiting: deque[Update] = field(default_factory=deque)
     late: list[tuple[int, Decided]] = field(default_factory=list)
     """Commits whose parcels the owner holds back."""
@@ -64,7 +69,7 @@ class _Copy:
     @property
     def here(self) -> bool:
         """Whether its base has arrived."""
-        return self.base is not None or self.on_host is not None
+        return self.kept is not None
 
     @property
     def current(self) -> bool:
@@ -127,12 +132,12 @@ class Standbys:
         for piece, copy in (known or {}).items():
             if piece in self._copies:
                 copy.freeze = freeze
-                self._copies[piece].on_host = copy
+                self._copies[piece].kept = copy
         for piece, base in bases.items():
             if self._copies[piece].here:
                 continue
             self._begin(piece, base, step)
-            if host is not None and self._copies[piece].base is not None:
+            if host is not None and isinstance(self._copies[piece].kept, LiveCopy):
                 self._sink(piece, host)
 
     @property
@@ -175,7 +180,7 @@ class Standbys:
     @property
     def live(self) -> frozenset[Piece]:
         """Up-to-date pieces on the device: this rank could own them from the next step on."""
-        return frozenset(piece for piece in self.up_to_date if self._copies[piece].base is not None)
+        return frozenset(piece for piece in self.up_to_date if isinstance(self._copies[piece].kept, LiveCopy))
 
     @property
     def backlog_bytes(self) -> int:
@@ -210,11 +215,11 @@ class Standbys:
             for piece, copy in self._copies.items():
                 if piece not in wanted:
                     copy.rising = False
-                    if copy.base is not None and not copy.sinking:
+                    if isinstance(copy.kept, LiveCopy) and not copy.sinking:
                         self._sink(piece, self.host)
                 elif copy.here and not (copy.rising or copy.stays):
                     copy.rising = True
-                    if copy.on_host is not None:
+                    if isinstance(copy.kept, HostCopy):
                         rising.append(piece)
         if rising:
             self._start()
@@ -287,31 +292,28 @@ class Standbys:
 
     def held(self) -> dict[Piece, Base]:
         """Return the copies at the newest step, but for those in host memory. Call `rest` first."""
-        bases = {piece: copy.base for piece, copy in self._complete().items()}
-        return {piece: base for piece, base in bases.items() if base is not None}
+        return {piece: copy.base for piece, copy in self._complete().items() if isinstance(copy, LiveCopy)}
 
     def held_on_host(self) -> dict[Piece, HostCopy]:
         """Return the copies in host memory, which know the newest step. Call `rest` first."""
-        copies = {piece: copy.on_host for piece, copy in self._complete().items()}
-        return {piece: copy for piece, copy in copies.items() if copy is not None}
+        return {piece: copy for piece, copy in self._complete().items() if isinstance(copy, HostCopy)}
 
-    def _complete(self) -> dict[Piece, _Copy]:
+    def _complete(self) -> dict[Piece, LiveCopy | HostCopy | None]:
         assert self._resting
         copies = {piece: self._copies[piece] for piece in sorted(self.up_to_date)}
-        return {piece: copy for piece, copy in copies.items() if not copy.late}
+        return {piece: copy.kept for piece, copy in copies.items() if not copy.late}
 
     def states(self) -> list[LayerState]:
         """Return the states of the copies that are here on the device."""
-        return [copy.base[1] for copy in self._copies.values() if copy.base is not None]
+        return [copy.kept.base[1] for copy in self._copies.values() if isinstance(copy.kept, LiveCopy)]
 
     def _begin(self, piece: Piece, base: Base, step: int) -> None:
         """Begin the copy of `piece` with its base, which is at `step`."""
         copy, (layer, state) = self._copies[piece], base
         if self.host is not None and layer is None and in_host_memory(state):
-            copy.on_host = self._host_copy(state, step, self.host)
+            copy.kept = self._host_copy(state, step, self.host)
         else:
-            copy.updates = Updates(state, self._freeze, self._optimizer, step)
-            copy.base = base
+            copy.kept = LiveCopy(base, self._freeze, self._optimizer, step)
 
     def _host_copy(self, state: LayerState, step: int, host: HostForm) -> HostCopy:
         return HostCopy(
@@ -331,14 +333,14 @@ class Standbys:
     def _lower(self, piece: Piece, host: HostForm) -> None:
         """Bring a live copy to host memory, unless it is wanted on the device."""
         copy = self._copies[piece]
-        copy.sinking = False
-        if copy.base is None or copy.updates is None or copy.rising:
+        copy.sinking, live = False, copy.kept
+        if not isinstance(live, LiveCopy) or copy.rising:
             return
-        _, state = copy.base
+        _, state = live.base
         try:
             host.check_room(bytes_of(state))
             with host.stream.after_computing():
-                lowered = self._host_copy(host_copy(state), copy.updates.step, host)
+                lowered = self._host_copy(host_copy(state), live.step, host)
         except MemoryError as error:
             lowered, why = None, str(error)
         else:
@@ -349,8 +351,7 @@ class Standbys:
             if lowered is None:
                 self._lose({piece: why})
                 return
-            copy.on_host = lowered
-            copy.base = copy.updates = None
+            copy.kept = lowered
 
     def _build(self, host: HostForm, pieces: Sequence[Piece]) -> None:
         """Build what the copies of `pieces` become on the device."""
@@ -367,15 +368,15 @@ class Standbys:
     def _raise(self, piece: Piece, built: Base) -> None:
         """Let the copy of `piece` go on in what was built for it on the device."""
         copy = self._copies[piece]
-        if copy.on_host is None or not copy.rising:  # given up meanwhile, or not wanted any more
+        on_host = copy.kept
+        if not isinstance(on_host, HostCopy) or not copy.rising:  # given up meanwhile, or not wanted any more
             return
         try:
-            copy.on_host.load_into(built[1])
+            on_host.load_into(built[1])
         except Exception as error:
             self._leave(piece, error)
             return
-        copy.updates = Updates(built[1], self._freeze, self._optimizer, copy.on_host.step)
-        copy.base, copy.on_host = built, None
+        copy.kept = LiveCopy(built, self._freeze, self._optimizer, on_host.step)
         copy.rising = False
 
     def _leave(self, piece: Piece, error: Exception) -> None:
@@ -386,9 +387,9 @@ class Standbys:
     def _keep_short(self, step: int, host: HostForm) -> None:
         """Keep what copies take of host memory within bounds, after the commit of `step`."""
         kept = {
-            piece: copy.on_host
+            piece: copy.kept
             for piece, copy in self._copies.items()
-            if copy.on_host is not None and not copy.rising
+            if isinstance(copy.kept, HostCopy) and not copy.rising
         }
         self._lose(host.keep_short(step, kept, self._stopped.is_set))
 
@@ -435,7 +436,7 @@ class Standbys:
         """Drop the updates of these: they would wait for ever and fill the memory."""
         for copy in (self._copies[piece] for piece in pieces):
             copy.given_up = True
-            copy.base = copy.updates = copy.on_host = None
+            copy.kept = None
             copy.waiting.clear()
             copy.late.clear()
         give_freed_pages_back()
@@ -443,10 +444,8 @@ class Standbys:
     @property
     def _largest_bytes(self) -> int:
         """Size of the largest base in host memory."""
-        return max(
-            (copy.on_host.base_bytes for copy in [*self._copies.values()] if copy.on_host is not None),
-            default=0,
-        )
+        kept = [copy.kept for copy in self._copies.values()]
+        return max((one.base_bytes for one in kept if isinstance(one, HostCopy)), default=0)
 
     def _take_in(self, piece: Piece, base: Base) -> None:
         if self.host is not None:
@@ -475,11 +474,8 @@ class Standbys:
             self.failure = f"the copies kept here of layers {_named(self._copies)} are lost: {error}"
 
     def _catch_up(self, copy: _Copy) -> None:
-        while copy.here and copy.waiting:
-            if copy.on_host is not None:
-                copy.on_host.add(copy.waiting[0])
-            elif copy.updates is not None:
-                copy.updates.apply(copy.waiting[0])
+        while copy.kept is not None and copy.waiting:
+            copy.kept.apply(copy.waiting[0])
             copy.waiting.popleft()
 
 

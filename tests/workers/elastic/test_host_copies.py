@@ -121,7 +121,7 @@ def deepcopy_of(copy: HostCopy) -> HostCopy:
         check_room=copy._check_room,
     )
     for each in copy._log:
-        twin.add(each)
+        twin.apply(each)
     return twin
 
 
@@ -139,7 +139,7 @@ def test_base_and_log_have_the_owners_bits_at_every_phase_of_a_refresh(
     commits = [commit(rank, 3, step) for step in range(1, COMMITS + 1)]
     copy = host_copy_of(rank, 3)
     for each in commits[:-1]:
-        copy.add(each)
+        copy.apply(each)
     phases = phases_of(copy)
     assert phases == COMMITS if method == "apf" else phases > 2 * COMMITS
     for phase in range(phases):
@@ -153,7 +153,7 @@ def test_base_and_log_have_the_owners_bits_at_every_phase_of_a_refresh(
     _, live = base(rank, 3)
     copy.load_into(live)
     assert_same(live, owner_after(rank, 3, commits[:-1]))
-    copy.add(commits[-1])
+    copy.apply(commits[-1])
     _, live = base(rank, 3)
     copy.load_into(live)
     owner = owner_after(rank, 3, commits)
@@ -170,8 +170,8 @@ def test_base_and_log_have_the_owners_bits_at_every_phase_of_a_refresh(
 def test_a_refresh_that_fails_leaves_base_and_log(rank: Rank) -> None:
     copy = host_copy_of(rank, 3)
     good = commit(rank, 3, 1)
-    copy.add(good)
-    copy.add(replace(good, step=2, parcel=good.parcel[:1]))
+    copy.apply(good)
+    copy.apply(replace(good, step=2, parcel=good.parcel[:1]))
     with pytest.raises(RuntimeError):
         copy.refresh()
     copy._log.pop()
@@ -185,7 +185,7 @@ def test_the_newest_state_is_made_only_where_the_host_has_room(rank: Rank) -> No
     copy, good = host_copy_of(rank, 3, host.form.check_room), commit(rank, 3, 1)
     # Without commits it is there.
     assert copy.newest() is copy._base
-    copy.add(good)
+    copy.apply(good)
     base_bytes = bytes_of(copy._base)
     with pytest.raises(MemoryError) as refused:
         copy.newest()
@@ -226,7 +226,7 @@ def test_copies_made_at_once_ask_for_room_one_by_one(rank: Rank, asked_for: bool
 
     first, second = host_copy_of(rank, 3, asks), host_copy_of(rank, 3, host.form.check_room)
     for copy in (first, second):
-        copy.add(commit(rank, 3, 1))
+        copy.apply(commit(rank, 3, 1))
 
     def make() -> None:
         if not asked_for:
@@ -254,7 +254,7 @@ def test_who_asks_for_a_copy_while_it_is_made_needs_no_other_room(rank: Rank) ->
         other.join(0.2)
 
     copy = host_copy_of(rank, 3, asks)
-    copy.add(commit(rank, 3, 1))
+    copy.apply(commit(rank, 3, 1))
     other = threading.Thread(target=lambda: got.append(copy.newest()))
     made = copy.newest()
     other.join()
@@ -265,7 +265,7 @@ def test_who_asks_for_a_copy_while_it_is_made_needs_no_other_room(rank: Rank) ->
 def test_a_rank_gives_up_a_copy_that_has_found_no_room_twice_and_says_so(rank: Rank, tmp_path: Path) -> None:
     host, told = Host(rank, free_bytes=LEAST_FREE_BYTES), list[Any]()
     copy = host_copy_of(rank, 3, host.form.check_room)
-    copy.add(commit(rank, 3, 1))
+    copy.apply(commit(rank, 3, 1))
     rank._report, rank._commit.step = told.append, 1
     rank._holdings.layers, rank._holdings._on_host = {}, {Piece(3): copy}
     for end in ("tried once more", "given up"):
@@ -296,7 +296,7 @@ class Noted(deque[Any]):
 
 def test_a_request_of_an_earlier_try_that_still_waits_counts_there(rank: Rank) -> None:
     copy = host_copy_of(rank, 3, Host(rank, free_bytes=LEAST_FREE_BYTES).form.check_room)
-    copy.add(commit(rank, 3, 1))
+    copy.apply(commit(rank, 3, 1))
 
     def refused() -> None:
         with pytest.raises(MemoryError):
@@ -318,7 +318,7 @@ def test_a_request_of_an_earlier_try_that_still_waits_counts_there(rank: Rank) -
 def test_a_refresh_that_waits_for_its_turn_can_be_stopped(rank: Rank) -> None:
     host = Host(rank, free_bytes=2**40)
     copy = host_copy_of(rank, 3, host.form.check_room)
-    copy.add(commit(rank, 3, 1))
+    copy.apply(commit(rank, 3, 1))
     with host_copies._making:
         assert host.form._refresh(copy, lambda: True) is None
     assert (copy.commits, copy._step) == (1, 0)
@@ -358,7 +358,7 @@ def commits_of(rank: Rank, layers: list[int], steps: int = 9) -> dict[int, list[
 
 
 def logs(here: Standbys) -> list[int]:
-    return [copy.on_host.commits for copy in here._copies.values() if copy.on_host is not None]
+    return [copy.kept.commits for copy in here._copies.values() if isinstance(copy.kept, HostCopy)]
 
 
 def test_copies_are_refreshed_in_turn_and_take_nothing_of_the_device(rank: Rank) -> None:
@@ -485,7 +485,7 @@ def test_short_memory_shortens_the_logs_first(rank: Rank) -> None:
     host, commits = Host(rank), commits_of(rank, layers)
     here = copies(rank, host, layers)
     watch = StandbyWatch(here, rank=7, place=2)
-    kept = [copy.on_host for copy in here._copies.values() if copy.on_host is not None]
+    kept = [copy.kept for copy in here._copies.values() if isinstance(copy.kept, HostCopy)]
     bases_bytes = sum(copy.base_bytes for copy in kept)
     next_bytes = sum(of_layer[0].parcel.nbytes for of_layer in commits.values())
     # Room for three commits of all layers, the next one, and another base; and no copy's turn comes.

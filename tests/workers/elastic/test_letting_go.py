@@ -14,6 +14,7 @@ from jobs import job, small_config
 from pace import patient
 
 from planner.shards import Piece, Shard
+from workers.elastic.standby import LiveCopy
 from workers.launch.ranks import assignment
 from workers.protocol import (
     CopiedAhead,
@@ -79,7 +80,7 @@ class Spare:
         assert copying is not None
         (owner,) = copying._owners.values()
         assert owner.copies is not None
-        copied = [one.base for one in owner.copies._copies.values() if one.base is not None]
+        copied = [one.kept.base for one in owner.copies._copies.values() if isinstance(one.kept, LiveCopy)]
         bases = [*copied, *self.rank._coming.modules._built.values()]
         return [weakref.ref(layer.module) for layer, _ in bases if layer is not None]
 
