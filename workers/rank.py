@@ -144,9 +144,9 @@ class Rank:
         secret, optimizer, device = self._secret, has.optimizer, has.device
         source = LayerSource(config, has.definition, device, optimizer, secret, self.faults, has.compiler)
         self._coming = ComingPlace(
-            self._rank,
-            source,
-            self._membership,
+            rank=self._rank,
+            source=source,
+            membership=self._membership,
             freeze=config.freeze,
             optimizer=optimizer,
             secret=secret,
@@ -166,14 +166,20 @@ class Rank:
             self._holdings.serve_with(StateServer(secret, self._host, busy=busy, followers=has.followers))
         self._source = source
         self._place = RankPlace(
-            config, optimizer, self._commit, self._holdings, source, self._coming, host_form
+            config=config,
+            optimizer=optimizer,
+            commit=self._commit,
+            holdings=self._holdings,
+            source=source,
+            coming=self._coming,
+            host_form=host_form,
         )
         self._trainings = Trainings(has, self._place, self.leave)
         self._saving = Saving(
-            config,
-            self._rank,
-            has.definition.names,
-            self.faults,
+            config=config,
+            rank=self._rank,
+            names=has.definition.names,
+            faults=self.faults,
             copies=partial(self._holdings.copies, fetch=source.fetch),
             loss_scale=self._holdings.loss_scale,
             log_sha256=self._log_sha256,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from planner.plan import Plan
 from workers.checkpoint.coordination import seal
@@ -16,36 +17,22 @@ from workers.state.layer_state import LayerState
 from workers.state.precision import scales_loss
 
 
+@dataclass(frozen=True, kw_only=True)
 class Saving:
-    """One rank's part in it.
+    """One rank's part in it."""
 
-    Args:
-        rank: its number.
-        names: the names of all the model's layers, in order.
-        copies: returns host copies of layers of a step, put together from the shards at `sources` where it holds shards
-            only.
-        loss_scale: returns the loss scale of the step after a step, where this rank knows it.
-        log_sha256: as for `Checkpointing`.
-    """
-
-    def __init__(
-        self,
-        config: WorkerConfig,
-        rank: int,
-        names: tuple[str, ...],
-        faults: FaultPoints,
-        *,
-        copies: Callable[[int, Sequence[int], Sequence[Source]], list[LayerState]],
-        loss_scale: Callable[[int], LossScale | None],
-        log_sha256: Callable[[], str | None],
-    ) -> None:
-        self._config = config
-        self._rank = rank
-        self._names = names
-        self._faults = faults
-        self._copies = copies
-        self._loss_scale = loss_scale
-        self._log_sha256 = log_sha256
+    config: WorkerConfig
+    rank: int
+    """Its number."""
+    names: tuple[str, ...]
+    """The names of all the model's layers, in order."""
+    faults: FaultPoints
+    copies: Callable[[int, Sequence[int], Sequence[Source]], list[LayerState]]
+    """Step, layers, sources of all their shards -> host copies of the whole layers."""
+    loss_scale: Callable[[int], LossScale | None]
+    """Step -> loss scale of the step after it, where this rank knows it."""
+    log_sha256: Callable[[], str | None]
+    """As for `Checkpointing`."""
 
     def save(
         self, folder: str, step: int, layers: Sequence[int], sources: Sequence[Source] = ()
@@ -60,12 +47,12 @@ class Saving:
             StateStreamError: a source is gone.
         """
         try:
-            copies = self._copies(step, layers, sources)
+            copies = self.copies(step, layers, sources)
         except MemoryError as error:
-            raise JobError(f"rank {self._rank} could not write to {folder}: {error}") from error
-        result = write_layers(folder, step, copies, self._faults)
+            raise JobError(f"rank {self.rank} could not write to {folder}: {error}") from error
+        result = write_layers(folder, step, copies, self.faults)
         if result.error is not None:
-            raise JobError(f"rank {self._rank} could not write to {folder}: {result.error}")
+            raise JobError(f"rank {self.rank} could not write to {folder}: {result.error}")
         return result.records
 
     def seal(
@@ -80,14 +67,14 @@ class Saving:
         Raises:
             JobError: the file system refused.
         """
-        scale = self._loss_scale(step)
-        if scales_loss(self._config.precision) and scale is None:
+        scale = self.loss_scale(step)
+        if scales_loss(self.config.precision) and scale is None:
             raise JobError(
-                f"rank {self._rank} does not know the loss scale after step {step}: {folder} is not whole"
+                f"rank {self.rank} does not know the loss scale after step {step}: {folder} is not whole"
             )
         files = {record.name: record for record in records}
         try:
-            log = self._log_sha256()
-            seal(self._config, self._names, plan, folder, step, generation, files, scale, log)
+            log = self.log_sha256()
+            seal(self.config, self.names, plan, folder, step, generation, files, scale, log)
         except OSError as error:
             raise JobError(f"could not complete {folder}: {error.strerror or error}") from error

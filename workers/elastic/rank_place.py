@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from planner.shards import Piece
@@ -29,41 +29,30 @@ from workers.state.optim import Optimizer
 from workers.state.precision import scales_loss
 
 
+@dataclass(kw_only=True)
 class RankPlace:
-    """The place of one rank, over all generations.
+    """The place of one rank, over all generations."""
 
-    Args:
-        commit: the newest that the rank has.
-        coming: what it got ready for its next place.
-        host_form: settings of its copies in host memory; None: it keeps them on its device.
-    """
-
-    def __init__(
-        self,
-        config: WorkerConfig,
-        optimizer: Optimizer,
-        commit: LastCommit,
-        holdings: Holdings,
-        source: LayerSource,
-        coming: ComingPlace,
-        host_form: HostForm | None,
-    ) -> None:
-        self._config = config
-        self._optimizer = optimizer
-        self._host_form = host_form
-        self.commit = commit
-        self.holdings = holdings
-        self.source = source
-        self.coming = coming
-        self.freeze_plans = Plans()
-        """Freeze plans whose start is known; training adds those that are adopted."""
-        self.assignment: Assignment | None = None
+    config: WorkerConfig
+    optimizer: Optimizer
+    commit: LastCommit
+    """The newest that the rank has."""
+    holdings: Holdings
+    source: LayerSource
+    coming: ComingPlace
+    """What it gets ready for its next place."""
+    host_form: HostForm | None
+    """Settings of its copies in host memory; None: it keeps them on its device."""
+    freeze_plans: Plans = field(default_factory=Plans)
+    """Freeze plans whose start is known; training adds those that are adopted."""
+    assignment: Assignment | None = None
+    """The one that it follows, with the newest plan."""
 
     def begin(self, assignment: Assignment) -> None:
         """Begin an attempt to follow `assignment`: from here on the source can be stopped."""
         plan = assignment.plan
         self.source.begin(
-            Settings(self._config.freeze, Plans(assignment.freeze)),
+            Settings(self.config.freeze, Plans(assignment.freeze)),
             plan.shard_of_place(assignment.place),
             self.coming.modules.taken(),
             plan.layers_of_place(assignment.place),
@@ -85,10 +74,10 @@ class RankPlace:
         if self.leaves_step(assignment):
             holdings.clear()
         for known in assignment.freeze:
-            check_plan(known, self._config.freeze, plan.layers[-1][1], self._config.microbatches)
+            check_plan(known, self.config.freeze, plan.layers[-1][1], self.config.microbatches)
         copied = self.coming.copies_for(assignment)
         try:
-            has = assemble(assignment, holdings, copied, self.source, self._host_form)
+            has = assemble(assignment, holdings, copied, self.source, self.host_form)
             loss_scale = self._loss_scale_at(assignment)
         except DamagedCheckpointError as error:
             return error.damage
@@ -97,10 +86,10 @@ class RankPlace:
         standbys = Standbys(
             plan.copies_at(assignment.place),
             has.bases,
-            freeze=Settings(self._config.freeze, plans),
-            optimizer=self._optimizer,
+            freeze=Settings(self.config.freeze, plans),
+            optimizer=self.optimizer,
             step=step,
-            host=self._host_form,
+            host=self.host_form,
             known=has.on_host,
         )
         holdings.take_up(
@@ -128,8 +117,8 @@ class RankPlace:
             holdings.layers,
             holdings.standbys,
             modules,
-            freeze=Settings(self._config.freeze, self.freeze_plans),
-            optimizer=self._optimizer,
+            freeze=Settings(self.config.freeze, self.freeze_plans),
+            optimizer=self.optimizer,
             step=self.commit.step,
         )
         holdings.switch(has.layers, has.standbys)
@@ -140,7 +129,7 @@ class RankPlace:
 
     def bring_base(self) -> Callable[[Piece, Greeting, threading.Event], Base]:
         """Fetches the base of a copy at the newest commit, from the owner with this greeting."""
-        return partial(self.source.fetch_base, self.commit.step, on_host=self._host_form is not None)
+        return partial(self.source.fetch_base, self.commit.step, on_host=self.host_form is not None)
 
     def _loss_scale_at(self, assignment: Assignment) -> LossScale | None:
         """The loss scale of the step after the assignment's, where the precision needs one and it is known.
@@ -149,7 +138,7 @@ class RankPlace:
             DamagedCheckpointError: the checkpoint to start from has none.
         """
         if assignment.start is not None:
-            return read_loss_scale(assignment.start, self._config.precision)
+            return read_loss_scale(assignment.start, self.config.precision)
         if assignment.step == 0:
-            return LossScale() if scales_loss(self._config.precision) else None
+            return LossScale() if scales_loss(self.config.precision) else None
         return assignment.loss_scale
