@@ -32,7 +32,7 @@ class Saving:
     loss_scale: Callable[[int], LossScale | None]
     """Step -> loss scale of the step after it, where this rank knows it."""
     log_sha256: Callable[[], str | None]
-    """As for `Checkpointing`."""
+    """Returns the hash of a line of the job's event log, if one is known."""
 
     def save(
         self, folder: str, step: int, layers: Sequence[int], sources: Sequence[Source] = ()

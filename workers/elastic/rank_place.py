@@ -40,7 +40,7 @@ class RankPlace:
     holdings: Holdings
     source: LayerSource
     coming: ComingPlace
-    """What it gets ready for its next place."""
+    """Its next place, for which it gets things ready."""
     host_form: HostForm | None
     """Settings of its copies in host memory; None: it keeps them on its device."""
     freeze_plans: Plans = field(default_factory=Plans)
