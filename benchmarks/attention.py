@@ -20,17 +20,17 @@ from time import process_time
 import torch
 from torch import Tensor, nn
 
-from benchmarks.parts.two_rank_job import make_job
+from benchmarks.parts.two_rank_job import LAYERS, make_job
 from workers.config import ModelConfig
 from workers.launch.ranks import run_threads
 from workers.layers.deferred import cover
 from workers.layers.deferred.attention import attention_is_covered
 from workers.models.definition import LayerBuilder, ModelDefinition
-from workers.models.gpt import GptEmbedding, GptHead
 from workers.models.loss import mean_cross_entropy
+from workers.models.modules.gpt import GptEmbedding, GptHead
 
-LAYERS, WIDTH, HEADS, CONTEXT, VOCABULARY = 8, 256, 4, 128, 256
-MODEL = ModelConfig(factory="benchmarks.attention:encoder", layers=LAYERS, context=CONTEXT)
+WIDTH, HEADS, CONTEXT, VOCABULARY = 256, 4, 128, 256
+MODEL = ModelConfig(factory="benchmarks.attention:encoder", context=CONTEXT)
 
 
 class Encoder(nn.Module):

@@ -20,6 +20,7 @@ from orchestrator.events import types as events
 from orchestrator.events.log import read_log
 from orchestrator.history.job_view import fold
 from orchestrator.spec.job_spec import Spec
+from workers.models.families.factory import FactoryConfig
 from workers.process.import_path import import_path_of
 from workers.protocol import CheckpointReport, StepReport
 
@@ -101,8 +102,10 @@ def _with_functions(spec: Spec, model: Callable[..., Any] | None, data: Callable
     """`spec` with the import paths of the functions that are given."""
     changes: dict[str, Any] = {}
     if model is not None:
-        own = {"factory": import_path_of(model, "model"), "family": None}
-        changes["model"] = spec.model.model_copy(update=own)
+        given = spec.model.model_dump(
+            exclude_unset=True, include=FactoryConfig.model_fields.keys() - {"family"}
+        )
+        changes["model"] = FactoryConfig(**{**given, "factory": import_path_of(model, "model")})
     if data is not None:
         changes["data"] = spec.data.model_copy(update={"source": import_path_of(data, "data")})
     return spec.model_copy(update=changes)

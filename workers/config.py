@@ -1,95 +1,25 @@
 """The sections of a job spec that the ranks use. No torch here, so that any process can read a spec.
 
-Every section is keyword-only and frozen, and refuses unknown keys. `orchestrator/spec/job_spec.py` composes
-them and turns validation errors into readable sentences.
+`orchestrator/spec/job_spec.py` composes them and turns validation errors into readable sentences.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-from pydantic_core import PydanticCustomError
+from pydantic import Field, TypeAdapter
 
 from planner.freezing import Phases
-
-Positive = Annotated[int, Field(gt=0)]
-NonNegative = Annotated[int, Field(ge=0)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
-NonNegativeSeconds = Annotated[float, Field(ge=0)]
+from workers.models.model_config import AnyModel, Model
+from workers.section import Arguments, Fraction, NonNegative, NonNegativeSeconds, Positive, Section
+from workers.state.optimizer_config import OptimizerConfig
 
 
-def _finite(arguments: dict[str, Any]) -> dict[str, Any]:
-    """`arguments`, which a checkpoint stores as JSON: it has no number for infinity."""
-    for name, value in arguments.items():
-        if not _is_finite(value):
-            raise PydanticCustomError(
-                "finite_number", "should hold finite numbers, check {name}", {"name": name}
-            )
-    return arguments
+class ModelConfig:
+    """`[model]` in Python: `ModelConfig(family=..., layers=4)` is a section of that family, checked."""
 
-
-def _is_finite(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(map(_is_finite, value.values()))
-    if isinstance(value, list | tuple):
-        return all(map(_is_finite, value))
-    return not isinstance(value, float) or math.isfinite(value)
-
-
-Arguments = Annotated[dict[str, Any], AfterValidator(_finite)]
-
-
-class Section(BaseModel):
-    """A frozen section of a spec."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
-
-
-class ModelConfig(Section):
-    """`[model]`: a family with its sizes, or the user's own factory."""
-
-    family: Literal["gpt", "llama", "vit"] | None = None
-    """Built-in family; exactly one of `family` and `factory` is set."""
-    factory: str | None = None
-    """`package.module:function` that returns layers and a loss."""
-    arguments: Arguments = {}
-    """Keyword arguments for `factory`."""
-    weights: str | None = None
-    """Safetensors file to start from, as `freshet export` writes it, on a file system that every node sees;
-    unset: random weights. A resumed job continues from its checkpoint instead, and may name a copy of the
-    file elsewhere."""
-    weights_sha256: str | None = None
-    """sha256 of that file; unset: computed when the job is submitted. A file with other content is
-    refused."""
-    layers: Positive = 8
-    """Transformer blocks. The embedding and the head are two more layers."""
-    width: Positive = 128
-    """Model width, D."""
-    heads: Positive = 4
-    """Attention heads; must divide `width`."""
-    kv_heads: Positive | None = None
-    """Key and value heads of `llama` (grouped queries); must divide `heads`. Unset: as many as `heads`."""
-    context: Positive = 128
-    """Tokens per sample, T."""
-    vocabulary: Positive | None = None
-    """Number of tokens; unset: the tokenizer's (256 for bytes)."""
-    hidden: Positive | None = None
-    """Width of the feed-forward layer; unset: 4 x width (`gpt`, `vit`), 8/3 x width rounded up to 32
-    (`llama`)."""
-    dropout: Fraction = 0.0
-    """Dropout probability in embedding, attention output and feed-forward output."""
-    tied_embeddings: bool = False
-    """Share the token embedding with the head (`gpt`, `llama`)."""
-    image_size: Positive = 8
-    """Side of the square input images, in pixels (`vit`)."""
-    patch_size: Positive = 2
-    """Side of a patch, in pixels; must divide `image_size` (`vit`)."""
-    channels: Positive = 1
-    """Channels of the input images (`vit`)."""
-    classes: Positive = 10
-    """Number of classes (`vit`)."""
+    def __new__(cls, **settings: Any) -> Any:
+        return TypeAdapter[AnyModel](Model).validate_python(settings)
 
 
 class DataConfig(Section):
@@ -113,39 +43,8 @@ class DataConfig(Section):
     held-out part is smaller."""
     cache: str | None = None
     """Folder of the memory-mapped tokens; unset: `data/` in the job's output folder."""
-    arguments: Arguments = {}
+    arguments: Arguments = Field(default={})
     """Keyword arguments for a source given by import path."""
-
-
-class OptimizerConfig(Section):
-    """`[optimizer]`: one implementation of each update rule, with the same bits on every rank."""
-
-    name: Literal["adamw", "sgd"] = "adamw"
-    """Update rule."""
-    lr: Annotated[float, Field(gt=0)] = 1e-3
-    """Peak learning rate."""
-    min_lr_fraction: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Share of `lr` that remains at the last step of the cosine."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    """Decoupled weight decay (AdamW); added to the gradient (SGD). Never applied to parameters of fewer than
-    two dimensions."""
-    no_decay: tuple[str, ...] = ()
-    """More parameters without decay: shell patterns over `layer.parameter` names, e.g. `embed.*`."""
-    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """AdamW: decay of the first moment."""
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    """AdamW: decay of the second moment."""
-    eps: Annotated[float, Field(gt=0)] = 1e-8
-    """AdamW: added to the root of the second moment."""
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """SGD: momentum."""
-    warmup_steps: NonNegative = 0
-    """Steps of linear warm-up before the cosine."""
-    clip_norm: Annotated[float, Field(gt=0)] | None = 1.0
-    """Largest global gradient norm; `null` turns clipping off."""
-    max_skipped_steps: Positive = 20
-    """A step whose gradient norm is not finite changes no weight. After this many such steps in a row the job
-    ends."""
 
 
 class CheckpointConfig(Section):
@@ -366,7 +265,7 @@ class WorkerConfig(Section):
     """Microbatches per replica in one step, M."""
     replicas: Positive
     """Logical replicas, R: global microbatch = replica * M + microbatch."""
-    model: ModelConfig
+    model: Model
     data: DataConfig
     optimizer: OptimizerConfig
     checkpoint: CheckpointConfig

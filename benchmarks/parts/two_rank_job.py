@@ -23,6 +23,8 @@ from workers.profiling.measured import combine
 from workers.protocol import StepReport
 
 RANKS = 2
+LAYERS = 8
+"""Layers between the first and the last, of a model whose section does not say it."""
 WARM_UP = 2
 """Steps at the beginning of a run that no figure counts."""
 
@@ -41,7 +43,7 @@ def make_job(schedule: str, steps: int, output: Path, **changes: Any) -> Job:
         "microbatch_size": 4,
         "microbatches": 8,
         "replicas": 1,
-        "model": ModelConfig(family="gpt", layers=8, width=256, heads=4, context=128),
+        "model": ModelConfig(family="gpt", layers=LAYERS, width=256, heads=4, context=128),
         "data": DataConfig(validation_fraction=0.0),
         "optimizer": OptimizerConfig(lr=1e-3, clip_norm=None, min_lr_fraction=1.0),
         "checkpoint": CheckpointConfig(),
@@ -51,9 +53,10 @@ def make_job(schedule: str, steps: int, output: Path, **changes: Any) -> Job:
     family = families()[schedule]
     chunks = family.default_chunks
     stages = family.stages(RANKS, chunks)
-    blocks = config.model.layers // stages
+    layers = getattr(config.model, "layers", LAYERS)
+    blocks = layers // stages
     # The embedding goes with the first blocks and the head with the last.
-    cuts = [0] + [1 + blocks * (s + 1) for s in range(stages - 1)] + [config.model.layers + 2]
+    cuts = [0] + [1 + blocks * (s + 1) for s in range(stages - 1)] + [layers + 2]
     plan = Plan(
         epoch=1,
         version=1,

@@ -11,6 +11,7 @@ from orchestrator.analysis.remaining_time import remaining_time
 from orchestrator.analysis.throughput import pace, throughput_unit
 from orchestrator.analysis.training_time import training_time_ratio
 from orchestrator.history.job_view import JobView
+from workers.models.model_config import FAMILIES
 
 SPARKS = 60
 """Most losses in a sparkline."""
@@ -114,14 +115,13 @@ def model_text(model: Mapping[str, Any]) -> str:
     """The model in a few words."""
     if model.get("factory"):
         return str(model["factory"])
-    if not model.get("family"):
+    family = model.get("family")
+    if not family:
         return ""
-    parts = [str(model["family"])]
-    parts += [f"{model['layers']} blocks"] if "layers" in model else []
-    parts += [f"width {model['width']}"] if "width" in model else []
-    if model["family"] != "vit" and "context" in model:
-        parts.append(f"context {model['context']}")
-    return ", ".join(parts)
+    own = FAMILIES[family].model_fields if family in FAMILIES else model
+    sizes = {"layers": "{} blocks", "width": "width {}", "context": "context {}"}
+    texts = (text.format(model[key]) for key, text in sizes.items() if key in model and key in own)
+    return ", ".join((str(family), *texts))
 
 
 def without_view(job: str, state: str, trouble: str) -> JobSummary:

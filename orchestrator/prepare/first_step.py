@@ -28,7 +28,7 @@ MOST_INPUT_BYTES = 2**24
 
 def own_code(spec: Spec) -> bool:
     """Whether the job runs code of the user's own."""
-    return spec.model.factory is not None or _own_source(spec)
+    return spec.model.user_code is not None or _own_source(spec)
 
 
 def try_first_step(
@@ -46,7 +46,7 @@ def try_first_step(
         return
     batch = _read(spec, dataset)
     if (
-        spec.model.factory is not None
+        spec.model.user_code is not None
         and _on_this_cpu(spec)
         and sum(parameters) <= MOST_PARAMETERS
         and sum(tensor.nbytes for tensor in batch.inputs) <= MOST_INPUT_BYTES

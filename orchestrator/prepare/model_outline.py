@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from orchestrator.prepare.first_step import try_first_step
 from orchestrator.spec.job_spec import Spec
 from planner.wording import counted
-from workers.config import EmulatedConfig, ModelConfig
+from workers.config import EmulatedConfig
+from workers.models.families.family import ModelFamily
 from workers.protocol import JobError
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def _check_microbatch(spec: Spec, train_samples: int) -> None:
 
 
 def _check_weights(
-    model: ModelConfig, outlines: Sequence[LayerOutline], ties: Sequence[Sequence[ParameterRef]]
+    model: ModelFamily, outlines: Sequence[LayerOutline], ties: Sequence[Sequence[ParameterRef]]
 ) -> str | None:
     """The sha256 of the file with the initial weights; None without one.
 

@@ -30,6 +30,7 @@ from planner.simulation.costs import bounds
 from planner.simulation.predict import Prediction, predict
 from planner.simulation.simulate import simulate
 from planner.wording import counted
+from workers.models.model_config import KEYS
 from workers.protocol import JobError
 
 
@@ -281,6 +282,7 @@ def _setting(spec: Spec, name: str, profile: Profile) -> Any:
         JobError: there is no such key; `profile` named it.
     """
     value: Any = spec.model_dump(mode="json")
+    value["model"] = {**dict.fromkeys(KEYS), **value["model"]}
     for key in name.split("."):
         if not isinstance(value, dict) or key not in value:
             raise JobError(

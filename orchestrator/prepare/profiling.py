@@ -164,7 +164,7 @@ def key_of(spec: Spec, ranks: int) -> str:
     depends = {
         "schema": [SCHEMA, MEASUREMENT],
         "model": spec.model.model_dump(mode="json", exclude={"weights", "weights_sha256"}),
-        "code": [_code_of(spec.model.factory), _code_of(spec.data.source)],
+        "code": [_code_of(spec.model.user_code), _code_of(spec.data.source)],
         "data": spec.data.model_dump(mode="json", exclude={"cache", "sha256", "validation_batches"}),
         "optimizer": [spec.optimizer.name, spec.optimizer.momentum != 0],
         "microbatch_size": spec.pipeline.microbatch_size,

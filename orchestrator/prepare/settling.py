@@ -48,12 +48,7 @@ def settle(checked: CheckedSpec, found: ModelOutline, cluster_resources: Mapping
         )
     settled = spec.model_copy(
         update={
-            "model": spec.model.model_copy(
-                update={
-                    "vocabulary": spec.model.vocabulary or found.vocabulary,
-                    "weights_sha256": found.weights_sha256,
-                }
-            ),
+            "model": spec.model.settled(vocabulary=found.vocabulary, weights_sha256=found.weights_sha256),
             "data": spec.data.model_copy(update={"sha256": found.data_sha256}),
             "cluster": cluster.model_copy(update={"emulated": found.emulated}),
         }

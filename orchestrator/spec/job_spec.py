@@ -22,14 +22,12 @@ from workers.config import (
     ElasticConfig,
     EmulatedConfig,
     FreezeConfig,
-    ModelConfig,
-    NonNegative,
     OptimizerConfig,
-    Positive,
     Precision,
-    Section,
 )
+from workers.models.model_config import DEFAULT_MODEL, Model
 from workers.protocol import JobError
+from workers.section import NonNegative, Positive, Section
 
 PositiveSeconds = Annotated[float, Field(gt=0)]
 Auto = Literal["auto"]
@@ -171,8 +169,8 @@ class Spec(Section):
 
     job: JobConfig
     """The run."""
-    model: ModelConfig = ModelConfig(family="gpt")
-    """The model."""
+    model: Model = DEFAULT_MODEL
+    """The model: `family` with its sizes, or `factory` with a function of your own."""
     data: DataConfig = DataConfig()
     """The data."""
     optimizer: OptimizerConfig = OptimizerConfig()

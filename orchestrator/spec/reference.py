@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from orchestrator.spec.errors import subsections
 from orchestrator.spec.job_spec import Spec
 
 _INTRODUCTION = """# The job spec
@@ -35,23 +36,41 @@ def reference() -> str:
 
 
 def _sections(section: type[BaseModel], path: tuple[str, ...]) -> Iterator[str]:
-    fields = {
-        name: field for name, field in section.model_fields.items() if not _is_section(field.annotation)
-    }
+    inner = {name: subsections(section, name) for name in section.model_fields}
     if path:
         yield f"\n## [{'.'.join(path)}]\n\n{_summary(section)}\n\n"
-        yield "| key | type | default | meaning |\n|---|---|---|---|\n"
-        for name, field in fields.items():
-            meaning = _cell(field.description or "")
-            yield f"| `{name}` | {_type(field.annotation)} | {_default(field)} | {meaning} |\n"
-    for name, field in section.model_fields.items():
-        if _is_section(field.annotation):
-            section_type: Any = field.annotation
-            yield from _sections(section_type, (*path, name))
+        yield from _table({name: field for name, field in section.model_fields.items() if not inner[name]})
+    for name, found in inner.items():
+        if len(found) > 1:
+            yield from _union(name, section.model_fields[name].description or "", list(found.values()))
+        else:
+            for each in found.values():
+                yield from _sections(each, (*path, name))
 
 
-def _is_section(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+def _union(name: str, summary: str, families: list[type[BaseModel]]) -> Iterator[str]:
+    """The keys of all families in one table, then those of each."""
+    first, *others = (family.model_fields for family in families)
+    common = {key: field for key, field in first.items() if all(key in each for each in others)}
+    del common["family"]
+    yield f"\n## [{name}]\n\n{summary}\n\n"
+    yield from _table(common)
+    for family in families:
+        own = family.model_fields
+        yield f"\n### [{name}] with {_chosen(family)}\n\n{_summary(family)}\n\n"
+        yield from _table({key: field for key, field in own.items() if key not in {*common, "family"}})
+
+
+def _chosen(family: type[BaseModel]) -> str:
+    names = get_args(family.model_fields["family"].annotation)
+    return f'`family = "{names[0]}"`' if names else "`factory`"
+
+
+def _table(fields: Mapping[str, FieldInfo]) -> Iterator[str]:
+    yield "| key | type | default | meaning |\n|---|---|---|---|\n"
+    for name, field in fields.items():
+        meaning = _cell(field.description or "")
+        yield f"| `{name}` | {_type(field.annotation)} | {_default(field)} | {meaning} |\n"
 
 
 def _summary(section: type[BaseModel]) -> str:

@@ -24,6 +24,7 @@ from dashboard.jobs.submitted_spec import (
     tables_of,
 )
 from orchestrator.client.errors import JobError
+from orchestrator.spec.errors import subsections
 from orchestrator.spec.job_spec import Spec
 
 HARMLESS = {
@@ -53,10 +54,10 @@ def holds_text(annotation: Any) -> bool:
 
 def text_keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in section.model_fields.items():
-        annotation = field.annotation
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            yield from text_keys(annotation, f"{prefix}{name}.")
-        elif holds_text(annotation):
+        inner = subsections(section, name)
+        for each in inner.values():
+            yield from text_keys(each, f"{prefix}{name}.")
+        if not inner and holds_text(field.annotation):
             yield f"{prefix}{name}"
 
 

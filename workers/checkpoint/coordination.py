@@ -18,6 +18,7 @@ from workers.commit.unfinished import Unfinished
 from workers.config import FreezeConfig, WorkerConfig
 from workers.fault_injection.points import FaultPoints, Phase
 from workers.loss_scale import LossScale
+from workers.models.model_config import of_one_family
 from workers.protocol import CheckpointReport, Generation, Report
 from workers.state.layer_state import LayerState
 from workers.transport.channel import Channel
@@ -255,6 +256,7 @@ def manifest_mismatch(
     before, now = dict(manifest.spec), config.model_dump(mode="json")
     before.setdefault("freeze", FreezeConfig().model_dump(mode="json"))
     before.setdefault("compile", False)
+    before["model"] = of_one_family(before["model"])
     if before["freeze"]["method"] == now["freeze"]["method"]:
         # The method ignores the other freezing settings.
         for spec in (before, now):

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workers.config import ModelConfig
 from workers.data.dataset import Batch
 from workers.data.split import held_out
+from workers.models.families.family import ImageModel, ModelFamily
 from workers.protocol import JobError
 
 _SIZES = {"image_size": 8, "channels": 1, "classes": 10}
@@ -53,13 +53,13 @@ class Digits:
         )
 
 
-def open_digits(model: ModelConfig, validation_fraction: float) -> Digits:
-    """The images, for a `vit` of their size or any factory.
+def open_digits(model: ModelFamily, validation_fraction: float) -> Digits:
+    """The images, for a model of their size or any factory.
 
     Raises:
         JobError: the model is of another size, or too few samples are held out.
     """
-    if model.family == "vit":
+    if isinstance(model, ImageModel):
         for setting, size in _SIZES.items():
             configured = getattr(model, setting)
             if configured != size:

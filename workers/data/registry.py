@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-from workers.config import DataConfig, ModelConfig
+from workers.config import DataConfig
 from workers.data.corpus import (
     JSONL_SUFFIXES,
     TEXT_SUFFIXES,
@@ -24,6 +24,8 @@ from workers.data.token_cache import open_tokens
 from workers.data.tokenizer import load_tokenizer, tokenizer_identity
 from workers.data.user_source import as_open_data
 from workers.data.windows import TokenWindows
+from workers.models.families.family import TextModel
+from workers.models.model_config import AnyModel, families
 from workers.process.import_path import call_import_path
 from workers.process.torch_modes import check_modes_kept
 from workers.protocol import JobError
@@ -35,7 +37,7 @@ _TEXT_SOURCES = ("python-docs", "text", "jsonl")
 _SOURCES = (*_TEXT_SOURCES, "digits")
 
 
-def open_dataset(config: DataConfig, model: ModelConfig, output: str) -> OpenData:
+def open_dataset(config: DataConfig, model: AnyModel, output: str) -> OpenData:
     """The data that `config` describes, cut to what `model` takes.
 
     `output` is the job's folder; tokens are cached in its `data/` unless `config.cache` names another.
@@ -58,21 +60,21 @@ def open_dataset(config: DataConfig, model: ModelConfig, output: str) -> OpenDat
         )
     if config.source == "digits":
         _refuse_path(config)
-        if model.family in ("gpt", "llama"):
+        if model.reads == "tokens":
             raise JobError(
                 f"data.source = 'digits' is images, and model.family = {model.family!r} reads tokens:"
-                " set model.family to vit, or choose a text source such as python-docs"
+                f" set model.family to {families('images')}, or choose a text source such as python-docs"
             )
         return OpenData(dataset=open_digits(model, config.validation_fraction))
-    if model.family == "vit":
+    if not isinstance(model, TextModel):
         raise JobError(
-            f"data.source = {config.source!r} is text, and model.family = 'vit' reads images:"
-            " set data.source to digits, or model.family to gpt or llama"
+            f"data.source = {config.source!r} is text, and model.family = {model.family!r} reads images:"
+            f" set data.source to digits, or model.family to {families('tokens')}"
         )
     return _text(config, model, output)
 
 
-def _text(config: DataConfig, model: ModelConfig, output: str) -> OpenData:
+def _text(config: DataConfig, model: TextModel, output: str) -> OpenData:
     corpus = _corpus(config)
     tokenizer = load_tokenizer(config.tokenizer)
     folder = _cache_folder(config.cache, output)

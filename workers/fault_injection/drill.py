@@ -6,9 +6,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from workers.config import NonNegative, Section
 from workers.fault_injection.fault import Fault
 from workers.protocol import JobError
+from workers.section import NonNegative, Section
 
 
 class Drill(Section):

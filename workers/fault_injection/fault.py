@@ -7,9 +7,9 @@ from typing import Annotated, Any, Self
 from pydantic import Field, ValidationError, model_validator
 
 from planner.wording import counted
-from workers.config import Positive, Section
 from workers.fault_injection.kinds import FaultKind, Phase
 from workers.protocol import JobError
+from workers.section import Positive, Section
 
 PositiveFinite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 

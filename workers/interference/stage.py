@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from workers.build import build_layers
-from workers.config import ModelConfig, OptimizerConfig
-from workers.models.registry import build_definition
+from workers.config import OptimizerConfig
+from workers.models.definition import LayerBuilder, ModelDefinition
+from workers.models.loss import mean_cross_entropy
+from workers.models.modules.transformer import Block
 from workers.profiling.chain import Chain, Flight
 from workers.state.optim import make_optimizer
 
@@ -31,13 +34,19 @@ class MeasuredStage:
     def __init__(self, size: Size, device: torch.device | None = None) -> None:
         self._device = device or torch.device("cpu")
         torch.set_num_threads(1)  # as a rank's by default; several would wait for each other
-        config = ModelConfig(
-            family="gpt", layers=size.blocks, width=size.width, heads=HEADS, context=CONTEXT, vocabulary=256
+        block = partial(
+            Block,
+            width=size.width,
+            heads=HEADS,
+            hidden=4 * size.width,
+            dropout=0.0,
+            causal=True,
+            layers=size.blocks,
         )
-        definition = build_definition(config, None)
+        blocks = tuple(LayerBuilder(f"block{index}", block) for index in range(size.blocks))
         built = build_layers(
-            definition,
-            range(1, 1 + size.blocks),
+            ModelDefinition(blocks, mean_cross_entropy),
+            range(size.blocks),
             seed=0,
             precision="float32",
             device=self._device,

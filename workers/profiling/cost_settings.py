@@ -6,20 +6,11 @@ from typing import Any
 
 from workers.config import WorkerConfig
 
-_OF_TEXT = ("family", "heads", "context", "dropout")
-_OF_FAMILY = {
-    "gpt": _OF_TEXT,
-    "llama": _OF_TEXT,
-    "vit": ("family", "heads", "image_size", "patch_size", "channels", "dropout"),
-}
-"""Model family -> cost settings that the layers' parameter counts do not tell."""
-
 
 def cost_settings(config: WorkerConfig) -> dict[str, Any]:
     """`section.key` of the spec -> its value, as JSON has it."""
-    built_in = _OF_FAMILY.get(config.model.family or "", ())
     keys: dict[str, tuple[str, ...]] = {
-        "model": ("factory", "arguments") if config.model.factory is not None else built_in,
+        "model": config.model.cost_keys,
         "data": ("source", "arguments") if ":" in config.data.source else (),
         "optimizer": ("name",),
     }

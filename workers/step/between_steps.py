@@ -17,6 +17,7 @@ from workers.control.announcements import Announcements
 from workers.data.dataset import Batch, OpenData
 from workers.data.sampling import validation_indices, validation_windows
 from workers.loss_scale import LossScale
+from workers.models.families.family import TextModel
 from workers.protocol import Request, Rescued, SampleReport, ValidationReport
 from workers.reproducibility import rng
 from workers.state.layer_state import LayerState, host_copy
@@ -116,6 +117,7 @@ class BetweenSteps:
         setup = self.setup
         if not setup.definition.language or setup.data.tokenizer is None:
             return
+        assert isinstance(setup.config.model, TextModel), "only models of text are models of language"
         self.minibatch.weights.bring()
         setup.reading.wait()
         prompt, text = sample_text(

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from orchestrator.spec import reference as spec_reference
 from orchestrator.spec.checks import check, needs_profile, searched
+from orchestrator.spec.errors import subsections
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec, load, parse_override
 from workers.config import ElasticConfig, FreezeConfig, ModelConfig, OptimizerConfig
 from workers.protocol import JobError
@@ -103,7 +104,37 @@ JOB = '[job]\nname = "a"\n'
         ),
         (JOB + "[model]\nlr = 3", (), "job.toml: [model] has no key 'lr'; 'lr' belongs to [optimizer]"),
         (JOB + "[checkpoint]\nzzzzzz = 3", (), "[checkpoint] has no key 'zzzzzz'; it has every_steps, keep"),
-        (JOB + "[model]\nlayers = 'many'", (), "model.layers = 'many': should be a valid integer"),
+        (
+            JOB + "[model]\nfamily = 'gpt'\nlayers = 'many'",
+            (),
+            "model.layers = 'many': should be a valid integer",
+        ),
+        (
+            JOB + "[model]\nlayers = 3",
+            (),
+            "model.layers = 3 is a setting of gpt, llama and vit: set model.family, or remove it",
+        ),
+        (
+            JOB + "[model]\nfamily = 'gpt'\nkv_heads = 2",
+            (),
+            "job.toml: model.kv_heads = 2 is a setting of llama, not of gpt: remove it",
+        ),
+        (
+            JOB + "[model]\nfamily = 'vit'\ntied_embeddings = true",
+            (),
+            "model.tied_embeddings = True is a setting of gpt and llama, not of vit: remove it",
+        ),
+        (
+            JOB + "[model]\nfamily = 'gpt'\narguments = { a = 1 }",
+            (),
+            "model.arguments = {'a': 1} is a setting of model.factory, not of gpt: remove it",
+        ),
+        (
+            JOB + "[model]\nfamily = 'gpt'\nfactory = 'a:b'",
+            (),
+            "job.toml: model.family = 'gpt' and model.factory = 'a:b' are both set: keep one of them",
+        ),
+        ("model = 3\n" + JOB, (), "[model] should be a section of keys, not 3"),
         (JOB + "[model]\nfamily = 'gpx'", (), "model.family = 'gpx': should be 'gpt', 'llama' or 'vit'"),
         (JOB + "[pipeline]\nranks = -1", (), "pipeline.ranks = -1: should be greater than 0"),
         (
@@ -140,7 +171,12 @@ JOB = '[job]\nname = "a"\n'
         (JOB + "seed = 1 2", (), "line 3"),
         ("job = 3", (), "[job] should be a section of keys, not 3"),
         (JOB, ("model.widht=3",), "--set model.widht: [model] has no key 'widht'; did you mean 'width'?"),
-        (JOB, ("model.width=abc",), "--set model.width: model.width = 'abc': should be a valid integer"),
+        (
+            JOB + "[model]\nfamily = 'gpt'",
+            ("model.width=abc",),
+            "--set model.width: model.width = 'abc': should be a valid integer",
+        ),
+        (JOB, ("model.family=gpx",), "--set model.family: model.family = 'gpx': should be 'gpt', 'llama' or"),
         (
             JOB,
             ("cluster.emulated.forward=1",),
@@ -394,13 +430,8 @@ def test_a_table_with_a_mistake_is_named_with_its_place(tmp_path: Path, table: s
 
 
 def sections(section: type[BaseModel]) -> list[type[BaseModel]]:
-    inner = [field.annotation for field in section.model_fields.values()]
-    return [section] + [
-        each
-        for kind in inner
-        if isinstance(kind, type) and issubclass(kind, BaseModel)
-        for each in sections(kind)
-    ]
+    inner = (each for name in section.model_fields for each in subsections(section, name).values())
+    return [section, *(below for each in inner for below in sections(each))]
 
 
 def test_every_key_has_a_docstring() -> None:

@@ -107,6 +107,6 @@ def test_digits_are_scikit_learns(tmp_path: Path) -> None:
     ],
 )
 def test_digits_of_another_size(settings: dict[str, int], message: str, tmp_path: Path) -> None:
-    model = ModelConfig.model_validate({"family": "vit", **settings})
+    model = ModelConfig(**{"family": "vit", **settings})
     with pytest.raises(JobError, match=message):
         open_dataset(DataConfig(source="digits"), model, str(tmp_path))

@@ -8,7 +8,7 @@ from jobs import DEVICE
 from torch import Tensor
 from torch.nn import functional
 
-from workers.models.llama import GroupedQueryAttention, RMSNorm
+from workers.models.modules.llama import GroupedQueryAttention, RMSNorm
 
 pytestmark = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs FRESHET_TEST_DEVICE=cuda")
 

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from workers.config import ModelConfig
 from workers.models.definition import ModelDefinition
-from workers.models.llama import GroupedQueryAttention, LlamaHead, RMSNorm, Rotary, default_hidden
+from workers.models.families.llama import default_hidden
+from workers.models.modules.llama import GroupedQueryAttention, LlamaHead, RMSNorm, Rotary
+from workers.models.modules.transformer import SelfAttention
 from workers.models.outline import outline
 from workers.models.registry import build_definition
-from workers.models.transformer import SelfAttention
 
 LANGUAGE = {
     "gpt": ModelConfig(family="gpt", layers=3, width=32, heads=4, context=16),
@@ -112,7 +113,7 @@ def test_vit_parameter_counts() -> None:
 
 @pytest.mark.parametrize("family", ["gpt", "llama", "vit"])
 def test_hidden_width_is_a_setting(family: str) -> None:
-    config = ModelConfig.model_validate({"family": family, "width": 32, "layers": 1, "hidden": 40})
+    config = ModelConfig(**{"family": family, "width": 32, "layers": 1, "hidden": 40})
     block = build_definition(config, 256).layers[1].build()
     shapes = {tuple(p.shape) for p in block.parameters() if 40 in p.shape}
     assert {(40, 32), (32, 40)} <= shapes
@@ -125,7 +126,7 @@ def test_llama_default_hidden(width: int, hidden: int) -> None:
 
 @pytest.mark.parametrize("family", ["gpt", "llama", "vit"])
 def test_initial_values_are_gpt2s(family: str) -> None:
-    config = ModelConfig.model_validate({"family": family, "layers": 8, "width": 128, "heads": 4})
+    config = ModelConfig(**{"family": family, "layers": 8, "width": 128, "heads": 4})
     modules = build(build_definition(config, 256))
     for module in modules:
         for name, parameter in module.named_parameters():
@@ -185,7 +186,7 @@ def test_vit_patches_are_cut_row_by_row() -> None:
 
 @pytest.mark.parametrize("family", ["gpt", "llama", "vit"])
 def test_dropout_is_in_embedding_and_both_branches_and_nowhere_else(family: str) -> None:
-    config = ModelConfig.model_validate({"family": family, "layers": 1, "width": 32, "dropout": 0.25})
+    config = ModelConfig(**{"family": family, "layers": 1, "width": 32, "dropout": 0.25})
     modules = build(build_definition(config, 256))
     found = [[m.p for m in module.modules() if isinstance(m, nn.Dropout)] for module in modules]
     assert found == [[0.25], [0.25, 0.25], []]
@@ -314,7 +315,7 @@ def test_self_attention_is_softmax_of_scaled_scores() -> None:
 
 @pytest.mark.parametrize("family", ["gpt", "llama", "vit"])
 def test_under_autocast_the_residual_stream_stays_float32(family: str) -> None:
-    config = ModelConfig.model_validate({"family": family, "layers": 1, "width": 32})
+    config = ModelConfig(**{"family": family, "layers": 1, "width": 32})
     modules = build(build_definition(config, 256))
     x = torch.rand(2, 1, 8, 8) if family == "vit" else torch.randint(0, 256, (2, 8))
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -24,7 +24,7 @@ def definition(*builders: LayerBuilder, ties: tuple[tuple[ParameterRef, ...], ..
 
 @pytest.mark.parametrize("family", ["gpt", "llama", "vit"])
 def test_agrees_with_the_built_layers_and_draws_nothing(family: str) -> None:
-    config = ModelConfig.model_validate({"family": family, "layers": 2, "width": 32})
+    config = ModelConfig(**{"family": family, "layers": 2, "width": 32})
     model = build_definition(config, 256)
     torch.manual_seed(3)
     before = torch.get_rng_state()

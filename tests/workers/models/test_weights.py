@@ -69,7 +69,7 @@ def test_a_layer_takes_its_own_tensors_in_its_own_dtype(tmp_path: Path) -> None:
 
 
 def starting_from(config: WorkerConfig, path: Path) -> WorkerConfig:
-    model = ModelConfig.model_validate({**config.model.model_dump(), "weights": str(path)})
+    model = ModelConfig(**{**config.model.model_dump(), "weights": str(path)})
     return config.model_copy(update={"model": model})
 
 

@@ -51,7 +51,7 @@ def language(folder: Path, **model: Any) -> WorkerConfig:
     settings = {"family": "llama", "layers": 1, "width": 64, "heads": 2, "context": 32, **model}
     return small_config(
         folder,
-        model=ModelConfig.model_validate(settings),
+        model=ModelConfig(**settings),
         data=DataConfig(source="python-docs"),
         microbatch_size=2,
         precision="bfloat16",

@@ -1,4 +1,4 @@
-"""Parts that `gpt` and `vit` share: the pre-norm transformer block and the GPT-2 initialisation.
+"""Pre-norm transformer block and GPT-2's initialisation, which several families use.
 
 Knows nothing of tokens, images or losses. Each matrix is an `nn` module of its own, so that its weight
 gradient can be deferred.

@@ -1,11 +1,7 @@
-"""`llama`: a decoder with RMSNorm, rotary positions, grouped queries and SwiGLU, as a list of layers.
-
-No biases anywhere. Knows nothing of how the layers are cut into stages.
-"""
+"""Layers of `llama`: RMSNorm, rotary positions, grouped queries and SwiGLU, without biases anywhere."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,10 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from workers.config import ModelConfig
-from workers.models.definition import LayerBuilder, ModelDefinition, ParameterRef
-from workers.models.loss import mean_cross_entropy
-from workers.models.transformer import initialise, initialise_residual
+from workers.models.modules.transformer import initialise, initialise_residual
 
 ROTARY_BASE = 10_000.0
 
@@ -220,39 +213,3 @@ class LlamaHead(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x: float[B, T, D] -> logits float[B, T, vocabulary]."""
         return self.projection(self.norm(x))
-
-
-def default_hidden(width: int) -> int:
-    """8/3 of `width`, rounded up to a multiple of 32: three such matrices have as many parameters as two of 4 x
-    width."""
-    return 32 * -(-8 * width // 96)
-
-
-def llama(config: ModelConfig, vocabulary: int) -> ModelDefinition:
-    """Layers `embed`, `block0`, ..., `head`. With `tied_embeddings`, embedding and head are one matrix.
-
-    Source: Touvron et al., "LLaMA" (2023), section 2.2; grouped queries as in "Llama 2" (2023), appendix
-    A.2.1.
-    """
-    block = partial(
-        LlamaBlock,
-        width=config.width,
-        heads=config.heads,
-        kv_heads=config.kv_heads or config.heads,
-        hidden=config.hidden or default_hidden(config.width),
-        context=config.context,
-        dropout=config.dropout,
-        layers=config.layers,
-    )
-    embed = partial(LlamaEmbedding, vocabulary=vocabulary, width=config.width, dropout=config.dropout)
-    tie = (ParameterRef("embed", "token.weight"), ParameterRef("head", "projection.weight"))
-    return ModelDefinition(
-        layers=(
-            LayerBuilder("embed", embed),
-            *(LayerBuilder(f"block{index}", block) for index in range(config.layers)),
-            LayerBuilder("head", partial(LlamaHead, vocabulary=vocabulary, width=config.width)),
-        ),
-        loss=mean_cross_entropy,
-        ties=(tie,) if config.tied_embeddings else (),
-        language=True,
-    )

@@ -1,19 +1,11 @@
-"""`vit`: a vision transformer that classifies images, as a list of layers.
-
-Knows nothing of how they are cut into stages.
-"""
+"""Embedding and head of `vit`; `transformer.py` has its blocks."""
 
 from __future__ import annotations
-
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from workers.config import ModelConfig
-from workers.models.definition import LayerBuilder, ModelDefinition
-from workers.models.loss import mean_cross_entropy
-from workers.models.transformer import INITIAL_STD, Block, initialise
+from workers.models.modules.transformer import INITIAL_STD, initialise
 
 
 class VitEmbedding(nn.Module):
@@ -52,35 +44,3 @@ class VitHead(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x: float[B, 1 + patches, D] -> logits float[B, classes]."""
         return self.classifier(self.norm(x[:, 0]))
-
-
-def vit(config: ModelConfig) -> ModelDefinition:
-    """Layers `embed`, `block0`, ..., `head`.
-
-    Source: Dosovitskiy et al., "An Image is Worth 16x16 Words" (2021), eq. 1-4.
-    """
-    embed = partial(
-        VitEmbedding,
-        image_size=config.image_size,
-        patch_size=config.patch_size,
-        channels=config.channels,
-        width=config.width,
-        dropout=config.dropout,
-    )
-    block = partial(
-        Block,
-        width=config.width,
-        heads=config.heads,
-        hidden=config.hidden or 4 * config.width,
-        dropout=config.dropout,
-        causal=False,
-        layers=config.layers,
-    )
-    return ModelDefinition(
-        layers=(
-            LayerBuilder("embed", embed),
-            *(LayerBuilder(f"block{index}", block) for index in range(config.layers)),
-            LayerBuilder("head", partial(VitHead, width=config.width, classes=config.classes)),
-        ),
-        loss=mean_cross_entropy,
-    )

@@ -1,0 +1,153 @@
+"""Fields and facts that families of models have in common. No torch before a model is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from workers.protocol import JobError
+from workers.section import Fraction, Positive, Section
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from workers.models.definition import ModelDefinition
+
+
+class ModelFamily(Section):
+    """A family: its fields in `[model]`, the data that it reads, and its layers."""
+
+    reads: ClassVar[Literal["tokens", "images"] | None] = None
+    """Input of the first layer; None: anything."""
+    cost_keys: ClassVar[tuple[str, ...]] = ()
+    """Fields that layer costs depend on and that the layers' parameter counts do not tell."""
+
+    family: Any
+    """The name of each, as a literal."""
+    weights: str | None = None
+    """Safetensors file to start from, as `freshet export` writes it, on a file system that every node sees;
+    unset: random weights. A resumed job continues from its checkpoint instead, and may name a copy of the
+    file elsewhere."""
+    weights_sha256: str | None = None
+    """sha256 of that file; unset: computed when the job is submitted. A file with other content is
+    refused."""
+
+    @property
+    def user_code(self) -> str | None:
+        """Import path of a function of the user's that makes the layers."""
+        return None
+
+    def definition(self, vocabulary: int | None) -> ModelDefinition:
+        """The layers, not yet built. Imports torch.
+
+        Args:
+            vocabulary: the tokenizer's; None where there are no tokens.
+
+        Raises:
+            JobError: sizes that do not fit together, or a factory that fails.
+        """
+        raise NotImplementedError
+
+    def settled(self, *, vocabulary: int | None, weights_sha256: str | None) -> Self:
+        """This section with what the data and the file of weights determine."""
+        return self.model_copy(update={"weights_sha256": weights_sha256})
+
+
+class TextModel(ModelFamily):
+    """A family that text can be cut for."""
+
+    reads = "tokens"
+    context: Positive = 128
+    """Tokens per sample, T."""
+    vocabulary: Positive | None = None
+    """Number of tokens; unset: the tokenizer's (256 for bytes)."""
+
+    def settled(self, *, vocabulary: int | None, weights_sha256: str | None) -> Self:
+        changes: dict[str, Any] = {"vocabulary": self.vocabulary or vocabulary}
+        return self.model_copy(update={**changes, "weights_sha256": weights_sha256})
+
+
+class ImageModel(ModelFamily):
+    """A family that classifies square images."""
+
+    reads = "images"
+    image_size: Positive = 8
+    """Side of the square input images, in pixels."""
+    channels: Positive = 1
+    """Channels of the input images."""
+    classes: Positive = 10
+    """Number of classes."""
+
+
+class TransformerSizes(ModelFamily):
+    """Sizes of transformers."""
+
+    layers: Positive = 8
+    """Transformer blocks. The embedding and the head are two more layers."""
+    width: Positive = 128
+    """Model width, D."""
+    heads: Positive = 4
+    """Attention heads; must divide `width`."""
+    hidden: Positive | None = None
+    """Width of the feed-forward layer; unset: 4 x width."""
+    dropout: Fraction = 0.0
+    """Dropout probability in embedding, attention output and feed-forward output."""
+
+    def stacked(
+        self,
+        embed: Callable[[], nn.Module],
+        block: Callable[[], nn.Module],
+        head: Callable[[], nn.Module],
+        *,
+        tied: bool = False,
+        language: bool = False,
+    ) -> ModelDefinition:
+        """The layers `embed`, `block0`, ..., `head`, trained for cross-entropy.
+
+        Args:
+            tied: whether embedding and head are one matrix.
+            language: as in `ModelDefinition`.
+
+        Raises:
+            JobError: the heads do not divide the width.
+        """
+        from workers.models.definition import LayerBuilder, ModelDefinition, ParameterRef
+        from workers.models.loss import mean_cross_entropy
+
+        if self.width % self.heads:
+            raise JobError(
+                f"model.width = {self.width} is not divisible by model.heads = {self.heads}:"
+                f" choose a width of {multiples(self.width, self.heads)}, or another number of heads"
+            )
+        blocks = (LayerBuilder(f"block{index}", block) for index in range(self.layers))
+        layers = (LayerBuilder("embed", embed), *blocks, LayerBuilder("head", head))
+        tie = (ParameterRef("embed", "token.weight"), ParameterRef("head", "projection.weight"))
+        return ModelDefinition(layers, mean_cross_entropy, (tie,) if tied else (), language)
+
+
+class LanguageModel(TextModel, TransformerSizes):
+    """A transformer that predicts the next token."""
+
+    cost_keys = ("family", "heads", "context", "dropout")
+    tied_embeddings: bool = False
+    """Share the token embedding with the head."""
+
+    def tokens(self, vocabulary: int | None) -> int:
+        """The number of tokens: `vocabulary` unless the spec names one.
+
+        Raises:
+            JobError: neither does.
+        """
+        tokens = self.vocabulary or vocabulary
+        if tokens is None:
+            raise JobError(
+                f"model.family = {self.family!r} needs a vocabulary and the data has no tokens:"
+                " set model.vocabulary, or choose a text source such as python-docs"
+            )
+        return tokens
+
+
+def multiples(number: int, divisor: int) -> str:
+    """The nearest multiples of `divisor` on both sides of `number`, in words."""
+    below = number // divisor * divisor
+    return f"{below} or {below + divisor}" if below else str(divisor)

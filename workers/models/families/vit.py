@@ -1,0 +1,58 @@
+"""`vit`: a vision transformer that classifies images, as a list of layers.
+
+Knows nothing of how they are cut into stages.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from workers.models.families.family import ImageModel, TransformerSizes
+from workers.protocol import JobError
+from workers.section import Positive
+
+if TYPE_CHECKING:
+    from workers.models.definition import ModelDefinition
+
+
+class VitConfig(ImageModel, TransformerSizes):
+    """`vit`: a vision transformer that classifies images by a class token."""
+
+    cost_keys = ("family", "heads", "image_size", "patch_size", "channels", "dropout")
+    family: Literal["vit"]
+    """This family."""
+    patch_size: Positive = 2
+    """Side of a patch, in pixels; must divide `image_size`."""
+
+    def definition(self, vocabulary: int | None) -> ModelDefinition:
+        """Layers `embed`, `block0`, ..., `head`.
+
+        Source: Dosovitskiy et al., "An Image is Worth 16x16 Words" (2021), eq. 1-4.
+        """
+        from workers.models.modules.transformer import Block
+        from workers.models.modules.vit import VitEmbedding, VitHead
+
+        if self.image_size % self.patch_size:
+            raise JobError(
+                f"model.image_size = {self.image_size} is not divisible by"
+                f" model.patch_size = {self.patch_size}: choose a patch size that divides it"
+            )
+        embed = partial(
+            VitEmbedding,
+            image_size=self.image_size,
+            patch_size=self.patch_size,
+            channels=self.channels,
+            width=self.width,
+            dropout=self.dropout,
+        )
+        block = partial(
+            Block,
+            width=self.width,
+            heads=self.heads,
+            hidden=self.hidden or 4 * self.width,
+            dropout=self.dropout,
+            causal=False,
+            layers=self.layers,
+        )
+        return self.stacked(embed, block, partial(VitHead, width=self.width, classes=self.classes))

@@ -1,0 +1,61 @@
+"""`[model]` of a job spec: one of the families, by `family`. No torch here, so that any process can read a spec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from workers.models.families.factory import FactoryConfig
+from workers.models.families.family import ModelFamily
+from workers.models.families.gpt import GptConfig
+from workers.models.families.llama import LlamaConfig
+from workers.models.families.vit import VitConfig
+
+AnyModel = GptConfig | LlamaConfig | VitConfig | FactoryConfig
+"""All families. A new one is a file in `families/`, and its name here."""
+DEFAULT_MODEL = GptConfig(family="gpt")
+"""The model of a spec without `[model]`."""
+
+MODELS: tuple[type[ModelFamily], ...] = get_args(AnyModel)
+FAMILIES: Mapping[str, type[ModelFamily]] = {
+    family: model for model in MODELS for family in get_args(model.model_fields["family"].annotation)
+}
+"""`model.family` -> its section."""
+KEYS = frozenset(key for model in MODELS for key in model.model_fields)
+
+
+def families(reads: Literal["tokens", "images"] | None = None) -> str:
+    """The names of all families, or of those that read tokens or images: `a, b or c`."""
+    *others, last = (name for name, model in FAMILIES.items() if reads in (None, model.reads))
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def of_one_family(section: Mapping[str, Any]) -> dict[str, Any]:
+    """A `[model]` that was written as JSON, without other families' keys.
+
+    Earlier versions wrote the keys of all families, and each ignored those of others.
+    """
+    own = FAMILIES.get(section.get("family") or "", FactoryConfig).model_fields
+    return {key: value for key, value in section.items() if key in own or key not in KEYS}
+
+
+def _tagged(section: Any) -> Any:
+    """`section` with its family, which a model made by a factory need not name."""
+    if not isinstance(section, Mapping):
+        return section
+    family, factory = section.get("family"), section.get("factory")
+    if family is not None and factory is not None:
+        raise PydanticCustomError(
+            "family_and_factory",
+            "model.family = {family} and model.factory = {factory} are both set: keep one of them",
+            {"family": repr(family), "factory": repr(factory)},
+        )
+    written_by_earlier_version = {"family", "factory"} <= section.keys()
+    return {"family": None, **(of_one_family(section) if written_by_earlier_version else section)}
+
+
+Model = Annotated[AnyModel, Field(discriminator="family"), BeforeValidator(_tagged)]
+"""The section of one family."""
