@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Protocol, TypeVar
 
@@ -51,13 +52,16 @@ class Source(Protocol):
         ...
 
 
+@dataclass(frozen=True, eq=False)
 class LiveSource:
     """A job of the cluster."""
 
-    def __init__(self, job: LiveJob, threads: Threads) -> None:
-        self.job = job
-        self.name = job.name
-        self._threads = threads
+    job: LiveJob
+    threads: Threads
+
+    @property
+    def name(self) -> str:
+        return self.job.name
 
     @property
     def trouble(self) -> str:
@@ -71,28 +75,30 @@ class LiveSource:
         return view.folder
 
     async def read(self, make: Callable[[JobView], T], *, simulates: bool = False) -> T:
-        run = self._threads.simulate if simulates else self._threads.read
+        run = self.threads.simulate if simulates else self.threads.read
         return await run(partial(make, self.job.snapshot()))
 
 
+@dataclass(frozen=True, eq=False)
 class PastSource:
     """A run's folder."""
 
+    runs: PastRuns
+    run: PastRun
+    threads: Threads
     trouble = ""
     lost = True
 
-    def __init__(self, runs: PastRuns, run: PastRun, threads: Threads) -> None:
-        self._runs = runs
-        self._threads = threads
-        self.run = run
-        self.name = run.name
+    @property
+    def name(self) -> str:
+        return self.run.name
 
     def folder(self, view: JobView) -> str:
         return str(self.run.path)
 
     async def read(self, make: Callable[[JobView], T], *, simulates: bool = False) -> T:
-        view = await self._threads.read_files(partial(self._runs.view, self.run))
-        run = self._threads.simulate if simulates else self._threads.read
+        view = await self.threads.read_files(partial(self.runs.view, self.run))
+        run = self.threads.simulate if simulates else self.threads.read
         return await run(partial(make, view))
 
 

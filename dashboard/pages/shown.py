@@ -60,13 +60,13 @@ class Shown:
         return f"/api/v1{self.base}"
 
 
+@dataclass(frozen=True, eq=False)
 class Subject:
     """A job or a past run, named by a path, as `caller` sees it."""
 
-    def __init__(self, source: Source, base: str, caller: Caller) -> None:
-        self.source = source
-        self.base = base
-        self.caller = caller
+    source: Source
+    base: str
+    caller: Caller
 
     async def read(self, make: Callable[[Shown], T], *, simulates: bool = False) -> T:
         """`make` of what is known now, in another thread.

@@ -4,47 +4,38 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
 
 MOST_CLIENTS = 10_000
 
 
+@dataclass(eq=False)
 class RateLimit:
-    """At most `burst` at once, and `per_s` per second in the long run, for each client.
+    """At most `burst` at once, and `per_s` per second in the long run, for each client."""
 
-    Args:
-        per_s: how many per second.
-        burst: how many at once.
-    """
-
-    def __init__(self, per_s: float, burst: int) -> None:
-        self._per_s = per_s
-        self._burst = burst
-        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """Client -> (how many are left, at that time); the longest idle first."""
+    per_s: float
+    burst: int
+    _left: OrderedDict[str, tuple[float, float]] = field(init=False, default_factory=OrderedDict)
+    """Client -> (how many are left, at that time); the longest idle first."""
 
     def wait_s(self, client: str, now_s: float) -> float:
         """Take one; return 0, or how long to wait because none is left."""
-        left, then_s = self._left.pop(client, (float(self._burst), now_s))
-        left = min(float(self._burst), left + (now_s - then_s) * self._per_s)
+        left, then_s = self._left.pop(client, (float(self.burst), now_s))
+        left = min(float(self.burst), left + (now_s - then_s) * self.per_s)
         granted = left >= 1.0
         self._left[client] = (left - 1.0 if granted else left, now_s)
         if len(self._left) > MOST_CLIENTS:
             self._left.popitem(last=False)
-        return 0.0 if granted else (1.0 - left) / self._per_s
+        return 0.0 if granted else (1.0 - left) / self.per_s
 
 
+@dataclass(eq=False)
 class AtOnce:
-    """At most `most` at once of all clients, and `most_each` of each.
+    """At most `most` at once of all clients, and `most_each` of each."""
 
-    Args:
-        most: how many of all clients.
-        most_each: how many of one.
-    """
-
-    def __init__(self, most: int, most_each: int) -> None:
-        self.most = most
-        self.most_each = most_each
-        self._open: Counter[str] = Counter()
+    most: int
+    most_each: int
+    _open: Counter[str] = field(init=False, default_factory=Counter)
 
     @property
     def open(self) -> int:

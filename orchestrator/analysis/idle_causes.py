@@ -105,42 +105,46 @@ def _of_lane(step: Bindings, lane: range, lengths: Sequence[int], expected: Sequ
     return tally.result(sum(lengths[node] for node in lane))
 
 
+@dataclass
 class _Tally:
     """The idle time of one rank, summed piece by piece."""
 
-    def __init__(
-        self, lengths: Sequence[int], expected: Sequence[int], step: Bindings, own: Mapping[Kind, int]
-    ) -> None:
-        self._lengths, self._expected, self._step, self._own = lengths, expected, step, own
-        self._dependency = self._imbalance = self._communication = self._straggler = 0
+    lengths: Sequence[int]
+    expected: Sequence[int]
+    step: Bindings
+    own: Mapping[Kind, int]
+    dependency: int = 0
+    imbalance: int = 0
+    communication: int = 0
+    straggler: int = 0
 
     def take(self, pieces: Iterable[Piece]) -> None:
         for piece in pieces:
             idle = piece.end_ns - piece.start_ns
             if piece.what is Between.MESSAGE:
-                self._communication += idle
+                self.communication += idle
             elif piece.what is Between.DELAY:
-                self._straggler += idle
+                self.straggler += idle
             else:
                 self._wait(piece.what, idle)
 
     def _wait(self, node: int, idle: int) -> None:
-        length = self._lengths[node]
-        in_time = min(length, self._expected[node])
-        beyond_own = max(0, in_time - self._own.get(self._step.actions[node].kind, 0))
+        length = self.lengths[node]
+        in_time = min(length, self.expected[node])
+        beyond_own = max(0, in_time - self.own.get(self.step.actions[node].kind, 0))
         late = (length - in_time) * idle // length
         uneven = beyond_own * idle // length
-        self._straggler += late
-        self._imbalance += uneven
-        self._dependency += idle - late - uneven
+        self.straggler += late
+        self.imbalance += uneven
+        self.dependency += idle - late - uneven
 
     def result(self, busy_ns: int) -> IdleTime:
         return IdleTime(
             busy_ns=busy_ns,
-            dependency_ns=self._dependency,
-            imbalance_ns=self._imbalance,
-            communication_ns=self._communication,
-            straggler_ns=self._straggler,
+            dependency_ns=self.dependency,
+            imbalance_ns=self.imbalance,
+            communication_ns=self.communication,
+            straggler_ns=self.straggler,
         )
 
 

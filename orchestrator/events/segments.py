@@ -50,14 +50,14 @@ class Segments:
             known = path.stat().st_size if path.exists() else -1
             if name.endswith(".jsonl") and known < SEGMENT_BYTES and self._remote.size(name) > known:
                 self._local.mkdir(parents=True, exist_ok=True)
-                _replace(path, self._remote.read(name))
+                replace_file(path, self._remote.read(name))
         return self.files()
 
     def assemble(self, path: Path) -> None:
         """Write all segments on this machine to the file `path`, atomically."""
         parts = (whole_lines(file.read_bytes()) for file in self.files())
         path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, b"".join(parts))
+        replace_file(path, b"".join(parts))
 
     def begin(self, epoch: int) -> SegmentedLog:
         """Begin a log for one start of a controller, after all segments of earlier incarnations."""
@@ -143,7 +143,8 @@ def head_of(content: bytes) -> str | None:
     return line_sha256(whole[whole.rfind(b"\n", 0, -1) + 1 :]) if whole else None
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file atomically: a reader sees the previous content or this one."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
     try:
         scratch.write_bytes(content)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from orchestrator.events.log import DamagedLogError, open_regular, parse_line
+from orchestrator.events.segments import replace_file
 from orchestrator.events.types import Record
 from orchestrator.history.job_view import VERSION, JobView
 
@@ -80,12 +80,7 @@ def write_snapshot(path: Path, view: bytes, at: Position) -> None:
     Raises:
         OSError: the disk is full or gone.
     """
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        scratch.write_bytes(json.dumps({"version": VERSION, **asdict(at)}).encode() + b"\n" + view)
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    replace_file(path, json.dumps({"version": VERSION, **asdict(at)}).encode() + b"\n" + view)
 
 
 def goes_further(snapshot: bytes, other: bytes) -> bool:

@@ -6,12 +6,12 @@ page's Content-Security-Policy forbids everything else. The templates escape eve
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.analysis.step_memory import profile_beside
 from orchestrator.events.log import read_log
+from orchestrator.events.segments import replace_file
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.history.unreported import unreported
 from orchestrator.report.assets import render_page
@@ -114,10 +114,5 @@ def write_report(log: Path, destination: Path | None = None, folder: str | None 
     records = list(read_log(log))
     records += unreported(folder or str(log.parent), records)
     page = render(fold(records), profile_beside(log))
-    scratch = destination.with_name(f".{destination.name}.{os.getpid()}")
-    try:
-        scratch.write_text(page, encoding="utf-8")
-        scratch.replace(destination)
-    finally:
-        scratch.unlink(missing_ok=True)
+    replace_file(destination, page.encode())
     return destination

@@ -6,7 +6,7 @@ Connects the partition programs, which see stages, with `planner/simulation/pred
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 
 from planner.ir import Schedule
@@ -37,57 +37,46 @@ _TIGHTENINGS = 6
 """Most reruns of a program with tighter limits."""
 
 
+@dataclass(eq=False)
 class Evaluator:
-    """Simulates the cuts of one shape on one profile.
+    """Simulates the cuts of one shape on one profile."""
 
-    Args:
-        pipelines: copies of the shape that run; None: one per replica.
-        shard: as in `Plan`.
-        domains: failure domains of at least all places, which determine the standbys. None: there are no standbys.
-        copies: that each layer has beside itself.
-        copy_every: as in `standbys.protected`.
-    """
+    profile: Profile
+    shape: Shape
+    _: KW_ONLY
+    replicas: int
+    recompute: tuple[int, ...]
+    pipelines: int | None = None
+    """Copies of the shape that run; None: one per replica."""
+    shard: str = "none"
+    """As in `Plan`."""
+    domains: Sequence[str] | None = None
+    """Failure domains of at least all places, which determine the standbys. None: there are no standbys."""
+    copies: int = 1
+    """Copies that each layer has beside itself."""
+    copy_every: int = 1
+    """As in `standbys.protected`."""
+    _schedules: dict[frozenset[int], Schedule] = field(init=False, default_factory=dict)
+    _bare: dict[Ranges, Prediction] = field(init=False, default_factory=dict)
+    _with_copies: dict[Ranges, Plan] = field(init=False, default_factory=dict)
+    _predictions: dict[Ranges, Prediction] = field(init=False, default_factory=dict)
+    _picks: dict[str, Ranges] = field(init=False, default_factory=dict)
 
-    def __init__(
-        self,
-        profile: Profile,
-        shape: Shape,
-        *,
-        replicas: int,
-        recompute: tuple[int, ...],
-        pipelines: int | None = None,
-        shard: str = "none",
-        domains: Sequence[str] | None = None,
-        copies: int = 1,
-        copy_every: int = 1,
-    ) -> None:
-        self._profile = profile
-        self._pipeline_profile = _of_one_pipeline(profile, shape.ranks, pipelines or replicas)
-        self.shape = shape
-        self._replicas = replicas
-        self._pipelines = pipelines
-        self._shard = shard
-        self._recompute = recompute
-        self._domains = domains
-        self._copies = copies
-        self._copy_every = copy_every
-        self._schedules: dict[frozenset[int], Schedule] = {}
-        self._bare: dict[Ranges, Prediction] = {}
-        self._with_copies: dict[Ranges, Plan] = {}
-        self._predictions: dict[Ranges, Prediction] = {}
-        self._picks: dict[str, Ranges] = {}
+    @cached_property
+    def _pipeline_profile(self) -> Profile:
+        return _of_one_pipeline(self.profile, self.shape.ranks, self.pipelines or self.replicas)
 
     @cached_property
     def _costs(self) -> StageCosts:
-        shards = 1 if self._shard == "none" else self._pipelines or self._replicas
-        gradient_shards = shards if self._shard == "gradients" else 1
+        shards = 1 if self.shard == "none" else self.pipelines or self.replicas
+        gradient_shards = shards if self.shard == "gradients" else 1
         return StageCosts.of(
-            self._pipeline_profile, self.shape.schedule, self._recompute, shards, gradient_shards
+            self._pipeline_profile, self.shape.schedule, self.recompute, shards, gradient_shards
         )
 
     @property
     def layers(self) -> int:
-        return len(self._profile.model.layers)
+        return len(self.profile.model.layers)
 
     @cached_property
     def actions(self) -> int:
@@ -99,8 +88,8 @@ class Evaluator:
         """Seconds per microbatch if no rank ever waited and messages took no time: a lower bound for all cuts."""
         devices = self._pipeline_profile.cluster.devices[: self.shape.ranks]
         compute_s = sum(
-            layer.forward_s * (2 if number in self._recompute else 1) + layer.backward_s
-            for number, layer in enumerate(self._profile.model.layers)
+            layer.forward_s * (2 if number in self.recompute else 1) + layer.backward_s
+            for number, layer in enumerate(self.profile.model.layers)
         )
         return self._windows * compute_s / sum(1 / device.slowdown for device in devices)
 
@@ -109,40 +98,27 @@ class Evaluator:
         if self.ideal_s > per_microbatch_s:
             return False
         profile, step_s = self._pipeline_profile, per_microbatch_s * self.shape.microbatches
-        return can_take(profile, self.shape, self._recompute, self._windows, step_s)
+        return can_take(profile, self.shape, self.recompute, self._windows, step_s)
 
     @property
     def _windows(self) -> int:
-        return -(-self._replicas // (self._pipelines or self._replicas))
+        return -(-self.replicas // (self.pipelines or self.replicas))
 
     def recomputing(self) -> Evaluator | None:
         """The same with all layers but the last recomputing; None if this one already has that."""
-        every = tuple(sorted({*recomputable(self.layers), *self._recompute}))
-        return None if self._recompute == every else self._but(every, self._domains)
+        every = tuple(sorted({*recomputable(self.layers), *self.recompute}))
+        return None if self.recompute == every else replace(self, recompute=every)
 
     def without_copies(self) -> Evaluator | None:
         """The same without standbys; None if this one has none."""
-        return None if self._domains is None else self._but(self._recompute, None)
-
-    def _but(self, recompute: tuple[int, ...], domains: Sequence[str] | None) -> Evaluator:
-        return Evaluator(
-            self._profile,
-            self.shape,
-            replicas=self._replicas,
-            recompute=recompute,
-            pipelines=self._pipelines,
-            shard=self._shard,
-            domains=domains,
-            copies=self._copies,
-            copy_every=self._copy_every,
-        )
+        return None if self.domains is None else replace(self, domains=None)
 
     def predict(self, layers: Ranges) -> Prediction:
         """The prediction of one step with this cut."""
         known = self._predictions.get(layers)
         if known is None:
             known = self._without_copies(layers)
-            if self._domains is not None:
+            if self.domains is not None:
                 known = with_copies_of(known, self._protected(known.plan))
             self._predictions[layers] = known
         return known
@@ -154,7 +130,7 @@ class Evaluator:
     def _without_copies(self, layers: Ranges) -> Prediction:
         known = self._bare.get(layers)
         if known is None:
-            known = predict(self._profile, self._plan(layers), self.schedule(layers))
+            known = predict(self.profile, self._plan(layers), self.schedule(layers))
             self._bare[layers] = known
         return known
 
@@ -211,23 +187,23 @@ class Evaluator:
         """Whether a cut fits the memory even if all that ranks ever hold came together. Less work than what they hold
         at each moment, even of a cut that was simulated."""
         plan = self._plan(layers)
-        limits = memory_limits(self._profile.cluster, plan.pipeline_ranks, plan.pipeline_count)
-        taken = most_bytes(self._profile, plan, self.schedule(layers), self._costs.in_flight)
-        if self._domains is None:
+        limits = memory_limits(self.profile.cluster, plan.pipeline_ranks, plan.pipeline_count)
+        taken = most_bytes(self.profile, plan, self.schedule(layers), self._costs.in_flight)
+        if self.domains is None:
             return all(most <= limit for most, limit in zip(taken, limits, strict=True))
-        if self._shard == "none" and self._copy_every == 1 and not self._profile.cluster.refresh_every:
+        if self.shard == "none" and self.copy_every == 1 and not self.profile.cluster.refresh_every:
             # As if one place held the copies of all layers.
-            whole = sum(layer.state_bytes + layer.gradient_bytes for layer in self._profile.model.layers)
+            whole = sum(layer.state_bytes + layer.gradient_bytes for layer in self.profile.model.layers)
             room = min(limit - most for most, limit in zip(taken, limits, strict=True))
-            if room >= self._copies * whole:
+            if room >= self.copies * whole:
                 return True
         plan = self._protected(plan)
-        taken = most_bytes(self._profile, plan, self.schedule(layers), self._costs.in_flight)
+        taken = most_bytes(self.profile, plan, self.schedule(layers), self._costs.in_flight)
         return all(most <= limit for most, limit in zip(taken, limits, strict=True))
 
     def schedule(self, layers: Ranges) -> Schedule:
         """The shape's schedule with an R where a stage of the cut recomputes."""
-        stages = recomputing_stages(layers, self._recompute)
+        stages = recomputing_stages(layers, self.recompute)
         if stages not in self._schedules:
             self._schedules[stages] = with_recompute(self.shape.schedule, stages)
         return self._schedules[stages]
@@ -242,18 +218,18 @@ class Evaluator:
             schedule=self.shape.name,
             chunks=self.shape.chunks,
             microbatches=self.shape.microbatches,
-            replicas=self._replicas,
-            pipelines=self._pipelines,
-            shard=self._shard,
-            recompute=self._recompute,
+            replicas=self.replicas,
+            pipelines=self.pipelines,
+            shard=self.shard,
+            recompute=self.recompute,
         )
 
     def _protected(self, plan: Plan) -> Plan:
-        assert self._domains is not None
+        assert self.domains is not None
         if plan.layers not in self._with_copies:
-            sizes = [layer.parameter_bytes for layer in self._profile.model.layers]
+            sizes = [layer.parameter_bytes for layer in self.profile.model.layers]
             self._with_copies[plan.layers] = protected(
-                plan, self._domains, sizes, self._copies, self._copy_every
+                plan, self.domains, sizes, self.copies, self.copy_every
             )
         return self._with_copies[plan.layers]
 

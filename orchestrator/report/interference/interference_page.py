@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from statistics import median
 from orchestrator.analysis.interference_time import InterferenceTime, Trial, interference_time
 from orchestrator.analysis.job_summary import model_text
 from orchestrator.events.log import read_log
+from orchestrator.events.segments import replace_file
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.pictures.charts import Chart, Series, of_times
 from orchestrator.quantities import deviation, percent, seconds, significant
@@ -112,12 +112,7 @@ def write_interference_page(logs: Sequence[Path], destination: Path, name: str) 
         ValueError: a log is damaged; names the line.
     """
     page = render(interference_page([fold(read_log(log)) for log in logs], name))
-    scratch = destination.with_name(f".{destination.name}.{os.getpid()}")
-    try:
-        scratch.write_text(page, encoding="utf-8")
-        scratch.replace(destination)
-    finally:
-        scratch.unlink(missing_ok=True)
+    replace_file(destination, page.encode())
     return destination
 
 
