@@ -169,7 +169,7 @@ def test_a_frozen_matrix_of_a_layer_left_to_autograd_gets_no_gradient() -> None:
         outputs, done = layer.forward(inputs(), 5, keep=True, frozen=frozenset({frozen}))
         layer.backward(done, (torch.ones_like(outputs[0]),), weights=True)
         assert {name for name, p in layer.trained.items() if p.grad is None} == {frozen}
-        layer.drop_gradients()
+        layer.summed.drop()
 
 
 def test_a_frozen_matrix_in_a_reentrant_checkpoint_gets_no_gradient() -> None:

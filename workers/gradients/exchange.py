@@ -52,7 +52,7 @@ class ReplicaExchange:
         siblings: places that hold the same layers, by pipeline.
         layers: layer -> where its gradients are summed.
         tags: first free tag on the channel.
-        parts: of all replicas, in order of summation; see `planner.shares`. None: one per pipeline.
+        parts: of all replicas, in order of summation; see `planner.shares`.
         cuts: layer -> its shards by number, where siblings share out its states.
     """
 
@@ -62,7 +62,7 @@ class ReplicaExchange:
         siblings: Sequence[int],
         layers: Mapping[int, GradientBuffers],
         tags: int,
-        parts: Sequence[Part] | None = None,
+        parts: Sequence[Part],
         cuts: Mapping[int, Sequence[Cut]] = NO_CUTS,
     ) -> None:
         self._taken: dict[Part, dict[int, FlatGradients]] = {}
@@ -70,7 +70,7 @@ class ReplicaExchange:
         self._cuts = cuts
         self._channel = channel
         self._siblings = tuple(siblings)
-        self._parts = parts or [Part(r, 0, 1, r) for r in range(len(self._siblings))]
+        self._parts = tuple(parts)
         self._own = self._siblings.index(channel.rank)
         self._others = [r for r in range(len(self._siblings)) if r != self._own]
         self._layers = {layer: summed for layer, summed in sorted(layers.items()) if summed.names}

@@ -257,10 +257,6 @@ class Layer:
         siblings share out its states, those of this rank's shard."""
         return self.summed.gathered(None if self.shared is None else self.shared.own)
 
-    def drop_gradients(self) -> None:
-        """Drop the gradients summed in its parameters."""
-        self.summed.drop()
-
     def compute_whole(self, why: str) -> None:
         """Leave all gradients of the microbatches that follow to stock autograd, in one walk of the graph.
 

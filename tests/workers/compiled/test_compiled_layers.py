@@ -114,7 +114,7 @@ def passes(
             layer.weight_grad(done)
     left |= {n: p.grad.clone() for n, p in layer.module.named_parameters() if p.grad is not None}
     left |= {n: buffer.clone() for n, buffer in layer.module.named_buffers()}
-    layer.drop_gradients()
+    layer.summed.drop()
     return left
 
 

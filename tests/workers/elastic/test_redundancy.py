@@ -103,7 +103,7 @@ def test_the_memory_of_the_gradients_is_the_parcel(rank: Rank) -> None:
         raw = packing.pack_in_place(gradients, state.buffers, said)
         assert raw.data_ptr() == gradients.buffers[0].data_ptr()
         assert raw.equal(packing.pack(gradients, state.buffers, said))
-        layer.drop_gradients()
+        layer.summed.drop()
 
 
 def test_what_followers_get_is_no_memory_in_which_the_next_step_forms(rank: Rank) -> None:

@@ -116,7 +116,8 @@ def test_replicas_are_summed_in_their_order_whatever_is_absent(siblings: int) ->
 
     def work(rank: int, channel: LocalChannel) -> None:
         summed = {layer: GradientBuffers(parameters) for layer, parameters in layers[rank].items()}
-        exchange = ReplicaExchange(channel, range(siblings), summed, 0)
+        parts = [Part(replica, 0, 1, replica) for replica in range(siblings)]
+        exchange = ReplicaExchange(channel, range(siblings), summed, 0, parts)
         for step in range(3):
             for layer, parameters in layers[rank].items():
                 for name, parameter in parameters.items():

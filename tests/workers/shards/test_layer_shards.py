@@ -61,7 +61,7 @@ def updated(
                 torch.manual_seed(100 * step + number)
                 parameter.grad = torch.randn(parameter.shape)
         optimizer.update_(state, layer.gradients(), 0.7, step)
-        layer.drop_gradients()
+        layer.summed.drop()
     return state
 
 

@@ -51,7 +51,7 @@ def trained(precision: str, steps: int = 3) -> tuple[Layer, LayerState]:
         (output,), done = layer.forward((torch.randn(8, 6),), step, keep=True)
         layer.backward(done, (torch.randn_like(output),), weights=True)
         ADAMW.update_(state, layer.gradients(), 1.0, step)
-        layer.drop_gradients()
+        layer.summed.drop()
     return layer, state
 
 

@@ -15,6 +15,7 @@ from serial_backend import blocking_channel, serial_channel
 from test_engine_bits import losses, real_config
 from torch import Tensor, nn
 
+from planner.shares import Part
 from workers.gradients.exchange import ReplicaExchange, TiedUse, TieExchange
 from workers.launch.ranks import Run, run_processes, run_threads
 from workers.protocol import Generation, JobError, SampleReport, ValidationReport
@@ -187,7 +188,7 @@ def test_gradients_of_replicas_travel_over_the_ordered_network_and_few_layers_at
             nn.Parameter(torch.full((64 * (layer + 1),), 1.0 + channel.rank)) for layer in range(12)
         ]
         summed = {layer: GradientBuffers({"w": p}) for layer, p in enumerate(parameters)}
-        replicas = ReplicaExchange(channel, (0, 1), summed, tags=3)
+        replicas = ReplicaExchange(channel, (0, 1), summed, 3, [Part(0, 0, 1, 0), Part(1, 0, 1, 1)])
         for _ in range(2):
             for p in parameters:
                 p.grad = p.detach().clone()
