@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from statistics import median_low
 from typing import Literal
 
 from planner.adapt.detection import Change, Watch, after, rebased
 from planner.adapt.past import NO_PAST, Past
 from planner.adapt.speeds import NONE_KNOWN, NOTHING_EXPECTED, Slowdowns, slowdown_of
-from planner.adapt.turns import Turns
 from planner.observed import StepTimes
 from planner.plan import Plan
 from planner.profile import Profile
+
+AHEAD_STEPS = 1000
+"""Most steps from one report of a rank to its next."""
+AGREEING = 3
+"""Reports in a row, each on a later step than the one before, that are believed whatever came before them."""
 
 MATERIAL = 1.05
 """Factor by which a rank's level must have drifted for another slowdown to be known of it."""
@@ -167,3 +172,38 @@ class Adviser:
 
 def _version(plan: tuple[int, int]) -> str:
     return f"{plan[0]}.{plan[1]}"
+
+
+@dataclass(eq=False)
+class Turns:
+    """Whether a rank's reports come in the order of its steps. Knows no clock.
+
+    A report on an older step than the rank's newest, or on one far ahead, is not believed. When several in a row agree,
+    the rank is there after all: such as after steps that were undone, or after a first report that was nonsense.
+    """
+
+    _newest: dict[int, int] = field(init=False, default_factory=dict)
+    _doubted: dict[int, tuple[int, ...]] = field(init=False, default_factory=dict)
+    """Rank -> the steps of its reports in a row that were not believed."""
+
+    @property
+    def step(self) -> int:
+        """The newest step by most ranks; 0 before the first report."""
+        return median_low(self._newest.values()) if self._newest else 0
+
+    def refusal(self, rank: int, step: int) -> str:
+        """Why a report on `step` is not believed; "" if it is."""
+        if step < 0:
+            return f"there is no step {step}"
+        newest = self._newest.get(rank, step)
+        doubted = self._doubted.pop(rank, ())
+        if newest <= step <= newest + AHEAD_STEPS:
+            self._newest[rank] = step
+            return ""
+        follows = bool(doubted) and doubted[-1] < step <= doubted[-1] + AHEAD_STEPS
+        doubted = (*doubted, step) if follows else (step,)
+        if len(doubted) == AGREEING:
+            self._newest[rank] = step
+            return ""
+        self._doubted[rank] = doubted
+        return f"step {step} comes after step {newest}"

@@ -287,7 +287,10 @@ def evenly(plan: Plan, r_max: float) -> Ratios:
 
 
 def own_ratios(profile: Profile, plan: Plan, schedule: Schedule, r_max: float) -> Ratios | None:
-    """Solve the freeze program for `plan`; None: freezing saves nothing with it, so that what is frozen stays."""
+    """Solve the freeze program for `plan`; None: freezing saves nothing with it, so that what is frozen stays.
+
+    The ratios in force are the solution for another cut: with them a plan may look slower, or faster, than it will be.
+    """
     try:
         return profiled_ratios(profile, plan, schedule, r_max)
     except ValueError:

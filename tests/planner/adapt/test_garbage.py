@@ -14,9 +14,9 @@ import pytest
 import small_profile
 from numpy.typing import NDArray
 
+from planner.adapt.adviser import AGREEING, AHEAD_STEPS, Turns
 from planner.adapt.live import MOST_SAID, Heard, LivePlanner, LiveStart, Question
 from planner.adapt.samples import believed
-from planner.adapt.turns import AGREEING, AHEAD_STEPS, Turns
 from planner.features import NAMES, VERSION, Sample
 from planner.observed import LinkTime, StageTime, StepTimes
 from planner.schedule.expand import schedule_of
