@@ -49,13 +49,13 @@ class Evaluator:
     pipelines: int | None = None
     """Copies of the shape that run; None: one per replica."""
     shard: str = "none"
-    """As in `Plan`."""
+    """Sharing among replicas, as in `Plan`."""
     domains: Sequence[str] | None = None
     """Failure domains of at least all places, which determine the standbys. None: there are no standbys."""
     copies: int = 1
     """Copies that each layer has beside itself."""
     copy_every: int = 1
-    """As in `standbys.protected`."""
+    """Steps from one copy to the next, as in `standbys.protected`."""
     _schedules: dict[frozenset[int], Schedule] = field(init=False, default_factory=dict)
     _bare: dict[Ranges, Prediction] = field(init=False, default_factory=dict)
     _with_copies: dict[Ranges, Plan] = field(init=False, default_factory=dict)
