@@ -77,8 +77,8 @@ class Engine:
         sink: GradientSink,
         channel: Channel,
         device: Device,
-        faults: FaultPoints | None = None,
-        activity: Activity | None = None,
+        faults: FaultPoints,
+        activity: Activity,
         admit: Callable[[], None] | None = None,
     ) -> None:
         assert set(stages) == set(program.own_stages)
@@ -91,7 +91,7 @@ class Engine:
         self._channel = channel
         self._device = device
         self._faults = faults
-        self._activity = activity or Activity()
+        self._activity = activity
         self._admit = admit
         self._bytes_per_s: float | None = None
         """The send bandwidth that an injected fault leaves this rank, if the channel itself cannot hold messages up;
@@ -297,7 +297,7 @@ class Engine:
     @property
     def _armed(self) -> FaultPoints | None:
         """This rank's injected faults, if any are armed."""
-        return self._faults if self._faults is not None and self._faults.armed else None
+        return self._faults if self._faults.armed else None
 
     def _begin_faults(self, step: int) -> None:
         """Begin and end the faults that last for entire windows."""
