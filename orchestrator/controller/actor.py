@@ -28,11 +28,10 @@ from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.event_loop import EventLoop, Work
 from orchestrator.controller.freeze.freeze_control import FreezeControl
 from orchestrator.controller.freeze.freeze_watch import FreezeWatch
-from orchestrator.controller.log_writer import LogWriter
+from orchestrator.controller.log_writer import LogWriter, Publisher
 from orchestrator.controller.outlets import Outlets
 from orchestrator.controller.planning.planner_process import PlannerProcess
 from orchestrator.controller.planning.profile_watch import ProfileWatch
-from orchestrator.controller.publisher import Publisher
 from orchestrator.controller.ranks.drains import watch_drains
 from orchestrator.controller.ranks.runtime import Runtime
 from orchestrator.controller.reshaping import Reshaping

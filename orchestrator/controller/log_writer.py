@@ -1,6 +1,7 @@
-"""Writes a job's event log in its own thread, in order, so that a slow disk never blocks the event loop.
+"""Writes a job's event log in its own thread, in order, so that a slow disk never blocks the event loop, and copies it
+to the store of the job's folder.
 
-Knows no lifecycle. Once `written` returns, all earlier records are in the file.
+Knows no lifecycle and no Ray. Once `written` returns, all earlier records are in the file.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -94,3 +96,38 @@ class LogWriter:
 def _resolve(done: asyncio.Future[str], head: str) -> None:
     if not done.done():  # the waiter may be gone
         done.set_result(head)
+
+
+class Publisher:
+    """Copies one log.
+
+    Args:
+        publish: copies what is new, in any thread; raises what the store raises.
+        warn: takes the reason of a failure, once per outage.
+    """
+
+    def __init__(self, publish: Callable[[], None], warn: Callable[[str], None]) -> None:
+        self._publish = publish
+        self._warn = warn
+        self._failing = False
+
+    async def keep_publishing(self, every_s: float) -> None:
+        """Copy every `every_s`, until cancelled."""
+        while True:
+            if (problem := await self.publish()) is None:
+                self._failing = False
+            elif not self._failing:
+                self._failing = True
+                self._warn(
+                    f"the event log cannot be copied to the job's folder, and is tried again every {every_s:g} s; until"
+                    f" then the log is lost with the controller's node: {problem}"
+                )
+            await asyncio.sleep(every_s)
+
+    async def publish(self) -> str | None:
+        """Copy now; return why that failed, if it did."""
+        try:
+            await asyncio.to_thread(self._publish)
+        except Exception as error:  # whatever the store raises: the next copy includes everything
+            return f"{type(error).__name__}: {error}"
+        return None

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from pace import patient
 
-from orchestrator.controller.publisher import Publisher
+from orchestrator.controller.log_writer import Publisher
 from orchestrator.controller.retry import persist
 from orchestrator.events.log import DamagedLogError
 
