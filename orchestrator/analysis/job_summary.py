@@ -115,13 +115,13 @@ def model_text(model: Mapping[str, Any]) -> str:
     """The model in a few words."""
     if model.get("factory"):
         return str(model["factory"])
-    family = model.get("family")
+    family = str(model.get("family") or "")
     if not family:
         return ""
     own = FAMILIES[family].model_fields if family in FAMILIES else model
     sizes = {"layers": "{} blocks", "width": "width {}", "context": "context {}"}
     texts = (text.format(model[key]) for key, text in sizes.items() if key in model and key in own)
-    return ", ".join((str(family), *texts))
+    return ", ".join((family, *texts))
 
 
 def without_view(job: str, state: str, trouble: str) -> JobSummary:

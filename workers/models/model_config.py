@@ -38,7 +38,7 @@ def of_one_family(section: Mapping[str, Any]) -> dict[str, Any]:
 
     Earlier versions wrote the keys of all families, and each ignored those of others.
     """
-    own = FAMILIES.get(section.get("family") or "", FactoryConfig).model_fields
+    own = FAMILIES.get(str(section.get("family")), FactoryConfig).model_fields
     return {key: value for key, value in section.items() if key in own or key not in KEYS}
 
 

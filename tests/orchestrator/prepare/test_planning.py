@@ -19,7 +19,7 @@ from planner.profile import Profile
 from planner.search.alternatives import Alternative
 from planner.search.evaluate import PROGRAMS
 from planner.search.search import Choice
-from workers.config import EmulatedConfig, FreezeConfig
+from workers.config import EmulatedConfig, FreezeConfig, ModelConfig
 from workers.protocol import JobError
 
 FOUND = ModelOutline(
@@ -174,7 +174,7 @@ def made_with(job: dict[str, Any], model: dict[str, Any], settings: dict[str, An
     given = given.model_copy(
         update={
             "job": given.job.model_copy(update=job),
-            "model": given.model.model_copy(update=model),
+            "model": ModelConfig(**(model if "factory" in model else {**given.model.model_dump(), **model})),
         }
     )
     made = profile(2)
@@ -203,7 +203,7 @@ def made_with(job: dict[str, Any], model: dict[str, Any], settings: dict[str, An
         ({}, {"heads": 8}, "model.heads = 4 .*, and the job has model.heads = 8"),
         (
             {},
-            {"factory": "a:b", "family": None},
+            {"factory": "a:b"},
             'model.family = "gpt" .*, and the job has model.family = null',
         ),
     ],
@@ -215,6 +215,11 @@ def test_a_profile_of_another_configuration_is_refused(
     assert made_with({}, {}, settings).prediction.step_s > 0
     with pytest.raises(JobError, match=told):
         made_with(job, model, settings)
+
+
+def test_a_profile_of_a_users_model_is_not_of_a_family() -> None:
+    with pytest.raises(JobError, match=r'model.factory = "a:b" .*, and the job has model.factory = null'):
+        made_with({}, {}, {"model.factory": "a:b", "model.arguments": {}})
 
 
 def test_what_a_profile_does_not_tell_is_not_compared() -> None:

@@ -24,6 +24,7 @@ from orchestrator.prepare.profiling import (
 )
 from orchestrator.spec.job_spec import Spec
 from planner.profile import Profile
+from workers.config import ModelConfig
 from workers.protocol import JobError
 
 # One process takes the measurement for all tests.
@@ -152,9 +153,7 @@ def test_keys_know_the_users_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     code = tmp_path / "some_users_model.py"
     code.write_text("one = 1\n")
     spec, _ = settled(tmp_path)
-    spec = spec.model_copy(
-        update={"model": spec.model.model_copy(update={"factory": "some_users_model:make", "family": None})}
-    )
+    spec = spec.model_copy(update={"model": ModelConfig(factory="some_users_model:make")})
     before = key_of(spec, 2)
     assert key_of(spec, 2) == before
     code.write_text("one = 2\n")

@@ -134,6 +134,11 @@ JOB = '[job]\nname = "a"\n'
             (),
             "job.toml: model.family = 'gpt' and model.factory = 'a:b' are both set: keep one of them",
         ),
+        (
+            JOB + "[model]\nfamily = [1]\nfactory = 'null'",
+            (),
+            "model.family = [1]: should be 'gpt', 'llama' or 'vit'",
+        ),
         ("model = 3\n" + JOB, (), "[model] should be a section of keys, not 3"),
         (JOB + "[model]\nfamily = 'gpx'", (), "model.family = 'gpx': should be 'gpt', 'llama' or 'vit'"),
         (JOB + "[pipeline]\nranks = -1", (), "pipeline.ranks = -1: should be greater than 0"),

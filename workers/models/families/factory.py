@@ -30,7 +30,7 @@ class FactoryConfig(TextModel):
         return self.factory
 
     def definition(self, vocabulary: int | None) -> ModelDefinition:
-        """What the function returns. It draws the same for all seeds, as each process calls it; layers draw by
+        """Layers and loss that the function returns. It draws the same for all seeds, as each process calls it; layers draw by
         `job.seed`."""
         from workers.models.factory import as_definition
         from workers.process.import_path import call_import_path
