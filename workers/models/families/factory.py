@@ -30,8 +30,8 @@ class FactoryConfig(TextModel):
         return self.factory
 
     def definition(self, vocabulary: int | None) -> ModelDefinition:
-        """Layers and loss that the function returns. It draws the same for all seeds, as each process calls it; layers draw by
-        `job.seed`."""
+        """Layers and loss that the function returns. It draws the same for all seeds, as each process calls it;
+        layers draw by `job.seed`."""
         from workers.models.factory import as_definition
         from workers.process.import_path import call_import_path
         from workers.process.torch_modes import check_modes_kept
