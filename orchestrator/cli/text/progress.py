@@ -18,10 +18,44 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from orchestrator.analysis.remaining_time import RECENT_STEPS, remaining_s
-from orchestrator.cli.text.freeze_status import FreezeStatus
 from orchestrator.events.reports import report_sentence, skipped_text, step_fields
-from orchestrator.quantities import seconds
+from orchestrator.history.freeze_record import FrozenStep
+from orchestrator.history.phase_bands import Band, phase_at, phase_bands
+from orchestrator.quantities import percent, seconds
 from workers.protocol import CheckpointReport, FreezeReport, Report, StepReport, ValidationReport
+
+
+class FreezeStatus:
+    """The freezing fields of a progress line, followed from the ranks' reports; empty for a job that never freezes."""
+
+    def __init__(self) -> None:
+        self._bands: tuple[Band, ...] = ()
+        self._step = 0
+        self._frozen = FrozenStep()
+        self._before = FrozenStep()
+        """The previous step, which every rank has reported."""
+
+    def expect(self, freeze: Mapping[str, Any], steps: int) -> None:
+        """Learn the phases of a job of `steps` steps from its resolved `[freeze]` section."""
+        self._bands = phase_bands([(1, freeze)], steps)
+
+    def take(self, report: FreezeReport) -> None:
+        """Add what one rank froze in one step."""
+        if report.step > self._step:
+            self._step, self._before, self._frozen = report.step, self._frozen, FrozenStep()
+        if report.step == self._step:
+            for action in report.actions:
+                self._frozen.add(action)
+
+    def fields(self, step: int) -> list[str]:
+        """The fields for `step`: its phase, and the share of weight-gradient time that the newest step froze."""
+        phase = phase_at(self._bands, step)
+        if phase is None:
+            return []
+        frozen = self._before if self._before.actions else self._frozen
+        if not frozen.actions:
+            return [f"phase {phase}"]
+        return [f"phase {phase}", f"frozen {percent(frozen.actual / frozen.actions)}"]
 
 
 def checkpoint_text(report: CheckpointReport) -> str:

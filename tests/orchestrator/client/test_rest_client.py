@@ -21,7 +21,7 @@ from serving import listening, served, settings_in
 from dashboard.service import problems
 from dashboard.service.access import Role
 from orchestrator.cli.exit_codes import DONE, USER_ERROR
-from orchestrator.cli.submitting_over_rest import answers_as_service
+from orchestrator.cli.submitting import answers_as_service
 from orchestrator.client.access_token import PLAIN_HTTP, TOKEN, TOKEN_FILE, find_credentials
 from orchestrator.client.errors import (
     ControllerSilent,

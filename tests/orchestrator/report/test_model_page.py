@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from chromium import needs_chromium, open_page
 
-from orchestrator.cli.text.interference_text import fit_lines
+from orchestrator.cli.interference import fit_lines
 from orchestrator.report.interference.model_page import model_page, write_model_page
 from planner.features import NAMES
 from planner.interference.forest import Forest
