@@ -1,4 +1,4 @@
-"""The job's event log: typed events, one JSON line each.
+"""The job's event log: typed events, one JSON line each, with the level and the sentence that people read of it.
 
-Not here: What a log adds up to (`orchestrator/history/`).
+Not here: the state that a log adds up to (`orchestrator/history/`).
 """

@@ -340,7 +340,7 @@ def adapts(setup: ControllerConfig) -> bool:
 
 
 def live_start(setup: ControllerConfig, view: JobView) -> LiveStart | None:
-    """What the planner of a job that adapts begins with; None: it does not."""
+    """Initial state of the planner of a job that adapts; None: it does not."""
     if not adapts(setup):
         return None
     assert setup.profile is not None
