@@ -23,12 +23,11 @@ from datetime import date
 from pathlib import Path
 
 from benchmarks.parts.process_jobs import ElasticJob, Ran
+from benchmarks.parts.settled_job import settled
 from orchestrator.events import types as events
 from orchestrator.lifecycle.stimuli import Asked
-from orchestrator.prepare.model_outline import absolute, outline_model
-from orchestrator.prepare.resolve import Resolved, resolve
-from orchestrator.prepare.settling import settle
-from orchestrator.spec.checks import check
+from orchestrator.prepare.model_outline import absolute
+from orchestrator.prepare.settling import Settled
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
 from workers.config import CheckpointConfig, DataConfig, ElasticConfig, ModelConfig
 from workers.protocol import Request, StepReport
@@ -57,7 +56,7 @@ def load(loops: int) -> Iterator[None]:
             process.join()
 
 
-def job(folder: Path, name: str, hang_timeout_s: float) -> Resolved:
+def job(folder: Path, name: str, hang_timeout_s: float) -> Settled:
     text = folder / "text.txt"
     text.write_text("".join(f"{number} sheep jump over {number + 1} fences\n" for number in range(300)))
     spec = absolute(
@@ -71,7 +70,7 @@ def job(folder: Path, name: str, hang_timeout_s: float) -> Resolved:
             cluster=ClusterConfig(device="cpu"),
         )
     )
-    return resolve(settle(check(spec), outline_model(spec), {}), epoch=1)
+    return settled(spec)
 
 
 class Watched:

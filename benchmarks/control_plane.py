@@ -42,15 +42,7 @@ from planner.plan import Plan
 from planner.schedule.registry import build
 from planner.search.replan import Replanner
 from planner.search.unmeasured import unmeasured_plan
-from workers.config import (
-    CheckpointConfig,
-    DataConfig,
-    ElasticConfig,
-    EmulatedConfig,
-    ModelConfig,
-    OptimizerConfig,
-    WorkerConfig,
-)
+from workers.config import ClusterConfig, ElasticConfig, JobConfig, PipelineConfig, WorkerConfig
 
 RANKS = (8, 64, 512, 1000)
 PIPELINE_RANKS, LAYERS_PER_RANK, MICROBATCHES = 8, 2, 8
@@ -95,22 +87,9 @@ def job_of(folder: Path, plan: Plan) -> tuple[Order, ControllerConfig]:
     schedule = build("1f1b", plan.pipeline_ranks, MICROBATCHES)
     elastic = ElasticConfig(redundancy="peer", notices=())
     config = WorkerConfig(
-        job=NAME,
-        seed=0,
-        steps=STEPS,
-        precision="float32",
-        threads=1,
-        validate_every=0,
-        output=str(folder),
-        device="cpu",
-        microbatch_size=1,
-        microbatches=plan.microbatches,
-        replicas=plan.replicas,
-        model=ModelConfig(family="gpt"),
-        data=DataConfig(),
-        optimizer=OptimizerConfig(),
-        checkpoint=CheckpointConfig(),
-        emulated=EmulatedConfig(),
+        job=JobConfig(name=NAME, steps=STEPS, timeline_every=0, sample_tokens=0, output=str(folder)),
+        pipeline=PipelineConfig(microbatch_size=1, microbatches=plan.microbatches, replicas=plan.replicas),
+        cluster=ClusterConfig(device="cpu"),
         elastic=elastic,
     )
     parameters = (PARAMETERS,) * plan.layers[-1][1]

@@ -21,11 +21,12 @@ from planner.plan import Plan
 from planner.schedule.registry import build
 from planner.search.standbys import protected
 from workers.config import (
-    CheckpointConfig,
+    ClusterConfig,
     DataConfig,
     EmulatedConfig,
+    JobConfig,
     ModelConfig,
-    OptimizerConfig,
+    PipelineConfig,
     WorkerConfig,
 )
 from workers.launch.ranks import Job
@@ -38,22 +39,16 @@ def make(copies: int, every: int, options: argparse.Namespace, folder: Path) -> 
     ranks, layer_s = options.ranks, options.layer_ms / 1e3
     blocks = PER_RANK * ranks - 2
     config = WorkerConfig(
-        job="copies",
-        seed=1,
-        steps=options.steps,
-        precision="float32",
-        threads=1,
-        validate_every=0,
-        output=str(folder),
-        device="emulated",
-        microbatch_size=1,
-        microbatches=MICROBATCHES,
-        replicas=1,
+        job=JobConfig(
+            name="copies", seed=1, steps=options.steps, timeline_every=0, sample_tokens=0, output=str(folder)
+        ),
         model=ModelConfig(family="gpt", layers=blocks, width=options.width, heads=2, context=8),
         data=DataConfig(validation_fraction=0.0),
-        optimizer=OptimizerConfig(),
-        checkpoint=CheckpointConfig(),
-        emulated=EmulatedConfig(forward_s=layer_s, input_grad_s=layer_s, weight_grad_s=layer_s),
+        pipeline=PipelineConfig(microbatch_size=1, microbatches=MICROBATCHES),
+        cluster=ClusterConfig(
+            device="emulated",
+            emulated=EmulatedConfig(forward_s=layer_s, input_grad_s=layer_s, weight_grad_s=layer_s),
+        ),
     )
     plan = Plan(
         epoch=1,

@@ -27,13 +27,11 @@ import psutil
 import torch
 
 from benchmarks.parts.process_jobs import ElasticJob, Ran, Resting
+from benchmarks.parts.settled_job import settled
 from orchestrator.events import types as events
 from orchestrator.lifecycle.states import Finished, Training
 from orchestrator.lifecycle.stimuli import Asked
-from orchestrator.prepare.model_outline import outline_model
-from orchestrator.prepare.resolve import Resolved, resolve
-from orchestrator.prepare.settling import settle
-from orchestrator.spec.checks import check
+from orchestrator.prepare.settling import Settled
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
 from planner.plan import Plan
 from workers.config import CheckpointConfig, DataConfig, ElasticConfig, ModelConfig
@@ -128,7 +126,7 @@ class Killer:
         loss.apart_s = time.time() - loss.killed_s
 
 
-def make_job(folder: Path, copies: int, ranks: int = RANKS) -> Resolved:
+def make_job(folder: Path, copies: int, ranks: int = RANKS) -> Settled:
     """A small GPT that trains until it is stopped. The undisturbed run uses one rank, which is fastest."""
     text = folder / "text.txt"
     text.write_text("".join(f"{number} sheep jump over {number + 1} fences\n" for number in range(300)))
@@ -144,7 +142,7 @@ def make_job(folder: Path, copies: int, ranks: int = RANKS) -> Resolved:
         elastic=elastic,
         cluster=ClusterConfig(address="auto", device="cpu"),
     )
-    return resolve(settle(check(spec), outline_model(spec), {}), epoch=1)
+    return settled(spec)
 
 
 def faults_of(ran: Ran, losses: list[DoubleLoss], copies: int, quiet_sha256: str) -> list[str]:

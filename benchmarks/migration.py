@@ -25,15 +25,13 @@ from typing import Any, get_args
 import torch
 
 from benchmarks.parts.process_jobs import ElasticJob
+from benchmarks.parts.settled_job import settled
 from orchestrator.controller.requests.move_request import move_of_layers
 from orchestrator.events import types as events
 from orchestrator.lifecycle.migration import Mode, path
 from orchestrator.lifecycle.states import Finished, Training
 from orchestrator.lifecycle.stimuli import Migrate
-from orchestrator.prepare.model_outline import absolute, outline_model
-from orchestrator.prepare.resolve import Resolved, resolve
-from orchestrator.prepare.settling import settle
-from orchestrator.spec.checks import check
+from orchestrator.prepare.settling import Settled
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
 from workers.config import DataConfig, ElasticConfig, EmulatedConfig, ModelConfig
 from workers.protocol import StepReport, SwitchReport
@@ -116,7 +114,7 @@ class Mover:
         }
 
 
-def job(folder: Path, name: str, mode: Mode, given: argparse.Namespace) -> Resolved:
+def job(folder: Path, name: str, mode: Mode, given: argparse.Namespace) -> Settled:
     pass_s = given.pass_ms / 1e3
     text = folder / "text.txt"
     text.write_text("".join(f"{number} sheep jump over {number + 1} fences\n" for number in range(2000)))
@@ -131,8 +129,7 @@ def job(folder: Path, name: str, mode: Mode, given: argparse.Namespace) -> Resol
         ),
         elastic=ElasticConfig(migration=mode, grow=False),
     )
-    spec = absolute(spec)
-    return resolve(settle(check(spec), outline_model(spec), {}), epoch=1)
+    return settled(spec)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -12,17 +12,16 @@ rate that 6 multiplications per parameter and token take (MFU).
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.parts.settled_job import without_plan
 from benchmarks.parts.targets import at_most
-from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.prepare.on_paper import PaperCluster, paper_profile
 from orchestrator.prepare.planning import first_plan
-from orchestrator.prepare.settling import settle
 from orchestrator.quantities import percent, seconds, size
-from orchestrator.spec.checks import check
 from orchestrator.spec.job_spec import load
 from workers.protocol import JobError
 
@@ -92,17 +91,15 @@ SIZES = (
 
 
 def row(which: Size, device: str, gigabits: float) -> None:
-    checked = check(absolute(load(SPEC, which.overrides)))
-    found = outline_model(checked.spec)
+    spec, found = without_plan(load(SPEC, which.overrides), gpus=math.inf)
     cluster = PaperCluster.parse(f"{which.devices}x{device}", f"{gigabits:g}")
-    settled = settle(checked, found, {"GPU": float("inf")})
     begun_s = time.perf_counter()
-    profile = paper_profile(settled, cluster)
+    profile = paper_profile(spec, len(found.layers), cluster)
     profiled_s = time.perf_counter() - begun_s
     begun_s = time.perf_counter()
     title = f"LLaMA {which.name}, {cluster}"
     try:
-        choice = first_plan(settled, profile)
+        choice = first_plan(spec, profile)
     except JobError as error:
         print(f"{title}: MISSED, {error}")
         return
@@ -112,7 +109,7 @@ def row(which: Size, device: str, gigabits: float) -> None:
     share = cost.seconds_per_step / (prediction.step_s - cost.seconds_per_step)
     text = f"{seconds(cost.seconds_per_step)} of it for copies, {100 * share:.1f} % more"
     told = at_most(text, 100 * share, 100 * MOST) if gigabits == max(NETWORKS_GBIT) else text
-    tokens = plan.replicas * plan.microbatches * profile.model.microbatch_size * checked.spec.model.context
+    tokens = plan.replicas * plan.microbatches * profile.model.microbatch_size * spec.model.context
     flops = 6 * sum(found.parameters) * tokens
     mfu = flops / (prediction.step_s * which.devices * cluster.accelerator.half_flops)
     fullest = max(prediction.memory.ranks, key=lambda rank: rank.peak.total).peak

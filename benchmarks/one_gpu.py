@@ -92,7 +92,7 @@ def on_paper(job: Job) -> Profile:
     config = job.config
     name = "h200" if "H200" in torch.cuda.get_device_name() else "h100"
     accelerator = ACCELERATORS[name]
-    data = open_dataset(config.data, config.model, config.output)
+    data = open_dataset(config.data, config.model, config.job.folder)
     definition = build_definition(config.model, data.vocabulary)
     device = DeviceProfile(
         kind="cuda", name=accelerator.name, memory_bytes=accelerator.memory_bytes, machine="1"

@@ -95,7 +95,7 @@ def flops_per_step(config: WorkerConfig) -> float:
         per_layer = 12 * model.width**2
     products = model.layers * per_layer + model.vocabulary * model.width
     attention = model.layers * model.context * model.width
-    return 6 * (products + attention) * config.microbatches * config.microbatch_size * model.context
+    return 6 * (products + attention) * config.microbatches * config.pipeline.microbatch_size * model.context
 
 
 def ours(job: Job) -> Steps:
@@ -118,9 +118,9 @@ def _loop(job: Job, pipe: Connection) -> None:
     torch.set_num_threads(1)
     config = job.config
     device = torch.device(config.device)
-    data = open_dataset(config.data, config.model, config.output)
+    data = open_dataset(config.data, config.model, config.job.folder)
     definition = build_definition(config.model, data.vocabulary)
-    layers = [build_module(definition, i, config.seed).train() for i in range(len(definition.layers))]
+    layers = [build_module(definition, i, config.job.seed).train() for i in range(len(definition.layers))]
     model = torch.nn.Sequential(*layers).to(device)
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
@@ -138,19 +138,24 @@ def _loop(job: Job, pipe: Connection) -> None:
     taken: list[float] = []
     parts: dict[str, list[float]] = {part: [] for part in PARTS}
     loss = torch.zeros((), device=device)
-    for step in range(config.steps):
+    for step in range(config.job.steps):
         begun = marks.mark()
         loss = torch.zeros((), device=device)
         passes: list[tuple[Any, Any, Any]] = []
         for microbatch in range(total):
             samples = train_indices(
-                config.seed, step, microbatch, total, config.microbatch_size, data.dataset.train_samples
+                config.job.seed,
+                step,
+                microbatch,
+                total,
+                config.pipeline.microbatch_size,
+                data.dataset.train_samples,
             )
             batch = data.dataset.train(samples)
             before = marks.mark()
             with (
                 nullcontext()
-                if config.precision == "float32"
+                if config.job.precision == "float32"
                 else torch.autocast(device.type, torch.bfloat16)
             ):
                 outputs = model(*(t.to(device) for t in batch.inputs))

@@ -25,16 +25,14 @@ from statistics import median, stdev
 import torch
 
 from benchmarks.parts.process_jobs import AdaptingJob, ElasticJob
+from benchmarks.parts.settled_job import without_plan
 from benchmarks.parts.targets import at_most
 from orchestrator.events import types as events
 from orchestrator.history.folder import JobFolder
 from orchestrator.lifecycle.stimuli import Aborted
-from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.prepare.planning import first_plan
 from orchestrator.prepare.profiling import obtain
-from orchestrator.prepare.resolve import Resolved, resolve
-from orchestrator.prepare.settling import settle
-from orchestrator.spec.checks import check
+from orchestrator.prepare.settling import Settled, with_plan
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
 from planner.adapt.recording import Began, Entry, Planned, entries
 from planner.adapt.replaying import Decided, replayed
@@ -50,7 +48,7 @@ STEPS = 10_000_000
 """More than are trained."""
 
 
-def job(folder: Path) -> tuple[Resolved, Profile]:
+def job(folder: Path) -> tuple[Settled, Profile]:
     """The job, and its profile as it is measured before any step."""
     text = folder / "text.txt"
     folder.mkdir(parents=True, exist_ok=True)
@@ -66,11 +64,9 @@ def job(folder: Path) -> tuple[Resolved, Profile]:
         elastic=ElasticConfig(grow=False),
         adapt=AdaptConfig(policy="measured", record=True),
     )
-    spec = absolute(spec)
-    outline = outline_model(spec)
-    settled = settle(check(spec), outline, {})
-    profile = obtain(settled.spec, outline, ranks=RANKS, afresh=True, cache=folder / "profiles")
-    return resolve(settled, epoch=1, plan=first_plan(settled, profile).plan), profile
+    spec, outline = without_plan(spec)
+    profile = obtain(spec, outline, ranks=RANKS, afresh=True, cache=folder / "profiles")
+    return with_plan(spec, outline, first_plan(spec, profile).plan, epoch=1), profile
 
 
 def record(minutes: float, folder: Path) -> Path:
@@ -103,7 +99,7 @@ def record(minutes: float, folder: Path) -> Path:
         f" {list((ran.of(events.Issued) or [made])[-1].plan.layers_per_stage)}",
         flush=True,
     )
-    return JobFolder(made.config.output).planner_path
+    return JobFolder(made.config.job.folder).planner_path
 
 
 def beside_recent(slowdowns: Sequence[float]) -> list[float]:

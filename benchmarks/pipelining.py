@@ -112,13 +112,15 @@ def _their_rank(job: Job, rank: int, port: int, pipe: Connection) -> None:
     store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     config, plan = job.config, job.plan
-    data = open_dataset(config.data, config.model, config.output)
+    data = open_dataset(config.data, config.model, config.job.folder)
     definition = build_definition(config.model, data.vocabulary)
     stages, modules = [], []
     forward, backward, parts = Clock(), Clock(), Parts()
     for stage, (first, stop) in enumerate(plan.layers):
         if plan.stage_ranks[stage] == rank:
-            module = nn.Sequential(*(build_module(definition, i, config.seed) for i in range(first, stop)))
+            module = nn.Sequential(
+                *(build_module(definition, i, config.job.seed) for i in range(first, stop))
+            )
             modules.append(module)
             made: Any = pipelining.PipelineStage(module, stage, len(plan.layers), torch.device("cpu"))
             made.forward_one_chunk = forward.timed(made.forward_one_chunk)
@@ -147,17 +149,17 @@ def _their_rank(job: Job, rank: int, port: int, pipe: Connection) -> None:
     )
     holds_last = plan.stage_ranks[-1] == rank
     times, losses = [], []
-    for step in range(config.steps):
+    for step in range(config.job.steps):
         forward.taken_s = backward.taken_s = 0.0
         begun_s = perf_counter()
         batches = [
             data.dataset.train(
                 train_indices(
-                    config.seed,
+                    config.job.seed,
                     step,
                     m,
                     config.microbatches,
-                    config.microbatch_size,
+                    config.pipeline.microbatch_size,
                     data.dataset.train_samples,
                 )
             )

@@ -27,12 +27,10 @@ from typing import Any
 import torch
 
 from benchmarks.parts.process_jobs import ElasticJob, Ran
+from benchmarks.parts.settled_job import settled
 from orchestrator.events import types as events
 from orchestrator.lifecycle.stimuli import Going
-from orchestrator.prepare.model_outline import absolute, outline_model
-from orchestrator.prepare.resolve import Resolved, resolve
-from orchestrator.prepare.settling import settle
-from orchestrator.spec.checks import check
+from orchestrator.prepare.settling import Settled
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
 from workers.config import DataConfig, ElasticConfig, EmulatedConfig, ModelConfig
 from workers.protocol import StepReport
@@ -79,7 +77,7 @@ class Changes:
             running.hosts.most = RANKS
 
 
-def job(folder: Path, name: str, mode: Any, given: argparse.Namespace) -> Resolved:
+def job(folder: Path, name: str, mode: Any, given: argparse.Namespace) -> Settled:
     pass_s = given.pass_ms / 1e3
     text = folder / "text.txt"
     text.write_text("".join(f"{number} sheep jump over {number + 1} fences\n" for number in range(2000)))
@@ -102,8 +100,7 @@ def job(folder: Path, name: str, mode: Any, given: argparse.Namespace) -> Resolv
         ),
         elastic=ElasticConfig(migration=mode),
     )
-    spec = absolute(spec)
-    return resolve(settle(check(spec), outline_model(spec), {}), epoch=1)
+    return settled(spec)
 
 
 @dataclass(frozen=True)

@@ -27,13 +27,12 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from benchmarks.parts.linked_rank import join, post
+from benchmarks.parts.settled_job import without_plan
 from benchmarks.parts.shaped_link import ADDRESSES, INTERFACE, ShapedLink
 from benchmarks.parts.targets import at_most
-from orchestrator.prepare.model_outline import absolute, outline_model
-from orchestrator.prepare.planning import first_plan
-from orchestrator.prepare.resolve import Resolved, resolve
-from orchestrator.prepare.settling import SettledSpec, settle
-from orchestrator.spec.checks import check
+from orchestrator.prepare.model_outline import ModelOutline
+from orchestrator.prepare.planning import first_plan, unmeasured_plan
+from orchestrator.prepare.settling import Settled, with_plan
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
 from planner.codec import from_json, to_json
 from planner.plan import Plan
@@ -54,8 +53,8 @@ speed changes between the profile and the rounds."""
 MEASURED = TypeAdapter(Measured)
 
 
-def settled(folder: Path, steps: int, elastic: Mapping[str, Any]) -> SettledSpec:
-    """The job with these keys of `[elastic]`."""
+def job(folder: Path, steps: int, elastic: Mapping[str, Any]) -> tuple[Spec, ModelOutline]:
+    """The job with these keys of `[elastic]`, and the outline of its model."""
     text = folder / "text.txt"
     text.write_text("".join(f"{number} sheep jump over {number + 1} fences\n" for number in range(4000)))
     spec = Spec(
@@ -69,8 +68,7 @@ def settled(folder: Path, steps: int, elastic: Mapping[str, Any]) -> SettledSpec
         cluster=ClusterConfig(device="cpu", address="local"),
         elastic=ElasticConfig.model_validate(dict(elastic)),
     )
-    spec = absolute(spec)
-    return settle(check(spec), outline_model(spec), {})
+    return without_plan(spec)
 
 
 def side(place: int, work: Path) -> None:
@@ -100,7 +98,7 @@ def side(place: int, work: Path) -> None:
 
 
 def on_link(
-    link: ShapedLink, folder: Path, resolved: Resolved, *, measure: bool
+    link: ShapedLink, folder: Path, resolved: Settled, *, measure: bool
 ) -> list[list[dict[str, Any]]]:
     """What both ranks say, by place."""
     work = folder / "work.json"
@@ -155,7 +153,8 @@ def on_link(
 
 def profile_over(link: ShapedLink, folder: Path, steps: int) -> Profile:
     """The job's profile, as measured over the link."""
-    made = resolve(settled(folder, steps, {}), epoch=1)
+    spec, found = job(folder, steps, {})
+    made = with_plan(spec, found, unmeasured_plan(spec, found), epoch=1)
     said = on_link(link, folder, made, measure=True)
     measured = [next(each["measured"] for each in of_one if "measured" in each) for of_one in said]
     profile = combine([MEASURED.validate_json(each) for each in measured], made.config)
@@ -201,12 +200,12 @@ def main() -> None:
         there = profile.cluster.links[0][1]
         assert there is not None
         print(f"the profile's link: {there.bytes_per_s * 8e-6:.0f} Mbit/s, {there.latency_s * 1e3:.2f} ms")
-        made: dict[str, Resolved] = {}
+        made: dict[str, Settled] = {}
         predicted_s: dict[str, float] = {}
         for mode, elastic in modes.items():
-            spec = settled(folder, options.steps, elastic)
+            spec, found = job(folder, options.steps, elastic)
             choice = first_plan(spec, profile)
-            made[mode] = resolve(spec, epoch=1, plan=choice.plan)
+            made[mode] = with_plan(spec, found, choice.plan, epoch=1)
             predicted_s[mode] = choice.prediction.step_s
         taken_s: dict[str, list[float]] = {mode: [] for mode in modes}
         names = list(modes)
@@ -219,7 +218,7 @@ def main() -> None:
                 print(f"round {turn + 1}, {mode}: {step_s * 1e3:.0f} ms{copies}", flush=True)
         report(predicted_s, taken_s)
         for undone in options.undone:
-            spec = settled(folder, options.steps, {"redundancy": "auto", "undone_steps": undone})
+            spec, _ = job(folder, options.steps, {"redundancy": "auto", "undone_steps": undone})
             print(f"auto, {undone} undone steps: {first_plan(spec, profile).plan.reason.rpartition('; ')[2]}")
 
 

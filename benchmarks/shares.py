@@ -23,14 +23,12 @@ from statistics import median
 import torch
 
 from benchmarks.parts.process_jobs import ElasticJob, Ran, made_profile
+from benchmarks.parts.settled_job import settled
 from orchestrator.controller.requests.move_request import domains_of, move_to
 from orchestrator.events import types as events
 from orchestrator.lifecycle.states import Finished, Training
 from orchestrator.lifecycle.stimuli import Migrate
-from orchestrator.prepare.model_outline import absolute, outline_model
-from orchestrator.prepare.resolve import Resolved, resolve
-from orchestrator.prepare.settling import settle
-from orchestrator.spec.checks import check
+from orchestrator.prepare.settling import Settled
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
 from planner.profile import Profile
 from planner.schedule.expand import schedule_of
@@ -48,7 +46,7 @@ SETTLED = 4
 """Steps after the ranks have become slow that are not counted."""
 
 
-def job(folder: Path, given: argparse.Namespace) -> Resolved:
+def job(folder: Path, given: argparse.Namespace) -> Settled:
     pass_s = given.pass_ms / 1e3
     text = folder / "text.txt"
     text.write_text("".join(f"{number} sheep jump over {number + 1} fences\n" for number in range(2000)))
@@ -71,11 +69,10 @@ def job(folder: Path, given: argparse.Namespace) -> Resolved:
         ),
         elastic=ElasticConfig(grow=False, allow_faults=True),
     )
-    spec = absolute(spec)
-    return resolve(settle(check(spec), outline_model(spec), {}), epoch=1)
+    return settled(spec)
 
 
-def profile_of(made: Resolved, given: argparse.Namespace) -> Profile:
+def profile_of(made: Settled, given: argparse.Namespace) -> Profile:
     outline = made.outline
     return made_profile(outline.layers, outline.parameters, RANKS, weights=[given.pass_ms / 10] * LAYERS)
 

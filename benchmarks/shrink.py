@@ -20,7 +20,7 @@ from time import process_time
 
 import torch
 
-from benchmarks.parts.two_rank_job import WARM_UP, make_job, profile_of
+from benchmarks.parts.two_rank_job import WARM_UP, changed, make_job, profile_of
 from planner.ir import Schedule
 from planner.partition import parameter
 from planner.plan import Plan
@@ -123,7 +123,7 @@ def compare(profile: Profile, family: str, replicas: int, losses: list[int]) -> 
 
 def measured_s(job: Job, plan: Plan, schedule: Schedule) -> list[float]:
     """Times of the steps after the warm-up."""
-    config = job.config.model_copy(update={"microbatches": plan.microbatches, "replicas": plan.replicas})
+    config = changed(job.config, microbatches=plan.microbatches, replicas=plan.replicas)
     run = run_processes(replace(job, config=config, plan=plan, schedule=schedule))
     return [r.step_s for r in run.reports if isinstance(r, StepReport) and r.step > WARM_UP]
 

@@ -134,7 +134,7 @@ class RankActor:
             HeadWatch(
                 host_and_port_of(self._head), lambda: self._rescues.lost(time.time()), self._rescues.back
             )
-            run = marker[1] if marker is not None else config.output.encode()
+            run = marker[1] if marker is not None else config.job.folder.encode()
             self._watch = watch_node(config.elastic, run, node, rank, self._send)
 
     def setup(self) -> Home:
@@ -145,10 +145,10 @@ class RankActor:
         """
         with travelling_errors():
             if self._marker is not None:
-                check_folder(self._config.output, self._marker, self._host)
+                check_folder(self._config.job.folder, self._marker, self._host)
                 # Training does not depend on the log: a full or read-only disk is no reason to stop.
                 with suppress(OSError):
-                    keep_output(self._config.output, self._number)
+                    keep_output(self._config.job.folder, self._number)
             self._rank.setup()
         from workers.devices.machine import arithmetic
 
@@ -320,11 +320,11 @@ class RankActor:
         if under_way := self._mail.under_way():
             ray.wait(under_way, num_returns=len(under_way), timeout=LAST_WORDS_S)
         try:
-            leave_reports(self._config.output, self._number, self._mail.unreported())
+            leave_reports(self._config.job.folder, self._number, self._mail.unreported())
             if self._rescued is not None:
-                leave_note(self._config.output, self._rescued, self._head)
+                leave_note(self._config.job.folder, self._rescued, self._head)
         except OSError as error:
-            text = f"cannot write into {self._config.output} how to resume: {error.strerror or error}"
+            text = f"cannot write into {self._config.job.folder} how to resume: {error.strerror or error}"
             self._send(WarningReport(rank=self._number, text=text))
 
     def _send(self, report: Report) -> None:
@@ -382,6 +382,6 @@ def _set_environment(config: WorkerConfig) -> None:
     """Set what torch and cuBLAS read when a rank's process loads them, and what the resolver reads at its
     first lookup, which may be a query for notices."""
     keep_lookups_short()
-    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(config.threads)
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(config.job.threads)
     # Without fixed-size workspaces cuBLAS is not deterministic.
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"

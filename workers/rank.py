@@ -112,7 +112,7 @@ class Rank:
             rank=rank,
             allowed=config.elastic.allow_faults,
             sever=self.leave,
-            corrupt=partial(corrupt_newest_checkpoint, config.output),
+            corrupt=partial(corrupt_newest_checkpoint, config.job.folder),
         )
 
     def setup(self) -> None:
@@ -123,9 +123,9 @@ class Rank:
             JobError: the factory, the data or the device is not usable, or no core can be fixed.
         """
         config = self._config
-        if config.pin_cores:
+        if config.cluster.pin_cores:
             pin_to_core(self._rank)
-        determinism.fix(threads=config.threads, cuda=config.device == "cuda")
+        determinism.fix(threads=config.job.threads, cuda=config.device == "cuda")
         keep_freed_pages()
         keep_lookups_short()
         has = self._equipment = equip(
@@ -326,7 +326,7 @@ class Rank:
             channel=channel,
             host=self._host,
             compiler=has.compiler,
-            check=LayerCheck(_nobody, self._config.precision),
+            check=LayerCheck(_nobody, self._config.job.precision),
         )
         return measure(subject, budget_s)
 

@@ -26,14 +26,7 @@ from orchestrator.history.job_view import JobView
 from orchestrator.history.snapshot import SNAPSHOT
 from orchestrator.lifecycle.states import Job, Membership, Order, Progress, Training
 from planner.search.replan import Replanner
-from workers.config import (
-    CheckpointConfig,
-    DataConfig,
-    EmulatedConfig,
-    ModelConfig,
-    OptimizerConfig,
-    WorkerConfig,
-)
+from workers.config import ClusterConfig, JobConfig, PipelineConfig, WorkerConfig
 
 
 @asynccontextmanager
@@ -77,22 +70,15 @@ def _order() -> Order:
 
 def _setup(folder: Path) -> ControllerConfig:
     config = WorkerConfig(
-        job=NAME,
-        seed=0,
-        steps=MONITORING_SPEC["job"]["steps"],
-        precision="float32",
-        threads=1,
-        validate_every=0,
-        output=str(folder),
-        device="cpu",
-        microbatch_size=1,
-        microbatches=PLAN.microbatches,
-        replicas=PLAN.replicas,
-        model=ModelConfig(family="gpt"),
-        data=DataConfig(),
-        optimizer=OptimizerConfig(),
-        checkpoint=CheckpointConfig(),
-        emulated=EmulatedConfig(),
+        job=JobConfig(
+            name=NAME,
+            steps=MONITORING_SPEC["job"]["steps"],
+            timeline_every=0,
+            sample_tokens=0,
+            output=str(folder),
+        ),
+        pipeline=PipelineConfig(microbatch_size=1, microbatches=PLAN.microbatches, replicas=PLAN.replicas),
+        cluster=ClusterConfig(device="cpu"),
     )
     planned = Replanner(first=PLAN, schedule=schedule(), parameters=(1,) * PLAN.layers[-1][1], copies=0)
     return ControllerConfig(

@@ -9,10 +9,8 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 
 from benchmarks.parts.process_jobs import made_profile
-from orchestrator.prepare.model_outline import absolute, outline_model
-from orchestrator.prepare.resolve import Resolved, resolve
-from orchestrator.prepare.settling import settle
-from orchestrator.spec.checks import check
+from benchmarks.parts.settled_job import settled
+from orchestrator.prepare.settling import Settled
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
 from planner.profile import Profile
 from planner.schedule.expand import schedule_of
@@ -26,7 +24,7 @@ def job(
     steps: int,
     given: argparse.Namespace,
     counts: tuple[int, ...] | None = None,
-) -> Resolved:
+) -> Settled:
     """The job; with `counts` layers per rank, else as many for each.
 
     Args:
@@ -54,11 +52,10 @@ def job(
         elastic=ElasticConfig(grow=False, allow_faults=True),
         adapt=AdaptConfig.model_validate({"policy": policy}),
     )
-    spec = absolute(spec)
-    return resolve(settle(check(spec), outline_model(spec), {}), epoch=1)
+    return settled(spec)
 
 
-def profile_of(made: Resolved, given: argparse.Namespace) -> Profile:
+def profile_of(made: Settled, given: argparse.Namespace) -> Profile:
     """The profile of its equal layers and ranks."""
     outline = made.outline
     weights = [given.pass_ms / 10] * given.layers
@@ -80,7 +77,7 @@ def cuts(layers: int, ranks: int, slow: Sequence[int]) -> Iterator[tuple[int, ..
 
 
 def best_cut(
-    made: Resolved, profile: Profile, slow: Sequence[int], factor: float
+    made: Settled, profile: Profile, slow: Sequence[int], factor: float
 ) -> tuple[float, tuple[int, ...]]:
     """The least simulated step of all `cuts`, and the layers per rank with which it is reached."""
     devices = tuple(

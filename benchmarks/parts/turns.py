@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from benchmarks.parts.two_rank_job import changed
 from benchmarks.pipelining import WARM_UP
 from planner.freezing import FreezePlan, Ratios
 from workers.config import FreezeConfig
@@ -26,5 +27,5 @@ def in_turns(job: Job, turns: Sequence[Ratios], rounds: int) -> Job:
         FreezePlan(epoch=1, version=number + 1, ratios=turns[number % len(turns)], start=WARM_UP + 1 + number)
         for number in range(len(turns) * rounds + 1)
     )
-    config = job.config.model_copy(update={"freeze": FREEZE, "steps": WARM_UP + len(plans)})
+    config = changed(job.config, freeze=FREEZE, steps=WARM_UP + len(plans))
     return replace(job, config=config, freeze_plans=plans)

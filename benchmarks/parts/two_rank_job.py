@@ -10,11 +10,12 @@ from planner.plan import Plan
 from planner.profile import Profile
 from planner.schedule.registry import build, families
 from workers.config import (
-    CheckpointConfig,
+    ClusterConfig,
     DataConfig,
-    EmulatedConfig,
+    JobConfig,
     ModelConfig,
     OptimizerConfig,
+    PipelineConfig,
     WorkerConfig,
 )
 from workers.launch.profile import Request, profile_processes
@@ -29,27 +30,30 @@ WARM_UP = 2
 """Steps at the beginning of a run that no figure counts."""
 
 
+def changed(config: WorkerConfig, **changes: Any) -> WorkerConfig:
+    """`config` with other sections, or other keys of `[job]`, `[pipeline]` and `[cluster]`, each by its name."""
+    sections = {name: value for name, value in changes.items() if name in WorkerConfig.model_fields}
+    for name in ("job", "pipeline", "cluster"):
+        section = getattr(config, name)
+        keys = {key: value for key, value in changes.items() if key in type(section).model_fields}
+        if keys:
+            sections[name] = section.model_copy(update=keys)
+    return config.model_copy(update=sections)
+
+
 def make_job(schedule: str, steps: int, output: Path, **changes: Any) -> Job:
     """GPT of 8 layers, width 256, context 128, 8 microbatches of 4, on two CPU ranks of one thread."""
-    fields: dict[str, Any] = {
-        "job": "pipelining",
-        "seed": 1,
-        "steps": steps,
-        "precision": "float32",
-        "threads": 1,
-        "validate_every": 0,
-        "output": str(output),
-        "device": "cpu",
-        "microbatch_size": 4,
-        "microbatches": 8,
-        "replicas": 1,
-        "model": ModelConfig(family="gpt", layers=LAYERS, width=256, heads=4, context=128),
-        "data": DataConfig(validation_fraction=0.0),
-        "optimizer": OptimizerConfig(lr=1e-3, clip_norm=None, min_lr_fraction=1.0),
-        "checkpoint": CheckpointConfig(),
-        "emulated": EmulatedConfig(),
-    }
-    config = WorkerConfig(**{**fields, **changes})
+    config = WorkerConfig(
+        job=JobConfig(
+            name="pipelining", seed=1, steps=steps, timeline_every=0, sample_tokens=0, output=str(output)
+        ),
+        model=ModelConfig(family="gpt", layers=LAYERS, width=256, heads=4, context=128),
+        data=DataConfig(validation_fraction=0.0),
+        optimizer=OptimizerConfig(lr=1e-3, clip_norm=None, min_lr_fraction=1.0),
+        pipeline=PipelineConfig(microbatches=8),
+        cluster=ClusterConfig(device="cpu"),
+    )
+    config = changed(config, **changes)
     family = families()[schedule]
     chunks = family.default_chunks
     stages = family.stages(RANKS, chunks)

@@ -15,14 +15,14 @@ from rich.console import Console
 from orchestrator.analysis.outlook import Outlook, convergence_of, outlook
 from orchestrator.cli.text.plan_text import show
 from orchestrator.pictures.forms import check_suffix
-from orchestrator.prepare.model_outline import ModelOutline, absolute, outline_model
+from orchestrator.prepare.model_outline import ModelOutline, absolute
 from orchestrator.prepare.on_paper import PaperCluster, paper_profile
-from orchestrator.prepare.planning import Freezing, first_plan, freezing, price_of_copies, redundancy
+from orchestrator.prepare.planning import Freezing, first_plan, freezing, price_of_copies
 from orchestrator.prepare.profiling import profile_of, read, trusted
-from orchestrator.prepare.settling import SettledSpec, settle
+from orchestrator.prepare.settling import elastic_of, on_cluster, opened
 from orchestrator.report.step.plan_page import write_timeline
-from orchestrator.spec.checks import CheckedSpec, check
-from orchestrator.spec.job_spec import load
+from orchestrator.spec.checks import check
+from orchestrator.spec.job_spec import Spec, load
 from planner.profile import Profile
 from planner.search.copies_cost import CopiesCost
 from planner.search.search import Alternative, Choice
@@ -45,8 +45,7 @@ def plan_command(
     Raises:
         JobError: something that the user can fix.
     """
-    checked = check(absolute(load(path, overrides)))
-    spec = checked.spec
+    spec = check(absolute(load(path, overrides)))
     if timeline is not None:
         check_suffix(timeline, "--timeline")
     convergence = None
@@ -54,11 +53,12 @@ def plan_command(
         raise JobError("--target-error needs --estimates, the event log of a run with job.curvature_every")
     if estimates is not None:
         convergence = convergence_of(estimates, lr=spec.optimizer.lr, target=target_error)
-    settled, measured = _measured(checked, outline_model(spec), profile, on)
+    spec, measured = _measured(*opened(spec), profile, on)
     begun_s = time.perf_counter()
-    choice = first_plan(settled, measured)
-    frozen = freezing(settled.spec, choice)
-    mode, copies = redundancy(settled.spec, choice), price_of_copies(settled.spec, choice)
+    choice = first_plan(spec, measured)
+    frozen = freezing(spec, choice)
+    mode, copies = elastic_of(spec, choice.plan).redundancy, price_of_copies(spec, choice)
+    assert mode is not None
     solve_s = time.perf_counter() - begun_s
     foreseen = None if convergence is None else outlook(choice, convergence)
     if timeline is not None:
@@ -70,17 +70,17 @@ def plan_command(
 
 
 def _measured(
-    checked: CheckedSpec, found: ModelOutline, profile: Path | None, on: PaperCluster | None
-) -> tuple[SettledSpec, Profile]:
-    """The settled spec and the profile to plan it with."""
+    spec: Spec, found: ModelOutline, profile: Path | None, on: PaperCluster | None
+) -> tuple[Spec, Profile]:
+    """The spec, settled by its cluster, and the profile to plan it with."""
     if on is not None:
-        settled = settle(checked, found, {"GPU": float("inf")})
-        return settled, paper_profile(settled, on)
+        spec = on_cluster(spec, {"GPU": float("inf")})
+        return spec, paper_profile(spec, len(found.layers), on)
     if profile is not None:
         given = trusted(read(profile, found), lambda text: typer.echo(text, err=True))
         has_gpus = given.cluster.devices[0].kind == "cuda"
-        return settle(checked, found, {"GPU": float("inf") if has_gpus else 0.0}), given
-    return profile_of(checked, found, say=lambda text: typer.echo(text, err=True))
+        return on_cluster(spec, {"GPU": float("inf") if has_gpus else 0.0}), given
+    return profile_of(spec, found, say=lambda text: typer.echo(text, err=True))
 
 
 def as_dict(

@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestrator.cli.text.plan_text import comparison_text
-from orchestrator.prepare.model_outline import absolute, outline_model
+from orchestrator.prepare.model_outline import absolute
 from orchestrator.prepare.profiling import profile_of, write
+from orchestrator.prepare.settling import opened
 from orchestrator.quantities import rate, seconds, significant, size
 from orchestrator.spec.checks import check
 from orchestrator.spec.job_spec import load
@@ -30,12 +31,10 @@ def profile_command(path: Path, overrides: Sequence[str], *, out: Path | None) -
     Raises:
         JobError: something that the user can fix.
     """
-    checked = check(absolute(load(path, overrides)))
+    spec = check(absolute(load(path, overrides)))
     if out is not None and not out.resolve().parent.is_dir():
         raise JobError(f"--out {out}: there is no folder {out.resolve().parent}")
-    _, profile = profile_of(
-        checked, outline_model(checked.spec), afresh=True, say=lambda text: typer.echo(text, err=True)
-    )
+    _, profile = profile_of(*opened(spec), afresh=True, say=lambda text: typer.echo(text, err=True))
     if out is not None:
         try:
             write(profile, out)

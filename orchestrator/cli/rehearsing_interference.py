@@ -33,9 +33,9 @@ from orchestrator.events import types as events
 from orchestrator.events.log import read_log
 from orchestrator.history.folder import PROFILE, JobFolder
 from orchestrator.history.job_view import fold
-from orchestrator.prepare.model_outline import absolute, outline_model
+from orchestrator.prepare.model_outline import absolute
 from orchestrator.prepare.profiling import profile_of, write
-from orchestrator.prepare.resolve import check_stages
+from orchestrator.prepare.settling import opened
 from orchestrator.rehearsal.disturbing import Interference
 from orchestrator.rehearsal.interference import Say, disturbable, drill_of, interference, train_disturbed
 from orchestrator.rehearsal.rehearsal import Performance, rehearse
@@ -195,14 +195,11 @@ def _measured(trials: Trials, say: Say) -> Path:
     Raises:
         JobError: the job cannot be measured, or the folder not be written to.
     """
-    checked = check(absolute(trials.specs[-1]))
+    spec = check(absolute(trials.specs[-1]))
     path = trials.folder / PROFILE
     try:
         trials.folder.mkdir(parents=True, exist_ok=True)
-        found = outline_model(checked.spec)
-        if checked.schedule is not None:
-            check_stages(checked.spec, checked.schedule, found)
-        _, profile = profile_of(checked, found, afresh=True, say=say)
+        _, profile = profile_of(*opened(spec), afresh=True, say=say)
         write(profile, path)
     except OSError as error:
         raise JobError(

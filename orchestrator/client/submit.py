@@ -31,11 +31,12 @@ from orchestrator.history.job_view import JobView
 from orchestrator.history.unreported import take_in
 from orchestrator.lifecycle.states import Order
 from orchestrator.prepare.first_step import own_code
-from orchestrator.prepare.model_outline import ModelOutline, absolute, outline_model
-from orchestrator.prepare.preparation import Prepared, prepare
+from orchestrator.prepare.model_outline import ModelOutline, absolute
+from orchestrator.prepare.planning import replanner_of
+from orchestrator.prepare.preparation import settle
 from orchestrator.prepare.replay import recorded
-from orchestrator.prepare.resolve import check_stages
 from orchestrator.prepare.resumption import adopt
+from orchestrator.prepare.settling import Settled, opened
 from orchestrator.spec.checks import AUTO, check
 from orchestrator.spec.job_spec import Spec
 from orchestrator.telemetry.wanted import check_packages
@@ -102,11 +103,10 @@ class Submission:
         if spec.logging.recorded and spec.logging.run is None:
             named = {"run": secrets.token_hex(6)}
             spec = spec.model_copy(update={"logging": spec.logging.model_copy(update=named)})
-        self._checked = check(spec)
+        spec = check(spec)
         check_packages(spec.logging)
         if not resume:
             self._folder.admit(spec.job.name, resume=False)
-        spec = self._checked.spec
         _check_imports(spec)
         if RAY_CACHE in Path(spec.job.folder).parts:
             say(in_ray_cache(spec.job.folder))
@@ -119,9 +119,10 @@ class Submission:
         Raises:
             JobError: the model has fewer layers than the job has stages, or cannot be opened.
         """
-        schedule = self._checked.schedule
-        if schedule is not None and schedule.ranks > MANY_RANKS * (os.cpu_count() or 1):
-            check_stages(self.spec, schedule, self._opening.result())
+        pipeline = self.spec.pipeline
+        ranks = 1 if pipeline.ranks == AUTO else pipeline.ranks // pipeline.replicas
+        if ranks > MANY_RANKS * (os.cpu_count() or 1):
+            self._opening.result()
 
     def check_opened(self) -> None:
         """Raise what opening the model and the data raises, before Ray starts for nothing.
@@ -164,30 +165,24 @@ class Submission:
         _make_way(name)
         if self._resume:
             self._take_in_left()
-        prepared = prepare(
-            self._checked,
-            self._opening.result(),
-            folder,
-            resume=self._resume,
-            profile_file=profile,
-            say=self._say,
+        settled = settle(
+            *self._opening.result(), folder, resume=self._resume, profile_file=profile, say=self._say
         )
-        resolved = prepared.resolved
-        spec = resolved.spec
-        start = starting_points(resolved.config, resolved.plan.shard) if self._resume else ()
+        spec = settled.spec
+        start = starting_points(settled.config, settled.plan.shard) if self._resume else ()
         if start and start[0].step == spec.job.steps and undamaged(start[0]):
             self._say(f"nothing to do: {folder.location} is trained to step {spec.job.steps}")
             end = events.Finished(step=spec.job.steps, stopped=False, state_sha256=None)
             return SubmittedJob(name=name, folder=spec.job.folder, spec=spec, end=end)
         freezing = folder.freeze_history() if start else FreezeHistory()
         if replay is not None:
-            freezing = recorded(replay, resolved)
+            freezing = recorded(replay, settled)
         # Again, because measuring and planning may have taken a while.
         _make_way(name)
         about_to_start()
         marker = folder.claim(name, spec.model_dump(mode="json"))
-        folder.keep_profile(prepared.profile.to_json() + "\n" if prepared.profile is not None else None)
-        _start(prepared, folder, start, marker, freezing, interrupted)
+        folder.keep_profile(settled.profile.to_json() + "\n" if settled.profile is not None else None)
+        _start(settled, folder, start, marker, freezing, interrupted)
         return SubmittedJob(name=name, folder=spec.job.folder, spec=spec)
 
     def _take_in_left(self) -> None:
@@ -232,19 +227,19 @@ def _own_files(spec: Spec) -> bool:
 
 
 class _Opening:
-    """Opens the outline of model and data in a thread: importing torch takes as long as starting Ray."""
+    """Opens model and data in a thread: importing torch takes as long as starting Ray."""
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
-        self._found: ModelOutline | BaseException | None = None
+        self._found: tuple[Spec, ModelOutline] | BaseException | None = None
         self._thread = threading.Thread(target=self._open, daemon=True)
         self._thread.start()
 
-    def result(self) -> ModelOutline:
-        """Wait for the outline and return it. Raises what opening raised."""
+    def result(self) -> tuple[Spec, ModelOutline]:
+        """Wait for the spec, settled by its model, and the outline. Raises what opening raised."""
         self._thread.join()
         self.check()
-        assert isinstance(self._found, ModelOutline)
+        assert isinstance(self._found, tuple)
         return self._found
 
     def check(self) -> None:
@@ -254,7 +249,7 @@ class _Opening:
 
     def _open(self) -> None:
         try:
-            self._found = outline_model(self._spec)
+            self._found = opened(self._spec)
         except BaseException as error:
             self._found = error
 
@@ -283,7 +278,7 @@ def _make_way(name: str) -> None:
 
 
 def _start(
-    prepared: Prepared,
+    settled: Settled,
     folder: JobFolder,
     start: tuple[CheckpointRef, ...],
     marker: Marker,
@@ -302,30 +297,29 @@ def _start(
 
     from orchestrator.cluster.ray_hosts import reap
 
-    resolved = prepared.resolved
-    spec, name = resolved.spec, resolved.spec.job.name
+    spec, name = settled.spec, settled.spec.job.name
     setup = ControllerConfig(
-        config=resolved.config,
-        per_rank=resolved.per_rank,
+        config=settled.config,
+        per_rank=settled.per_rank,
         wait_s=spec.cluster.wait_s,
         timeout_s=spec.cluster.timeout_s,
         marker=(MARKER, marker.to_bytes()),
-        replanner=prepared.replanner,
+        replanner=replanner_of(settled),
         secret=secrets.token_bytes(32),
-        profile=prepared.profile,
-        forest=prepared.forest,
+        profile=settled.profile,
+        forest=settled.forest,
     )
     _, generation = folder.incarnations()
     order = Order(
         job=name,
-        epoch=resolved.plan.epoch,
+        epoch=settled.plan.epoch,
         generation=generation + 1,
-        plan=resolved.plan,
-        schedule=resolved.schedule,
-        elastic=resolved.config.elastic,
+        plan=settled.plan,
+        schedule=settled.schedule,
+        elastic=spec.elastic,
         checkpoints=start,
         timeout_s=spec.cluster.timeout_s,
-        alternatives=prepared.alternatives,
+        alternatives=settled.alternatives,
         freezing=freezing,
     )
     controller = _create(order, setup, spec)

@@ -101,7 +101,7 @@ class RayHosts:
             self._groups[rank] = placement_group(
                 [dict(setup.per_rank)],
                 strategy="STRICT_PACK",
-                name=rank_name(setup.config.job, rank),
+                name=rank_name(setup.config.job.name, rank),
                 lifetime="detached",
                 _soft_target_node_id=target,  # pyright: ignore[reportArgumentType]
             )
@@ -121,7 +121,7 @@ class RayHosts:
         setup = self._setup
         strategy = PlacementGroupSchedulingStrategy(self._groups[rank], placement_group_bundle_index=0)
         self._actors[rank] = self._remote.options(
-            name=rank_name(setup.config.job, rank),
+            name=rank_name(setup.config.job.name, rank),
             namespace=NAMESPACE,
             lifetime="detached",
             max_restarts=0,
@@ -132,7 +132,7 @@ class RayHosts:
         ).remote(setup.config, rank, self._controller, setup.marker, setup.secret)
 
     async def reclaim(self, rank: int) -> Home:
-        name = rank_name(self._setup.config.job, rank)
+        name = rank_name(self._setup.config.job.name, rank)
         with suppress(ValueError):
             self._groups[rank] = await asyncio.to_thread(get_placement_group, name)
         try:

@@ -116,7 +116,7 @@ class Controller:
         self._order = order
         self._setup = setup
         self._spec = spec
-        self._folder = JobFolder(setup.config.output)
+        self._folder = JobFolder(setup.config.job.folder)
         self._records: deque[Record] = deque(maxlen=KEPT_RECORDS)
         self._view = JobView()
         """View of the whole log."""
@@ -269,7 +269,7 @@ class Controller:
 
     async def _blind(self) -> str | None:
         """Return why this node cannot take the job over: it does not see the job's folder. None: it does."""
-        marker, output = self._setup.marker, self._setup.config.output
+        marker, output = self._setup.marker, self._setup.config.job.folder
         if marker is None or "://" in output:
             return None
         deadline_s = time.monotonic() + FOLDER_S

@@ -372,10 +372,10 @@ def starting_points(config: WorkerConfig, shard: str = "none") -> tuple[Checkpoi
     from workers.checkpoint.coordination import manifest_mismatch
     from workers.checkpoint.folder import DamagedCheckpointError, checkpoints, read_manifest
 
-    found = checkpoints(config.output)
+    found = checkpoints(config.job.folder)
     if not found:
         raise JobError(
-            f"--resume: {config.output} holds no checkpoint: start again in another job.output, and set"
+            f"--resume: {config.job.folder} holds no checkpoint: start again in another job.output, and set"
             " checkpoint.every_steps to have one before the end"
         )
     damage = []
@@ -398,9 +398,9 @@ def starting_points(config: WorkerConfig, shard: str = "none") -> tuple[Checkpoi
                 f"--resume: the checkpoint of step {ref.step} was made with other settings: {differences}."
                 f" Set them back, or start again in another job.output. What may change: {MAY_CHANGE}"
             )
-        if ref.step > config.steps:
+        if ref.step > config.job.steps:
             raise JobError(
-                f"--resume: job.steps = {config.steps}, but the newest checkpoint is of step {ref.step}:"
+                f"--resume: job.steps = {config.job.steps}, but the newest checkpoint is of step {ref.step}:"
                 f" set job.steps to more than {ref.step}"
             )
         return tuple(found)

@@ -7,10 +7,10 @@ import re
 from dataclasses import dataclass, replace
 
 from orchestrator.prepare.planning import ranks_to_profile
-from orchestrator.prepare.profiling import worker_config
-from orchestrator.prepare.settling import SettledSpec
+from orchestrator.prepare.profiling import measuring_config
 from orchestrator.quantities import percent
 from orchestrator.spec.checks import AUTO
+from orchestrator.spec.job_spec import Spec
 from planner.accelerators import ACCELERATORS, MATRIX_EFFICIENCY, MEMORY_EFFICIENCY, Accelerator
 from planner.profile import DeviceProfile, Link, Profile
 from planner.wording import counted
@@ -77,8 +77,8 @@ class PaperCluster:
         return PaperCluster(accelerator=accelerator, count=count, gigabits_per_s=rate)
 
 
-def paper_profile(settled: SettledSpec, cluster: PaperCluster) -> Profile:
-    """The profile of a settled spec on `cluster`. Imports torch.
+def paper_profile(spec: Spec, layers: int, cluster: PaperCluster) -> Profile:
+    """The profile of a spec, settled by its model of so many layers, on `cluster`. Imports torch.
 
     Raises:
         JobError: the spec asks for other devices or more of them, or a layer needs values of its tensors.
@@ -87,7 +87,6 @@ def paper_profile(settled: SettledSpec, cluster: PaperCluster) -> Profile:
     from workers.models.registry import build_definition
     from workers.profiling.on_paper import profile_on_paper
 
-    spec = settled.spec
     if spec.cluster.device != "cuda":
         raise JobError(
             f"--on plans for GPUs, and the job asks for cluster.device = {spec.cluster.device!r}: add --set"
@@ -104,7 +103,7 @@ def paper_profile(settled: SettledSpec, cluster: PaperCluster) -> Profile:
             f'job.precision = "bfloat16", and the {device.name} does not compute in bfloat16: plan with job.precision ='
             ' "float16" or "float32", or on another device'
         )
-    ranks = ranks_to_profile(spec, len(settled.outline.layers), cluster.count)
+    ranks = ranks_to_profile(spec, layers, cluster.count)
     if ranks > cluster.count:
         lower = "pipeline.replicas" if spec.pipeline.ranks == AUTO else "pipeline.ranks"
         raise JobError(
@@ -124,7 +123,7 @@ def paper_profile(settled: SettledSpec, cluster: PaperCluster) -> Profile:
     ]
     definition = build_definition(spec.model, data.vocabulary)
     try:
-        profile = profile_on_paper(worker_config(spec), definition, data, device, machines, cluster.link)
+        profile = profile_on_paper(measuring_config(spec), definition, data, device, machines, cluster.link)
     except JobError as error:
         raise JobError(
             f"{error}. --on passes tensors without values: where a layer reads them, measure with freshet profile and"

@@ -1,4 +1,4 @@
-"""Makes the first plan from a settled spec and a profile, with its prediction and its reason.
+"""Makes the first plan from a spec and, where it needs one, a profile, with its prediction and its reason.
 
 Translates between the spec's terms and the planner's: `freshet plan` shows the result, a submitted job follows it.
 Measures nothing, writes nothing.
@@ -10,19 +10,20 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestrator.prepare.resolve import Resolved, elastic_of, recomputed_layers
-from orchestrator.prepare.settling import SettledSpec
+from orchestrator.prepare.model_outline import ModelOutline
+from orchestrator.prepare.settling import Settled
 from orchestrator.quantities import percent, seconds
-from orchestrator.spec.checks import AUTO, pipeline_ranks
-from orchestrator.spec.job_spec import Spec
+from orchestrator.spec.checks import AUTO, given_shape, pipeline_ranks
+from orchestrator.spec.job_spec import PipelineConfig, Spec
 from planner.failure_domains import lacking
 from planner.freeze.program import layer_ratios, solve
 from planner.freeze.time_to_accuracy import approximate_kappa, kappa
 from planner.ir import FREEZABLE, Schedule
-from planner.plan import PlanError, undone_steps
+from planner.plan import Plan, PlanError, undone_steps
 from planner.profile import Profile
 from planner.schedule.table_format import CSV_PREFIX
 from planner.schedule.validate import ScheduleError
+from planner.search import unmeasured
 from planner.search.copies_cost import COMPARED, CopiesCost, cost_of_copies, costs_of_snapshots
 from planner.search.replan import Replanner
 from planner.search.search import Choice, Wish, choose
@@ -79,8 +80,31 @@ def ranks_to_profile(spec: Spec, layers: int, room: int) -> int:
     return max(1, min(layers, room // replicas)) * replicas
 
 
-def first_plan(settled: SettledSpec, profile: Profile) -> Choice:
-    """Choose the first plan.
+def unmeasured_plan(spec: Spec, found: ModelOutline) -> Plan:
+    """Plan for given ranks, schedule and microbatches, with a cut that needs no profile.
+
+    Raises:
+        JobError: the model cannot be cut as asked.
+    """
+    pipeline = spec.pipeline
+    counts = None if isinstance(pipeline.partition, str) else pipeline.partition
+    how = "balanced by parameter count" if counts is None else "as the spec asks"
+    try:
+        return unmeasured.unmeasured_plan(
+            given_shape(pipeline).schedule,
+            found.parameters,
+            counts=counts,
+            replicas=pipeline.replicas,
+            shard=pipeline.shard,
+            recompute=pipeline.recomputed(len(found.layers)),
+            reason=f"first plan: {counted(len(found.layers), 'layer')} cut {how}",
+        )
+    except ValueError as error:
+        raise JobError(f"pipeline.{error}") from error
+
+
+def first_plan(spec: Spec, profile: Profile) -> Choice:
+    """Choose the first plan of a spec that is settled by its model and its cluster.
 
     Args:
         profile: profile of the spec's model, with a device for each rank.
@@ -88,36 +112,33 @@ def first_plan(settled: SettledSpec, profile: Profile) -> Choice:
     Raises:
         JobError: no plan fits the spec; says by how much and what would help.
     """
-    spec = settled.spec
     check_profile(spec, profile)
     if spec.elastic.redundancy == AUTO:
-        return _choose_redundancy(settled, profile)
-    choice = _chosen(settled, profile)
+        return _choose_redundancy(spec, profile)
+    choice = _chosen(spec, profile)
     return replace(choice, plan=replace(choice.plan, reason=_reason(choice, profile)))
 
 
-def _chosen(settled: SettledSpec, profile: Profile) -> Choice:
-    """The best plan with the settled spec's redundancy.
+def _chosen(spec: Spec, profile: Profile) -> Choice:
+    """The best plan with the spec's redundancy.
 
     Raises:
         JobError: as for `first_plan`.
     """
-    spec = settled.spec
     pipeline = spec.pipeline
     ranks = pipeline_ranks(pipeline)
-    recompute = recomputed_layers(spec, len(profile.model.layers))
     try:
         return choose(
             _for_one_pipeline(as_planned(profile, spec), ranks, pipeline.replicas),
             Wish(
                 ranks=ranks,
-                schedule=_schedule(settled),
+                schedule=_schedule(pipeline),
                 microbatches=None if pipeline.microbatches == AUTO else pipeline.microbatches,
                 partition=pipeline.partition,
                 chunks=pipeline.chunks,
                 replicas=pipeline.replicas,
                 shard=pipeline.shard,
-                recompute=recompute,
+                recompute=pipeline.recomputed(len(profile.model.layers)),
                 domains=_domains(spec, profile, spec.elastic.copies),
                 copies=spec.elastic.copies,
                 copy_every=spec.elastic.copy_every,
@@ -131,23 +152,22 @@ def _chosen(settled: SettledSpec, profile: Profile) -> Choice:
         raise JobError(f"pipeline.{error}") from error
 
 
-def _choose_redundancy(settled: SettledSpec, profile: Profile) -> Choice:
+def _choose_redundancy(spec: Spec, profile: Profile) -> Choice:
     """The fastest plan whose redundancy keeps what `elastic.undone_steps` promises; of equally fast ones that which
     undoes the fewest steps.
 
     Raises:
         JobError: none can be had.
     """
-    allowed = settled.spec.elastic.undone_steps
+    allowed = spec.elastic.undone_steps
     found: list[tuple[float, int, str, Choice]] = []
     why: JobError | None = None
 
     def look(undoes: int, words: str, **elastic: Any) -> Choice | None:
         nonlocal why
-        spec = settled.spec
-        spec = spec.model_copy(update={"elastic": spec.elastic.model_copy(update=elastic)})
+        tried = spec.model_copy(update={"elastic": spec.elastic.model_copy(update=elastic)})
         try:
-            choice = _chosen(replace(settled, spec=spec), profile)
+            choice = _chosen(tried, profile)
         except JobError as error:
             why = why or error
             return None
@@ -164,11 +184,11 @@ def _choose_redundancy(settled: SettledSpec, profile: Profile) -> Choice:
     look(0, "gradients to copies in each step", redundancy="peer", copy_every=1)
     every = allowed + 1
     while every > 1:
-        tried = look(0, f"a snapshot every {every} steps", redundancy="peer", copy_every=every)
-        if tried is None or tried.prediction.redundancy.undone_steps <= allowed:
+        choice = look(0, f"a snapshot every {every} steps", redundancy="peer", copy_every=every)
+        if choice is None or choice.prediction.redundancy.undone_steps <= allowed:
             break
-        every -= max(1, tried.prediction.redundancy.undone_steps - allowed)
-    written = settled.spec.checkpoint.every_steps
+        every -= max(1, choice.prediction.redundancy.undone_steps - allowed)
+    written = spec.checkpoint.every_steps
     if written and (undoes := undone_steps(written, written)) <= allowed:
         look(undoes, "checkpoints alone", redundancy="checkpoint")
     if not found:
@@ -180,17 +200,6 @@ def _choose_redundancy(settled: SettledSpec, profile: Profile) -> Choice:
     instead = f" (instead: {others})" if others else ""
     reason = f"{_reason(choice, profile)}; {kept}{instead}"
     return replace(choice, plan=replace(choice.plan, reason=reason))
-
-
-def redundancy(spec: Spec, choice: Choice) -> str:
-    """Recovery mode of the settled `spec` for failed ranks, with the ranks of `choice`: `peer`, `checkpoint` or `none`.
-
-    Raises:
-        JobError: the spec asks for a redundancy that these ranks cannot have.
-    """
-    mode = elastic_of(spec.elastic, choice.plan).redundancy
-    assert mode is not None
-    return mode
 
 
 def price_of_copies(spec: Spec, choice: Choice) -> tuple[CopiesCost, ...]:
@@ -293,11 +302,10 @@ def _setting(spec: Spec, name: str, profile: Profile) -> Any:
     return value
 
 
-def _schedule(settled: SettledSpec) -> str | Schedule | None:
-    name = settled.spec.pipeline.schedule
-    if name == AUTO:
+def _schedule(pipeline: PipelineConfig) -> str | Schedule | None:
+    if pipeline.schedule == AUTO:
         return None
-    return settled.schedule if name.startswith(CSV_PREFIX) else name
+    return given_shape(pipeline).given if pipeline.schedule.startswith(CSV_PREFIX) else pipeline.schedule
 
 
 def as_planned(profile: Profile, spec: Spec) -> Profile:
@@ -383,14 +391,15 @@ def _reason(choice: Choice, profile: Profile) -> str:
     )
 
 
-def replanner_of(resolved: Resolved, profile: Profile | None) -> Replanner:
+def replanner_of(settled: Settled) -> Replanner:
     """The planner of a job that has begun."""
+    spec, profile = settled.spec, settled.profile
     return Replanner(
-        first=resolved.plan,
-        schedule=resolved.schedule,
-        parameters=resolved.outline.parameters,
-        copies=resolved.spec.elastic.peer_copies,
-        copy_every=resolved.spec.elastic.copy_every,
-        profile=None if profile is None else as_planned(profile, resolved.spec),
-        divisible=not resolved.outline.buffers,
+        first=settled.plan,
+        schedule=settled.schedule,
+        parameters=settled.outline.parameters,
+        copies=spec.elastic.peer_copies,
+        copy_every=spec.elastic.copy_every,
+        profile=None if profile is None else as_planned(profile, spec),
+        divisible=not settled.outline.buffers,
     )

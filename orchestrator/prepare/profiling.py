@@ -28,12 +28,12 @@ from orchestrator.cluster.placement import Node, capacity
 from orchestrator.prepare.model_outline import ModelOutline
 from orchestrator.prepare.planning import ranks_to_profile
 from orchestrator.prepare.profile_cache import cache_folder, doubts, forget_stale, noise, stale
-from orchestrator.prepare.settling import SettledSpec, settle
-from orchestrator.spec.checks import CheckedSpec
+from orchestrator.prepare.settling import on_cluster
+from orchestrator.spec.checks import AUTO
 from orchestrator.spec.job_spec import Spec
 from planner.profile import SCHEMA, Profile, ProfileError
 from planner.wording import counted
-from workers.config import WorkerConfig
+from workers.config import AdaptConfig, ElasticConfig, FreezeConfig, WorkerConfig
 from workers.profiling.measured import combine
 from workers.protocol import JobError
 
@@ -100,22 +100,23 @@ def trusted(profile: Profile, say: Callable[[str], None]) -> Profile:
 
 
 def profile_of(
-    checked: CheckedSpec, found: ModelOutline, *, afresh: bool = False, say: Callable[[str], None]
-) -> tuple[SettledSpec, Profile]:
-    """Settle a spec on its cluster, and profile it there. Connects to the cluster unless that is this machine.
+    spec: Spec, found: ModelOutline, *, afresh: bool = False, say: Callable[[str], None]
+) -> tuple[Spec, Profile]:
+    """Settle a spec by its cluster, and profile it there. Connects to the cluster unless that is this machine.
 
     Args:
+        spec: settled by its model.
         afresh: measure even if the cache has a profile.
         say: receives phases in words.
 
     Raises:
         JobError: there is no such cluster, or the job cannot be measured.
     """
-    address = checked.spec.cluster.address
+    address = spec.cluster.address
     if address == "local":
-        return _profile_on((_this_machine(),), checked, found, afresh, say)
+        return _profile_on((_this_machine(),), spec, found, afresh, say)
     with cluster.connected(address, cpus=0):
-        return _profile_on(cluster.nodes(), checked, found, afresh, say)
+        return _profile_on(cluster.nodes(), spec, found, afresh, say)
 
 
 def read(path: Path, found: ModelOutline) -> Profile:
@@ -218,19 +219,14 @@ def _nodes() -> list[list[object]]:
 
 
 def _profile_on(
-    nodes: Sequence[Node],
-    checked: CheckedSpec,
-    found: ModelOutline,
-    afresh: bool,
-    say: Callable[[str], None],
-) -> tuple[SettledSpec, Profile]:
+    nodes: Sequence[Node], spec: Spec, found: ModelOutline, afresh: bool, say: Callable[[str], None]
+) -> tuple[Spec, Profile]:
     names = {name for node in nodes for name in node.total}
     totals = {name: sum(node.total.get(name, 0.0) for node in nodes) for name in names}
-    settled = settle(checked, found, totals)
-    spec = settled.spec
+    spec = on_cluster(spec, totals)
     room = capacity(nodes, spec.cluster.resources_per_rank or {})
     ranks = ranks_to_profile(spec, len(found.layers), room)
-    return settled, obtain(spec, found, ranks=ranks, afresh=afresh, say=say)
+    return spec, obtain(spec, found, ranks=ranks, afresh=afresh, say=say)
 
 
 def _this_machine() -> Node:
@@ -263,7 +259,7 @@ def _check_model(profile: Profile, found: ModelOutline, where: str) -> None:
 
 
 def _measure(spec: Spec, ranks: int) -> Profile:
-    config = worker_config(spec)
+    config = measuring_config(spec)
     if spec.cluster.address == "local":
         return _measure_here(config, ranks, spec.cluster.timeout_s)
     from orchestrator.prepare.measuring import measure_on_cluster
@@ -305,30 +301,12 @@ def _measure_here(config: WorkerConfig, ranks: int, timeout_s: float) -> Profile
     return Profile.from_json(text)
 
 
-def worker_config(spec: Spec) -> WorkerConfig:
-    """The configuration of the measuring ranks. They follow no plan, so it leaves out the planner's choices."""
-    device, pipeline = spec.cluster.device, spec.pipeline
-    assert device != "auto", "the spec must be settled"
-    return WorkerConfig(
-        job=spec.job.name,
-        seed=spec.job.seed,
-        steps=spec.job.steps,
-        precision=spec.job.precision,
-        threads=spec.job.threads,
-        compile=spec.job.compile,
-        validate_every=0,
-        output=spec.job.folder,
-        device=device,
-        pin_cores=spec.cluster.pin_cores,
-        microbatch_size=pipeline.microbatch_size,
-        microbatches=pipeline.microbatches if isinstance(pipeline.microbatches, int) else 1,
-        replicas=1,
-        model=spec.model,
-        data=spec.data,
-        optimizer=spec.optimizer,
-        checkpoint=spec.checkpoint,
-        emulated=spec.cluster.emulated,
-    )
+def measuring_config(spec: Spec) -> WorkerConfig:
+    """The sections that the measuring ranks use. They follow no plan, so it leaves out the planner's choices."""
+    microbatches = 1 if spec.pipeline.microbatches == AUTO else spec.pipeline.microbatches
+    pipeline = spec.pipeline.model_copy(update={"replicas": 1, "microbatches": microbatches})
+    left_out = {"freeze": FreezeConfig(), "adapt": AdaptConfig(), "elastic": ElasticConfig()}
+    return spec.for_ranks.model_copy(update={"pipeline": pipeline, **left_out})
 
 
 def _source(profile: Profile, ranks: int) -> str:

@@ -8,13 +8,13 @@ from orchestrator.events import types as events
 from orchestrator.events.log import read_log
 from orchestrator.history.freeze_history import FreezeHistory
 from orchestrator.history.job_view import fold
-from orchestrator.prepare.resolve import Resolved
+from orchestrator.prepare.settling import Settled
 from planner.wording import counted
 from workers.protocol import JobError
 
 
-def recorded(path: Path, resolved: Resolved) -> FreezeHistory:
-    """The freeze decisions in the event log `path`, for the job `resolved`.
+def recorded(path: Path, settled: Settled) -> FreezeHistory:
+    """The freeze decisions in the event log `path`, for the job `settled`.
 
     Raises:
         JobError: the log cannot be read, or its decisions do not fit this job.
@@ -28,15 +28,15 @@ def recorded(path: Path, resolved: Resolved) -> FreezeHistory:
     submitted = [record.event for record in records if isinstance(record.event, events.Submitted)]
     if not submitted:
         raise JobError(f"--replay {path}: no job was submitted there; give the events.jsonl of a run")
-    there_seed, here_seed = submitted[-1].spec.get("job", {}).get("seed"), resolved.spec.job.seed
+    there_seed, here_seed = submitted[-1].spec.get("job", {}).get("seed"), settled.spec.job.seed
     if there_seed != here_seed:
         raise JobError(
             f"--replay {path}: job.seed was {there_seed!r} there and is {here_seed!r} here: another seed is another"
             " trajectory, with weights and draws of its own; set job.seed alike"
         )
     recorded_freeze = submitted[-1].spec.get("freeze", {})
-    freeze = resolved.config.freeze.model_dump(mode="json")
-    for key in sorted(resolved.config.freeze.used):
+    freeze = settled.spec.freeze.model_dump(mode="json")
+    for key in sorted(settled.spec.freeze.used):
         value = freeze[key]
         if recorded_freeze.get(key) != value:
             raise JobError(
@@ -49,7 +49,7 @@ def recorded(path: Path, resolved: Resolved) -> FreezeHistory:
             f"--replay {path}: no freeze decision was taken there (freeze.method = {freeze['method']!r}): there is"
             " nothing to follow; give the log of a run that came past its monitoring phase, or leave --replay out"
         )
-    here = len(resolved.outline.layers), resolved.plan.microbatches
+    here = len(settled.outline.layers), settled.plan.microbatches
     for plan in plans:
         there = len(plan.ratios), len(plan.ratios[0])
         if there != here:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.prepare.resolve import recomputed_layers
-from orchestrator.prepare.settling import SettledSpec
 from orchestrator.spec.checks import searched
 from orchestrator.spec.job_spec import Spec
 from planner.plan import Plan
@@ -44,9 +42,9 @@ def adopt(spec: Spec, before: Mapping[str, Any]) -> Spec:
     )
 
 
-def still_right(plan: Plan, settled: SettledSpec) -> bool:
-    """Whether `plan`, the run's newest, matches the spec and is known to fit the memory limit."""
-    spec, found = settled.spec, settled.outline
+def still_right(plan: Plan, spec: Spec, layers: int) -> bool:
+    """Whether `plan`, the run's newest, matches the spec, is for as many layers, and is known to fit the memory
+    limit."""
     pipeline, limit = spec.pipeline, spec.cluster.memory_per_rank_bytes
     counts = plan.layers_per_stage
     as_asked = (
@@ -64,7 +62,7 @@ def still_right(plan: Plan, settled: SettledSpec) -> bool:
         and not plan.shares  # they were for the speeds of then
         and (plan.schedule, plan.microbatches) == (pipeline.schedule, pipeline.microbatches)
         and pipeline.chunks in (None, plan.chunks)
-        and plan.layers[-1][1] == len(found.layers)
-        and plan.recompute == recomputed_layers(spec, len(found.layers))
+        and plan.layers[-1][1] == layers
+        and plan.recompute == pipeline.recomputed(layers)
         and (limit is None or (peak is not None and peak <= limit))
     )

@@ -1,17 +1,27 @@
-"""Settles a checked spec, so that only the plan is left to choose. Pure.
+"""Rules that settle a checked spec, in the order in which facts arrive: model and data, cluster, plan. Pure but for
+`opened`.
 
-A spec is checked once (`spec/checks.py`) and settled once; later code receives the settled value.
+Rules that need the spec alone are in `spec/checks.py`; `preparation.py` chooses the plan and calls these. Later code
+receives the settled value and applies none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from orchestrator.prepare.model_outline import ModelOutline
-from orchestrator.spec.checks import AUTO, CheckedSpec
+from orchestrator.prepare.model_outline import ModelOutline, outline_model
+from orchestrator.spec.checks import AUTO, given_shape, searched, settle_elastic
 from orchestrator.spec.job_spec import ClusterConfig, Spec
 from planner.ir import Schedule
+from planner.plan import Plan
+from planner.profile import Profile
+from planner.schedule.expand import schedule_of
+from planner.schedule.table_format import CSV_PREFIX
+from planner.search.candidate import Alternative
+from planner.search.standbys import protected
+from planner.wording import counted
+from workers.config import AdaptConfig, ElasticConfig, WorkerConfig
 from workers.protocol import JobError
 
 EMULATED_CPU = 0.05
@@ -19,41 +29,167 @@ EMULATED_CPU = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class SettledSpec:
-    """A spec with only the plan left to choose, and the outline of its model."""
+class Settled:
+    """A job with nothing left to choose, and what chose it."""
 
     spec: Spec
-    schedule: Schedule | None
-    """Schedule of one replica, without recomputation; None if a search settles it."""
     outline: ModelOutline
+    plan: Plan
+    """The first one."""
+    schedule: Schedule
+    profile: Profile | None = None
+    """The profile that the plan is based on; None if it needs none, or if a kept plan's is gone."""
+    alternatives: tuple[Alternative, ...] = ()
+    """The plans that it was chosen from."""
+    forest: bytes | None = field(default=None, repr=False)
+    """The machine's interference model, if the job adapts by one."""
+
+    @property
+    def config(self) -> WorkerConfig:
+        """The sections that ranks use."""
+        return self.spec.for_ranks
+
+    @property
+    def per_rank(self) -> Mapping[str, float]:
+        """Resources that each rank reserves."""
+        resources = self.spec.cluster.resources_per_rank
+        assert resources is not None
+        return resources
 
 
-def settle(checked: CheckedSpec, found: ModelOutline, cluster_resources: Mapping[str, float]) -> SettledSpec:
-    """Settle the vocabulary, digests, device, resources and modelled times from the model, the data and the cluster.
-
-    Args:
-        cluster_resources: totals of the cluster, for `cluster.device = "auto"`.
+def opened(spec: Spec) -> tuple[Spec, ModelOutline]:
+    """Open the model and the data of a checked spec, and settle it by them. Imports torch.
 
     Raises:
-        JobError: there is nothing to freeze.
+        JobError: as `outline_model` and `with_model`.
     """
-    spec = checked.spec
-    pipeline = spec.pipeline
-    least = pipeline.replicas if pipeline.ranks == AUTO else pipeline.ranks
-    cluster = _settle_cluster(spec.cluster, least, cluster_resources)
-    if spec.freeze.timely and cluster.device == "emulated" and not any(_times(found.emulated.weight_grad_s)):
+    found = outline_model(spec)
+    return with_model(spec, found), found
+
+
+def with_model(spec: Spec, found: ModelOutline) -> Spec:
+    """`spec` with the vocabulary, digests, tokens to sample and modelled times of its model and data.
+
+    Raises:
+        JobError: the model has too few layers, or there is nothing to freeze.
+    """
+    check_layers(spec, found)
+    if (
+        spec.freeze.timely
+        and spec.cluster.device == "emulated"
+        and not any(_times(found.emulated.weight_grad_s))
+    ):
         raise JobError(
             f"freeze.method = {spec.freeze.method!r}, but cluster.emulated.weight_grad_s is 0: there are no weight"
             ' gradients to skip; give them a time, or set freeze.method = "none"'
         )
-    settled = spec.model_copy(
+    return spec.model_copy(
         update={
+            "job": spec.job if found.language else spec.job.model_copy(update={"sample_tokens": 0}),
             "model": spec.model.settled(vocabulary=found.vocabulary, weights_sha256=found.weights_sha256),
             "data": spec.data.model_copy(update={"sha256": found.data_sha256}),
-            "cluster": cluster.model_copy(update={"emulated": found.emulated}),
+            "cluster": spec.cluster.model_copy(update={"emulated": found.emulated}),
         }
     )
-    return SettledSpec(spec=settled, schedule=checked.schedule, outline=found)
+
+
+def on_cluster(spec: Spec, totals: Mapping[str, float]) -> Spec:
+    """`spec` with the device and the resources of its ranks.
+
+    Args:
+        totals: resources of the cluster, for `cluster.device = "auto"`.
+    """
+    pipeline = spec.pipeline
+    least = pipeline.replicas if pipeline.ranks == AUTO else pipeline.ranks
+    return spec.model_copy(update={"cluster": _settle_cluster(spec.cluster, least, totals)})
+
+
+def with_plan(
+    spec: Spec,
+    found: ModelOutline,
+    plan: Plan,
+    *,
+    epoch: int,
+    profile: Profile | None = None,
+    alternatives: tuple[Alternative, ...] = (),
+) -> Settled:
+    """The job that begins with `plan`.
+
+    Args:
+        spec: settled by its model and its cluster.
+        epoch: incarnation of the controller.
+        profile: what the plan is based on.
+        alternatives: what it was chosen from.
+
+    Raises:
+        JobError: as `elastic_of`.
+    """
+    plan = replace(plan, epoch=epoch, version=1)
+    table = given_shape(spec.pipeline).given if plan.schedule.startswith(CSV_PREFIX) else None
+    elastic = elastic_of(spec, plan)
+    plan = _protected(plan, elastic, found)
+    numbers = {
+        "ranks": plan.world_size,
+        "schedule": plan.schedule,
+        "chunks": plan.chunks,
+        "microbatches": plan.microbatches,
+        "partition": plan.layers_per_stage,
+    }
+    samples = plan.replicas * plan.microbatches * spec.pipeline.microbatch_size
+    settled = {
+        "pipeline": spec.pipeline.model_copy(update=numbers),
+        "elastic": elastic,
+        "adapt": _settle_adapt(spec.adapt, samples, found),
+    }
+    return Settled(
+        spec=spec.model_copy(update=settled),
+        outline=found,
+        plan=plan,
+        schedule=schedule_of(plan, table),
+        profile=profile,
+        alternatives=alternatives,
+    )
+
+
+def elastic_of(spec: Spec, plan: Plan) -> ElasticConfig:
+    """`[elastic]` of a checked spec, settled for the ranks of `plan`; what `auto` has chosen, its copies say.
+
+    Raises:
+        JobError: as for `settle_elastic`, if a search has chosen the ranks.
+    """
+    elastic = spec.elastic
+    if spec.pipeline.ranks == AUTO:
+        elastic = settle_elastic(elastic, plan.world_size)
+    if elastic.redundancy != AUTO:
+        return elastic
+    if not plan.standbys and not plan.snapshots:
+        return elastic.model_copy(update={"redundancy": "checkpoint"})
+    return elastic.model_copy(update={"redundancy": "peer", "copy_every": plan.snapshot_every or 1})
+
+
+def check_layers(spec: Spec, found: ModelOutline) -> None:
+    """Raises:
+    JobError: the spec names a layer that the model does not have, or more stages than it has layers.
+    """
+    layers, wanted = len(found.layers), spec.pipeline.recompute
+    beyond = [] if isinstance(wanted, bool) else [layer for layer in wanted if layer >= layers]
+    if beyond:
+        raise JobError(
+            f"pipeline.recompute names layer {beyond[0]}, but the model has layers 0 to {layers - 1}"
+        )
+    if searched(spec.pipeline):
+        return
+    shape = given_shape(spec.pipeline)
+    if shape.stages > layers:
+        per_rank = shape.stages // shape.ranks
+        each = f" x {per_rank} stages each" if per_rank > 1 else ""
+        raise JobError(
+            f"pipeline.ranks = {spec.pipeline.ranks} is more than the model can fill: {counted(shape.ranks, 'rank')}"
+            f" per pipeline{each} are {counted(shape.stages, 'stage')}, and the model has {counted(layers, 'layer')}"
+            f" ({', '.join(found.layers)}). Use at most"
+            f" {counted(layers // per_rank * spec.pipeline.replicas, 'rank')},"
+            " or more layers"
+        )
 
 
 def _settle_cluster(cluster: ClusterConfig, ranks: int, totals: Mapping[str, float]) -> ClusterConfig:
@@ -69,6 +205,21 @@ def _settle_cluster(cluster: ClusterConfig, ranks: int, totals: Mapping[str, flo
             "emulated": {"CPU": EMULATED_CPU},
         }[device]
     return cluster.model_copy(update={"device": device, "resources_per_rank": given})
+
+
+def _settle_adapt(adapt: AdaptConfig, step_samples: int, found: ModelOutline) -> AdaptConfig:
+    """`adapt` with the steps of an epoch."""
+    if adapt.policy != "epoch" or adapt.epoch_steps is not None:
+        return adapt
+    return adapt.model_copy(update={"epoch_steps": max(1, found.train_samples // step_samples)})
+
+
+def _protected(plan: Plan, elastic: ElasticConfig, found: ModelOutline) -> Plan:
+    """`plan` with its copies; if it lacks them, placed as if each place were on a node of its own."""
+    if elastic.redundancy == "peer" and (plan.standbys or plan.snapshots):
+        return plan
+    nodes = tuple(f"node {place}" for place in range(plan.world_size))
+    return protected(plan, nodes, found.parameters, elastic.peer_copies, elastic.copy_every)
 
 
 def _times(seconds: float | tuple[float, ...]) -> tuple[float, ...]:

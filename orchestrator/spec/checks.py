@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from orchestrator.cluster.address import host_and_port
 from orchestrator.spec.freeze_phases import settle_phases
 from orchestrator.spec.job_spec import PipelineConfig, Spec
-from planner.ir import Schedule
 from planner.schedule import registry, table_format
 from planner.schedule.table_format import CSV_PREFIX
 from planner.schedule.validate import ScheduleError
+from planner.search.shapes import Shape, shape_of
 from planner.wording import counted
 from workers.config import ElasticConfig
 from workers.protocol import JobError
@@ -20,19 +19,9 @@ from workers.protocol import JobError
 AUTO = "auto"
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckedSpec:
-    """A spec whose keys fit together."""
-
-    spec: Spec
-    """The spec with everything settled that follows from it alone: the phases of freezing, the numbers of a user's own
-    table, the redundancy of a given number of ranks."""
-    schedule: Schedule | None
-    """Schedule of one replica, without recomputation; None if a search settles it."""
-
-
-def check(spec: Spec) -> CheckedSpec:
-    """Check that the keys of `spec` fit together, once per start of a job.
+def check(spec: Spec) -> Spec:
+    """Check that the keys of `spec` fit together, once per start of a job, and settle what follows from them alone: the
+    phases of freezing, the numbers of a user's own table, the redundancy of a given number of ranks.
 
     Args:
         spec: a spec with absolute paths.
@@ -40,15 +29,14 @@ def check(spec: Spec) -> CheckedSpec:
     Raises:
         JobError: names the keys, their values and the way out.
     """
-    pipeline, elastic, schedule = spec.pipeline, spec.elastic, None
+    pipeline, elastic = spec.pipeline, spec.elastic
     if searched(pipeline):
         _check_search(pipeline)
     else:
-        schedule = base_schedule(pipeline)
-        _check_partition(pipeline, schedule)
-        if pipeline.schedule.startswith(CSV_PREFIX):
-            numbers = {"ranks": schedule.ranks * pipeline.replicas, "microbatches": schedule.microbatches}
-            pipeline = pipeline.model_copy(update=numbers)
+        shape = given_shape(pipeline)
+        _check_partition(pipeline, shape)
+        numbers = {"ranks": shape.ranks * pipeline.replicas, "microbatches": shape.microbatches}
+        pipeline = pipeline.model_copy(update=numbers)
     freeze = settle_phases(spec.freeze, spec.optimizer, spec.job.steps)
     _check_device(spec)
     _check_logging(spec)
@@ -57,8 +45,7 @@ def check(spec: Spec) -> CheckedSpec:
     _check_shard(spec)
     _check_elastic(elastic)
     host_and_port(spec.cluster.address)
-    settled = {"pipeline": pipeline, "freeze": freeze, "elastic": elastic}
-    return CheckedSpec(spec=spec.model_copy(update=settled), schedule=schedule)
+    return spec.model_copy(update={"pipeline": pipeline, "freeze": freeze, "elastic": elastic})
 
 
 def searched(pipeline: PipelineConfig) -> tuple[str, ...]:
@@ -131,8 +118,8 @@ def settle_elastic(elastic: ElasticConfig, ranks: int) -> ElasticConfig:
     return elastic.model_copy(update={"redundancy": "peer" if ranks > 1 else "checkpoint"})
 
 
-def base_schedule(pipeline: PipelineConfig) -> Schedule:
-    """The validated schedule that `pipeline` names, for one replica, without recomputation.
+def given_shape(pipeline: PipelineConfig) -> Shape:
+    """One replica's pipeline as the spec gives it: its schedule and its numbers, without a cut.
 
     `pipeline` must need no search, see `searched`.
 
@@ -145,7 +132,10 @@ def base_schedule(pipeline: PipelineConfig) -> Schedule:
         if not pipeline.schedule.startswith(CSV_PREFIX):
             assert ranks is not None
             assert microbatches is not None
-            return registry.build(pipeline.schedule, ranks, microbatches, pipeline.chunks)
+            family = registry.family(pipeline.schedule)
+            chunks = family.default_chunks if pipeline.chunks is None else pipeline.chunks
+            family.check(ranks, microbatches, chunks)
+            return Shape(name=family.name, ranks=ranks, chunks=chunks, microbatches=microbatches)
         if pipeline.chunks is not None:
             raise JobError("pipeline.chunks does not go with a csv: schedule, whose table places the stages")
         path = Path(pipeline.schedule.removeprefix(CSV_PREFIX))
@@ -162,7 +152,7 @@ def base_schedule(pipeline: PipelineConfig) -> Schedule:
             f"pipeline.schedule = {pipeline.schedule!r}: the first {table.frozen_stages} of its {table.stages} stages"
             " have no backward, and a job trains all layers: give every forward of the table its backward"
         )
-    return table
+    return shape_of(table)
 
 
 def _check_shard(spec: Spec) -> None:
@@ -179,11 +169,11 @@ def _check_shard(spec: Spec) -> None:
         )
 
 
-def _check_partition(pipeline: PipelineConfig, schedule: Schedule) -> None:
-    if not isinstance(pipeline.partition, str) and len(pipeline.partition) != schedule.stages:
+def _check_partition(pipeline: PipelineConfig, shape: Shape) -> None:
+    if not isinstance(pipeline.partition, str) and len(pipeline.partition) != shape.stages:
         raise JobError(
             f"pipeline.partition lists {counted(len(pipeline.partition), 'stage')}, but {pipeline.schedule} on"
-            f" {counted(schedule.ranks, 'rank')} has {schedule.stages}: give {schedule.stages} numbers of layers,"
+            f" {counted(shape.ranks, 'rank')} has {shape.stages}: give {shape.stages} numbers of layers,"
             " or change pipeline.ranks"
         )
 

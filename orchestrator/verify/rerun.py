@@ -15,7 +15,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from orchestrator.events import types as events
-from orchestrator.prepare.resolve import worker_config
 from orchestrator.spec.job_spec import Spec
 from orchestrator.verify.ledger import Ledger
 from planner.freezing import FreezePlan
@@ -213,7 +212,7 @@ class _Run:
                     plan=plan,
                     schedule=schedule_of(plan),
                     start=stretch.start,
-                    stop_at=last if last < config.steps else None,
+                    stop_at=last if last < config.job.steps else None,
                     freeze_plans=self._freezing,
                 )
             )
@@ -246,19 +245,18 @@ class _Run:
         return report
 
     def _config(self, generation: int, output: str) -> WorkerConfig:
-        spec = Spec.model_validate(self._specs[generation])
-        config = worker_config(spec, language=False, emulated=spec.cluster.emulated)
-        data = config.data
+        config = Spec.model_validate(self._specs[generation]).for_ranks
+        data, kept = (
+            config.data,
+            {"validate_every": 0, "timeline_every": 0, "curvature_every": 0, "sample_tokens": 0},
+        )
+        device = "cuda" if config.device == "cuda" else "cpu"
         if data.cache is None and "://" not in self._location:
             data = data.model_copy(update={"cache": f"{self._location}/data"})
         return config.model_copy(
             update={
-                "output": output,
-                "device": "cuda" if config.device == "cuda" else "cpu",
-                "pin_cores": False,
-                "validate_every": 0,
-                "timeline_every": 0,
-                "curvature_every": 0,
+                "job": config.job.model_copy(update={**kept, "output": output}),
+                "cluster": config.cluster.model_copy(update={"device": device, "pin_cores": False}),
                 "data": data,
                 "checkpoint": CheckpointConfig(),
                 "adapt": AdaptConfig(),

@@ -33,6 +33,10 @@ class Shape:
         return self.given or build(self.name, self.ranks, self.microbatches, self.chunks)
 
     @property
+    def stages(self) -> int:
+        return self.given.stages if self.given else family(self.name).stages(self.ranks, self.chunks)
+
+    @property
     def most_actions(self) -> int:
         """Most actions that the schedule can have, without recomputes; needs no schedule."""
         return (3 if self.given or family(self.name).splits_backward else 2) * (

@@ -12,7 +12,7 @@ from orchestrator.controller.adapt.adaptation import Adaptation, live_start
 from orchestrator.controller.reshaping import Reshaping
 from orchestrator.events import types as events
 from orchestrator.history.job_view import JobView
-from orchestrator.prepare.resolve import Resolved
+from orchestrator.prepare.settling import Settled
 from planner.observed import StepTimes
 from planner.profile import Profile
 
@@ -26,7 +26,7 @@ class AdaptingJob(ElasticJob):
     """
 
     def __init__(
-        self, resolved: Resolved, act: Callable[[ElasticJob, events.Event], None], profile: Profile
+        self, resolved: Settled, act: Callable[[ElasticJob, events.Event], None], profile: Profile
     ) -> None:
         self.view = JobView()
         self._adaptation: Adaptation | None = None

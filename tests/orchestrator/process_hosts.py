@@ -8,6 +8,7 @@ not wait.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 import time
@@ -30,7 +31,7 @@ from orchestrator.events import types as events
 from orchestrator.lifecycle.states import Finished, Order, State
 from orchestrator.lifecycle.stimuli import Reported, Stimulus
 from orchestrator.prepare.planning import replanner_of
-from orchestrator.prepare.resolve import Resolved
+from orchestrator.prepare.settling import Settled
 from planner.observed import StepTimes
 from planner.profile import Profile
 from workers.actor import Home
@@ -234,7 +235,7 @@ class ElasticJob:
 
     def __init__(
         self,
-        resolved: Resolved,
+        resolved: Settled,
         act: Callable[[ElasticJob, events.Event], None] = lambda job, event: None,
         *,
         node_of: Callable[[int], str] = lambda rank: f"node{rank}",
@@ -255,12 +256,12 @@ class ElasticJob:
             wait_s=patient(60.0),
             timeout_s=timeout_s,
             marker=None,
-            replanner=replanner_of(resolved, profile),
+            replanner=replanner_of(dataclasses.replace(resolved, profile=profile)),
             secret=SECRET,
             profile=profile,
         )
         self.order = Order(
-            job=resolved.config.job,
+            job=resolved.config.job.name,
             epoch=order.pop("epoch", 1),
             generation=order.pop("generation", 1),
             plan=plan,

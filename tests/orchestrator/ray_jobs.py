@@ -26,7 +26,7 @@ from orchestrator.cluster.actor_names import NAMESPACE
 from orchestrator.cluster.ports import agents_announced
 from orchestrator.events import types as events
 from orchestrator.prepare.model_outline import absolute, outline_model
-from orchestrator.prepare.resolve import Resolved
+from orchestrator.prepare.settling import Settled
 from orchestrator.spec.job_spec import Spec
 from workers.launch.ranks import Job, run_threads
 
@@ -168,7 +168,7 @@ def state_sha256(spec: Spec) -> str:
     ).state_sha256
 
 
-def resolved(spec: Spec) -> Resolved:
+def resolved(spec: Spec) -> Settled:
     spec = absolute(spec)
     return resolve_spec(spec, outline_model(spec), {}, epoch=1)
 

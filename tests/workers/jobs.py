@@ -13,11 +13,12 @@ from planner.plan import Plan
 from planner.schedule.passes import add_recompute
 from planner.schedule.registry import build, families
 from workers.config import (
-    CheckpointConfig,
+    ClusterConfig,
     DataConfig,
-    EmulatedConfig,
+    JobConfig,
     ModelConfig,
     OptimizerConfig,
+    PipelineConfig,
     WorkerConfig,
 )
 from workers.launch.ranks import Job
@@ -32,25 +33,34 @@ FAMILIES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv")
 
 def small_config(output: Path, trait: str = "plain", **changes: Any) -> WorkerConfig:
     """The configuration of a job with 8 layers from `small_models`."""
-    fields: dict[str, Any] = {
-        "job": "small",
+    run = {
+        "name": "small",
         "seed": 3,
         "steps": 5,
-        "precision": "float32",
-        "threads": 1,
-        "validate_every": 0,
+        "timeline_every": 0,
+        "sample_tokens": 0,
         "output": str(output),
-        "device": DEVICE.type,
-        "microbatch_size": 2,
-        "microbatches": 4,
-        "replicas": 1,
-        "model": ModelConfig(factory="small_models:model", arguments={"trait": trait}),
-        "data": DataConfig(source="small_models:Vectors"),
-        "optimizer": OptimizerConfig(lr=0.01, warmup_steps=2),
-        "checkpoint": CheckpointConfig(),
-        "emulated": EmulatedConfig(),
     }
-    return WorkerConfig(**{**fields, **changes})
+    config = WorkerConfig(
+        job=JobConfig.model_validate(run),
+        model=ModelConfig(factory="small_models:model", arguments={"trait": trait}),
+        data=DataConfig(source="small_models:Vectors"),
+        optimizer=OptimizerConfig(lr=0.01, warmup_steps=2),
+        pipeline=PipelineConfig(microbatch_size=2, microbatches=4),
+        cluster=ClusterConfig.model_validate({"device": DEVICE.type}),
+    )
+    return changed(config, **changes)
+
+
+def changed(config: WorkerConfig, **changes: Any) -> WorkerConfig:
+    """`config` with other sections, or other keys of `[job]`, `[pipeline]` and `[cluster]`, each by its name."""
+    sections = {name: value for name, value in changes.items() if name in WorkerConfig.model_fields}
+    for name in ("job", "pipeline", "cluster"):
+        section = getattr(config, name)
+        keys = {key: value for key, value in changes.items() if key in type(section).model_fields}
+        if keys:
+            sections[name] = section.model_copy(update=keys)
+    return config.model_copy(update=sections)
 
 
 def even(layers: int, stages: int) -> tuple[int, ...]:
@@ -88,7 +98,7 @@ def job(
         schedule=schedule,
         chunks=chunks,
         microbatches=config.microbatches,
-        replicas=config.replicas,
+        replicas=config.pipeline.replicas,
         recompute=again,
     )
     return Job(config, plan, table, **fields)

@@ -119,7 +119,7 @@ def train_plainly(
     wide: bool = DEVICE.type == "cuda",
     order: Sequence[int] = (),
 ) -> tuple[str, list[float]]:
-    """Returns state_sha256 after `config.steps` steps of ordinary training, and the loss of each step.
+    """Returns state_sha256 after `config.job.steps` steps of ordinary training, and the loss of each step.
 
     Each microbatch has one graph from input to loss. Autograd forms its gradient, and gradients are added in
     ascending order. The loop knows no ties. With `boundaries` it imposes the canonical layout between layers,
@@ -127,12 +127,12 @@ def train_plainly(
     `frozen` parameters are formed too, and discarded. With `wide` the gradients of matrices are formed in 32 bits,
     which CPUs do not do. The microbatches are those of one replica, or of all replicas in `order`.
     """
-    determinism.fix(threads=config.threads, cuda=DEVICE.type == "cuda")
+    determinism.fix(threads=config.job.threads, cuda=DEVICE.type == "cuda")
     data = open_dataset(config.data, config.model, str(output))
     definition = build_definition(config.model, data.vocabulary)
-    optimizer = make_optimizer(config.optimizer, config.steps)
-    modules = [build_module(definition, i, config.seed).to(DEVICE) for i in range(len(definition.layers))]
-    casts = [cast_parameters(module, config.precision) for module in modules]
+    optimizer = make_optimizer(config.optimizer, config.job.steps)
+    modules = [build_module(definition, i, config.job.seed).to(DEVICE) for i in range(len(definition.layers))]
+    casts = [cast_parameters(module, config.job.precision) for module in modules]
     for module, its in zip(modules, casts, strict=True):
         cast_fixed_(module, its)
     states = [
@@ -141,31 +141,31 @@ def train_plainly(
     ]
     for module in modules:
         embed_widely(module)
-        if wide and config.precision in COMPUTES:
-            multiply_widely(module, COMPUTES[config.precision])
-    dtype = boundary_dtype(config.precision)
-    scale = LossScale() if config.precision == "float16" else None
+        if wide and config.job.precision in COMPUTES:
+            multiply_widely(module, COMPUTES[config.job.precision])
+    dtype = boundary_dtype(config.job.precision)
+    scale = LossScale() if config.job.precision == "float16" else None
     losses = []
     numbers = order or range(config.microbatches)
-    for step in range(config.steps):
+    for step in range(config.job.steps):
         told: dict[int, float] = {}
         buffers = [{name: b.clone() for name, b in state.buffers.items()} for state in states]
         for microbatch in numbers:
             indices = train_indices(
-                config.seed,
+                config.job.seed,
                 step,
                 microbatch,
                 len(numbers),
-                config.microbatch_size,
+                config.pipeline.microbatch_size,
                 data.dataset.train_samples,
             )
             batch = data.dataset.train(indices)
             tensors = cast_floats(tuple(t.to(DEVICE) for t in batch.inputs), dtype)
             autocast = torch.autocast(
-                DEVICE.type, torch.bfloat16, enabled=config.precision == "bfloat16-autocast"
+                DEVICE.type, torch.bfloat16, enabled=config.job.precision == "bfloat16-autocast"
             )
             for module, name in zip(modules, definition.names, strict=True):
-                with rng.keyed(rng.key(config.seed, "forward", step, microbatch, name), DEVICE), autocast:
+                with rng.keyed(rng.key(config.job.seed, "forward", step, microbatch, name), DEVICE), autocast:
                     outputs = module(*tensors)
                 tensors = cast_floats(outputs if isinstance(outputs, tuple) else (outputs,), dtype)
                 if boundaries:

@@ -39,7 +39,7 @@ def test_each_layer_is_recomputed_exactly_once_per_microbatch(
     monkeypatch.setattr(Layer, "recompute", counting)
     config = small_config(tmp_path, steps=2)
     run_threads(job(config, ranks=2, schedule=family, recompute=True))
-    assert sorted(recomputed) == sorted(list(range(8)) * config.microbatches * config.steps)
+    assert sorted(recomputed) == sorted(list(range(8)) * config.microbatches * config.job.steps)
 
 
 READ_S = 0.05
@@ -76,7 +76,7 @@ def test_a_step_whose_norm_is_not_finite_changes_nothing_and_is_said(tmp_path: P
     steps = [r for r in runs[0].reports if isinstance(r, StepReport)]
     skipped = [r.step for r in steps if r.skipped]
     assert skipped == [4]
-    weights = {ref.step: read_manifest(ref).files for ref in checkpoints(config.output)}
+    weights = {ref.step: read_manifest(ref).files for ref in checkpoints(config.job.folder)}
     assert weights[4] == weights[3]
     assert weights[5] != weights[4]
 
@@ -391,7 +391,7 @@ def test_no_decay_must_take_all_copies_of_a_tied_parameter_or_none(tmp_path: Pat
 def test_processes_end_when_the_first_rank_fails_before_they_meet(tmp_path: Path) -> None:
     config = small_config(tmp_path)
     run_threads(job(config))
-    (whole,) = checkpoints(config.output)
+    (whole,) = checkpoints(config.job.folder)
     next(Path(whole.path).glob("000-*.weights.safetensors")).write_bytes(b"")
     with pytest.raises(RuntimeError, match=r"rank 0: .*000-l0\.weights\.safetensors"):
         run_processes(job(config, ranks=2, schedule="1f1b", start=whole))
@@ -425,4 +425,4 @@ def test_training_goes_on_when_a_checkpoint_cannot_be_written(tmp_path: Path, ra
     told = [r for r in run.reports if isinstance(r, CheckpointReport)]
     assert {r.step for r in told if r.error is not None} == {3}
     assert {r.step for r in told if r.error is None} == {1, 2, 4, 5}
-    assert sorted(ref.step for ref in checkpoints(config.output)) == [1, 2, 4, 5]
+    assert sorted(ref.step for ref in checkpoints(config.job.folder)) == [1, 2, 4, 5]

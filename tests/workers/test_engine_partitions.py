@@ -82,7 +82,7 @@ def test_what_is_used_twice_equals_one_rank(tmp_path: Path, family: str, trait: 
 def test_tied_parameters_stay_equal(tmp_path: Path) -> None:
     config = small_config(tmp_path, "tied", checkpoint=CheckpointConfig(every_steps=5))
     run_threads(job(config, ranks=2, schedule="1f1b"))
-    (newest,) = checkpoints(config.output)
+    (newest,) = checkpoints(config.job.folder)
     manifest = read_manifest(newest)
     first, last = read_layer(newest, manifest, 0), read_layer(newest, manifest, 7)
     assert first.weights["up.weight"].equal(last.weights["up.weight"])
@@ -120,12 +120,12 @@ def test_stop_and_resume_at_any_step_with_another_partition(tmp_path: Path) -> N
         {"ranks": 4, "schedule": "1f1b", "counts": (1, 3, 3, 1)},
         {"ranks": 2, "schedule": "zbv"},
     ]
-    for stop_at in range(1, config.steps):
+    for stop_at in range(1, config.job.steps):
         again = small_config(tmp_path / f"stop-{stop_at}", "batchnorm")
         first, second = shapes[stop_at % 3], shapes[(stop_at + 1) % 3]
         stopped = run_threads(job(again, stop_at=stop_at, **first))
         assert stopped.outcomes[0].stopped
-        newest = checkpoints(again.output)[0]
+        newest = checkpoints(again.job.folder)[0]
         assert newest.step == stopped.outcomes[0].step == stop_at
         resumed = run_threads(job(again, start=newest, generation=2, **second))
         assert resumed.state_sha256 == expected.state_sha256
@@ -137,7 +137,7 @@ def test_checkpoints_in_the_background_change_nothing_and_are_kept(tmp_path: Pat
     expected = run_threads(job(config)).state_sha256
     busy = small_config(tmp_path / "busy", steps=6, checkpoint=CheckpointConfig(every_steps=1, keep=3))
     assert run_processes(job(busy, ranks=2, schedule="1f1b")).state_sha256 == expected
-    assert [ref.step for ref in checkpoints(busy.output)] == [6, 5, 4]
+    assert [ref.step for ref in checkpoints(busy.job.folder)] == [6, 5, 4]
 
 
 def test_losses_fall_and_validation_and_samples_agree_across_partitions(tmp_path: Path) -> None:

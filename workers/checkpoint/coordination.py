@@ -86,7 +86,7 @@ class Checkpointing:
             copies: returns host copies of the layers that this rank is to write.
             loss_scale: of the next step.
         """
-        folder = checkpoint_folder(self._config.output, step, self._generation.number)
+        folder = checkpoint_folder(self._config.job.folder, step, self._generation.number)
         if folder in self._steps:
             return
         self._steps[folder] = self.begun = step
@@ -234,7 +234,7 @@ def seal(
         spec=config.model_dump(mode="json"),
         plan=json_values(plan),
         layers=names,
-        samples=step * config.replicas * config.microbatches * config.microbatch_size,
+        samples=step * config.pipeline.replicas * config.microbatches * config.pipeline.microbatch_size,
         files=files,
         loss_scale=loss_scale,
         log_sha256=log_sha256,
@@ -242,7 +242,18 @@ def seal(
     write_manifest(folder, manifest)
     # If an old checkpoint cannot be deleted now, the next call tries again.
     with suppress(OSError):
-        prune(config.output, config.checkpoint.keep)
+        prune(config.job.folder, config.checkpoint.keep)
+
+
+_TRAJECTORY: Mapping[str, tuple[str, ...]] = {
+    "job": ("seed", "precision", "threads", "compile"),
+    "pipeline": ("microbatch_size", "microbatches", "replicas"),
+    "model": (),
+    "data": (),
+    "optimizer": (),
+    "freeze": (),
+}
+"""Section -> its keys that determine the trajectory; none named: all."""
 
 
 def manifest_mismatch(
@@ -255,37 +266,21 @@ def manifest_mismatch(
     """
     before, now = dict(manifest.spec), config.model_dump(mode="json")
     before.setdefault("freeze", FreezeConfig().model_dump(mode="json"))
-    before.setdefault("compile", False)
     before["model"] = of_one_family(before["model"])
     if before["freeze"]["method"] == now["freeze"]["method"]:
         # The method ignores the other freezing settings.
         for spec in (before, now):
             spec["freeze"] = {key: spec["freeze"].get(key) for key in config.freeze.used}
-    keys = (
-        "seed",
-        "precision",
-        "threads",
-        "compile",
-        "microbatch_size",
-        "microbatches",
-        "replicas",
-        "model",
-        "data",
-        "optimizer",
-        "freeze",
-    )
     differing: dict[str, tuple[object, object]] = {}
     sharded = str(manifest.plan.get("shard", "none"))
     if sharded != shard and "gradients" in (sharded, shard):
         differing["pipeline.shard"] = (sharded, shard)
-    if (before.get("device") == "cuda") != (config.device == "cuda"):
-        differing["device"] = (before.get("device"), config.device)
-    for key in keys:
-        old, new = before.get(key), now[key]
-        if isinstance(old, dict) and isinstance(new, dict):
-            for part in sorted({*old, *new}):
-                if old.get(part) != new.get(part):
-                    differing[f"{key}.{part}"] = (old.get(part), new.get(part))
-        elif old != new:
-            differing[key] = (old, new)
+    device = before.get("cluster", {}).get("device")
+    if (device == "cuda") != (config.device == "cuda"):
+        differing["cluster.device"] = (device, config.device)
+    for section, keys in _TRAJECTORY.items():
+        old, new = before.get(section, {}), now[section]
+        for key in keys or sorted({*old, *new}):
+            if old.get(key) != new.get(key):
+                differing[f"{section}.{key}"] = (old.get(key), new.get(key))
     return differing

@@ -296,8 +296,7 @@ def _read_model(ref: CheckpointRef, manifest: Manifest) -> dict[str, Tensor]:
 
 
 def _job_name(manifest: Manifest) -> str:
-    job = manifest.spec.get("job", "")
-    return str(job.get("name", "")) if isinstance(job, dict) else str(job)
+    return str(manifest.spec.get("job", {}).get("name", ""))
 
 
 def _damaged(ref: CheckpointRef, file: str, problem: str) -> DamagedCheckpointError:

@@ -15,9 +15,16 @@ from typing import Any
 from workers.checkpoint.storage import join
 from workers.loss_scale import LossScale
 
-FORMAT = 3
-"""Version of the checkpoint format that this code writes. It reads version 2 too, which has no `log_sha256`, and
-version 1, in which moreover `bfloat16` was the name of what is `bfloat16-autocast` now."""
+FORMAT = 4
+"""Version of the checkpoint format that this code writes. It reads version 3 too, whose `spec` has the keys of `_FLAT`
+beside its sections; version 2, which has no `log_sha256` either; and version 1, in which moreover `bfloat16` was the
+name of what is `bfloat16-autocast` now."""
+_FLAT: Mapping[str, tuple[str, ...]] = {
+    "job": ("seed", "steps", "precision", "threads", "compile", "output"),
+    "pipeline": ("microbatch_size", "microbatches", "replicas"),
+    "cluster": ("device", "emulated"),
+}
+"""Section -> its keys that stood outside it before version 4."""
 
 _LAYER_NAME = re.compile(r"[A-Za-z0-9_-]+")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -105,6 +112,8 @@ class Manifest:
         _check_types(fields)
         if fields["format"] == 1 and fields["spec"].get("precision") == "bfloat16":
             fields["spec"]["precision"] = "bfloat16-autocast"
+        if fields["format"] < 4:
+            fields["spec"] = _in_sections(fields["spec"])
         layers = tuple(fields["layers"])
         read = {
             "layers": layers,
@@ -127,6 +136,15 @@ def layer_files(layer: int, name: str) -> tuple[str, str]:
 def _checksum(fields: Mapping[str, Any]) -> str:
     canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _in_sections(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """A spec of before version 4 as sections."""
+    moved = {key for keys in _FLAT.values() for key in keys}
+    sections = {key: value for key, value in flat.items() if key not in moved}
+    for section, keys in _FLAT.items():
+        sections[section] = {key: flat[key] for key in keys if key in flat}
+    return {**sections, "job": {"compile": False, "name": flat.get("job", ""), **sections["job"]}}
 
 
 _TYPES: Mapping[str, type] = {

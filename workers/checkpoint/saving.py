@@ -68,7 +68,7 @@ class Saving:
             JobError: the file system refused.
         """
         scale = self.loss_scale(step)
-        if scales_loss(self.config.precision) and scale is None:
+        if scales_loss(self.config.job.precision) and scale is None:
             raise JobError(
                 f"rank {self.rank} does not know the loss scale after step {step}: {folder} is not whole"
             )

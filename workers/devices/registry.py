@@ -21,11 +21,11 @@ def make_device(config: WorkerConfig, layers: int) -> Device:
     if config.device == "cuda":
         device = CudaDevice()
         check_gpu(
-            config.precision,
+            config.job.precision,
             torch.cuda.get_device_name(device.torch_device),
             torch.cuda.get_device_capability(device.torch_device),
         )
         return device
     if config.device == "emulated":
-        return EmulatedDevice(layer_times(config.emulated, layers))
+        return EmulatedDevice(layer_times(config.cluster.emulated, layers))
     return CpuDevice()

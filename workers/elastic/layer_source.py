@@ -162,8 +162,8 @@ class LayerSource:
         built = build_layers(
             self._definition,
             layers,
-            seed=self._config.seed,
-            precision=self._config.precision,
+            seed=self._config.job.seed,
+            precision=self._config.job.precision,
             device=torch.device("cpu") if on_host else self._device.torch_device,
             optimizer=self._optimizer,
             beside_training=beside_training,

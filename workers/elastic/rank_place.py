@@ -138,7 +138,7 @@ class RankPlace:
             DamagedCheckpointError: the checkpoint to start from has none.
         """
         if assignment.start is not None:
-            return read_loss_scale(assignment.start, self.config.precision)
+            return read_loss_scale(assignment.start, self.config.job.precision)
         if assignment.step == 0:
-            return LossScale() if scales_loss(self.config.precision) else None
+            return LossScale() if scales_loss(self.config.job.precision) else None
         return assignment.loss_scale

@@ -149,7 +149,9 @@ def compiler_of(
     """The compiler of a rank of the job that `config` describes."""
 
     def read() -> Tensors:
-        batch = data.dataset.train(list(range(config.microbatch_size)))
+        batch = data.dataset.train(list(range(config.pipeline.microbatch_size)))
         return tuple(tensor.to(device) for tensor in batch.inputs)
 
-    return Compiler(definition, read, precision=config.precision, device=device, threads=config.threads)
+    return Compiler(
+        definition, read, precision=config.job.precision, device=device, threads=config.job.threads
+    )

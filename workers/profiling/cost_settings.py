@@ -16,4 +16,4 @@ def cost_settings(config: WorkerConfig) -> dict[str, Any]:
     }
     given = config.model_dump(mode="json", include=set(keys))
     settings = {f"{section}.{key}": given[section][key] for section, of in keys.items() for key in of}
-    return {**settings, "job.compile": True} if config.compile else settings
+    return {**settings, "job.compile": True} if config.job.compile else settings

@@ -63,9 +63,9 @@ def combine(measured: Sequence[Measured], config: WorkerConfig) -> Profile:
     return Profile(
         model=ModelProfile(
             layers=layers,
-            microbatch_size=config.microbatch_size,
-            precision=config.precision,
-            threads=config.threads,
+            microbatch_size=config.pipeline.microbatch_size,
+            precision=config.job.precision,
+            threads=config.job.threads,
             checked=all(one.checked for one in measured),
             settings=cost_settings(config),
         ),

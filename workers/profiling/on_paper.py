@@ -76,23 +76,23 @@ def profile_on_paper(
     Raises:
         JobError: a layer does not work without values.
     """
-    optimizer = make_optimizer(config.optimizer, config.steps)
+    optimizer = make_optimizer(config.optimizer, config.job.steps)
     workspace = Workspace()
     layers = [
         assembled(
             index,
             builder.name,
             sketch(builder).to(META),
-            precision=config.precision,
+            precision=config.job.precision,
             device=META,
             optimizer=optimizer,
             workspace=workspace,
         )
         for index, builder in enumerate(definition.layers)
     ]
-    loss = Loss(layers[-1][0], definition.loss, precision=config.precision, device=META)
-    chain = Chain(layers, loss, config.seed)
-    batch = _on_paper(data.dataset.train(list(range(config.microbatch_size))))
+    loss = Loss(layers[-1][0], definition.loss, precision=config.job.precision, device=META)
+    chain = Chain(layers, loss, config.job.seed)
+    batch = _on_paper(data.dataset.train(list(range(config.pipeline.microbatch_size))))
 
     def begin(microbatch: int) -> Flight:
         return Flight(microbatch, batch.inputs, batch.targets)
@@ -111,9 +111,9 @@ def profile_on_paper(
                 layer_profile(chain, times, number, one, tied.get(number))
                 for number, one in enumerate(counted)
             ),
-            microbatch_size=config.microbatch_size,
-            precision=config.precision,
-            threads=config.threads,
+            microbatch_size=config.pipeline.microbatch_size,
+            precision=config.job.precision,
+            threads=config.job.threads,
             settings=cost_settings(config),
         ),
         cluster=_cluster(devices, link),

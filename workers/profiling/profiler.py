@@ -97,10 +97,15 @@ class Subject:
     def read(self, microbatch: int) -> Batch:
         """A microbatch of the first step, read as training reads it, on the device."""
         config, dataset = self.config, self.data.dataset
-        total = config.microbatches * config.replicas
+        total = config.microbatches * config.pipeline.replicas
         batch = dataset.train(
             train_indices(
-                config.seed, 0, microbatch % total, total, config.microbatch_size, dataset.train_samples
+                config.job.seed,
+                0,
+                microbatch % total,
+                total,
+                config.pipeline.microbatch_size,
+                dataset.train_samples,
             )
         )
         return Batch(self._on_device(batch.inputs), self._on_device(batch.targets))
@@ -199,7 +204,7 @@ def _next_part(subject: Subject, first: int, limit_bytes: int) -> Chain:
     config, definition = subject.config, subject.definition
     outlines = outline(definition)
     copies = 2.0 + len(subject.optimizer.slot_names())  # weights, gradients, optimizer state
-    if boundary_dtype(config.precision) is not None:
+    if boundary_dtype(config.job.precision) is not None:
         copies += 0.5  # casts
     stop, size = first, 0.0
     while stop < len(outlines):
@@ -210,19 +215,19 @@ def _next_part(subject: Subject, first: int, limit_bytes: int) -> Chain:
     built = build_layers(
         definition,
         range(first, stop),
-        seed=config.seed,
-        precision=config.precision,
+        seed=config.job.seed,
+        precision=config.job.precision,
         device=subject.device.torch_device,
         optimizer=subject.optimizer,
     )
     loss = None
     if stop == len(outlines):
         last, device = built[stop - 1][0], subject.device.torch_device
-        loss = Loss(last, definition.loss, precision=config.precision, device=device)
+        loss = Loss(last, definition.loss, precision=config.job.precision, device=device)
     return Chain(
         [built[index] for index in range(first, stop)],
         loss,
-        config.seed,
+        config.job.seed,
         subject.check,
     )
 

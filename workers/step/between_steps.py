@@ -64,7 +64,7 @@ class BetweenSteps:
             left: what is known of that commit, if it was in an earlier generation.
         """
         config = self.setup.config
-        last = Request.STOP in requests or step == config.steps
+        last = Request.STOP in requests or step == config.job.steps
         every = config.checkpoint.every_steps
         due = last or (every and step % every == 0) or Request.CHECKPOINT in requests
         if left is not None:
@@ -74,8 +74,8 @@ class BetweenSteps:
         elif due:
             self.release()
             self.checkpointing.start(step, self._copies, loss_scale)
-        every = config.validate_every
-        if not self.validated and ((every and step % every == 0) or step == config.steps):
+        every = config.job.validate_every
+        if not self.validated and ((every and step % every == 0) or step == config.job.steps):
             self.release()
             self._validate(step)
 
@@ -125,8 +125,8 @@ class BetweenSteps:
             self.channel,
             setup.data,
             context=setup.config.model.context,
-            tokens=setup.config.sample_tokens,
-            seed=setup.config.seed,
+            tokens=setup.config.job.sample_tokens,
+            seed=setup.config.job.seed,
             purpose=SAMPLING,
         )
         if setup.place == 0:
@@ -146,7 +146,9 @@ def validate(setup: GenerationSetup, engine: Engine, channel: Channel) -> float 
     """
     config, dataset, plan = setup.config, setup.data.dataset, setup.plan
     samples, total = dataset.validation_samples, plan.replicas * plan.microbatches
-    windows = validation_windows(samples, total * config.microbatch_size, config.data.validation_batches)
+    windows = validation_windows(
+        samples, total * config.pipeline.microbatch_size, config.data.validation_batches
+    )
     if not windows:
         return None
     setup.reading.wait()
@@ -155,8 +157,8 @@ def validate(setup: GenerationSetup, engine: Engine, channel: Channel) -> float 
 
         def batch(microbatch: int, numbers: Sequence[int] = numbers, window: int = window) -> Batch:
             number = numbers[microbatch]
-            indices = validation_indices(window, number, total, config.microbatch_size, samples)
-            with rng.keyed(rng.key(config.seed, "validation data", window, number)):
+            indices = validation_indices(window, number, total, config.pipeline.microbatch_size, samples)
+            with rng.keyed(rng.key(config.job.seed, "validation data", window, number)):
                 return dataset.validation(indices)
 
         results = engine.evaluate(batch, len(numbers), purpose=VALIDATION)

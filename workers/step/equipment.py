@@ -82,13 +82,13 @@ def equip(
     Raises:
         JobError: one of them is not usable, or the job's settings do not go with the model.
     """
-    data = open_dataset(config.data, config.model, config.output)
+    data = open_dataset(config.data, config.model, config.job.folder)
     definition = build_definition(config.model, data.vocabulary)
     device = make_device(config, len(definition.layers))
     sampler = None if observe is None else sampler_of(device.torch_device)
     if sampler is not None:
         closing.callback(sampler.close)
-    optimizer = make_optimizer(config.optimizer, config.steps)
+    optimizer = make_optimizer(config.optimizer, config.job.steps)
     optimizer.check_ties(definition.ties)
     if definition.ties and config.elastic.salvage != "none":
         raise JobError(
@@ -96,7 +96,7 @@ def equip(
             " parameters with, and shared parameters would drift apart: leave salvage out, or untie the model's"
             " layers"
         )
-    compiler = compiler_of(config, definition, data, device.torch_device) if config.compile else None
+    compiler = compiler_of(config, definition, data, device.torch_device) if config.job.compile else None
     if compiler is not None:
         closing.callback(compiler.close)
     return Equipment(
@@ -105,14 +105,14 @@ def equip(
         host=host,
         definition=definition,
         data=data,
-        reading=ReadAhead(device.torch_device, config.threads, config.seed),
+        reading=ReadAhead(device.torch_device, config.job.threads, config.job.seed),
         optimizer=optimizer,
         device=device,
         mailbox=mailbox,
         followers=Followers(),
         faults=faults,
         activity=activity,
-        check=LayerCheck(lambda text: report(WarningReport(rank=rank, text=text)), config.precision),
+        check=LayerCheck(lambda text: report(WarningReport(rank=rank, text=text)), config.job.precision),
         compiler=compiler,
         rescues=rescues,
         report=report,

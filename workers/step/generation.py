@@ -131,7 +131,7 @@ def make_freezer(setup: GenerationSetup, step: int) -> Freezer:
     config, plan = setup.config, setup.plan
     stages = setup.program.own_stages
     extent = Extent(
-        seed=config.seed,
+        seed=config.job.seed,
         rank=setup.place,
         microbatches=plan.microbatches,
         replicas=plan.replicas,
@@ -159,7 +159,7 @@ def make_curvature_probe(
     Args:
         counted: the rank's parameters, each tied one once.
     """
-    every, plan = setup.config.curvature_every, setup.plan
+    every, plan = setup.config.job.curvature_every, setup.plan
     if not every or (setup.pipeline != 0 and plan.shards == 1):
         return None
     states = {layer: state for layer, (_, state) in setup.layers.items()}
@@ -205,12 +205,12 @@ def make_stages(setup: GenerationSetup, freezer: Freezer, sink: GradientSink) ->
         loss = None
         if stop == len(setup.definition.layers):
             device = setup.device.torch_device
-            loss = Loss(layers[-1], setup.definition.loss, precision=config.precision, device=device)
+            loss = Loss(layers[-1], setup.definition.loss, precision=config.job.precision, device=device)
         stages[stage] = Stage(
             layers,
             loss,
             frozenset(plan.recompute),
-            config.seed,
+            config.job.seed,
             sink,
             masks=freezer.mask,
             forward_only=stage < setup.program.frozen_stages,

@@ -252,8 +252,8 @@ class Minibatch:
         """Reads of the step after `step` committed ones; and the first read of the step that follows, unless held-out
         samples are read before it."""
         config = self._setup.config
-        every = config.validate_every
-        ends = step + 1 == config.steps or (every and (step + 1) % every == 0)
+        every = config.job.validate_every
+        ends = step + 1 == config.job.steps or (every and (step + 1) % every == 0)
         return [*self._reads_of(step), *(() if ends else self._reads_of(step + 1)[:1])]
 
     def _reads_of(self, step: int) -> list[Wanted]:
@@ -266,7 +266,12 @@ class Minibatch:
 
 def _read(config: WorkerConfig, dataset: Dataset, total: int, wanted: Wanted) -> Found:
     samples = train_indices(
-        config.seed, wanted.step, wanted.microbatch, total, config.microbatch_size, dataset.train_samples
+        config.job.seed,
+        wanted.step,
+        wanted.microbatch,
+        total,
+        config.pipeline.microbatch_size,
+        dataset.train_samples,
     )
     return Found(samples, dataset.train(samples))
 

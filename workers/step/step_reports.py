@@ -20,7 +20,7 @@ def step_report(setup: GenerationSetup, generation: int, decision: Decision, ste
     Args:
         step_s: how long the step took here.
     """
-    samples = setup.plan.replicas * setup.plan.microbatches * setup.config.microbatch_size
+    samples = setup.plan.replicas * setup.plan.microbatches * setup.config.pipeline.microbatch_size
     return StepReport(
         generation=generation,
         step=decision.step,

@@ -234,24 +234,24 @@ class Training:
         config = self._setup.config
         self._freezer.meet(self._channel)
         stopped = self._greet()
-        while self.step < config.steps and not stopped:
+        while self.step < config.job.steps and not stopped:
             self._step()
             if self._skipped.too_many:
                 self._settle_all()
                 raise JobError(self._skipped.explain(self.step, self.loss_scale))
             stopped = self._stopped
-            if Request.REGROUP in self._requests and not stopped and self.step < config.steps:
+            if Request.REGROUP in self._requests and not stopped and self.step < config.job.steps:
                 self._settle_all()
                 return Parted(rank=self._setup.rank, step=self.step)
             self._between.attend(self.step, self._requests, self.loss_scale)
-            if not stopped and self.step < config.steps:
+            if not stopped and self.step < config.job.steps:
                 self._take_snapshot()
-            if self._next is not None and not stopped and self.step < config.steps:
+            if self._next is not None and not stopped and self.step < config.job.steps:
                 self.ended_s = time.perf_counter()
                 self.upkeep.hand_over(self.step)
                 return self._next
         self._settle_all()
-        if not stopped and config.sample_tokens:
+        if not stopped and config.job.sample_tokens:
             self._between.sample(self.step)
         if (counts := self._freezer.counts()) is not None:
             self._setup.report(counts)
@@ -266,7 +266,7 @@ class Training:
 
     @property
     def _stopped(self) -> bool:
-        return Request.STOP in self._requests and self.step < self._setup.config.steps
+        return Request.STOP in self._requests and self.step < self._setup.config.job.steps
 
     def _greet(self) -> bool:
         """Exchange greetings and finish what the previous generation left. Returns whether the job stops
@@ -276,7 +276,7 @@ class Training:
         if not known:
             told = self._channel.all_gather(setup.greeting.encode())
             self._owners = [Greeting.decode(greeting) for greeting in told]
-            if scales_loss(setup.config.precision):
+            if scales_loss(setup.config.job.precision):
                 self.loss_scale = agreed_loss_scale(self._owners, self.step)
             if setup.pipeline == 0 or setup.plan.shards > 1:  # those that others fetch from
                 setup.offer({piece for greeting in self._owners for piece in greeting.lacks})
@@ -488,8 +488,8 @@ class Training:
         warning = self._skipped.count(decision, self.loss_scale)
         if warning is not None and setup.place == 0:
             reports.append(WarningReport(rank=setup.rank, text=warning))
-        last = self._stopped or self.step == setup.config.steps
-        asked = setup.config.timeline_every and self.step % setup.config.timeline_every == 0
+        last = self._stopped or self.step == setup.config.job.steps
+        asked = setup.config.job.timeline_every and self.step % setup.config.job.timeline_every == 0
         if last or asked or self._freezer.monitoring(self.step):
             reports.append(timeline_report(setup, self.step, step.window, step_s))
         reports += self.upkeep.news(self.step)

@@ -80,7 +80,7 @@ class Adaptation:
         budget: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._setup = setup
-        self._steps = setup.config.steps
+        self._steps = setup.config.job.steps
         self._freeze = setup.config.freeze
         self._loop = loop
         self._view = view
@@ -352,7 +352,7 @@ def live_start(setup: ControllerConfig, view: JobView) -> LiveStart | None:
         factors=known.factors,
         links=known.links,
         forest=setup.forest,
-        record=str(JobFolder(config.output).planner_path) if config.adapt.record else None,
+        record=str(JobFolder(config.job.folder).planner_path) if config.adapt.record else None,
     )
 
 

@@ -125,7 +125,7 @@ class RankProcesses:
             if error.stillborn:
                 self._post(RankLost(rank, str(error)))
             else:
-                words = await last_output(self._setup.config.output, rank)
+                words = await last_output(self._setup.config.job.folder, rank)
                 died = f"its process died as it started: {words.cause or error}{words.place}"
                 self._post(RankLost(rank, died, dead=True, details=words.lines))
         except RankError as error:

@@ -71,8 +71,8 @@ class Runtime:
         self._post = post
         self._planning = CurrentReplanner(setup.replanner, lambda: self.training.look_ahead_again())
         on_host = setup.config.elastic.copies_on_host(setup.config.device)
-        self._precomputed = PrecomputedPlans(self._planning, setup.config.steps, on_host=on_host)
-        self.living = LivingRanks(setup.config.output, hosts, post, spawn)
+        self._precomputed = PrecomputedPlans(self._planning, setup.config.job.steps, on_host=on_host)
+        self.living = LivingRanks(setup.config.job.folder, hosts, post, spawn)
         patience = Patience(hosts, self.living, setup.timeout_s, post)
         self.calls = Calls(hosts, self.living, patience, setup.timeout_s, post)
         self._heartbeats = Heartbeats(

@@ -63,7 +63,7 @@ class Settling:
         """Have idle ranks write a checkpoint of what they hold, and report the result."""
         rescue, config = command.rescue, self._setup.config
         begun_s = time.monotonic()
-        path = checkpoint_folder(config.output, rescue.step, command.generation)
+        path = checkpoint_folder(config.job.folder, rescue.step, command.generation)
         error: str | None = None
         records: list[FileRecord] = []
         try:

@@ -21,6 +21,7 @@ from orchestrator.client import submit
 from orchestrator.client.running import detach, run
 from orchestrator.client.shadowing import OWN, shadowing
 from orchestrator.client.submit import Submission
+from orchestrator.prepare import settling
 from orchestrator.spec.job_spec import Spec
 from workers.protocol import JobError
 
@@ -121,7 +122,7 @@ def test_a_model_that_could_not_be_opened_starts_no_ray(
 
     monkeypatch.setattr("orchestrator.client.running.cluster.connected", connected)
     monkeypatch.setattr("orchestrator.client.running.Submission", Opened)
-    monkeypatch.setattr(submit, "outline_model", outline_model)
+    monkeypatch.setattr(settling, "outline_model", outline_model)
     with pytest.raises(JobError, match="the factory is wrong"):
         start(tiny(tmp_path, "a"), resume=False, say=print)
 
@@ -152,7 +153,7 @@ def test_ray_starts_beside_the_opening_of_what_is_freshets_own_alone(
         raise JobError("the user's own is wrong")
 
     monkeypatch.setattr("orchestrator.client.running.cluster.connected", connected)
-    monkeypatch.setattr(submit, "outline_model", outline_model)
+    monkeypatch.setattr(settling, "outline_model", outline_model)
     data = {"source": "python-docs", "path": None, **given.pop("data", {})}
     spec = tiny(tmp_path, "a", data=data, **given)
     with pytest.raises(JobError if waits else AssertionError):

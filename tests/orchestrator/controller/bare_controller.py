@@ -53,7 +53,7 @@ async def controller_of(
     monkeypatch.setattr(actor, "PlannerProcess", PlannerBeside)
     spec = made.spec.model_dump(mode="json")
     controller = Controller(*in_pieces(job.order, job.setup, spec))
-    log = JobFolder(job.setup.config.output).open_log(1)
+    log = JobFolder(job.setup.config.job.folder).open_log(1)
     controller._writer = LogWriter(log, folder / "view.json")
     controller._record(Submitted(job=job.order.job, epoch=1, spec=spec, resume=False))
     controller._loop.state = training(job)

@@ -58,7 +58,7 @@ def test_a_request_that_is_solved_when_the_job_ends_has_one_answer(
             with pytest.raises(JobError, match="the job ended first: trained to its last step, 2"):
                 await asking
             await controller._written()
-            told = [record.event for record in read_log(JobFolder(job.setup.config.output).events_path)]
+            told = [record.event for record in read_log(JobFolder(job.setup.config.job.folder).events_path)]
             assert [type(event) for event in told] == [Submitted, Commanded, Answered, Finished]
 
     asyncio.run(ask())

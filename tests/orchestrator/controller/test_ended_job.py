@@ -41,7 +41,7 @@ class Ended:
         made = resolved(tiny(folder, "ended"))
         self._job = ElasticJob(made)
         self._spec = made.spec.model_dump(mode="json")
-        self.folder = JobFolder(self._job.setup.config.output)
+        self.folder = JobFolder(self._job.setup.config.job.folder)
 
     def write(self, *told: Event) -> None:
         log = self.folder.open_log(1)

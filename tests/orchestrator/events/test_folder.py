@@ -228,7 +228,7 @@ def test_what_may_change_on_resume_is_told_and_may(tmp_path: Path) -> None:
     with pytest.raises(
         JobError, match=r"seed was 0 and is 1\. .* \[checkpoint\], \[elastic\], \[adapt\] and \[cluster\]$"
     ):
-        starting_points(other.model_copy(update={"seed": 1}))
+        starting_points(other.model_copy(update={"job": other.job.model_copy(update={"seed": 1})}))
     assert starting_points(config, "optimizer")
     with pytest.raises(JobError, match=r"settings: pipeline\.shard was 'none' and is 'gradients'"):
         starting_points(config, "gradients")

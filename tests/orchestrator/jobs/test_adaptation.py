@@ -15,7 +15,7 @@ from test_elastic_jobs import at_step, job
 from orchestrator.events import types as events
 from orchestrator.history.folder import JobFolder
 from orchestrator.lifecycle.states import Finished
-from orchestrator.prepare.resolve import Resolved
+from orchestrator.prepare.settling import Settled
 from planner.adapt.recording import Asked, Took, entries
 from planner.adapt.replaying import Decided, Observed, replayed
 from planner.adapt.speeds import Slowdowns
@@ -40,7 +40,7 @@ def made(
     pass_s: float = PASS_S,
     record: bool = False,
     **sections: dict[str, Any],
-) -> Resolved:
+) -> Settled:
     modelled = dict.fromkeys(("forward_s", "input_grad_s", "weight_grad_s"), pass_s)
     return job(
         folder,
@@ -54,7 +54,7 @@ def made(
 
 
 def adapting(
-    resolved: Resolved, act: Callable[[ElasticJob, events.Event], None], places: int | None = None
+    resolved: Settled, act: Callable[[ElasticJob, events.Event], None], places: int | None = None
 ) -> AdaptingJob:
     outline = resolved.outline
     ranks = places or len(resolved.plan.stage_ranks)
@@ -109,7 +109,7 @@ def test_a_slow_rank_is_relieved_remembered_when_another_one_dies_and_loaded_aga
     slower = next(event for event in changed if is_slow(Slowdowns(event.slowdowns)))
     assert any(f"rank {SLOW} is " in said and " times slower since step " in said for said in slower.changes)
 
-    recorded = list(entries(JobFolder(resolved.config.output).planner_path))
+    recorded = list(entries(JobFolder(resolved.config.job.folder).planner_path))
     answers = list(replayed(recorded))
     assert all(answer.same for answer in answers)
     decided = [answer for answer in answers if isinstance(answer, Decided)]
@@ -157,7 +157,7 @@ def test_switched_off_nothing_is_measured_and_nothing_moves(tmp_path: Path) -> N
 
 
 def test_a_slow_pipeline_gets_a_smaller_share_and_loses_a_rank_then(tmp_path: Path) -> None:
-    def two_pipelines(folder: Path, policy: str, pass_s: float = PASS_S) -> Resolved:
+    def two_pipelines(folder: Path, policy: str, pass_s: float = PASS_S) -> Settled:
         return made(
             folder, policy, steps=24, pass_s=pass_s, pipeline={"ranks": 4, "replicas": 2, "microbatches": 4}
         )

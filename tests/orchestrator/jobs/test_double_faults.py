@@ -17,7 +17,7 @@ from tiny_jobs import tiny
 
 from orchestrator.events import types as events
 from orchestrator.lifecycle.states import Finished
-from orchestrator.prepare.resolve import Resolved
+from orchestrator.prepare.settling import Settled
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind, Phase
 from workers.launch.ranks import Job, run_threads
@@ -32,7 +32,7 @@ PAIRS = {0: 1, 1: 0, 2: 3, 3: 2}
 Act = Callable[[ElasticJob, events.Event], None]
 
 
-def job(folder: Path, **sections: dict[str, Any]) -> Resolved:
+def job(folder: Path, **sections: dict[str, Any]) -> Settled:
     """A job of four ranks and eight steps, with a checkpoint after every other step."""
     given: dict[str, dict[str, Any]] = {
         "job": {"steps": STEPS, "sample_tokens": 0},

@@ -21,7 +21,7 @@ from orchestrator.controller.ranks import heartbeats, living
 from orchestrator.events import types as events
 from orchestrator.lifecycle.states import Failed, Finished
 from orchestrator.lifecycle.stimuli import Asked, Going, PauseAsked, ResumeAsked
-from orchestrator.prepare.resolve import Resolved
+from orchestrator.prepare.settling import Settled
 from workers.launch.ranks import Job, run_threads
 from workers.protocol import CheckpointRef, CheckpointReport, JobError, Request, StepReport
 
@@ -32,7 +32,7 @@ EMULATED = {
 }
 
 
-def job(folder: Path, name: str = "job", **sections: dict[str, Any]) -> Resolved:
+def job(folder: Path, name: str = "job", **sections: dict[str, Any]) -> Settled:
     """A job of four ranks and eight steps."""
     given: dict[str, dict[str, Any]] = {
         "job": {"steps": STEPS, "sample_tokens": 0},
@@ -238,7 +238,7 @@ def test_too_few_ranks_wait_for_room_and_go_on(tmp_path: Path, quiet: str) -> No
     assert (regrouped.cause, regrouped.lost, regrouped.joined) == ("capacity", (2,), (4,))
 
 
-def check_that_a_drain_that_leaves_too_few_loses_no_step(done: Resolved, quiet: str) -> None:
+def check_that_a_drain_that_leaves_too_few_loses_no_step(done: Settled, quiet: str) -> None:
     """Ranks 1 and 2 of a job with `min_ranks = 4` get notice, and are killed once a checkpoint is written; then others
     come."""
 
@@ -432,7 +432,7 @@ def test_an_owner_killed_between_the_gradients_it_sends_ahead_and_the_decision_c
 
 
 def test_replicas_go_on_when_one_loses_a_rank(tmp_path: Path) -> None:
-    def spec(folder: Path) -> Resolved:
+    def spec(folder: Path) -> Settled:
         return job(folder, pipeline={"ranks": 4, "replicas": 2})
 
     inject = once(at_step(3), lambda running: running.signal(2))

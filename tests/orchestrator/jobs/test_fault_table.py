@@ -26,7 +26,7 @@ from orchestrator.events import types as events
 from orchestrator.lifecycle.moves import expected
 from orchestrator.lifecycle.states import Finished, Live
 from orchestrator.lifecycle.stimuli import Migrate
-from orchestrator.prepare.resolve import Resolved
+from orchestrator.prepare.settling import Settled
 from planner.arrivals import arrivals
 from planner.wording import counted
 from workers.checkpoint.folder import checkpoints
@@ -104,7 +104,7 @@ ROWS = [
 ]
 
 
-def job(folder: Path, keeping: str, kind: FaultKind | None = None) -> Resolved:
+def job(folder: Path, keeping: str, kind: FaultKind | None = None) -> Settled:
     """A job of four ranks and two spares."""
     pipeline: dict[str, Any] = {"microbatches": 2, "microbatch_size": 1}
     if keeping in ("replicas", "shards"):
@@ -199,7 +199,7 @@ def run_with_faults(folder: Path, one: OneJob) -> FaultedJob:
     assert isinstance(ran.state, Finished), ran.state
     calm = job(folder / "calm", keeping)
     quiet = run_threads(Job(calm.config, calm.plan, calm.schedule, stop_at=ran.state.step))
-    return FaultedJob(ran, acting.told, quiet.state_sha256, done.config.output)
+    return FaultedJob(ran, acting.told, quiet.state_sha256, done.config.job.folder)
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle.states import Finished
 from orchestrator.lifecycle.stimuli import Asked
 from orchestrator.prepare.replay import recorded
-from orchestrator.prepare.resolve import Resolved
+from orchestrator.prepare.settling import Settled
 from planner.freezing import Control, FreezePlan
 from workers.launch.ranks import Job, run_threads
 from workers.protocol import CheckpointRef, FreezeReport, FreezeStarted, JobError, Request, StepReport
@@ -37,7 +37,7 @@ EMULATED = {
 }
 
 
-def job(folder: Path, name: str = "changed") -> Resolved:
+def job(folder: Path, name: str = "changed") -> Settled:
     return resolved(
         tiny(
             folder,
@@ -62,7 +62,7 @@ class ControlledJob:
 
     def __init__(
         self,
-        made: Resolved,
+        made: Settled,
         view: JobView,
         asks: dict[int, Callable[[ControlledJob], Any]],
         changed: Callable[[ControlledJob, events.FreezeChanged], Any] = lambda it, change: None,

@@ -17,7 +17,7 @@ from test_elastic_jobs import at_step, job, once
 from orchestrator.events import types as events
 from orchestrator.lifecycle.states import Failed
 from orchestrator.prepare.planning import replanner_of
-from orchestrator.prepare.resolve import Resolved
+from orchestrator.prepare.settling import Settled
 from planner.plan import Plan, recomputable
 from planner.profile import Profile
 from planner.search.recut import predicted
@@ -33,7 +33,7 @@ SHORT = 1
 STEPS = 8
 
 
-def made(folder: Path, replicas: int = 1, shard: str = "none", **sections: dict[str, Any]) -> Resolved:
+def made(folder: Path, replicas: int = 1, shard: str = "none", **sections: dict[str, Any]) -> Settled:
     return job(
         folder,
         **sections,
@@ -61,15 +61,15 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> str:
     return run_threads(Job(done.config, done.plan, done.schedule)).state_sha256
 
 
-def run(resolved: Resolved, profile: Profile | None, limit_bytes: int) -> Ran:
+def run(resolved: Settled, profile: Profile | None, limit_bytes: int) -> Ran:
     """Run the job; from its fourth step or so on, tensors of the rank `SHORT` may take `limit_bytes`."""
     fault = Fault(kind=FaultKind.OOM, limit_bytes=limit_bytes)
     act = once(at_step(3), lambda running: running.call(SHORT, "arm", fault))
     return RelievedJob(resolved, act, profile=profile).run()
 
 
-def peak_bytes(profile: Profile, resolved: Resolved, plan: Plan | None = None) -> int:
-    prediction = predicted(replanner_of(resolved, profile), plan or resolved.plan, ("",) * 4)
+def peak_bytes(profile: Profile, resolved: Settled, plan: Plan | None = None) -> int:
+    prediction = predicted(replanner_of(replace(resolved, profile=profile)), plan or resolved.plan, ("",) * 4)
     assert prediction is not None
     return prediction.memory.peak_bytes[SHORT]
 

@@ -16,7 +16,7 @@ from orchestrator.events import types as events
 from orchestrator.lifecycle.migration import Mode
 from orchestrator.lifecycle.states import Finished, Training
 from orchestrator.lifecycle.stimuli import Migrate
-from orchestrator.prepare.resolve import Resolved
+from orchestrator.prepare.settling import Settled
 from workers.launch.ranks import Job, run_threads
 from workers.protocol import StepReport, SwitchReport
 
@@ -24,7 +24,7 @@ STEPS = 24
 MODEL = {"layers": 8}
 
 
-def long_job(folder: Path, **sections: dict[str, Any]) -> Resolved:
+def long_job(folder: Path, **sections: dict[str, Any]) -> Settled:
     """A job of four ranks and ten layers."""
     given: dict[str, dict[str, Any]] = {"job": {"steps": STEPS}, "model": MODEL, **sections}
     return job(folder, "job", **given)

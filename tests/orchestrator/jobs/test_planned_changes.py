@@ -16,7 +16,7 @@ from orchestrator.events import types as events
 from orchestrator.lifecycle.commands import Switch
 from orchestrator.lifecycle.states import Finished
 from orchestrator.lifecycle.stimuli import Going, Scale
-from orchestrator.prepare.resolve import Resolved
+from orchestrator.prepare.settling import Settled
 from workers.launch.ranks import Job, run_threads
 from workers.protocol import StandbyReport, StepReport, SwitchReport, WarningReport
 
@@ -24,7 +24,7 @@ STEPS = 24
 PASS_S = 0.002
 
 
-def job(folder: Path, pass_s: float = PASS_S, **elastic: Any) -> Resolved:
+def job(folder: Path, pass_s: float = PASS_S, **elastic: Any) -> Settled:
     """Four ranks whose layers nobody else has, unless `elastic` says otherwise."""
     times = {"forward_s": pass_s, "input_grad_s": pass_s, "weight_grad_s": pass_s}
     return resolved(

@@ -112,7 +112,7 @@ def test_a_job_spreads_over_the_nodes_and_has_the_bits_of_replicas_without_ray(
 def test_a_cluster_is_measured_by_ranks_that_leave_nothing_behind(tmp_path: Path) -> None:
     spec = absolute(tiny(tmp_path, "profiled", pipeline={"ranks": 2, "microbatch_size": 1}))
     found = outline_model(spec)
-    settled = settle_spec(spec, found, {"CPU": 4}).spec
+    settled = settle_spec(spec, found, {"CPU": 4})
     profile = obtain(settled, found, ranks=2, cache=tmp_path / "cache")
     assert tuple(layer.name for layer in profile.model.layers) == found.layers
     assert len(profile.cluster.devices) == len(profile.cluster.links) == 2

@@ -13,8 +13,10 @@ from tiny_jobs import STEPS, tiny
 from orchestrator.events import types as events
 from orchestrator.history.folder import JobFolder
 from orchestrator.prepare.model_outline import absolute, outline_model
-from orchestrator.prepare.preparation import prepare
+from orchestrator.prepare.planning import replanner_of
+from orchestrator.prepare.preparation import settle
 from orchestrator.prepare.resumption import adopt
+from orchestrator.prepare.settling import with_model
 from orchestrator.spec.checks import check
 from orchestrator.trainer import PipelineTrainer
 from planner.profile import Profile
@@ -68,11 +70,11 @@ def test_a_planned_job_trains_to_the_usual_bits_and_keeps_its_plan(tmp_path: Pat
     spec = adopt(absolute(longer), marker.spec)
     emulated = spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"device": "emulated"})})
     known = [
-        prepare(check(each), found, folder, resume=True, profile_file=None, say=print)
+        settle(with_model(check(each), found), found, folder, resume=True, profile_file=None, say=print)
         for each in (spec, emulated)
     ]
     assert [each.profile for each in known] == [Profile.from_json(profile.read_text()), None]
-    assert [each.replanner.profile is not None for each in known] == [True, False]
+    assert [replanner_of(each).profile is not None for each in known] == [True, False]
     assert not unmeasured.exists()
 
 

@@ -18,7 +18,7 @@ from tiny_jobs import tiny
 from orchestrator.events import types as events
 from orchestrator.lifecycle.states import Finished
 from orchestrator.lifecycle.stimuli import Asked, Going
-from orchestrator.prepare.resolve import Resolved
+from orchestrator.prepare.settling import Settled
 from planner.shards import Piece, Shard
 from workers.build import build_layers
 from workers.checkpoint.folder import (
@@ -52,7 +52,7 @@ def job(
     shard: str = "none",
     precision: str = "float32",
     **elastic: Any,
-) -> Resolved:
+) -> Settled:
     """A job of two ranks without copies of each other's layers: a drain fetches them. A test stops it when it has
     seen enough.
 
@@ -90,12 +90,12 @@ class Drained:
 GOING = Going(frozenset({1}), "file", 30.0, "n", "h")
 
 
-def drained(done: Resolved, rig: Callable[[int], None], room: int | None = None) -> Drained:
+def drained(done: Settled, rig: Callable[[int], None], room: int | None = None) -> Drained:
     """Run a job where rank 1 gets notice once there is a checkpoint and dies while it sends its layers."""
     return lost(done, lambda running: running.post(GOING), rig=rig, room=room)
 
 
-def killed(done: Resolved, phase: Phase, room: int | None = None) -> Drained:
+def killed(done: Settled, phase: Phase, room: int | None = None) -> Drained:
     """Run a job where rank 1 is killed in a phase of a step, once there is a checkpoint."""
     kill = Fault(kind=FaultKind.KILL, phase=phase)
     found = lost(done, lambda running: running.call(1, "arm", kill), rig=all_gather_or_none, room=room)
@@ -104,7 +104,7 @@ def killed(done: Resolved, phase: Phase, room: int | None = None) -> Drained:
     return found
 
 
-def lost(done: Resolved, lose: Callable[[ElasticJob], None], **hosts: Any) -> Drained:
+def lost(done: Settled, lose: Callable[[ElasticJob], None], **hosts: Any) -> Drained:
     """Run a job that loses rank 1 once there is a checkpoint."""
     done_with: set[str] = set()
 
@@ -135,25 +135,25 @@ def lost(done: Resolved, lose: Callable[[ElasticJob], None], **hosts: Any) -> Dr
     return Drained(ran, ran.of(CheckpointReport)[0].step, regrouped, ran.state.step)
 
 
-def quiet(folder: Path, end: int, **changes: Any) -> tuple[Resolved, str]:
+def quiet(folder: Path, end: int, **changes: Any) -> tuple[Settled, str]:
     """An undisturbed run of the job to step `end`, with a checkpoint of each step; and its last state."""
     done = job(folder, {}, every_steps=1, **changes)
     return done, run_threads(Job(done.config, done.plan, done.schedule, stop_at=end)).state_sha256
 
 
-def parameters_of(done: Resolved, layer: int, shard: Shard) -> set[str]:
+def parameters_of(done: Settled, layer: int, shard: Shard) -> set[str]:
     """The trained parameters of a layer's shard."""
     config = done.config
     definition = build_definition(
-        config.model, open_dataset(config.data, config.model, config.output).vocabulary
+        config.model, open_dataset(config.data, config.model, config.job.folder).vocabulary
     )
     built = build_layers(
         definition,
         [layer],
-        seed=config.seed,
-        precision=config.precision,
+        seed=config.job.seed,
+        precision=config.job.precision,
         device=torch.device("cpu"),
-        optimizer=make_optimizer(config.optimizer, config.steps),
+        optimizer=make_optimizer(config.optimizer, config.job.steps),
         shard=shard,
     )
     return {*built[layer][1].updates}
@@ -168,11 +168,11 @@ def with_moments(state: LayerState, old: LayerState, names: set[str]) -> LayerSt
     )
 
 
-def went_on_with(quiet: Resolved, drained: Drained, pieces: Iterable[Piece], folder: Path) -> str:
+def went_on_with(quiet: Settled, drained: Drained, pieces: Iterable[Piece], folder: Path) -> str:
     """The last state if a run goes on where the others did, with the moments of `pieces` from the checkpoint."""
     shards = {piece.layer: piece.shard for piece in pieces}
     refs, step, saved = (
-        {r.step: r for r in checkpoints(quiet.config.output)},
+        {r.step: r for r in checkpoints(quiet.config.job.folder)},
         drained.regrouped.step,
         drained.saved,
     )
@@ -249,7 +249,7 @@ def test_what_siblings_computed_with_counts_only_if_it_is_the_newest_in_32_bits(
     assert went.ran.state_sha256 == quiet(tmp_path / "quiet", went.end, **shared)[1]
 
 
-def check_salvaged(done: Resolved, went: Drained, folder: Path, **shared: Any) -> None:
+def check_salvaged(done: Settled, went: Drained, folder: Path, **shared: Any) -> None:
     """Check that no step is lost, that all shards of rank 1 and no others have the moments of the checkpoint, and that
     all weights are those of the newest step."""
     assert went.ran.steps == list(range(1, went.end + 1))

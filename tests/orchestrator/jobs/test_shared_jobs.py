@@ -24,14 +24,14 @@ from orchestrator.events import types as events
 from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle.states import Training
 from orchestrator.lifecycle.stimuli import Going, Migrate, PauseAsked, ResumeAsked
-from orchestrator.prepare.resolve import Resolved
+from orchestrator.prepare.settling import Settled
 from workers.launch.ranks import Job, run_threads
 from workers.protocol import CheckpointReport, FreezeStarted
 
 PIPELINE = {"ranks": 4, "replicas": 2}
 
 
-def shared(folder: Path, **sections: dict[str, Any]) -> Resolved:
+def shared(folder: Path, **sections: dict[str, Any]) -> Settled:
     """Four ranks in two pipelines, in 16 bits, with copies of shards."""
     pipeline = {**PIPELINE, "shard": "optimizer", **sections.pop("pipeline", {})}
     precision = {"precision": "bfloat16", **sections.pop("job", {})}

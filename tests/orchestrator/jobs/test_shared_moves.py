@@ -20,7 +20,7 @@ from orchestrator.events import types as events
 from orchestrator.lifecycle.migration import Mode
 from orchestrator.lifecycle.states import Finished
 from orchestrator.lifecycle.stimuli import Going
-from orchestrator.prepare.resolve import Resolved
+from orchestrator.prepare.settling import Settled
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind
 from workers.launch.ranks import Job, run_threads
@@ -33,7 +33,7 @@ LAYERS = 10
 SOURCES, TARGETS = (0, 2), (1, 3)
 
 
-def made(folder: Path, *, shard: str = "optimizer", **sections: dict[str, Any]) -> Resolved:
+def made(folder: Path, *, shard: str = "optimizer", **sections: dict[str, Any]) -> Settled:
     """Four ranks in two pipelines, in 16 bits."""
     given = {
         "job": {"steps": STEPS, "precision": "bfloat16", **sections.pop("job", {})},

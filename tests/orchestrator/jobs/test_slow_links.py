@@ -15,7 +15,7 @@ from test_elastic_jobs import at_step, job
 
 from orchestrator.events import types as events
 from orchestrator.lifecycle.states import Finished
-from orchestrator.prepare.resolve import Resolved
+from orchestrator.prepare.settling import Settled
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind
 from workers.launch.ranks import Job, run_threads
@@ -29,7 +29,7 @@ BYTES_PER_S = 2e7
 SENDER = 0
 
 
-def made(folder: Path, policy: str, pass_s: float = PASS_S) -> Resolved:
+def made(folder: Path, policy: str, pass_s: float = PASS_S) -> Settled:
     modelled = dict.fromkeys(("forward_s", "input_grad_s", "weight_grad_s"), pass_s)
     sections: dict[str, dict[str, Any]] = {
         "job": {"steps": STEPS},

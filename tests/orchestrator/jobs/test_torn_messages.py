@@ -11,7 +11,7 @@ from tiny_jobs import write_text
 
 from orchestrator.events import types as events
 from orchestrator.lifecycle.states import Finished
-from orchestrator.prepare.resolve import Resolved
+from orchestrator.prepare.settling import Settled
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
 from workers.config import DataConfig, ElasticConfig, ModelConfig
 from workers.launch.ranks import Job, run_threads
@@ -22,7 +22,7 @@ STEPS = 4
 TIMEOUT_S = 60.0
 
 
-def job(folder: Path) -> Resolved:
+def job(folder: Path) -> Settled:
     return resolved(
         Spec(
             job=JobConfig(name="wide", steps=STEPS, sample_tokens=0, output=str(folder / "wide")),

@@ -14,7 +14,7 @@ from orchestrator.controller.requests.move_request import move_of_layers
 from orchestrator.events import types as events
 from orchestrator.lifecycle.states import Failed, Finished, Training
 from orchestrator.lifecycle.stimuli import Migrate
-from orchestrator.prepare.resolve import Resolved
+from orchestrator.prepare.settling import Settled
 from workers.fault_injection.kinds import Phase
 from workers.launch.ranks import Job, run_threads
 from workers.protocol import FaultReport, StandbyReport, StepReport, SwitchReport
@@ -24,7 +24,7 @@ OWNER = 1
 WARNING = "elastic.copies = 2 needs 3 failure domains, and the job has 2 nodes"
 
 
-def twice(folder: Path, steps: int = STEPS) -> Resolved:
+def twice(folder: Path, steps: int = STEPS) -> Settled:
     return job(folder, job={"steps": steps}, elastic={"copies": 2})
 
 
@@ -46,7 +46,7 @@ def together(ranks: set[int]) -> Act:
     return act
 
 
-def first_copy(done: Resolved) -> int:
+def first_copy(done: Settled) -> int:
     """A rank that keeps copies of layers of `OWNER`, which has the same number as its place."""
     return done.plan.standbys[done.plan.layers_of_rank(OWNER)[0]][0]
 

@@ -16,7 +16,7 @@ from orchestrator.controller.requests.move_request import described, move_to
 from orchestrator.events import types as events
 from orchestrator.lifecycle.states import Training
 from orchestrator.lifecycle.stimuli import Migrate
-from orchestrator.prepare.resolve import Resolved
+from orchestrator.prepare.settling import Settled
 from planner.wording import shares_text
 from workers.launch.ranks import Job, Run, run_threads
 from workers.protocol import StepReport, SwitchReport
@@ -24,7 +24,7 @@ from workers.protocol import StepReport, SwitchReport
 STEPS = 16
 
 
-def two_pipelines(folder: Path, shard: str = "none") -> Resolved:
+def two_pipelines(folder: Path, shard: str = "none") -> Settled:
     pipeline = {"ranks": 4, "replicas": 2, "microbatches": 4, "shard": shard}
     return job(folder, job={"steps": STEPS}, pipeline=pipeline)
 

@@ -117,7 +117,7 @@ def begun(folder: Path) -> tuple[Job, Replanner]:
     return Job(
         progress=Progress(plan=done.plan, schedule=done.schedule),
         membership=Membership(members=members, nodes=nodes),
-    ), replanner_of(done, None)
+    ), replanner_of(done)
 
 
 def test_a_rank_is_told_by_its_number(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_move_that_does_not_fit_the_memory_is_refused_by_how_much(tmp_path: Pa
     def move(memory_bytes: int) -> Move:
         """A move of layers 2 and 3 to rank 5, in a job that keeps a copy of every layer."""
         profile = made_profile(done.outline.layers, parameters, 4, memory_bytes=memory_bytes)
-        replanner = replace(replanner_of(done, None), profile=profile, parameters=parameters)
+        replanner = replace(replanner_of(done), profile=profile, parameters=parameters)
         return move_of_layers(job, replanner, (2, 4), 5, mode="live", asked_s=0.0)
 
     def most(plan: Plan) -> int:

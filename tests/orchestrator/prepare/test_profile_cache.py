@@ -70,7 +70,7 @@ def test_a_profile_that_steps_contradicted_is_measured_again(
     local = {"cluster": {"address": "local", "device": "cpu"}, "pipeline": {"ranks": 2, "microbatches": 2}}
     spec = absolute(tiny(tmp_path, "again", **local))
     found = outline_model(spec)
-    spec = settle_spec(spec, found, {"CPU": 2}).spec
+    spec = settle_spec(spec, found, {"CPU": 2})
     key = key_of(spec, 2)
     kept = replace(made_profile(found.layers, found.parameters, 2), key=key, measured_s=NOW_S, noise=NOISY)
     write(kept, tmp_path / f"{key}.json")

@@ -38,7 +38,7 @@ def settled(folder: Path, **sections: dict[str, Any]) -> tuple[Spec, ModelOutlin
     local: dict[str, Any] = {"cluster": {"address": "local", "device": "cpu"}, "pipeline": SMALL}
     spec = absolute(tiny(folder, "profiled", **{**local, **sections}))
     found = outline_model(spec)
-    return settle_spec(spec, found, {"CPU": 2}).spec, found
+    return settle_spec(spec, found, {"CPU": 2}), found
 
 
 @pytest.fixture(scope="module")

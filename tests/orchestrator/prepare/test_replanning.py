@@ -70,7 +70,7 @@ def job(
     settled = settle_spec(spec, FOUND, {})
     given = profile(ranks) if measured else None
     plan = None if given is None else first_plan(settled, given).plan
-    return replanner_of(resolve_spec(spec, FOUND, {}, epoch=1, plan=plan), given)
+    return replanner_of(replace(resolve_spec(spec, FOUND, {}, epoch=1, plan=plan), profile=given))
 
 
 def replan(made: Replanner, ranks: int, domains: str | None = None) -> Plan:

@@ -14,7 +14,7 @@ from orchestrator.events.log import EventLog
 from orchestrator.events.types import Event, Record, Submitted
 from orchestrator.prepare.model_outline import ModelOutline
 from orchestrator.prepare.replay import recorded
-from orchestrator.prepare.resolve import Resolved
+from orchestrator.prepare.settling import Settled
 from orchestrator.spec.job_spec import JobConfig, PipelineConfig, Spec
 from planner.freezing import FreezePlan
 from workers.config import EmulatedConfig, FreezeConfig
@@ -29,7 +29,7 @@ FOUND = ModelOutline(
 )
 
 
-def job(r_max: float = 0.5, microbatches: int = 2, seed: int = 0) -> Resolved:
+def job(r_max: float = 0.5, microbatches: int = 2, seed: int = 0) -> Settled:
     spec = Spec(
         job=JobConfig(name="a", seed=seed),
         pipeline=PipelineConfig(microbatches=microbatches),
@@ -52,7 +52,7 @@ def log(folder: Path, *told: Event) -> Path:
     return path
 
 
-def submitted(resolved: Resolved) -> Submitted:
+def submitted(resolved: Settled) -> Submitted:
     spec: dict[str, Any] = resolved.spec.model_dump(mode="json")
     return Submitted(job="a", epoch=1, spec=spec, resume=False)
 
@@ -81,7 +81,7 @@ def test_what_the_method_does_not_use_may_differ(tmp_path: Path) -> None:
         (job(), 5, "for 5 layers and 2 microbatches, this job has 3 and 2"),
     ],
 )
-def test_another_jobs_decisions_are_refused(tmp_path: Path, here: Resolved, layers: int, told: str) -> None:
+def test_another_jobs_decisions_are_refused(tmp_path: Path, here: Settled, layers: int, told: str) -> None:
     path = log(tmp_path, submitted(job()), FreezeStarted(plan=plan(1, 21, layers)))
     with pytest.raises(JobError, match=told):
         recorded(path, here)

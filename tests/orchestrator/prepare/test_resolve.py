@@ -13,7 +13,7 @@ import pytest
 from resolving import resolve_spec, settle_spec
 from safetensors.torch import save_file
 
-from orchestrator.prepare import resolve
+from orchestrator.prepare import settling
 from orchestrator.prepare.model_outline import ModelOutline, absolute, outline_model
 from orchestrator.prepare.profiling import key_of
 from orchestrator.spec import checks
@@ -67,7 +67,7 @@ def test_the_plan_follows_from_schedule_and_partition() -> None:
     assert done.plan.layers_per_stage == (2, 3)
     assert done.schedule.ranks == 2
     assert done.config.model.vocabulary == 256
-    assert done.config.sample_tokens == 5
+    assert done.config.job.sample_tokens == 5
     assert done.spec.pipeline.partition == (2, 3)
     assert done.spec.pipeline.chunks == 1
 
@@ -279,7 +279,7 @@ def test_emulated_times_are_read_by_the_driver(tmp_path: Path) -> None:
     given = gpt(tmp_path, cluster={"device": "emulated", "emulated": {"profile": str(profile)}})
     found = outline_model(given)
     assert found.emulated == EmulatedConfig.model_validate(times)
-    assert resolve_spec(given, found, {}, epoch=1).config.emulated == found.emulated
+    assert resolve_spec(given, found, {}, epoch=1).spec.cluster.emulated == found.emulated
     profile.write_text(json.dumps({**times, "forward_s": [1]}))
     with pytest.raises(JobError, match="forward_s has 1 times, but the model has 4 layers"):
         outline_model(given)
@@ -326,14 +326,14 @@ def test_every_example_can_be_cut_as_it_asks(path: Path, tmp_path: Path) -> None
 def test_redundancy_that_is_unset_goes_by_the_ranks(ranks: int, expected: str) -> None:
     given = spec(PipelineConfig(ranks=ranks))
     done = resolve_spec(given, FOUND, {}, epoch=1)
-    assert settle_spec(given, FOUND, {}).spec.elastic.redundancy == expected
+    assert settle_spec(given, FOUND, {}).elastic.redundancy == expected
     assert done.spec.elastic.redundancy == done.config.elastic.redundancy == expected
     assert any(done.plan.standbys) is (expected == "peer")
 
 
 def test_redundancy_of_a_searched_number_of_ranks_waits_for_the_plan() -> None:
     given = spec(PipelineConfig(ranks="auto", partition="dynpipe"))
-    assert settle_spec(given, FOUND, {}).spec.elastic.redundancy is None
+    assert settle_spec(given, FOUND, {}).elastic.redundancy is None
     plan = resolve_spec(spec(PipelineConfig(ranks=2)), FOUND, {}, epoch=1).plan
     assert resolve_spec(given, FOUND, {}, epoch=1, plan=plan).spec.elastic.redundancy == "peer"
 
@@ -353,8 +353,10 @@ def test_a_first_plan_has_as_many_copies_as_asked() -> None:
     assert done.config.elastic.peer_copies == 2
 
 
-def test_a_spec_is_settled_once_on_its_way_to_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each rule runs once. Redundancy runs once more for the ranks of the plan, which a search may choose."""
+@pytest.mark.parametrize("ranks", [2, "auto"])
+def test_a_spec_is_settled_once_on_its_way_to_the_ranks(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rule runs once; that of redundancy as soon as the ranks are known, which a search may choose."""
+    plan = resolve_spec(spec(PipelineConfig(ranks=2)), FOUND, {}, epoch=1).plan
     entered: list[str] = []
 
     def count(module: ModuleType, name: str) -> None:
@@ -366,11 +368,12 @@ def test_a_spec_is_settled_once_on_its_way_to_the_ranks(monkeypatch: pytest.Monk
 
         monkeypatch.setattr(module, name, counted)
 
-    for name in ("base_schedule", "settle_phases", "settle_elastic"):
+    for name in ("settle_phases", "settle_elastic"):
         count(checks, name)
-    count(resolve, "settle_elastic")
-    resolve_spec(spec(PipelineConfig(ranks=2)), FOUND, {}, epoch=1)
-    assert sorted(entered) == ["base_schedule", "settle_elastic", "settle_elastic", "settle_phases"]
+    for name in ("settle_elastic", "check_layers"):
+        count(settling, name)
+    resolve_spec(spec(PipelineConfig(ranks=ranks)), FOUND, {}, epoch=1, plan=plan)
+    assert sorted(entered) == ["check_layers", "settle_elastic", "settle_phases"]
 
 
 def test_a_text_is_known_by_its_content_and_not_by_its_path(tmp_path: Path) -> None:
@@ -386,7 +389,7 @@ def test_a_text_is_known_by_its_content_and_not_by_its_path(tmp_path: Path) -> N
     with pytest.raises(JobError, match=r"not data\.sha256 = .*: the text or the tokenizer has changed"):
         opened("b.txt", "wort " * 100, sha256=first.data_sha256)
     settled = settle_spec(spec(PipelineConfig()), first, {})
-    assert settled.spec.data.sha256 == first.data_sha256
+    assert settled.data.sha256 == first.data_sha256
 
 
 def test_a_microbatch_holds_no_more_than_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

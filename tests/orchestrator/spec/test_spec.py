@@ -293,7 +293,7 @@ def test_shared_states_go_with_some_settings_only(
 def test_shared_states_go_with_every_way_to_move_and_to_adapt(migration: str) -> None:
     elastic = {"migration": migration, "salvage": "weights"}
     given = {"pipeline": SHARED, "elastic": elastic, "adapt": {"policy": "measured"}}
-    settled = check(Spec.model_validate({"job": {"name": "a"}, **given})).spec.elastic
+    settled = check(Spec.model_validate({"job": {"name": "a"}, **given})).elastic
     assert (settled.migration, settled.salvage, settled.redundancy) == (migration, "weights", "peer")
 
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from jobs import changed, small_config
 from saved_checkpoints import NAMES, PLAN, Layer, job_folder, manifest, saved, trained
 
 from planner.codec import from_json
 from planner.plan import Plan
+from workers.checkpoint.coordination import manifest_mismatch
 from workers.checkpoint.folder import (
     checkpoint_folder,
     checkpoints,
@@ -91,9 +93,28 @@ def test_what_format_1_calls_bfloat16_is_autocast(output: str) -> None:
     saved(output, 20)
     (ref,) = checkpoints(output)
     fields = vars(read_manifest(ref))
-    for written, meant in ((1, "bfloat16-autocast"), (FORMAT, "bfloat16")):
+    for written, meant in ((1, "bfloat16-autocast"), (3, "bfloat16")):
         old = Manifest(**{**fields, "format": written, "spec": {"precision": "bfloat16"}})
-        assert Manifest.from_json(old.to_json()).spec == {"precision": meant}
+        assert Manifest.from_json(old.to_json()).spec["job"]["precision"] == meant
+
+
+def test_a_manifest_of_format_3_has_keys_beside_its_sections(output: str) -> None:
+    config = small_config(Path(output), compile=True, replicas=2)
+    flat = {"job": config.job.name, "model": config.model.model_dump(mode="json"), "device": "cpu"}
+    flat |= config.job.model_dump(mode="json", exclude={"name"})
+    flat |= config.pipeline.model_dump(mode="json", include={"microbatch_size", "microbatches", "replicas"})
+    flat |= {name: getattr(config, name).model_dump(mode="json") for name in ("data", "optimizer", "freeze")}
+    saved(output, 20)
+    (ref,) = checkpoints(output)
+    old = Manifest(**{**vars(read_manifest(ref)), "format": 3, "spec": flat})
+    read = Manifest.from_json(old.to_json())
+    assert manifest_mismatch(read, config) == {}
+    changes = {"seed": 4, "microbatches": 8, "device": "cuda"}
+    assert manifest_mismatch(read, changed(config, **changes)).keys() == {
+        "job.seed",
+        "pipeline.microbatches",
+        "cluster.device",
+    }
 
 
 def test_every_dtype_and_shape_comes_back(tmp_path: Path) -> None:

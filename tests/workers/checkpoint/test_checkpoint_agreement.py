@@ -34,7 +34,7 @@ class Ranks:
         for rank, layer in zip(self.ranks, self.layers, strict=True):
             rank.start(step, lambda layer=layer: [host_copy(layer)])
             rank._take(rank._writer.wait())
-        return checkpoint_folder(self.config.output, step, 1)
+        return checkpoint_folder(self.config.job.folder, step, 1)
 
     def commit(self, step: int) -> list[int]:
         """The step of the newest checkpoint that each rank considers complete."""
@@ -60,6 +60,6 @@ def test_a_checkpoint_without_a_manifest_is_whole_for_nobody(tmp_path: Path) -> 
     Path(second).touch()
     ranks.commit(5)
     assert [ranks.commit(step) for step in (6, 7)] == [[2, 2], [2, 2]]
-    assert [ref.path for ref in checkpoints(ranks.config.output)] == [first]
+    assert [ref.path for ref in checkpoints(ranks.config.job.folder)] == [first]
     told = [(one.step, one.error is None) for one in ranks.told if isinstance(one, CheckpointReport)]
     assert told == [(2, True), (4, False)]

@@ -154,8 +154,8 @@ def test_a_damaged_checkpoint_costs_no_build_and_leaves_no_value(tmp_path: Path,
         tmp_path, "batchnorm", steps=4, freeze=freeze, checkpoint=CheckpointConfig(every_steps=2)
     )
     run_threads(job(config))
-    newest, older = checkpoints(config.output)
-    assert corrupt_newest_checkpoint(config.output)
+    newest, older = checkpoints(config.job.folder)
+    assert corrupt_newest_checkpoint(config.job.folder)
     with ranked(config) as here:
         here.build_ahead()
         damage = here.rank.follow(replace(here.first, start=newest, step=newest.step))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from jobs import job
+from jobs import changed, job
 from rank_group import RankGroup, parted, quiet_sha256, state_sha256
 from test_freezing_training import METHODS
 from test_standby import configured
@@ -86,7 +86,7 @@ class Joining:
 @contextmanager
 def joining(tmp_path: Path, case: str = "gpt") -> Iterator[tuple[Joining, Job]]:
     config, about = configured(tmp_path, case)
-    config = config.model_copy(update={"steps": ENDLESS})
+    config = changed(config, steps=ENDLESS)
     with RankGroup(config, 3) as group:
         yield Joining(config, group, **about), job(config, **about)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from jobs import DEVICE, job
+from jobs import DEVICE, changed, job
 from rank_group import RankGroup, drilled, quiet_sha256, state_sha256, with_standbys
 from test_migration import ENDLESS, follow, moving
 from test_redundancy import DECISION, base, drawn, settings
@@ -603,12 +603,12 @@ def test_a_copy_in_host_memory_takes_over_with_the_same_bits(
         following = job(config, ranks=len(members), schedule="1f1b", **about)
         ended = group.train(following, members, plan=with_standbys(following), step=settled, sources=sources)
         assert state_sha256(ended) == expected
-        assert sorted(group.steps()) == list(range(1, config.steps + 1))
+        assert sorted(group.steps()) == list(range(1, config.job.steps + 1))
 
 
 def test_layers_move_and_what_their_owner_keeps_of_them_takes_over_again(tmp_path: Path) -> None:
     config, about = configured(tmp_path, "timelyfreeze+apf")
-    config = kept_on_host(drilled(config)).model_copy(update={"steps": ENDLESS})
+    config = changed(kept_on_host(drilled(config)), steps=ENDLESS)
     three = job(config, ranks=3, schedule="zb-h1", counts=(3, 3, 2), **about)
     copying, taking = moving(three, (1, 5, 2), with_standbys(three))
     assert taking.standbys[1] == taking.standbys[2] == (0,)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from jobs import job, small_config
+from jobs import changed, job, small_config
 from long_operation import compute_long, drawing_meanwhile
 from torch import nn
 
@@ -181,8 +181,8 @@ def test_shards_without_moments_get_those_of_the_checkpoint_and_no_others_do(
         elastic=ElasticConfig(salvage="weights"),
         checkpoint=CheckpointConfig(every_steps=2),
     )
-    run_threads(job(config.model_copy(update={"steps": 2})))
-    (saved,) = checkpoints(config.output)
+    run_threads(job(changed(config, steps=2)))
+    (saved,) = checkpoints(config.job.folder)
     manifest = read_manifest(saved)
     rank = Rank(config, 0, lambda report: None, secret=SECRET)
     rank.setup()

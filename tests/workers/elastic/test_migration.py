@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from jobs import job
+from jobs import changed, job
 from rank_group import RankGroup, quiet_sha256, state_sha256, with_standbys
 from test_freezing_training import METHODS
 from test_standby import configured
@@ -73,7 +73,7 @@ def follow(group: RankGroup, job: Job, members: Sequence[int], plan: Plan) -> No
 @pytest.mark.parametrize("case", ["gpt", "tied", "batchnorm", *METHODS])
 def test_layers_move_up_and_down_with_the_same_bits(tmp_path: Path, case: str) -> None:
     config, about = configured(tmp_path, case)
-    config = config.model_copy(update={"steps": ENDLESS})
+    config = changed(config, steps=ENDLESS)
     three = job(config, ranks=3, schedule="zb-h1", counts=(3, 3, 2), **about)
     with RankGroup(config, 3) as group:
 
@@ -103,7 +103,7 @@ def test_layers_move_up_and_down_with_the_same_bits(tmp_path: Path, case: str) -
 def test_ranks_exchange_their_parts_with_the_same_bits(tmp_path: Path) -> None:
     """Stages come to other ranks, layers to other stages, and everything back."""
     config, about = configured(tmp_path, "batchnorm")
-    config = config.model_copy(update={"steps": ENDLESS})
+    config = changed(config, steps=ENDLESS)
     three = job(config, ranks=3, schedule="zb-h1", counts=(3, 3, 2), **about)
     now = with_standbys(three)
     layers = range(now.layers[-1][1])
@@ -175,7 +175,7 @@ def deferring(group: RankGroup, job: Job, held: Arrivals, copying: Plan, taking:
 
 def test_deferred_updates_change_the_bits_and_nothing_else(tmp_path: Path) -> None:
     config, about = configured(tmp_path, "batchnorm")
-    config = config.model_copy(update={"steps": ENDLESS})
+    config = changed(config, steps=ENDLESS)
     three = job(config, ranks=3, schedule="1f1b", counts=(3, 3, 2), **about)
     copying, taking = moving(three, (3, 1, 4), with_standbys(three, 2))
     held = ((Piece(4), 2), (Piece(5), 2))
@@ -197,7 +197,7 @@ def test_deferred_updates_change_the_bits_and_nothing_else(tmp_path: Path) -> No
 def test_a_loss_on_either_side_voids_the_move(tmp_path: Path, lost: int) -> None:
     """The source (1) or the destination (2) dies during the copy, and the job goes on as without a move."""
     config, about = configured(tmp_path, "batchnorm")
-    config = config.model_copy(update={"steps": ENDLESS})
+    config = changed(config, steps=ENDLESS)
     three = job(config, ranks=3, schedule="1f1b", counts=(3, 3, 2), **about)
     plan = with_standbys(three, 2)
     copying, taking = moving(three, (3, 1, 4), plan)
@@ -228,7 +228,7 @@ def test_a_loss_on_either_side_voids_the_move(tmp_path: Path, lost: int) -> None
 
 def test_nobody_follows_a_plan_that_one_rank_does_not_know(tmp_path: Path) -> None:
     config, about = configured(tmp_path, "plain")
-    config = config.model_copy(update={"steps": 12})
+    config = changed(config, steps=12)
     two = job(config, ranks=2, schedule="1f1b", **about)
     copying, _ = moving(two, (3, 5))
     with RankGroup(config, 2) as group:

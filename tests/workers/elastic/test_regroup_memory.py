@@ -146,7 +146,7 @@ def test_a_rank_that_goes_back_lets_go_of_its_layers_first(
     here = ranks_of(config, 1, closing)
     here.follow(here.assign(one))
     assert here.train_one_step(1, Request.STOP) == 1
-    (ref,) = checkpoints(config.output)
+    (ref,) = checkpoints(config.job.folder)
     here.settle(1)
     before = {layer: digest(state) for layer, state in here.states().items()}
     here.follow(here.assign(one, step=1, start=ref))

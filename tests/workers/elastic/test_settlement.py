@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from jobs import job, small_config
+from jobs import changed, job, small_config
 from rank_group import Raised, RankGroup, drilled, state_sha256, with_standbys
 
 from workers.checkpoint.folder import checkpoints
@@ -96,7 +96,7 @@ def test_a_stop_that_the_last_of_a_generation_agreed_on_is_done_by_the_next(tmp_
         ended = group.train(two, (0, 1), step=step, sources=sources)
         assert {(outcome.step, outcome.stopped) for outcome in ended.values()} == {(1, True)}
         assert sorted(group.steps()) == [1]
-    assert [ref.step for ref in checkpoints(config.output)] == [1]
+    assert [ref.step for ref in checkpoints(config.job.folder)] == [1]
 
 
 def test_a_validation_and_a_checkpoint_that_a_loss_cut_off_are_done_again(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_validation_and_a_checkpoint_that_a_loss_cut_off_are_done_again(tmp_pa
     )
     quiet = run_threads(job(config))
     validations = {r.step: r.loss for r in quiet.reports if isinstance(r, ValidationReport)}
-    again = drilled(config.model_copy(update={"output": str(tmp_path / "lost")}))
+    again = drilled(changed(config, output=str(tmp_path / "lost")))
     three = job(again, ranks=3, schedule="1f1b")
     with RankGroup(again, 3) as group:
         group.arm(1, Fault(kind=FaultKind.KILL, step=2, phase=Phase.AFTER_COMMIT))
@@ -117,7 +117,7 @@ def test_a_validation_and_a_checkpoint_that_a_loss_cut_off_are_done_again(tmp_pa
         told = group.of(ValidationReport)
         assert {r.step: r.loss for r in told} == validations
         assert len(told) == len(validations)
-    assert [ref.step for ref in checkpoints(again.output)] == [4, 2]
+    assert [ref.step for ref in checkpoints(again.job.folder)] == [4, 2]
 
 
 def test_a_checkpoint_that_nobody_knows_to_be_whole_is_made_up_for_at_once(tmp_path: Path) -> None:
@@ -131,4 +131,4 @@ def test_a_checkpoint_that_nobody_knows_to_be_whole_is_made_up_for_at_once(tmp_p
         assert group.fired == [(1, "kill", 4, "after-commit")]
         two = job(config, ranks=2, schedule="1f1b")
         group.train(two, (0, 2), step=step, sources=sources)
-    assert {4, 6} <= {ref.step for ref in checkpoints(config.output)}, "not the one of step 3 alone"
+    assert {4, 6} <= {ref.step for ref in checkpoints(config.job.folder)}, "not the one of step 3 alone"

@@ -199,14 +199,14 @@ def test_a_snapshot_can_be_written_as_a_checkpoint(tmp_path: Path) -> None:
         step, sources, _ = snapshot(positions)
         assert 0 < step <= reached
         holders = {each.layer: each.rank for each in sources}
-        folder = checkpoint_folder(config.output, step, 1)
+        folder = checkpoint_folder(config.job.folder, step, 1)
         told = {
             rank: (folder, step, tuple(layer for layer, at in holders.items() if at == rank))
             for rank in {*holders.values()}
         }
         records = [record for written in group.call("save", told).values() for record in written]
         assert group.call("seal", {1: (folder, step, three.plan, 1, records)}) == {1: None}
-    (ref,) = [ref for ref in checkpoints(config.output) if ref.step == step]
+    (ref,) = [ref for ref in checkpoints(config.job.folder) if ref.step == step]
     with RankGroup(config, 1) as group:
         assert state_sha256(group.train(job(config), (0,), step=step, start=ref)) == expected
 
@@ -241,7 +241,7 @@ def states_of(tmp_path: Path, layers: Sequence[int]) -> list[LayerState]:
         seed=1,
         precision="float32",
         device=torch.device("cpu"),
-        optimizer=make_optimizer(config.optimizer, config.steps),
+        optimizer=make_optimizer(config.optimizer, config.job.steps),
     )
     return [built[layer][1] for layer in layers]
 
@@ -280,7 +280,7 @@ def test_an_update_waits_until_layers_are_copied(tmp_path: Path, monkeypatch: py
     run_threads(work)
     saved = {
         (layer, ref.step): digest(read_layer(ref, read_manifest(ref), layer))
-        for ref in checkpoints(config.output)
+        for ref in checkpoints(config.job.folder)
         for layer in LAYERS
     }
     assert {layer for layer, step in seen if step == 2} == {*LAYERS}
@@ -501,5 +501,5 @@ def test_a_checkpoint_of_the_step_gone_back_to_is_written_again(tmp_path: Path) 
         _, positions, _ = group.settle()
         step, sources, _ = snapshot(positions)
         group.train(two, (0, 1), step=step, sources=sources)
-    again = [ref.path for ref in checkpoints(config.output) if ref.step == step]
+    again = [ref.path for ref in checkpoints(config.job.folder) if ref.step == step]
     assert any(path.endswith("-gen-2") for path in again)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import job, small_config
+from jobs import changed, job, small_config
 from rank_group import RankGroup, drilled, parted, quiet_sha256, state_sha256, with_standbys
 from test_engine_bits import real_config
 from test_freezing_control import control, solved
@@ -77,7 +77,7 @@ def test_a_copy_takes_over_with_the_same_bits(tmp_path: Path, case: str) -> None
 def test_copies_made_again_while_training_goes_on_take_over_the_next_time(tmp_path: Path, case: str) -> None:
     config, about = configured(tmp_path, case)
     # The test stops the job once everything has happened.
-    config = config.model_copy(update={"steps": 10_000})
+    config = changed(config, steps=10_000)
     shrinking = [job(config, ranks=ranks, schedule="1f1b", **about) for ranks in (4, 3, 2, 1)]
     members = [0, 1, 2, 3]
     with RankGroup(config, 4) as group:

@@ -199,7 +199,7 @@ def test_state_without_statistics_loads_as_before_any_check() -> None:
 def test_a_job_that_freezes_nothing_writes_the_files_it_always_wrote(tmp_path: Path) -> None:
     config = small_config(tmp_path)
     run_threads(job(config))
-    (ref,) = checkpoints(config.output)
+    (ref,) = checkpoints(config.job.folder)
     assert read_layer(ref, read_manifest(ref), 0).freezing == {}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from jobs import job, small_config
+from jobs import changed, job, small_config
 from test_freezing_training import METHODS, RATIOS, SHAPES, frozen_actions, steps_of
 
 from planner.freezing import Control, FreezePlan, Phases
@@ -89,10 +89,10 @@ def test_changes_give_the_same_bits_on_any_partition_and_after_stops(tmp_path: P
         assert steps_of(run) == steps_of(expected), shape
     # Stopped at commits at which the settings change.
     for stop_at in (2, 9):
-        again = config.model_copy(update={"output": str(tmp_path / f"stopped-{stop_at}")})
+        again = changed(config, output=str(tmp_path / f"stopped-{stop_at}"))
         first, second = {"ranks": 2, "schedule": "1f1b"}, {"ranks": 4, "schedule": "zb-h1"}
         stopped = run_threads(job(again, freeze_plans=plans, stop_at=stop_at, **first))
-        start = checkpoints(again.output)[0]
+        start = checkpoints(again.job.folder)[0]
         resumed = run_threads(job(again, freeze_plans=plans, start=start, generation=2, **second))
         assert resumed.state_sha256 == expected.state_sha256, stop_at
         assert steps_of(stopped) + steps_of(resumed) == steps_of(expected), stop_at

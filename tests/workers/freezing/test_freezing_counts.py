@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from jobs import job
+from jobs import changed, job
 from rank_group import RankGroup, state_sha256, with_standbys
 from test_migration import ENDLESS, follow, moving
 from test_standby import configured
@@ -54,7 +54,7 @@ def stopped_at(work: Job, step: int) -> Run:
 @pytest.mark.parametrize("method", ["timelyfreeze", "apf", "timelyfreeze+apf"])
 def test_layers_that_change_ranks_keep_their_counts(tmp_path: Path, method: str) -> None:
     config, about = configured(tmp_path, method)
-    config = config.model_copy(update={"steps": ENDLESS})
+    config = changed(config, steps=ENDLESS)
     three = job(config, ranks=3, schedule="zb-h1", counts=(3, 3, 2), **about)
     with RankGroup(config, 3) as group:
 
@@ -84,7 +84,7 @@ def test_layers_that_change_ranks_keep_their_counts(tmp_path: Path, method: str)
 
 def test_what_a_killed_rank_had_told_stays_counted(tmp_path: Path) -> None:
     config, about = configured(tmp_path, "timelyfreeze")
-    config = config.model_copy(update={"steps": 12})
+    config = changed(config, steps=12)
     three = job(config, ranks=3, schedule="1f1b", counts=(3, 3, 2), **about)
     quiet = run_threads(job(config, **about))
     with RankGroup(config, 3) as group:
@@ -112,10 +112,10 @@ def test_a_resumed_run_goes_on_counting(tmp_path: Path, method: str) -> None:
     config, about = configured(tmp_path, method)
     quiet = run_threads(job(config, **about))
     first = stopped_at(job(config, ranks=2, schedule="1f1b", **about), 5)
-    start = next(ref for ref in checkpoints(config.output) if ref.step == 5)
+    start = next(ref for ref in checkpoints(config.job.folder) if ref.step == 5)
     second = run_threads(job(config, ranks=1, start=start, generation=2, **about))
-    told = counted([*first.reports, *second.reports], config.steps)
-    assert told.whole == config.steps
+    told = counted([*first.reports, *second.reports], config.job.steps)
+    assert told.whole == config.job.steps
     assert frozen(told) == undisturbed(quiet)
 
 

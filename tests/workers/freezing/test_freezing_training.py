@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from jobs import job, small_config
+from jobs import changed, job, small_config
 from reference import train_plainly
 from test_engine_bits import losses, real_config
 from torch import nn
@@ -112,11 +112,11 @@ def test_processes_and_replicas_give_the_same_bits(tmp_path: Path, method: str) 
 def test_stop_and_resume_at_any_step_in_any_phase(tmp_path: Path, method: str) -> None:
     config = small_config(tmp_path / "quiet", "batchnorm", steps=9, freeze=METHODS[method])
     expected = run_threads(frozen_job(config, ranks=2, schedule="1f1b"))
-    for stop_at in range(1, config.steps):
-        again = config.model_copy(update={"output": str(tmp_path / f"stop-{stop_at}")})
+    for stop_at in range(1, config.job.steps):
+        again = changed(config, output=str(tmp_path / f"stop-{stop_at}"))
         first, second = SHAPES[stop_at % 3], SHAPES[(stop_at + 1) % 3]
         stopped = run_threads(frozen_job(again, stop_at=stop_at, **first))
-        (newest,) = checkpoints(again.output)
+        (newest,) = checkpoints(again.job.folder)
         assert newest.step == stop_at
         resumed = run_threads(frozen_job(again, start=newest, generation=2, **second))
         assert resumed.state_sha256 == expected.state_sha256, stop_at
@@ -245,7 +245,7 @@ def test_frozen_in_every_microbatch_is_no_update_at_all(tmp_path: Path) -> None:
     )
     done = {}
     for stop_at in (3, 8):
-        output = config.model_copy(update={"output": str(tmp_path / str(stop_at))})
+        output = changed(config, output=str(tmp_path / str(stop_at)))
         run = run_threads(job(output, ranks=2, schedule="1f1b", freeze_plans=(plan,), stop_at=stop_at))
         done[stop_at] = {layer: text for outcome in run.outcomes for layer, text in outcome.layer_digests}
     assert {layer for layer in range(8) if done[3][layer] == done[8][layer]} == {2}
@@ -285,10 +285,10 @@ def test_a_resumed_hybrid_knows_what_was_settled_on_other_ranks(tmp_path: Path, 
     plan = FreezePlan(epoch=1, version=1, ratios=((0.5,) * 4,) * 8, stages=((0, 8),), start=4)
     shape = {"ranks": 2, "schedule": "1f1b", "freeze_plans": (plan,)}
     expected = run_threads(job(config, **shape))
-    again = config.model_copy(update={"output": str(tmp_path / "stopped")})
+    again = changed(config, output=str(tmp_path / "stopped"))
     # Checks happen at every even step; the stopped run's last check decides the next two steps.
     stopped = run_threads(job(again, stop_at=12, **shape))
-    resumed = run_threads(job(again, start=checkpoints(again.output)[0], generation=2, **shape))
+    resumed = run_threads(job(again, start=checkpoints(again.job.folder)[0], generation=2, **shape))
     assert resumed.state_sha256 == expected.state_sha256
     assert steps_of(stopped) + steps_of(resumed) == steps_of(expected)
 

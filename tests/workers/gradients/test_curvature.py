@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 import torch
-from jobs import job, small_config
+from jobs import changed, job, small_config
 from quadratic import SMOOTHNESS, WIDTH
 from test_freezing_training import METHODS, frozen_job
 
@@ -67,7 +67,7 @@ def samples(run: Run) -> list[CurvatureSample]:
 def test_the_curvature_of_a_quadratic_loss_is_found(tmp_path: Path, replicas: int) -> None:
     config = quadratic_config(tmp_path, replicas=replicas)
     found = samples(run_threads(job(config, ranks=2, layers=4)))
-    assert len(found) == config.steps - 1
+    assert len(found) == config.job.steps - 1
     assert estimate(found).smoothness == pytest.approx(SMOOTHNESS, rel=1e-5)
     # The residual r shrinks by a factor of 1 - lr L per step; each layer's gradient is its factor times r.
     first = sum((2 * index - (WIDTH - 1)) ** 2 for index in range(WIDTH)) * SMOOTHNESS
@@ -125,7 +125,7 @@ def test_steps_that_may_freeze_are_no_samples(tmp_path: Path, method: str, expec
     # Nothing is frozen up to step 2, the end of TimelyFreeze's upper half; APF's warm-up ends after step 1.
     config = small_config(tmp_path, steps=6, freeze=METHODS[method])
     off = run_threads(frozen_job(config, ranks=2))
-    on = run_threads(frozen_job(config.model_copy(update={"curvature_every": 1}), ranks=2))
+    on = run_threads(frozen_job(changed(config, curvature_every=1), ranks=2))
     assert list(parts(on)) == expected
     assert all(len(ranks) == 2 for ranks in parts(on).values())
     assert on.state_sha256 == off.state_sha256
@@ -136,7 +136,7 @@ def test_a_resumed_job_goes_on_sampling(tmp_path: Path) -> None:
     whole = run_threads(job(small_config(tmp_path / "whole", **fields), ranks=2))
     config = small_config(tmp_path / "again", **fields)
     stopped = run_threads(job(config, ranks=2, stop_at=2))
-    resumed = run_threads(job(config, start=checkpoints(config.output)[0], generation=2))
+    resumed = run_threads(job(config, start=checkpoints(config.job.folder)[0], generation=2))
     assert resumed.state_sha256 == whole.state_sha256
     # What step 2 had kept is lost with the first run.
     assert (list(sums(stopped)), list(sums(resumed)), list(sums(whole))) == ([], [5], [3, 5])

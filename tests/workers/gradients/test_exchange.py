@@ -191,19 +191,24 @@ def test_a_tied_parameter_counts_once_in_the_norm(tmp_path: Path) -> None:
     config = small_config(tmp_path, "tied", steps=1, optimizer=OptimizerConfig(lr=0.01, clip_norm=None))
     definition = build_definition(config.model, None)
     dataset = open_dataset(config.data, config.model, str(tmp_path)).dataset
-    modules = [build_module(definition, i, config.seed) for i in range(len(definition.layers))]
+    modules = [build_module(definition, i, config.job.seed) for i in range(len(definition.layers))]
     (group,) = definition.ties
     first, *others = (modules[definition.names.index(ref.layer)].get_submodule("up") for ref in group)
     for other in others:
         other.weight = first.weight
     for microbatch in range(config.microbatches):
         indices = train_indices(
-            config.seed, 0, microbatch, config.microbatches, config.microbatch_size, dataset.train_samples
+            config.job.seed,
+            0,
+            microbatch,
+            config.microbatches,
+            config.pipeline.microbatch_size,
+            dataset.train_samples,
         )
         batch = dataset.train(indices)
         tensors = batch.inputs
         for module, name in zip(modules, definition.names, strict=True):
-            with rng.keyed(rng.key(config.seed, "forward", 0, microbatch, name)):
+            with rng.keyed(rng.key(config.job.seed, "forward", 0, microbatch, name)):
                 tensors = (module(*tensors),)
         definition.loss(*tensors, *batch.targets).backward()
     unique = {id(p): p for module in modules for p in module.parameters()}

@@ -91,12 +91,14 @@ def test_each_sample_is_used_where_it_belongs(tmp_path: Path) -> None:
     config = small_config(tmp_path, replicas=3)
     found = run_threads(shared(job(config, ranks=2, schedule="1f1b"), (2, 7, 3)))
     due = [
-        samples_digest({g: train_indices(config.seed, step, g, 12, 2, 64) for g in range(12)})
-        for step in range(config.steps)
+        samples_digest({g: train_indices(config.job.seed, step, g, 12, 2, 64) for g in range(12)})
+        for step in range(config.job.steps)
     ]
     assert digests(found) == due
     # 5 steps of 24 samples are an epoch of 64 and most of a second: none is used a third time.
-    used = [i for step in range(5) for g in range(12) for i in train_indices(config.seed, step, g, 12, 2, 64)]
+    used = [
+        i for step in range(5) for g in range(12) for i in train_indices(config.job.seed, step, g, 12, 2, 64)
+    ]
     assert sorted({used.count(sample) for sample in range(64)}) == [1, 2]
 
 

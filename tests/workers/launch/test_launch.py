@@ -41,7 +41,7 @@ def test_all_ranks_take_up_the_plan_that_an_observer_returns(tmp_path: Path) -> 
         for report in run.reports
         if isinstance(report, FreezeReport) and report.step > 2
     }
-    expected = {step: 1.0 if step >= started.start else 0.0 for step in range(3, config.steps + 1)}
+    expected = {step: 1.0 if step >= started.start else 0.0 for step in range(3, config.job.steps + 1)}
     assert frozen == {(step, rank): [share] * 4 for step, share in expected.items() for rank in range(2)}
 
 

@@ -80,12 +80,12 @@ def test_the_same_bits_on_any_number_of_ranks(tmp_path: Path, trait: str) -> Non
     trained = run_threads(job(first, stop_at=2))
     assert trained.outcomes[0].stopped
     path = tmp_path / "w.safetensors"
-    export(first.output, str(path))
+    export(first.job.folder, str(path))
 
     still = starting_from(small_config(tmp_path / "still", trait, steps=1), path)
     still = still.model_copy(update={"optimizer": OptimizerConfig(lr=1e-30, weight_decay=0.0)})
     run_threads(job(still, stop_at=1))
-    (ref,) = checkpoints(still.output)
+    (ref,) = checkpoints(still.job.folder)
     manifest, given = read_manifest(ref), load_file(path)
     for layer, name in enumerate(manifest.layers):
         for key, weight in read_layer(ref, manifest, layer).weights.items():
@@ -102,10 +102,10 @@ def test_a_checkpoint_counts_more_than_the_file(tmp_path: Path) -> None:
     first = small_config(tmp_path / "first")
     run_threads(job(first, stop_at=1))
     path = tmp_path / "w.safetensors"
-    export(first.output, str(path))
+    export(first.job.folder, str(path))
     whole = run_threads(job(starting_from(small_config(tmp_path / "whole"), path))).state_sha256
     config = starting_from(small_config(tmp_path / "halves"), path)
     run_threads(job(config, stop_at=3))
     path.unlink()
-    resumed = run_threads(job(config, ranks=2, start=checkpoints(config.output)[0], generation=2))
+    resumed = run_threads(job(config, ranks=2, start=checkpoints(config.job.folder)[0], generation=2))
     assert resumed.state_sha256 == whole

@@ -228,7 +228,7 @@ def test_shards_and_their_copies_are_predicted(
     # A thread that is kept from its core may update a copy beside the next step: not in all of them.
     counted: dict[int, int] = {}
     for one in run_processes(asked).memory:
-        if 2 <= one.step < config.steps:
+        if 2 <= one.step < config.job.steps:
             counted[one.rank] = min(one.peak_bytes, counted.get(one.rank, one.peak_bytes))
     predicted = predict(profile, plan, asked.schedule).memory.peak_bytes
     taken = [max(counted[place] for place in plan.siblings(rank)) for rank in range(2)]

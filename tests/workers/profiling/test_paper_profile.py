@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from jobs import small_config
+from jobs import changed, small_config
 from measured_model import BATCH, HIDDEN, WIDTH
 from test_profiler import config, measured
 from torch import Tensor
@@ -39,7 +39,7 @@ META = {"device": "meta"}
 
 
 def on_paper(config: WorkerConfig) -> Profile:
-    data = open_dataset(config.data, config.model, config.output)
+    data = open_dataset(config.data, config.model, config.job.folder)
     definition = build_definition(config.model, data.vocabulary)
     devices = [
         DeviceProfile(kind="cuda", name="made up", memory_bytes=10**9, machine=str(n)) for n in range(2)
@@ -121,7 +121,7 @@ def test_attention_of_16_bits_keeps_no_square_of_the_length(tmp_path: Path) -> N
     kept: dict[str, list[int]] = {}
     for precision in ("float32", "bfloat16"):
         for context in contexts:
-            settings = language(tmp_path, context=context).model_copy(update={"precision": precision})
+            settings = changed(language(tmp_path, context=context), precision=precision)
             kept.setdefault(precision, []).append(on_paper(settings).model.layers[1].activation_bytes)
     assert kept["bfloat16"][1] == pytest.approx(2 * kept["bfloat16"][0], rel=0.01)
     assert kept["float32"][1] > 2.1 * kept["float32"][0]  # deterministic training has no kernel for it

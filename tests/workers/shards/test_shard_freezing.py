@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from jobs import job, small_config
+from jobs import changed, job, small_config
 from rank_group import RankGroup, drilled, parted, state_sha256
 from test_freezing_control import STEPS, changes_of, configured, control
 from test_freezing_training import FIRST, METHODS, SECOND, frozen_job, steps_of
@@ -115,7 +115,7 @@ def test_uneven_shares_keep_the_bits(tmp_path: Path, method: str) -> None:
 
 def statistics(config: WorkerConfig) -> list[LayerState]:
     """The layers of the newest checkpoint."""
-    start = checkpoints(config.output)[0]
+    start = checkpoints(config.job.folder)[0]
     return [read_layer(start, read_manifest(start), layer) for layer in LAYERS]
 
 
@@ -146,7 +146,7 @@ def test_a_checkpoint_has_the_statistics_of_whole_states_whoever_reads_it(
         ("unequal", shared, lambda work: unequal(work, 5, 3), two),
     ):
         stopped = run_threads(replace(share(frozen_job(config(folder), **two)), stop_at=5))
-        start = checkpoints(config(folder).output)[0]
+        start = checkpoints(config(folder).job.folder)[0]
         assert start.step == 5
         written = written or statistics(config(folder))
         assert_same_statistics(statistics(config(folder)), written, method)
@@ -158,14 +158,14 @@ def test_a_checkpoint_has_the_statistics_of_whole_states_whoever_reads_it(
 
 @pytest.mark.parametrize("method", ["apf", "autofreeze", "timelyfreeze+apf"])
 def test_what_is_switched_on_and_off_keeps_the_bits_also_after_a_stop(tmp_path: Path, method: str) -> None:
-    config = configured(tmp_path / "whole", method).model_copy(update={"replicas": 2})
+    config = changed(configured(tmp_path / "whole", method), replicas=2)
     plans = changes_of(method)
     expected = run_threads(job(config, freeze_plans=plans, ranks=1))
     assert_frozen_alike(run_threads(shared(job(config, freeze_plans=plans, ranks=2))), expected)
-    again = config.model_copy(update={"output": str(tmp_path / "stopped")})
+    again = changed(config, output=str(tmp_path / "stopped"))
     # Stopped at the commit before freezing is switched on.
     stopped = run_threads(shared(job(again, ranks=1, stop_at=2)))
-    start = checkpoints(again.output)[0]
+    start = checkpoints(again.job.folder)[0]
     work = shared(job(again, freeze_plans=plans, ranks=2, schedule="zb-h1"))
     resumed = run_threads(replace(work, start=start, generation=2))
     assert resumed.state_sha256 == expected.state_sha256

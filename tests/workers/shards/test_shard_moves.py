@@ -220,7 +220,7 @@ def test_siblings_compute_with_the_same_weights_once_held_back_updates_are_appli
     assert any("changed no weight" in one.text for one in run.reports if isinstance(one, WarningReport))
     for layer in LAYERS:
         of_one, of_other = (weights for (_, number), weights in seen.items() if number == layer)
-        assert len(of_one) == len(of_other) >= config.steps
+        assert len(of_one) == len(of_other) >= config.job.steps
         assert [*map(torch.equal, of_one, of_other)] == [True] * len(of_one)
 
 

@@ -163,13 +163,13 @@ def test_shards_are_written_as_whole_layers_before_the_ranks_may_fail(tmp_path: 
             work = share(job(config, ranks=1))
             group.train(work, (0, 1), regroup_by=0)
             step, _, sources = group.settle()
-            folder = checkpoint_folder(config.output, step, 1)
+            folder = checkpoint_folder(config.job.folder, step, 1)
             halves = {0: tuple(LAYERS)[::2], 1: tuple(LAYERS)[1::2]}
             told = {n: (folder, step, layers, tuple(sources)) for n, layers in halves.items()}
             records = [record for written in group.call("save", told).values() for record in written]
             told = {0: (folder, step, work.plan, 1, records)}
             assert group.call("seal", told) == {0: None}
-        (ref,) = checkpoints(config.output)
+        (ref,) = checkpoints(config.job.folder)
         kept[name] = [read_layer(ref, read_manifest(ref), layer) for layer in LAYERS]
     for one, other in zip(kept["shared"], kept["whole"], strict=True):
         assert_same_states(one, other)

@@ -107,7 +107,7 @@ def test_stop_and_resume_at_any_step(tmp_path: Path, grows_soon: None) -> None:
     for stop_at in range(1, STEPS):
         settings = config(tmp_path / f"stop-{stop_at}")
         stopped = run_threads(job(settings, stop_at=stop_at, ranks=2, schedule="1f1b"))
-        (newest, *_) = checkpoints(settings.output)
+        (newest, *_) = checkpoints(settings.job.folder)
         scales.add(read_manifest(newest).loss_scale)
         resumed = run_threads(job(settings, start=newest, generation=2, ranks=1))
         assert resumed.state_sha256 == expected.state_sha256, stop_at
@@ -153,7 +153,7 @@ def test_ranks_that_are_all_new_are_told_the_scale(tmp_path: Path) -> None:
 def test_a_checkpoint_without_a_scale_is_damaged(tmp_path: Path) -> None:
     settings = config(tmp_path)
     run_threads(job(settings, stop_at=2))
-    (newest, *_) = checkpoints(settings.output)
+    (newest, *_) = checkpoints(settings.job.folder)
     write_manifest(newest.path, replace(read_manifest(newest), loss_scale=None))
     rank = Rank(settings, 0, lambda report: None)
     rank.setup()

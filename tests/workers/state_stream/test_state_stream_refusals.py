@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import job
+from jobs import changed, job
 from rank_group import SECRET as GROUP_SECRET
 from rank_group import RankGroup, quiet_sha256, state_sha256, with_standbys
 from state_streams import (
@@ -198,7 +198,7 @@ def test_an_altered_byte_is_refused(place: int, flow: Flow) -> None:
 
 def test_training_goes_on_with_the_same_bits_while_strangers_bother_its_state_ports(tmp_path: Path) -> None:
     config, about = configured(tmp_path, "batchnorm")
-    config = config.model_copy(update={"steps": 10_000})
+    config = changed(config, steps=10_000)
     three = job(config, ranks=3, schedule="1f1b", counts=(3, 3, 2), **about)
     with RankGroup(config, 3) as group:
         ports = {number: position.port for number, position in group.each("position").items()}

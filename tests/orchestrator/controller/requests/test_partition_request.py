@@ -36,7 +36,7 @@ def begun(folder: Path, memory_bytes: int | None = ROOMY, **pipeline: Any) -> tu
         progress=Progress(plan=plan, schedule=done.schedule, version=4),
         membership=Membership(members=(0, 1, 2, 3), nodes={rank: f"n{rank}" for rank in range(4)}),
     )
-    replanner = replanner_of(done, None)
+    replanner = replanner_of(done)
     if memory_bytes is not None:
         parameters = (1_000_000,) * 10
         profile = made_profile(done.outline.layers, parameters, 4, memory_bytes=memory_bytes)

@@ -85,7 +85,7 @@ def begun(folder: Path, memory_bytes: int | None = None) -> tuple[Job, Replanner
             nodes={rank: f"n{rank // 2}" for rank in members},
         ),
     )
-    replanner = replanner_of(done, None)
+    replanner = replanner_of(done)
     if memory_bytes is not None:
         parameters = (1_000_000,) * 10
         profile = made_profile(done.outline.layers, parameters, 4, memory_bytes=memory_bytes)
