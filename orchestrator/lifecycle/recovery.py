@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from planner.plan import Plan
 from planner.shards import WHOLE, Piece, made_of, made_with_weights
@@ -58,6 +59,38 @@ class Situation:
     def lost(self) -> tuple[int, ...]:
         """Members that are dead, by place."""
         return tuple(rank for rank in self.members if rank not in self.positions)
+
+    @cached_property
+    def holders(self) -> Mapping[int, Position]:
+        """The ranks that may hold valid layers: other ranks' layers are outdated or rolled back."""
+        return {
+            rank: position
+            for rank, position in sorted(self.positions.items())
+            if rank in self.members or rank in self.tried
+        }
+
+    @cached_property
+    def attainable(self) -> tuple[int, ...]:
+        """The steps at which ranks stand, newest first."""
+        return tuple(sorted({position.step for position in self.holders.values()}, reverse=True)) or (0,)
+
+    @cached_property
+    def handovers(self) -> Mapping[int, Handover]:
+        """Step -> who sends whom the records of its commit, if a living rank has them and another one needs them."""
+        found: dict[int, Handover] = {}
+        for rank, position in self.holders.items():
+            step, sha256 = position.step, position.vector_sha256
+            lacking = frozenset(each for each, other in self.holders.items() if other.undecided == step)
+            if lacking and sha256 is not None and step not in found:
+                found[step] = Handover(holder=rank, vector_sha256=sha256, lacking=lacking)
+        return found
+
+    def current(self, step: int) -> tuple[int, ...]:
+        """The ranks that stand at `step`, or will once they get its records."""
+        lacking = self.handovers[step].lacking if step in self.handovers else frozenset[int]()
+        return tuple(
+            rank for rank, position in self.holders.items() if position.step == step or rank in lacking
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,43 +200,42 @@ def decide(now: Situation) -> RecoveryPlan | Pause | Abort:
         return Abort(reason=odd)
     newest = now.checkpoints[0].step if now.checkpoints else 0
     # A checkpoint may be known before its steps are.
-    reached = max(now.step, newest, *_attainable(now))
+    reached = max(now.step, newest, *now.attainable)
     before = now.failures if reached <= now.failed_at else 0
     # A shortage of memory leads to a smaller plan, until none fits: it is no failure that may recur for ever.
     failures = before + (now.asked is None and not now.short)
     held, salvaged = _held(now), False
+    meeting = now.attainable[0] if held is None else held
     if redundancy(elastic, now.plan) == "none" and now.asked is None:
         return Abort(
             reason=f'{now.trouble}; elastic.redundancy = "none" ends the job then',
-            rescue=_rescue(now, held, newest),
+            rescue=_rescue(now, held, meeting, newest),
         )
     if failures >= elastic.attempts:
         return Abort(
             reason=f"{now.trouble}; {counted(failures, 'failure')} with no step committed beyond step"
             f" {max(reached, now.failed_at)} (elastic.attempts = {elastic.attempts})",
-            rescue=_rescue(now, held, newest),
+            rescue=_rescue(now, held, meeting, newest),
         )
     lineup = _lineup(now)
     if len(lineup) < elastic.min_ranks:
         short = f"{counted(len(lineup), 'rank')} left, and elastic.min_ranks = {elastic.min_ranks}"
         why = f"{now.trouble}: {short}" if now.trouble else short
-        rescue = _rescue(now, held, newest)
+        rescue = _rescue(now, held, meeting, newest)
         if elastic.wait_s == 0:
             return Abort(reason=f"{why}; elastic.wait_s = 0 waits for no others", rescue=rescue)
-        interrupted = _interrupted(now, held)
+        interrupted = _interrupted(now, meeting)
         step = reached if rescue is None or held is not None else rescue.step
         if step < reached:
             why = f"{why}; back to the snapshot of step {step}, which costs {counted(reached - step, 'committed step')}"
         return Pause(reason=why, step=step, rescue=rescue, interrupted=interrupted, failures=failures)
     if (held is None or held < newest) and elastic.salvage == "weights":
         left = _held(now, weights=True)
-        salvaged = left is not None and left > newest
-        held = left if salvaged else held
-    meeting = max(_attainable(now)) if held is None else held
+        if left is not None and left > newest:
+            held, meeting, salvaged = left, left, True
     at_hand = held is not None and held >= newest
     kept = None if at_hand else _snapshot(now, newest)
     step = meeting if at_hand else newest if kept is None else kept.step
-    settlement = Settlement(step=meeting, reported=now.step)
     joined = tuple(rank for rank in lineup if rank not in now.members)
     gone = tuple(rank for rank in now.members if rank not in lineup)
     has = _live(now, step) if at_hand else kept
@@ -213,9 +245,9 @@ def decide(now: Situation) -> RecoveryPlan | Pause | Abort:
         reason=_reason(now, lineup, step, reached, sources, snapshot=has is not None and has is kept),
         lineup=lineup,
         step=step,
-        settling=frozenset(_current(now, meeting)),
-        settlement=settlement,
-        handover=_handover(now, meeting),
+        settling=frozenset(now.current(meeting)),
+        settlement=Settlement(step=meeting, reported=now.step),
+        handover=now.handovers.get(meeting),
         sources=sources,
         checkpoints=() if has is not None else now.checkpoints,
         moments=now.checkpoints if salvaged else (),
@@ -223,7 +255,7 @@ def decide(now: Situation) -> RecoveryPlan | Pause | Abort:
         keep_plan=lineup == now.members and not now.short,
         lost=gone,
         joined=joined,
-        rerun=1 if _interrupted(now, held) else 0,
+        rerun=1 if _interrupted(now, meeting) else 0,
         reached=reached,
         failures=failures,
         loss_scale=None if has is None else has.loss_scale,
@@ -244,8 +276,8 @@ class _Holdings:
 
 def _live(now: Situation, step: int) -> _Holdings:
     """Live holdings of the ranks that stand at `step`, or will once they get its records."""
-    current = _current(now, step)
-    scales = (position.loss_scale for position in _holders(now).values() if position.step == step)
+    current = now.current(step)
+    scales = (position.loss_scale for position in now.holders.values() if position.step == step)
     return _Holdings(
         step=step,
         pieces={rank: now.positions[rank].holds for rank in current},
@@ -274,25 +306,23 @@ def _snapshot(now: Situation, newest: int) -> _Holdings | None:
     return None
 
 
-def _interrupted(now: Situation, held: int | None) -> bool:
+def _interrupted(now: Situation, meeting: int) -> bool:
     """Whether a step was in flight and must run again."""
-    meeting = max(_attainable(now)) if held is None else held
     # If a rank has yet to apply the commit of `meeting`, the step after it had hardly begun.
-    under_way = any(position.began > meeting for position in _holders(now).values())
-    return now.interrupted or (under_way and _handover(now, meeting) is None)
+    under_way = any(position.began > meeting for position in now.holders.values())
+    return now.interrupted or (under_way and meeting not in now.handovers)
 
 
-def _rescue(now: Situation, held: int | None, newest: int) -> Rescue | None:
+def _rescue(now: Situation, held: int | None, meeting: int, newest: int) -> Rescue | None:
     """Return what to write of step `held`, or of the newest snapshot, if it is beyond the `newest` checkpoint."""
     has = None if held is None or held <= newest else _live(now, held)
-    meeting = max(_attainable(now)) if held is None else held
     if has is None and held is None:
         has = _snapshot(now, newest + 1)
     if has is None:
         return None
     settlement = Settlement(step=meeting, reported=now.step)
-    settling = frozenset(_current(now, meeting))
-    return rescue(has.step, settling, settlement, _sources(now, has), _handover(now, meeting))
+    settling = frozenset(now.current(meeting))
+    return rescue(has.step, settling, settlement, _sources(now, has), now.handovers.get(meeting))
 
 
 def rescue(
@@ -349,45 +379,11 @@ def lineup_of(
     return (*places, *fresh)
 
 
-def _attainable(now: Situation) -> tuple[int, ...]:
-    """Return the steps at which ranks stand."""
-    return tuple({position.step for position in _holders(now).values()}) or (0,)
-
-
-def _holders(now: Situation) -> dict[int, Position]:
-    """Return the ranks that may hold valid layers: other ranks' layers are outdated or rolled back."""
-    return {
-        rank: position
-        for rank, position in sorted(now.positions.items())
-        if rank in now.members or rank in now.tried
-    }
-
-
-def _current(now: Situation, step: int) -> tuple[int, ...]:
-    """Return the ranks that stand at `step`, or will once they get its records."""
-    handover = _handover(now, step)
-    lacking = frozenset[int]() if handover is None else handover.lacking
-    return tuple(rank for rank, position in _holders(now).items() if position.step == step or rank in lacking)
-
-
-def _handover(now: Situation, step: int) -> Handover | None:
-    """Return who sends whom the records of the commit of `step`, if a living rank has them and another one needs
-    them."""
-    holders = _holders(now)
-    lacking = frozenset(rank for rank, position in holders.items() if position.undecided == step)
-    if not lacking:
-        return None
-    for rank, position in holders.items():
-        if position.step == step and position.vector_sha256 is not None:
-            return Handover(holder=rank, vector_sha256=position.vector_sha256, lacking=lacking)
-    return None
-
-
 def _disagreement(now: Situation) -> str | None:
     """Say which ranks hold other records of one commit than others do. They would have updated their layers
     differently, so none of them can be trusted."""
     known: dict[int, tuple[int, str]] = {}
-    for rank, position in _holders(now).items():
+    for rank, position in now.holders.items():
         if position.vector_sha256 is None:
             continue
         other, sha256 = known.setdefault(position.step, (rank, position.vector_sha256))
@@ -411,7 +407,7 @@ def _held(now: Situation, *, weights: bool = False) -> int | None:
     Args:
         weights: the weights alone of a layer, or of some of its shards, suffice.
     """
-    for step in sorted(_attainable(now), reverse=True):
+    for step in now.attainable:
         if not _missing(now, step, weights=weights):
             return step
     return None
@@ -419,7 +415,7 @@ def _held(now: Situation, *, weights: bool = False) -> int | None:
 
 def _missing(now: Situation, step: int, *, weights: bool = False) -> tuple[int, ...]:
     """Return the layers of which no living rank holds the state of `step`."""
-    current = [now.positions[rank] for rank in _current(now, step)]
+    current = [now.positions[rank] for rank in now.current(step)]
     there = _by_layer(
         piece
         for position in current
@@ -510,7 +506,7 @@ def _reason(
     said.append(reason_of(now.members, lineup, now.positions.keys()))
     lost = [source for source in sources if source.part is Part.WEIGHTS]
     if (not sources or step < reached) and now.trained:
-        missing = named("layer", _missing(now, max(_attainable(now))))
+        missing = named("layer", _missing(now, now.attainable[0]))
         if sources and not snapshot:
             where = f"step {step}, the newest of which all {'weights are' if lost else 'is'} left"
         else:
