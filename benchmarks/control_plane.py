@@ -89,15 +89,12 @@ def job_of(folder: Path, plan: Plan) -> tuple[Order, ControllerConfig]:
     config = WorkerConfig(
         job=JobConfig(name=NAME, steps=STEPS, timeline_every=0, sample_tokens=0, output=str(folder)),
         pipeline=PipelineConfig(microbatch_size=1, microbatches=plan.microbatches, replicas=plan.replicas),
-        cluster=ClusterConfig(device="cpu"),
+        cluster=ClusterConfig(device="cpu", wait_s=LIMIT_S, timeout_s=LIMIT_S),
         elastic=elastic,
     )
     parameters = (PARAMETERS,) * plan.layers[-1][1]
     setup = ControllerConfig(
         config=config,
-        per_rank={},
-        wait_s=LIMIT_S,
-        timeout_s=LIMIT_S,
         marker=None,
         replanner=Replanner(first=plan, schedule=schedule, parameters=parameters, copies=1),
         secret=b"",

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
@@ -376,6 +377,12 @@ class WorkerConfig(Section):
         """The kind of device that a rank computes on, once the spec is settled."""
         assert self.cluster.device != "auto", "the device is settled by the cluster"
         return self.cluster.device
+
+    @property
+    def per_rank(self) -> Mapping[str, float]:
+        """Resources that each rank reserves, once the spec is settled."""
+        assert self.cluster.resources_per_rank is not None, "the resources are settled by the cluster"
+        return self.cluster.resources_per_rank
 
     @property
     def microbatches(self) -> int:

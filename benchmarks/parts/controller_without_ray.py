@@ -78,14 +78,11 @@ def _setup(folder: Path) -> ControllerConfig:
             output=str(folder),
         ),
         pipeline=PipelineConfig(microbatch_size=1, microbatches=PLAN.microbatches, replicas=PLAN.replicas),
-        cluster=ClusterConfig(device="cpu"),
+        cluster=ClusterConfig(device="cpu", wait_s=60.0, timeout_s=60.0),
     )
     planned = Replanner(first=PLAN, schedule=schedule(), parameters=(1,) * PLAN.layers[-1][1], copies=0)
     return ControllerConfig(
         config=config,
-        per_rank={},
-        wait_s=60.0,
-        timeout_s=60.0,
         marker=None,
         replanner=planned,
         secret=b"",

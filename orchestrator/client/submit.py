@@ -300,9 +300,6 @@ def _start(
     spec, name = settled.spec, settled.spec.job.name
     setup = ControllerConfig(
         config=settled.config,
-        per_rank=settled.per_rank,
-        wait_s=spec.cluster.wait_s,
-        timeout_s=spec.cluster.timeout_s,
         marker=(MARKER, marker.to_bytes()),
         replanner=replanner_of(settled),
         secret=secrets.token_bytes(32),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from workers.config import WorkerConfig
@@ -13,8 +12,6 @@ class RankSetup:
     """The same for every rank of a job. Never log it: it holds the job's secret."""
 
     config: WorkerConfig
-    per_rank: Mapping[str, float]
-    """Resources that each rank reserves."""
     marker: tuple[str, bytes] | None
     """File by which a node recognizes the job's folder, and its content."""
     secret: bytes = field(repr=False)

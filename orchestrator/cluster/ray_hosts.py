@@ -97,9 +97,9 @@ class RayHosts:
     async def reserve(self, ranks: Sequence[int], wait_s: float) -> str | None:
         setup = self._setup
         seen = await self._nodes()
-        for rank, target in zip(ranks, assign(seen, len(ranks), setup.per_rank), strict=True):
+        for rank, target in zip(ranks, assign(seen, len(ranks), setup.config.per_rank), strict=True):
             self._groups[rank] = placement_group(
-                [dict(setup.per_rank)],
+                [dict(setup.config.per_rank)],
                 strategy="STRICT_PACK",
                 name=rank_name(setup.config.job.name, rank),
                 lifetime="detached",
@@ -114,7 +114,9 @@ class RayHosts:
             return None
         # Total resources as of now, free ones as of before: our own groups hold some of them.
         nodes = await self._nodes()
-        why = shortage(nodes, len(ranks), setup.per_rank) or congestion(seen, len(ranks), setup.per_rank)
+        why = shortage(nodes, len(ranks), setup.config.per_rank) or congestion(
+            seen, len(ranks), setup.config.per_rank
+        )
         return f"{why}. Waited {wait_s:g} s (cluster.wait_s)"
 
     def start(self, rank: int) -> None:
@@ -128,7 +130,7 @@ class RayHosts:
             # Each heartbeat is a call, whose record would stay in the cluster's memory.
             enable_task_events=False,
             scheduling_strategy=strategy,
-            **actor_resources(setup.per_rank),
+            **actor_resources(setup.config.per_rank),
         ).remote(setup.config, rank, self._controller, setup.marker, setup.secret)
 
     async def reclaim(self, rank: int) -> Home:
@@ -181,7 +183,7 @@ class RayHosts:
 
     async def room(self, without: Collection[str] = ()) -> int:
         nodes = [node for node in await self._nodes() if node.id not in without]
-        return sum(fits(node.available, self._setup.per_rank) for node in nodes)
+        return sum(fits(node.available, self._setup.config.per_rank) for node in nodes)
 
     def placed_on(self, node: str) -> frozenset[int]:
         return frozenset(rank for rank, where in self._placed.items() if where == node)

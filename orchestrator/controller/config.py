@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from orchestrator.cluster.rank_setup import RankSetup
@@ -16,12 +15,6 @@ class ControllerConfig:
     """The controller's configuration. Never log it: it holds the job's secret."""
 
     config: WorkerConfig
-    per_rank: Mapping[str, float]
-    """Resources that each rank reserves."""
-    wait_s: float
-    """Time limit for resources to become free, and then for processes to start."""
-    timeout_s: float
-    """Time limit for loading and joining."""
     marker: tuple[str, bytes] | None
     """File by which a node recognizes the job's folder, and its content."""
     replanner: Replanner
@@ -36,4 +29,4 @@ class ControllerConfig:
     @property
     def ranks(self) -> RankSetup:
         """Setup with which each rank's process is started."""
-        return RankSetup(config=self.config, per_rank=self.per_rank, marker=self.marker, secret=self.secret)
+        return RankSetup(config=self.config, marker=self.marker, secret=self.secret)

@@ -109,7 +109,7 @@ def _kept(spec: Spec, found: ModelOutline, folder: JobFolder) -> Profile | None:
 
 
 def _check_room(settled: Settled) -> None:
-    lacking = shortage(cluster.nodes(), settled.plan.world_size, settled.per_rank)
+    lacking = shortage(cluster.nodes(), settled.plan.world_size, settled.spec.per_rank)
     if lacking is not None:
         raise JobError(
             f"{lacking}; lower pipeline.ranks or cluster.resources_per_rank, or join a larger cluster"

@@ -49,13 +49,6 @@ class Settled:
         """The sections that ranks use."""
         return self.spec.for_ranks
 
-    @property
-    def per_rank(self) -> Mapping[str, float]:
-        """Resources that each rank reserves."""
-        resources = self.spec.cluster.resources_per_rank
-        assert resources is not None
-        return resources
-
 
 def opened(spec: Spec) -> tuple[Spec, ModelOutline]:
     """Open the model and the data of a checked spec, and settle it by them. Imports torch.

@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 import psutil
+from jobs import changed
 from pace import patient
 from served_rank import SECRET, serve
 
@@ -251,10 +252,7 @@ class ElasticJob:
         self._act = act
         plan = resolved.plan
         self.setup = ControllerConfig(
-            config=resolved.config,
-            per_rank={},
-            wait_s=patient(60.0),
-            timeout_s=timeout_s,
+            config=changed(resolved.config, wait_s=patient(60.0), timeout_s=timeout_s),
             marker=None,
             replanner=replanner_of(dataclasses.replace(resolved, profile=profile)),
             secret=SECRET,

@@ -98,7 +98,7 @@ class RankProcesses:
     async def place(self, ranks: Sequence[int]) -> None:
         """Reserve resources for all of `ranks`, and report whether that succeeds."""
         self._calling |= set(ranks)
-        lacking = await self._hosts.reserve(ranks, self._setup.wait_s)
+        lacking = await self._hosts.reserve(ranks, self._setup.config.cluster.wait_s)
         if lacking is None:
             self._post(Placed())
             return
@@ -113,12 +113,12 @@ class RankProcesses:
 
     async def _set_up(self, rank: int) -> None:
         try:
-            async with asyncio.timeout(self._setup.wait_s):
+            async with asyncio.timeout(self._setup.config.cluster.wait_s):
                 home: Home = await self._hosts.call(rank, "setup")
         except TimeoutError:
             self._avoid_node_of(rank)
             await self._hosts.end(rank)
-            self._post(RankLost(rank, f"did not start within {self._setup.wait_s:g} s"))
+            self._post(RankLost(rank, f"did not start within {self._setup.config.cluster.wait_s:g} s"))
         except Gone as error:
             self._avoid_node_of(rank)
             await self._hosts.end(rank)
@@ -153,7 +153,7 @@ class RankProcesses:
     async def _recruit_one(self, rank: int) -> None:
         self._calling.add(rank)
         try:
-            lacking = await self._hosts.reserve([rank], self._setup.wait_s)
+            lacking = await self._hosts.reserve([rank], self._setup.config.cluster.wait_s)
         except Exception as error:  # a cluster in trouble has no room; the job trains on
             lacking = f"{type(error).__name__}: {error}"
         if lacking is None:

@@ -73,18 +73,20 @@ class Runtime:
         on_host = setup.config.elastic.copies_on_host(setup.config.device)
         self._precomputed = PrecomputedPlans(self._planning, setup.config.job.steps, on_host=on_host)
         self.living = LivingRanks(setup.config.job.folder, hosts, post, spawn)
-        patience = Patience(hosts, self.living, setup.timeout_s, post)
-        self.calls = Calls(hosts, self.living, patience, setup.timeout_s, post)
+        patience = Patience(hosts, self.living, setup.config.cluster.timeout_s, post)
+        self.calls = Calls(hosts, self.living, patience, setup.config.cluster.timeout_s, post)
         self._heartbeats = Heartbeats(
             self.calls,
             self.living,
             patience,
             hang_timeout_s=setup.config.elastic.hang_timeout_s,
-            timeout_s=setup.timeout_s,
+            timeout_s=setup.config.cluster.timeout_s,
             post=post,
         )
         self._processes = RankProcesses(setup, hosts, self.living, patience, self._heartbeats, post, spawn)
-        self._assessment = Assessment(self.calls, self.living, patience, setup.timeout_s, post, spawn)
+        self._assessment = Assessment(
+            self.calls, self.living, patience, setup.config.cluster.timeout_s, post, spawn
+        )
         self._settling = Settling(setup, hosts, self.calls, post)
         self.training = Training(hosts, self.calls, self.living, self._precomputed, post, spawn)
         self._next_plans = NextPlans(hosts, self.living, post)

@@ -67,7 +67,7 @@ class Settling:
         error: str | None = None
         records: list[FileRecord] = []
         try:
-            async with asyncio.timeout(self._setup.timeout_s):
+            async with asyncio.timeout(self._setup.config.cluster.timeout_s):
                 vector = await self._records(rescue.handover)
                 told = _settlements(rescue.settling, rescue.settlement, rescue.handover, vector)
                 await asyncio.gather(*(self._hosts.call(rank, "settle", each) for rank, each in told.items()))
@@ -80,7 +80,7 @@ class Settling:
                 first, plan = min(rescue.layers), command.plan
                 await self._hosts.call(first, "seal", path, rescue.step, plan, command.generation, records)
         except TimeoutError:
-            error = f"was not written within {self._setup.timeout_s:g} s (cluster.timeout_s)"
+            error = f"was not written within {self._setup.config.cluster.timeout_s:g} s (cluster.timeout_s)"
         except Gone as failure:
             error = f"a rank's process died: {failure}"
         except RankError as failure:

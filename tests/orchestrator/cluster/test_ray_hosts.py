@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
@@ -65,7 +64,7 @@ def test_a_drained_node_gets_no_ranks_until_it_is_undrained(
     monkeypatch.setattr(ray_hosts.time, "monotonic", count(step=3600.0).__next__)  # an hour with each look
 
     async def drain() -> None:
-        setup = replace(ElasticJob(resolved(tiny(tmp_path, "drained"))).setup, per_rank={"CPU": 1.0})
+        setup = ElasticJob(resolved(tiny(tmp_path, "drained"))).setup
         hosts = RayHosts(setup.ranks, cast(Any, None))
         runtime = Runtime(setup, hosts, list[Stimulus]().append, asyncio.ensure_future)
         runtime.take(Noticed(node="bad", host="10.0.0.1", source="request", ranks=(0,), left_s=0.5))
@@ -103,7 +102,7 @@ def test_a_node_on_which_ranks_do_not_start_is_avoided_for_longer_each_time(
     monkeypatch.setattr(ray_hosts.cluster, "nodes", lambda: (BAD, GOOD))
 
     async def recruit() -> None:
-        setup = replace(ElasticJob(resolved(tiny(tmp_path, "unlucky"))).setup, per_rank={"CPU": 1.0})
+        setup = ElasticJob(resolved(tiny(tmp_path, "unlucky"))).setup
         hosts = Unlucky(setup.ranks, cast(Any, None))
         told = list[Stimulus]()
         runtime = Runtime(setup, hosts, told.append, asyncio.ensure_future)

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -146,7 +145,7 @@ def test_a_rank_is_killed_and_then_one_hangs_and_the_last_goes_on(tmp_path: Path
 
 def test_a_silent_process_is_looked_at_from_its_own_node(tmp_path: Path) -> None:
     """No rank of the job is there to look: a process of Ray's is started for it."""
-    setup = replace(ElasticJob(resolved(job(tmp_path, "looked-at"))).setup, per_rank={"CPU": 1.0})
+    setup = ElasticJob(resolved(job(tmp_path, "looked-at"))).setup
 
     async def look() -> list[ProcessTimes | None]:
         hosts = RayHosts(setup.ranks, cast(Any, None))

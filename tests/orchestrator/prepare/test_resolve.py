@@ -176,7 +176,7 @@ def test_auto_is_settled_by_what_the_cluster_has(
     done = resolve_spec(spec(PipelineConfig(ranks=2), **cluster), FOUND, resources, epoch=1)
     assert done.config.device == device
     assert done.spec.cluster.device == device
-    assert done.per_rank == per_rank
+    assert done.spec.per_rank == per_rank
 
 
 @pytest.mark.parametrize(
