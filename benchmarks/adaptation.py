@@ -29,7 +29,7 @@ from orchestrator.events import types as events
 from orchestrator.lifecycle.states import Finished
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind
-from workers.protocol import FaultReport, StepReport
+from workers.protocol.reports import FaultReport, StepReport
 
 MICROBATCHES = 8
 WARM_UP = 6

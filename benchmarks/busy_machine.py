@@ -30,7 +30,8 @@ from orchestrator.prepare.model_outline import absolute
 from orchestrator.prepare.settling import Settled
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
 from workers.config import CheckpointConfig, DataConfig, ElasticConfig, ModelConfig
-from workers.protocol import Request, StepReport
+from workers.protocol.orders import Request
+from workers.protocol.reports import StepReport
 
 RANKS, SPARES = 4, 2
 LIMIT_S = 900.0

@@ -32,7 +32,7 @@ from orchestrator.events import types as events
 from orchestrator.lifecycle.states import Finished
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind
-from workers.protocol import StepReport
+from workers.protocol.reports import StepReport
 
 MICROBATCHES = 4
 WARM_UP = 10

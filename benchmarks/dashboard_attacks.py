@@ -34,7 +34,7 @@ from orchestrator.events import types as events
 from orchestrator.events.types import Record
 from orchestrator.history.job_view import fold
 from orchestrator.history.snapshot import position, write_snapshot
-from workers.protocol import Generation
+from workers.protocol.orders import Generation
 
 RUNS, STEPS, LONG_STEPS = 300, 1_000, 300_000
 SECONDS = 15.0

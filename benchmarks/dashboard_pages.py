@@ -34,7 +34,7 @@ from orchestrator.client.job_client import JobClient
 from orchestrator.events.types import Issued, Record
 from planner.plan import Plan
 from planner.schedule.registry import build
-from workers.protocol import Span, TimelineReport
+from workers.protocol.reports import Span, TimelineReport
 
 EVENTS, RANKS, MICROBATCHES = 100_000, 16, 160
 ACTION_S = 0.001

@@ -36,7 +36,8 @@ from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig,
 from planner.plan import Plan
 from workers.config import CheckpointConfig, DataConfig, ElasticConfig, ModelConfig
 from workers.launch.ranks import Job, run_threads
-from workers.protocol import Request, StepReport
+from workers.protocol.orders import Request
+from workers.protocol.reports import StepReport
 
 RANKS, SPARES = 4, 2
 MOMENT_S = 0.1

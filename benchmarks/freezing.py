@@ -34,8 +34,8 @@ from planner.freezing import Ratios
 from planner.plan import Plan
 from workers.config import DataConfig, FreezeConfig, ModelConfig, OptimizerConfig
 from workers.launch.ranks import Job, run_processes
-from workers.protocol import (
-    CheckpointRef,
+from workers.protocol.orders import CheckpointRef
+from workers.protocol.reports import (
     CheckpointReport,
     FreezeReport,
     FreezeStarted,

@@ -34,7 +34,7 @@ from orchestrator.lifecycle.stimuli import Migrate
 from orchestrator.prepare.settling import Settled
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
 from workers.config import DataConfig, ElasticConfig, EmulatedConfig, ModelConfig
-from workers.protocol import StepReport, SwitchReport
+from workers.protocol.reports import StepReport, SwitchReport
 
 RANKS = 4
 PARTITION = (3, 4, 3, 3)

@@ -32,7 +32,8 @@ from benchmarks.parts.shaped_link import ADDRESSES, INTERFACE, ShapedLink
 from benchmarks.parts.two_rank_job import WARM_UP, make_job
 from workers.config import EmulatedConfig, ModelConfig
 from workers.launch.ranks import Job, assignment
-from workers.protocol import Report, Request, StepReport
+from workers.protocol.orders import Request
+from workers.protocol.reports import Report, StepReport
 from workers.rank import Rank
 from workers.state.layer_state import LayerState
 from workers.state_stream.flow import Flow

@@ -20,7 +20,7 @@ from statistics import median
 from orchestrator.events import types as events
 from orchestrator.events.log import read_log
 from planner.freezing import Phase, Phases
-from workers.protocol import FreezeStarted, StepReport
+from workers.protocol.reports import FreezeStarted, StepReport
 
 PHASES = Phases(warm_up=30, monitoring=50, ramp=60)
 SETTLING_STEPS = 10

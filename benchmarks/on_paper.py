@@ -23,7 +23,7 @@ from orchestrator.prepare.on_paper import PaperCluster, paper_profile
 from orchestrator.prepare.planning import first_plan
 from orchestrator.quantities import percent, seconds, size
 from orchestrator.spec.job_spec import load
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 SPEC = Path("examples/llama-7b.toml")
 NETWORKS_GBIT = (400.0, 25.0)

@@ -37,7 +37,7 @@ from workers.data.registry import open_dataset
 from workers.launch.ranks import Job, run_processes
 from workers.models.registry import build_definition
 from workers.profiling.on_paper import profile_on_paper
-from workers.protocol import StepReport, TimelineReport
+from workers.protocol.reports import StepReport, TimelineReport
 
 PRECISIONS = ("float32", "bfloat16", "bfloat16-autocast", "float16")
 CASES = ((1, "1f1b", False), (2, "zb-h1", False), (2, "zbv", True), (4, "1f1b", True), (4, "zb-h1", False))

@@ -42,7 +42,7 @@ from workers.data.sampling import train_indices
 from workers.launch.processes import forkserver
 from workers.launch.ranks import Job, run_processes
 from workers.models.registry import build_definition
-from workers.protocol import StepReport, TimelineReport
+from workers.protocol.reports import StepReport, TimelineReport
 
 ModelFamily = Literal["gpt", "llama"]
 GOAL = 1.0

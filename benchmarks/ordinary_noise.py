@@ -40,7 +40,7 @@ from planner.adapt.speeds import slowdown_of
 from planner.plan import Plan
 from planner.profile import Profile
 from workers.config import AdaptConfig, DataConfig, ElasticConfig, ModelConfig
-from workers.protocol import StepReport
+from workers.protocol.reports import StepReport
 
 RANKS = 2
 LOAD_EVERY_S = 60.0

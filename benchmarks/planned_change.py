@@ -33,7 +33,7 @@ from orchestrator.lifecycle.stimuli import Going
 from orchestrator.prepare.settling import Settled
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
 from workers.config import DataConfig, ElasticConfig, EmulatedConfig, ModelConfig
-from workers.protocol import StepReport
+from workers.protocol.reports import StepReport
 
 RANKS, BLOCKS, HEADS = 4, 10, 4
 PASS_MS = 8.0

@@ -42,7 +42,7 @@ from planner.simulation.predict import predict
 from planner.simulation.simulate import Costs, simulate
 from workers.config import EmulatedConfig, ModelConfig
 from workers.launch.ranks import Job, run_processes
-from workers.protocol import TimelineReport
+from workers.protocol.reports import TimelineReport
 
 FAMILIES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv")
 R_MAX = (0.5, 0.8)

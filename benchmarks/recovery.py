@@ -33,7 +33,7 @@ from orchestrator.rehearsal.local_nodes import LocalNodes
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
 from tests.orchestrator.resting import Resting
 from workers.config import DataConfig, ElasticConfig, EmulatedConfig, ModelConfig
-from workers.protocol import CheckpointReport, StepReport
+from workers.protocol.reports import CheckpointReport, StepReport
 
 RANKS, NODES = 8, 4
 LAYER_S = 0.003

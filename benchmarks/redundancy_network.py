@@ -41,7 +41,7 @@ from planner.schedule.registry import build
 from workers.config import DataConfig, ElasticConfig, ModelConfig, OptimizerConfig, WorkerConfig
 from workers.launch.ranks import Job, assignment
 from workers.profiling.measured import Measured, combine
-from workers.protocol import Report, StandbyReport, StepReport
+from workers.protocol.reports import Report, StandbyReport, StepReport
 from workers.rank import Rank
 
 SECRET = b"benchmark"

@@ -36,7 +36,7 @@ from planner.simulation.predict import predict
 from workers.config import DataConfig, ElasticConfig, EmulatedConfig, ModelConfig
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind
-from workers.protocol import StepReport, SwitchReport
+from workers.protocol.reports import StepReport, SwitchReport
 
 RANKS, LAYERS = 4, 8
 SLOW = (2, 3)

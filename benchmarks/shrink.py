@@ -33,7 +33,7 @@ from planner.search.shapes import shapes
 from planner.simulation.predict import predict
 from workers.config import EmulatedConfig, ModelConfig
 from workers.launch.ranks import Job, run_processes
-from workers.protocol import StepReport
+from workers.protocol.reports import StepReport
 
 RANKS, LAYERS, MICROBATCHES = 8, 24, 16
 AUTO = "auto"

@@ -36,7 +36,8 @@ from workers.config import CheckpointConfig, DataConfig, ElasticConfig, ModelCon
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind, Phase
 from workers.launch.ranks import Job, run_threads
-from workers.protocol import Request, StepReport
+from workers.protocol.orders import Request
+from workers.protocol.reports import StepReport
 
 RANKS, SPARES = 4, 2
 ANY_MOMENT = "any moment"

@@ -45,7 +45,8 @@ from workers.control.telemetry_lane import TelemetryLane
 from workers.launch.processes import RankProcesses
 from workers.launch.ranks import Job, assignment
 from workers.profiling.stage_times import half_times, stage_times
-from workers.protocol import Generation, Span, StepReport, TimelineReport
+from workers.protocol.orders import Generation
+from workers.protocol.reports import Span, StepReport, TimelineReport
 from workers.rank import Rank
 
 MOST = 1.005

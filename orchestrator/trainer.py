@@ -22,7 +22,7 @@ from orchestrator.history.job_view import fold
 from orchestrator.spec.job_spec import Spec
 from workers.models.families.factory import FactoryConfig
 from workers.process.import_path import import_path_of
-from workers.protocol import CheckpointReport, StepReport
+from workers.protocol.reports import CheckpointReport, StepReport
 
 if TYPE_CHECKING:
     import ray.train

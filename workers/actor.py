@@ -40,21 +40,15 @@ from workers.process.output import keep_output
 from workers.process.process_times import ProcessTimes, process_times
 from workers.process.stacks import stacks
 from workers.profiling.measured import Measured
-from workers.protocol import (
-    Assignment,
-    CopyAhead,
-    DamagedCheckpoint,
+from workers.protocol.errors import DamagedCheckpoint, JobError
+from workers.protocol.orders import Assignment, CopyAhead, Generation, Request, Settlement, Source
+from workers.protocol.reports import (
     FaultReport,
-    Generation,
-    JobError,
     Outcome,
     Parted,
     Position,
     Report,
-    Request,
     Rescued,
-    Settlement,
-    Source,
     WarningReport,
     Working,
 )

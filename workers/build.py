@@ -13,7 +13,7 @@ from workers.layers.deferred.queue import Workspace
 from workers.layers.layer import Layer
 from workers.layers.sharded_weights import ComputeWeights
 from workers.models.definition import ModelDefinition, ParameterRef
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 from workers.reproducibility import rng
 from workers.reproducibility.keyed_in_turns import keyed_in_turns
 from workers.state.flat import cuts_of

@@ -36,22 +36,9 @@ from workers.process.host_memory import free_host_bytes, keep_freed_pages
 from workers.process.name_lookups import keep_lookups_short
 from workers.profiling.measured import Measured
 from workers.profiling.profiler import BUDGET_S, Subject, measure
-from workers.protocol import (
-    Assignment,
-    CopyAhead,
-    DamagedCheckpoint,
-    Generation,
-    JobError,
-    Outcome,
-    Parted,
-    Position,
-    Report,
-    Request,
-    Settlement,
-    Source,
-    WarningReport,
-    Working,
-)
+from workers.protocol.errors import DamagedCheckpoint, JobError
+from workers.protocol.orders import Assignment, CopyAhead, Generation, Request, Settlement, Source
+from workers.protocol.reports import Outcome, Parted, Position, Report, WarningReport, Working
 from workers.reproducibility import determinism
 from workers.state_stream.stream import StateServer
 from workers.step.equipment import equip

@@ -13,7 +13,8 @@ from workers.actor import Home
 from workers.commit.commit import CommitRecord
 from workers.control.rank_error import RankError
 from workers.control.records_digest import vector_sha256
-from workers.protocol import Assignment, Position
+from workers.protocol.orders import Assignment
+from workers.protocol.reports import Position
 
 RANKS_PER_NODE = 8
 DIED = "killed"

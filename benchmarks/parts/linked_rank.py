@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from benchmarks.parts.shaped_link import ADDRESSES
-from workers.protocol import Generation
+from workers.protocol.orders import Generation
 from workers.rank import Rank
 from workers.transport.channel import Channel
 from workers.transport.open_channel import open_channel

@@ -12,15 +12,8 @@ from orchestrator.events.types import Record
 from planner.ir import Schedule
 from planner.plan import Plan
 from planner.schedule.registry import build
-from workers.protocol import (
-    FreezeReport,
-    FrozenAction,
-    Generation,
-    Report,
-    Span,
-    StepReport,
-    TimelineReport,
-)
+from workers.protocol.orders import Generation
+from workers.protocol.reports import FreezeReport, FrozenAction, Report, Span, StepReport, TimelineReport
 
 NAME = "takeover"
 RANKS = 4

@@ -9,7 +9,7 @@ from planner.freeze.decision import FreezeDecision, FreezeQuestion, decide
 from planner.freeze.monitoring import Observation, complete
 from planner.freezing import FreezePlan, Phase
 from workers.launch.ranks import Job
-from workers.protocol import Report, TimelineReport
+from workers.protocol.reports import Report, TimelineReport
 
 
 class PlannerInProcess:

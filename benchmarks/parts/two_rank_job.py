@@ -21,7 +21,7 @@ from workers.config import (
 from workers.launch.profile import Request, profile_processes
 from workers.launch.ranks import Job, run_processes
 from workers.profiling.measured import combine
-from workers.protocol import StepReport
+from workers.protocol.reports import StepReport
 
 RANKS = 2
 LAYERS = 8

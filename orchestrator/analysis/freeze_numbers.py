@@ -17,7 +17,7 @@ from planner.freeze.time_to_accuracy import (
     warning,
 )
 from planner.freezing import Phase
-from workers.protocol import StepReport
+from workers.protocol.reports import StepReport
 
 Side = Literal["unfrozen", "frozen"]
 

@@ -15,7 +15,7 @@ from planner.plan import PlanError
 from planner.search.convergence import Convergence, ConvergenceError
 from planner.search.end_to_end import EndToEnd
 from planner.search.search import Choice
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 MOST_SHARED = 8_192
 """Most layers times devices for which Algorithm 1 takes only seconds."""

@@ -20,7 +20,7 @@ from planner.schedule.passes import repeat
 from planner.schedule.table_format import frozen_prefix
 from planner.schedule.validate import ScheduleError, validate
 from planner.simulation.simulate import Costs, Simulation, simulate
-from workers.protocol import TimelineReport
+from workers.protocol.reports import TimelineReport
 
 Ranks = Mapping[int, TimelineReport]
 """Rank -> its timeline of one step."""

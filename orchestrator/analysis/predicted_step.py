@@ -18,7 +18,7 @@ from planner.freezing import Phase
 from planner.ir import Action, Kind
 from planner.simulation.simulate import Simulation, TimedAction, simulate
 from planner.wording import counted
-from workers.protocol import TimelineReport
+from workers.protocol.reports import TimelineReport
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestrator.history.job_view import JobView
-from workers.protocol import StepReport
+from workers.protocol.reports import StepReport
 
 RECENT_STEPS = 100
 """Newest steps whose pace is taken to go on."""

@@ -13,7 +13,7 @@ from orchestrator.analysis.throughput import mean_throughput
 from orchestrator.events import types as events
 from orchestrator.events.log import read_log
 from orchestrator.history.job_view import JobView, fold
-from workers.protocol import StepReport
+from workers.protocol.reports import StepReport
 
 
 @dataclass(frozen=True, kw_only=True)

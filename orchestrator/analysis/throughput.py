@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from orchestrator.history.job_view import JobView
-from workers.protocol import StepReport
+from workers.protocol.reports import StepReport
 
 RECENT_STEPS = 20
 """Newest steps whose time and throughput are told."""

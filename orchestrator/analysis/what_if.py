@@ -25,7 +25,7 @@ from planner.simulation.costs import bounds
 from planner.simulation.predict import Prediction, predict
 from planner.simulation.resized_cluster import resized
 from workers.config import ElasticConfig
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from orchestrator.events import types as events
-from workers.protocol import StepReport
+from workers.protocol.reports import StepReport
 
 END_S = 10.0
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from planner.wording import counted
-from workers.protocol import DamagedCheckpoint, JobError
+from workers.protocol.errors import DamagedCheckpoint, JobError
 
 
 def export_command(run: str, out: str, *, force: bool) -> list[str]:

@@ -20,7 +20,7 @@ from planner.interference.model_file import (
     save_windows,
 )
 from planner.wording import counted, seconds
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 def collect_command(windows: Path | None, rounds: int | None, brief: bool, device: str) -> None:

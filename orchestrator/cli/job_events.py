@@ -12,7 +12,7 @@ from orchestrator.client.blocking_client import BlockingJobs
 from orchestrator.client.jobs import POLL_S
 from orchestrator.client.opening import opened
 from orchestrator.events.types import KINDS, Failed, Record, kind_called
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 def events_command(

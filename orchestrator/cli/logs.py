@@ -12,7 +12,7 @@ from orchestrator.client.rank_logs import JobLogs, ranks_with_output
 from orchestrator.history.folder import JobFolder
 from orchestrator.history.folder_view import view_in
 from orchestrator.verify.verification import find_folder
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 LOOK_EVERY_S = 0.5
 """Seconds between checks for new lines."""

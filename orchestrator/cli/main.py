@@ -33,7 +33,7 @@ from orchestrator.cli.commands.watch.logs import logs
 from orchestrator.cli.commands.watch.status import status
 from orchestrator.cli.exit_codes import USER_ERROR
 from orchestrator.commands.table import COMMANDS
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 app = typer.Typer(
     name="freshet",

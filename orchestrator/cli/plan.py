@@ -26,7 +26,7 @@ from orchestrator.spec.job_spec import Spec, load
 from planner.profile import Profile
 from planner.search.copies_cost import CopiesCost
 from planner.search.search import Alternative, Choice
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 def plan_command(

@@ -14,7 +14,7 @@ from orchestrator.client.opening import opened
 from orchestrator.history.proposal import Proposal
 from orchestrator.quantities import percent, seconds, size
 from planner.wording import counted
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 def plan_of_job(

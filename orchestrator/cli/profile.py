@@ -19,7 +19,7 @@ from orchestrator.spec.checks import check
 from orchestrator.spec.job_spec import load
 from planner.profile import Cluster, Profile
 from planner.wording import counted
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 WIDTH = 100
 """Columns of the tables, if no terminal sets them."""

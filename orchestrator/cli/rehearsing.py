@@ -27,7 +27,7 @@ from orchestrator.report.page import write_report
 from orchestrator.report.rehearsal_text import lines
 from orchestrator.spec.job_spec import Spec, load
 from planner.wording import counted
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 SYNTHETIC_MIN = 60.0
 """Length of a synthetic trace without a window."""

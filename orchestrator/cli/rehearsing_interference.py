@@ -45,7 +45,7 @@ from orchestrator.report.page import write_report
 from orchestrator.spec.checks import check
 from orchestrator.spec.job_spec import Spec, load
 from workers.fault_injection.fault import Fault
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 OFF = "off"
 MINUTES = 10.0

@@ -11,7 +11,7 @@ from planner.adapt.live import Heard
 from planner.adapt.recording import entries
 from planner.adapt.replaying import Decided, Observed, replayed
 from planner.wording import counted
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 def replay_command(recording: Path) -> None:

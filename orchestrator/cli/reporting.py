@@ -6,7 +6,7 @@ from pathlib import Path
 
 from orchestrator.history.folder import JobFolder
 from orchestrator.report.page import write_report
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 def report_command(run: str, out: Path | None) -> Path:

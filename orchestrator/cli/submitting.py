@@ -17,7 +17,7 @@ from orchestrator.client.page_address import page_address
 from orchestrator.client.ray_submission import RayCluster
 from orchestrator.client.submit import SubmittedJob
 from orchestrator.spec.job_spec import load
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails

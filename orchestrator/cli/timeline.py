@@ -18,7 +18,7 @@ from orchestrator.pictures.forms import check_suffix, write_form
 from orchestrator.report.parts import Table as Facts
 from orchestrator.report.step.step_timeline import measured_step
 from planner.profile import Profile
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 SHOWN = 20
 """Newest measured steps that a message names."""

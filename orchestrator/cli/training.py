@@ -21,7 +21,8 @@ from orchestrator.history.folder import JobFolder
 from orchestrator.report.page import write_report
 from orchestrator.spec.job_spec import load
 from planner.wording import counted
-from workers.protocol import JobError, SampleReport
+from workers.protocol.errors import JobError
+from workers.protocol.reports import SampleReport
 
 
 def train_command(

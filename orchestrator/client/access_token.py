@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 TOKEN, TOKEN_FILE, PLAIN_HTTP = "FRESHET_TOKEN", "FRESHET_TOKEN_FILE", "FRESHET_PLAIN_HTTP"
 DEFAULT_FILE = ".freshet/tokens.json"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchestrator.history.command_table import CommandIdReused
 from orchestrator.history.proposal import PlanChanged
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 __all__ = [
     "ClusterSilent",

@@ -32,7 +32,8 @@ from orchestrator.prepare.profile_cache import cache_folder, mark_stale
 from orchestrator.spec.job_spec import Spec
 from planner.wording import counted
 from workers.control.rescues import patience_s
-from workers.protocol import CheckpointReport, JobError, Rescued
+from workers.protocol.errors import JobError
+from workers.protocol.reports import CheckpointReport, Rescued
 
 Observer = Callable[[events.Record], None]
 

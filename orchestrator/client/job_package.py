@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.client.shadowing import OWN
 from orchestrator.spec.job_spec import load
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 EXCLUDED = ("/runs/",)
 """Parts of a working directory that stay here, beside Ray's own list (`.git`, virtual environments) and the entries of

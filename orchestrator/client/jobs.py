@@ -19,7 +19,7 @@ from orchestrator.commands.command import JobCommand
 from orchestrator.commands.table import Steering
 from orchestrator.events.page import Page
 from orchestrator.events.types import Answered, Record
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 if TYPE_CHECKING:
     from orchestrator.analysis.job_summary import JobSummary

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from orchestrator.cluster.here import find
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 KEY = b"freshet/dashboard"
 SPACE = b"freshet"

@@ -11,7 +11,7 @@ from typing import IO
 
 from orchestrator.events.file_end import file_end
 from workers.process.output import LOGS, local_folder, older_part, rank_log_path
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 _NAME = re.compile(r"rank-(\d+)\.log")
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")

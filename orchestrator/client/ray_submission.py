@@ -22,7 +22,7 @@ from orchestrator.client.blocking import finish
 from orchestrator.client.job_package import JobPackage
 from orchestrator.cluster.connection import check_store
 from orchestrator.cluster.here import find
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails, JobSubmissionClient

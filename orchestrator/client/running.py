@@ -11,7 +11,7 @@ from orchestrator.client.interrupts import Interrupts
 from orchestrator.client.submit import Submission, SubmittedJob
 from orchestrator.cluster import connection as cluster
 from orchestrator.spec.job_spec import Spec
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 def run(

@@ -41,7 +41,8 @@ from orchestrator.spec.checks import AUTO, check
 from orchestrator.spec.job_spec import Spec
 from orchestrator.telemetry.wanted import check_packages
 from planner.wording import counted
-from workers.protocol import CheckpointRef, JobError
+from workers.protocol.errors import JobError
+from workers.protocol.orders import CheckpointRef
 
 START_S = 300.0
 """Limit for a new controller to start: a busy machine starts a process for it."""

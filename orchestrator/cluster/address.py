@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 _HOST_PORT = re.compile(r"(?:ray://)?(?P<host>[\w.-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5})", re.ASCII)
 

@@ -28,7 +28,7 @@ from orchestrator.cluster.here import SUBMITTED, Found, answers, find, is_on_loo
 from orchestrator.cluster.placement import Node
 from orchestrator.cluster.ports import agents_announced
 from workers.control.rescues import HEAD_LOST
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 OBJECT_STORE_BYTES = 128 * 2**20
 """Only small messages pass through Ray; the ranks exchange tensors among themselves."""

@@ -17,7 +17,7 @@ from datetime import datetime
 import psutil
 
 from orchestrator.cluster.address import host_and_port
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Ray sets it for what `ray job submit` runs: the runtime environment, whose files lie in that cluster alone."""

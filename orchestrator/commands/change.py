@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 class Impossible(JobError):

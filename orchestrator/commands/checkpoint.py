@@ -6,7 +6,7 @@ from orchestrator.commands.command import Entry, Form, JobCommand
 from orchestrator.commands.seen import SeenJob
 from orchestrator.events.types import Answered, Event, Paused
 from orchestrator.quantities import seconds
-from workers.protocol import CheckpointReport
+from workers.protocol.reports import CheckpointReport
 
 
 class Checkpoint(JobCommand):

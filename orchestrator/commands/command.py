@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from orchestrator.commands.change import Change
 from orchestrator.commands.seen import SeenJob
 from orchestrator.events.types import Answered, Commanded, Event, Failed, Finished
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 T = TypeVar("T")
 

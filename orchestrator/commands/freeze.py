@@ -10,7 +10,7 @@ from orchestrator.commands.change import KEEP, Change
 from orchestrator.commands.command import Choice, Entry, Form, Input, Limits, PlanCommand
 from orchestrator.commands.seen import NO_PLAN, SeenJob, plan_of
 from orchestrator.events.types import Answered, Event
-from workers.protocol import FreezeStarted
+from workers.protocol.reports import FreezeStarted
 
 REPLACED = "another freeze request took its place"
 

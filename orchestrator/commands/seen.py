@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from orchestrator.events.types import Noticed
 from planner.plan import Plan
-from workers.protocol import CheckpointReport
+from workers.protocol.reports import CheckpointReport
 
 NO_PLAN = "the job has no plan yet"
 

@@ -23,7 +23,7 @@ from orchestrator.commands.resume import Resume
 from orchestrator.commands.scale import Scale
 from orchestrator.commands.undrain import Undrain
 from orchestrator.events.types import Commanded
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)

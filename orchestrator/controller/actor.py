@@ -55,7 +55,8 @@ from orchestrator.prepare.profile_cache import cache_folder, mark_stale
 from planner.observed import StepTimes
 from workers.actor import check_folder
 from workers.checkpoint.left_behind import clear
-from workers.protocol import JobError, Report
+from workers.protocol.errors import JobError
+from workers.protocol.reports import Report
 
 KEPT_RECORDS = 20_000
 """Number of newest events kept in memory for drivers; the log has them all."""

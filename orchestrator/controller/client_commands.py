@@ -32,7 +32,8 @@ from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle.states import Live, Paused, Placing, Saving, Stopping
 from orchestrator.lifecycle.stimuli import Aborted, Asked, PauseAsked, ResumeAsked, Stimulus
 from workers.config import ElasticConfig
-from workers.protocol import JobError, Request
+from workers.protocol.errors import JobError
+from workers.protocol.orders import Request
 
 SAFE_TO_REPEAT: Mapping[str, Stimulus] = {
     "stop": Asked(Request.STOP),

@@ -15,7 +15,7 @@ from orchestrator.cluster.placement import Node
 from workers.fault_injection.drill import Drill
 from workers.fault_injection.fault import AT_ANY_TIME, Fault
 from workers.fault_injection.kinds import FaultKind
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 ANSWER_S = 10.0
 """Time limit for a rank to confirm that it is armed."""

@@ -44,7 +44,7 @@ from planner.plan import Plan, PlanError
 from planner.search.layer_move import parse_layers
 from planner.search.replan import Replanner
 from planner.wording import counted, named
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 class Reshaping:

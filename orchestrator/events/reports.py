@@ -1,6 +1,6 @@
 """The ranks' reports as events: level and sentence of each, as for the controller's own in `types.py`. Pure.
 
-One more report is its class in `workers/protocol.py` and a row here.
+One more report is its class in `workers/protocol/reports.py` and a row here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from orchestrator.events.level import Level, shortened
 from orchestrator.quantities import percent, rate, seconds, significant, size
 from planner.wording import counted, named
-from workers.protocol import (
+from workers.protocol.reports import (
     CheckpointReport,
     CopiedAhead,
     CurvatureReport,

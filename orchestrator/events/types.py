@@ -27,7 +27,9 @@ from planner.plan import Plan
 from planner.search.alternatives import Alternative
 from planner.simulation.slow_links import SlowLink
 from planner.wording import counted, link_rate, named, shares_text
-from workers.protocol import CheckpointRef, DamagedCheckpoint, Generation, MemoryShortage, Outcome, Report
+from workers.protocol.errors import DamagedCheckpoint, MemoryShortage
+from workers.protocol.orders import CheckpointRef, Generation
+from workers.protocol.reports import Outcome, Report
 
 
 def command_words(name: str) -> str:

@@ -16,7 +16,8 @@ from typing import Any
 from orchestrator.commands.command import Entry, JobCommand
 from orchestrator.commands.table import BY_LOG_NAME
 from orchestrator.events.types import Answered, Commanded, Event, FreezeChanged
-from workers.protocol import JobError, StepReport
+from workers.protocol.errors import JobError
+from workers.protocol.reports import StepReport
 
 KEPT = 300
 """Commands that are remembered; an older id that has its answer counts as new. Also how many may wait for theirs."""

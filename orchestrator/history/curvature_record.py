@@ -12,7 +12,7 @@ from typing import Annotated
 from orchestrator.history.columns import Columns
 from orchestrator.history.thinning import Grid, thin, up_to
 from planner.search.convergence import ConvergenceError, CurvatureSample, Estimates, estimate
-from workers.protocol import CurvatureReport
+from workers.protocol.reports import CurvatureReport
 
 INCOMPLETE = 50
 """Most steps whose parts are kept while some ranks' parts are missing."""

@@ -27,7 +27,9 @@ from planner.plan import Plan
 from planner.wording import counted
 from workers.checkpoint.storage import join, open_folder
 from workers.config import WorkerConfig
-from workers.protocol import CheckpointRef, JobError, StepReport
+from workers.protocol.errors import JobError
+from workers.protocol.orders import CheckpointRef
+from workers.protocol.reports import StepReport
 
 MARKER = "job.json"
 EVENTS = "events.jsonl"

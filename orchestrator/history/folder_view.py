@@ -6,7 +6,7 @@ from orchestrator.history.folder import JobFolder
 from orchestrator.history.job_view import JobView
 from orchestrator.history.snapshot import Loaded, Position, load
 from orchestrator.history.unreported import unreported
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 def load_folder(folder: JobFolder) -> Loaded:

@@ -8,7 +8,7 @@ from orchestrator.events.types import FreezeSolved
 from planner.freeze.monitoring import Observation
 from planner.freezing import FreezePlan
 from planner.plan import Plan
-from workers.protocol import TimelineReport
+from workers.protocol.reports import TimelineReport
 
 
 @dataclass(frozen=True, kw_only=True)

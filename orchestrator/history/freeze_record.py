@@ -18,7 +18,7 @@ from orchestrator.history.freeze_history import still_proposed
 from orchestrator.history.frozen_counts import CountedSteps
 from orchestrator.history.thinning import Grid, thin, up_to
 from planner.freezing import FreezePlan
-from workers.protocol import FreezeReport, FreezeStarted, FrozenAction
+from workers.protocol.reports import FreezeReport, FreezeStarted, FrozenAction
 
 RECENT_STEPS = 50
 """Newest steps of which every action is kept."""

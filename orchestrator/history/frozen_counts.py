@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from orchestrator.history.thinning import Grid, thin, up_to
-from workers.protocol import FreezeReport
+from workers.protocol.reports import FreezeReport
 
 KEPT_NUMBERS = 20_000
 """Most counts that are kept: the more parameters a model has, the sooner old steps are summed."""

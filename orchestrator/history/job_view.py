@@ -61,12 +61,12 @@ from orchestrator.history.totals import Totals
 from planner.freezing import FreezePlan, Phase, Phases
 from planner.plan import Plan
 from planner.search.alternatives import Alternative
-from workers.protocol import (
+from workers.protocol.orders import Request
+from workers.protocol.reports import (
     CheckpointReport,
     CurvatureReport,
     FreezeReport,
     FreezeStarted,
-    Request,
     Rescued,
     SampleReport,
     StandbyReport,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pydantic import TypeAdapter
 
 from planner.search.alternatives import Alternative
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 class PlanChanged(JobError):

@@ -23,7 +23,9 @@ from orchestrator.events.types import (
 from orchestrator.history.totals import part_seconds
 from planner.failure_domains import domain_name
 from planner.shards import Piece
-from workers.protocol import CheckpointRef, CheckpointReport, DamagedCheckpoint, StandbyReport, SwitchReport
+from workers.protocol.errors import DamagedCheckpoint
+from workers.protocol.orders import CheckpointRef
+from workers.protocol.reports import CheckpointReport, StandbyReport, SwitchReport
 
 KEPT_CHECKPOINTS = 8
 """Newest checkpoints that a controller remembers; the ranks delete older ones."""

@@ -16,7 +16,7 @@ from orchestrator.events.rehearsed import Rehearsed
 from orchestrator.events.types import Formed, Paused, RankStarted, Record, Regrouped, Stalled
 from orchestrator.history.columns import Columns
 from orchestrator.history.thinning import Grid, same_as_next
-from workers.protocol import StepReport
+from workers.protocol.reports import StepReport
 
 KEPT_GENERATIONS = 400
 """The newest generations are kept; the commits of earlier ones are forgotten too."""

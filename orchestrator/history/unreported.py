@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from orchestrator.events.types import Record
 from orchestrator.history.folder import JobFolder
 from workers.checkpoint.left_behind import clear, left_reports
-from workers.protocol import StepReport
+from workers.protocol.reports import StepReport
 
 
 def unreported(location: str, logged: Iterable[Record]) -> list[Record]:

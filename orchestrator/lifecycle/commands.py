@@ -17,7 +17,7 @@ from planner.freezing import FreezePlan
 from planner.ir import Schedule
 from planner.plan import Plan
 from planner.shards import Piece
-from workers.protocol import Assignment, Generation, Request, Settlement
+from workers.protocol.orders import Assignment, Generation, Request, Settlement
 
 
 @dataclass(frozen=True)

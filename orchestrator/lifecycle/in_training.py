@@ -11,7 +11,7 @@ from orchestrator.lifecycle import planned_change, scaling
 from orchestrator.lifecycle.answers import answer
 from orchestrator.lifecycle.commands import Ask, Command, Dismiss, Propose, Step, Train, Weigh
 from orchestrator.lifecycle.states import Job, Leaving, Order, Stopping, Training
-from workers.protocol import Request
+from workers.protocol.orders import Request
 
 
 def train(order: Order, job: Job, *, step: int, under_way: bool = False) -> Step[Training | Stopping]:

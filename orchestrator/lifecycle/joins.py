@@ -12,7 +12,7 @@ from orchestrator.lifecycle import in_training, planned_change, regroup, scaling
 from orchestrator.lifecycle.commands import AwaitCopies, Command, Log, Recruit, Step
 from orchestrator.lifecycle.states import Assessed, Order, Own, Stopping, Training, Waiting
 from orchestrator.lifecycle.stimuli import Going, Ready, Room, Weighed
-from workers.protocol import NoticeReport
+from workers.protocol.reports import NoticeReport
 
 
 def room(order: Order, state: Own, stimulus: Room) -> Step[Own]:

@@ -95,7 +95,8 @@ from orchestrator.lifecycle.stimuli import (
     Weighed,
 )
 from planner.freezing import FreezePlan
-from workers.protocol import CheckpointReport, NoticeReport, Outcome, Request
+from workers.protocol.orders import Request
+from workers.protocol.reports import CheckpointReport, NoticeReport, Outcome
 from workers.reproducibility.digest import state_digest
 
 

@@ -19,7 +19,8 @@ from planner.arrivals import Arrivals, arrivals
 from planner.ir import Schedule
 from planner.plan import Plan
 from planner.wording import named
-from workers.protocol import Report, Request, StepReport, SwitchReport
+from workers.protocol.orders import Request
+from workers.protocol.reports import Report, StepReport, SwitchReport
 
 Moving = tuple[Job, tuple[Command, ...]]
 

@@ -24,7 +24,8 @@ from orchestrator.lifecycle.states import (
     Waiting,
 )
 from orchestrator.lifecycle.stimuli import Asked, PauseAsked, RankLost, Ready, ResumeAsked
-from workers.protocol import Outcome, Request
+from workers.protocol.orders import Request
+from workers.protocol.reports import Outcome
 
 REQUESTED = Log(events.Requested(request="pause"))
 

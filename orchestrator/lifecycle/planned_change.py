@@ -21,7 +21,8 @@ from planner.arrivals import needed, new_copies
 from planner.ir import Schedule
 from planner.plan import Plan
 from planner.shards import Piece
-from workers.protocol import CopiedAhead, Report, Request, StandbyReport, SwitchReport
+from workers.protocol.orders import Request
+from workers.protocol.reports import CopiedAhead, Report, StandbyReport, SwitchReport
 
 Changing = tuple[Job, tuple[Command, ...]]
 

@@ -15,7 +15,8 @@ from planner.shards import WHOLE, Piece, made_of, made_with_weights
 from planner.wording import counted, named, named_or_counted
 from workers.config import ElasticConfig
 from workers.loss_scale import LossScale
-from workers.protocol import CheckpointRef, Part, Position, Settlement, SnapshotHeld, Source
+from workers.protocol.orders import CheckpointRef, Part, Settlement, Source
+from workers.protocol.reports import Position, SnapshotHeld
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,7 +63,9 @@ from planner.rank_program import place_programs
 from planner.schedule.expand import pipeline_schedules
 from planner.shards import Piece
 from planner.wording import counted, named_or_counted
-from workers.protocol import Assignment, DamagedCheckpoint, FreezeStarted, Generation, Part, Source
+from workers.protocol.errors import DamagedCheckpoint
+from workers.protocol.orders import Assignment, Generation, Part, Source
+from workers.protocol.reports import FreezeStarted
 
 LARGER = (
     "What would help: pipeline.recompute = true, a smaller pipeline.microbatch_size, more ranks (pipeline.ranks) or"

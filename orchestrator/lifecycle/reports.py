@@ -13,14 +13,8 @@ from orchestrator.history.freeze_history import still_proposed
 from orchestrator.history.ranks_view import KEPT_CHECKPOINTS
 from orchestrator.lifecycle.states import Job
 from planner.freezing import FreezePlan
-from workers.protocol import (
-    CheckpointRef,
-    CheckpointReport,
-    FreezeStarted,
-    Report,
-    StepReport,
-    ValidationReport,
-)
+from workers.protocol.orders import CheckpointRef
+from workers.protocol.reports import CheckpointReport, FreezeStarted, Report, StepReport, ValidationReport
 
 
 def take_report(job: Job, report: Report) -> tuple[Job, tuple[Report, ...]]:

@@ -19,7 +19,9 @@ from planner.ir import Schedule
 from planner.plan import Plan
 from planner.search.alternatives import Alternative
 from workers.config import ElasticConfig
-from workers.protocol import CheckpointRef, DamagedCheckpoint, Generation, Outcome, Position, StepReport
+from workers.protocol.errors import DamagedCheckpoint
+from workers.protocol.orders import CheckpointRef, Generation
+from workers.protocol.reports import Outcome, Position, StepReport
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,9 @@ from orchestrator.lifecycle.migration import Move
 from planner.ir import Schedule
 from planner.plan import Plan
 from planner.shards import Piece
-from workers.protocol import DamagedCheckpoint, MemoryShortage, Outcome, Parted, Position, Report, Request
+from workers.protocol.errors import DamagedCheckpoint, MemoryShortage
+from workers.protocol.orders import Request
+from workers.protocol.reports import Outcome, Parted, Position, Report
 
 
 @dataclass(frozen=True)

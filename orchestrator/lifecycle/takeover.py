@@ -9,7 +9,7 @@ from orchestrator.history.ranks_view import KEPT_CHECKPOINTS
 from orchestrator.lifecycle.reports import with_freeze
 from orchestrator.lifecycle.states import Intents, Job, Membership, Order, Progress, Size
 from planner.schedule.expand import schedule_after
-from workers.protocol import CheckpointRef
+from workers.protocol.orders import CheckpointRef
 
 
 def taken_over(order: Order, view: JobView) -> Order:

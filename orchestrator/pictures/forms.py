@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 Form = Callable[[], str]
 """Produces the text of a file."""

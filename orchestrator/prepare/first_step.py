@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from orchestrator.spec.job_spec import Spec
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 if TYPE_CHECKING:
     from workers.data.dataset import Batch, Dataset

@@ -24,7 +24,8 @@ from planner.wording import named
 from workers.actor import CONTROL, RankActor
 from workers.config import WorkerConfig
 from workers.profiling.measured import Measured
-from workers.protocol import Generation, JobError
+from workers.protocol.errors import JobError
+from workers.protocol.orders import Generation
 
 GRACE_S = 5.0
 """Time limit for the other ranks to report their errors once one rank has failed."""

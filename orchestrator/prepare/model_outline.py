@@ -15,7 +15,7 @@ from orchestrator.spec.job_spec import Spec
 from planner.wording import counted
 from workers.config import EmulatedConfig
 from workers.models.families.family import ModelFamily
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 if TYPE_CHECKING:
     from workers.models.definition import ParameterRef

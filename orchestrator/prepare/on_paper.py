@@ -14,7 +14,7 @@ from orchestrator.spec.job_spec import Spec
 from planner.accelerators import ACCELERATORS, MATRIX_EFFICIENCY, MEMORY_EFFICIENCY, Accelerator
 from planner.profile import DeviceProfile, Link, Profile
 from planner.wording import counted
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 LATENCY_S = 30e-6
 """Latency of a message between two machines of one data centre. An assumption."""

@@ -32,7 +32,7 @@ from planner.simulation.predict import Prediction, predict
 from planner.simulation.simulate import simulate
 from planner.wording import counted
 from workers.models.model_config import KEYS
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from orchestrator.prepare.settling import Settled, on_cluster, with_plan
 from orchestrator.spec.checks import AUTO, needs_profile
 from orchestrator.spec.job_spec import Spec
 from planner.profile import Profile
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 def settle(

@@ -35,7 +35,7 @@ from planner.profile import SCHEMA, Profile, ProfileError
 from planner.wording import counted
 from workers.config import AdaptConfig, ElasticConfig, FreezeConfig, WorkerConfig
 from workers.profiling.measured import combine
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 MEASUREMENT = 6
 """Version of what is measured and how; a new version invalidates old profiles."""

@@ -10,7 +10,7 @@ from orchestrator.history.freeze_history import FreezeHistory
 from orchestrator.history.job_view import fold
 from orchestrator.prepare.settling import Settled
 from planner.wording import counted
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 def recorded(path: Path, settled: Settled) -> FreezeHistory:

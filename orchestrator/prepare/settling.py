@@ -22,7 +22,7 @@ from planner.search.candidate import Alternative
 from planner.search.standbys import protected
 from planner.wording import counted
 from workers.config import AdaptConfig, ElasticConfig, WorkerConfig
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 EMULATED_CPU = 0.05
 """CPUs that an emulated rank reserves: it mostly sleeps."""

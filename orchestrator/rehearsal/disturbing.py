@@ -16,7 +16,8 @@ from orchestrator.events.types import Failed, Finished, Record
 from planner.wording import counted
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind
-from workers.protocol import FaultReport, JobError, StepReport
+from workers.protocol.errors import JobError
+from workers.protocol.reports import FaultReport, StepReport
 
 FACTORS = {"light": 4 / 3, "heavy": 3.0}
 """Level -> what a neighbour of that level on its core makes of a rank's times: `workers.interference.neighbours`."""

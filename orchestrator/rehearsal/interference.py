@@ -32,7 +32,7 @@ from workers.fault_injection.drill import Drill
 from workers.fault_injection.fault import Fault
 from workers.interference import neighbours
 from workers.process.cores import core_of
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 Say = Callable[[str], None]
 Play = Callable[[Spec, Observer], Run]

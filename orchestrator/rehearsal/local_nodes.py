@@ -21,7 +21,7 @@ import psutil
 
 from orchestrator.cluster.connection import SHUTDOWN_S, prepare_local
 from orchestrator.events.rehearsed import NodeLife
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 START_S = 120.0
 """Time limit for the start of a node."""

@@ -31,7 +31,7 @@ from planner.schedule.expand import schedule_of
 from planner.schedule.table_format import CSV_PREFIX
 from planner.search.replan import Replanner
 from planner.wording import counted
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 NODE_START_S = 60.0
 """Time limit for the start of each of the nodes that the job starts with."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 
 from orchestrator.rehearsal.traces import Change, Kind, Trace, ordered
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 MINUTE_MS = 60_000
 LEAST_MIN = 0.001

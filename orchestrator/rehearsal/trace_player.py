@@ -18,7 +18,8 @@ from orchestrator.events.rehearsed import NodeLife, Rehearsed
 from orchestrator.events.types import Failed, Finished, Record, Regrouped, Requested
 from orchestrator.quantities import seconds
 from orchestrator.rehearsal.traces import Kind, Trace
-from workers.protocol import JobError, StepReport
+from workers.protocol.errors import JobError
+from workers.protocol.reports import StepReport
 
 WARM_STEPS = 5
 """Steps before the trace begins: the first of a generation are slower than the rest."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 class Kind(StrEnum):

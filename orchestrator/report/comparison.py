@@ -26,7 +26,7 @@ from orchestrator.report.run.sections import outcome
 from orchestrator.report.run.speeds import SpeedsPart, speeds
 from orchestrator.report.run.what_ran import partition_text, visit_bands
 from planner.wording import counted
-from workers.protocol import StepReport
+from workers.protocol.reports import StepReport
 
 Named = Sequence[tuple[str, JobView]]
 """Runs by the names that a page gives them."""

@@ -37,7 +37,7 @@ from orchestrator.report.run.surroundings import SurroundingsPart, surroundings
 from orchestrator.report.run.what_ran import Term, what_ran
 from orchestrator.report.step.timeline import TimelinePart, timeline
 from planner.profile import Profile
-from workers.protocol import SampleReport
+from workers.protocol.reports import SampleReport
 
 REPORT_NAME = "report.html"
 

@@ -14,7 +14,7 @@ from planner.schedule.validate import ScheduleError
 from planner.search.shapes import Shape, shape_of
 from planner.wording import counted
 from workers.config import ElasticConfig
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 AUTO = "auto"
 

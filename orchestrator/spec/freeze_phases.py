@@ -6,7 +6,7 @@ from typing import get_args
 
 from planner.freezing import Phases
 from workers.config import FreezeConfig, OptimizerConfig
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 METHODS: tuple[str, ...] = get_args(FreezeConfig.model_fields["method"].annotation)
 SHARE = 10

@@ -28,7 +28,7 @@ from workers.config import (
     PipelineConfig,
     WorkerConfig,
 )
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 from workers.section import Section
 
 __all__ = [

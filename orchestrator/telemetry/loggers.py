@@ -9,7 +9,7 @@ from typing import Protocol
 from orchestrator.analysis.throughput import throughput
 from orchestrator.events.types import Event, Migrated, Record, Regrouped
 from orchestrator.history.totals import part_seconds
-from workers.protocol import StepReport, ValidationReport
+from workers.protocol.reports import StepReport, ValidationReport
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from orchestrator.history.job_view import JobView
 from orchestrator.history.totals import PARTS
 from orchestrator.telemetry.metrics import BY_NAME, CAUSES, MODES, STATES, Metric
 from planner.ir import Action, Kind
-from workers.protocol import TimelineReport
+from workers.protocol.reports import TimelineReport
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 
 from orchestrator.events.types import Formed, Migrated, Paused, Record, Regrouped
 from orchestrator.history.totals import part_seconds
-from workers.protocol import SwitchReport
+from workers.protocol.reports import SwitchReport
 
 BEFORE_A_PAUSE = ("detect", "settle")
 """Parts of a recovery that come before the job waits for capacity."""

@@ -14,7 +14,7 @@ from typing import Any
 from orchestrator.spec.job_spec import LoggingConfig
 from orchestrator.telemetry.loggers import LoggerSink
 from orchestrator.telemetry.sinks import Sink
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 MODULES = {
     "tensorboard": ("tensorboardX",),

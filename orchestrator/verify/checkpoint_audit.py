@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from orchestrator.events.types import Finished
 from orchestrator.history.folder import undamaged
 from orchestrator.verify.ledger import Batches, Ledger
-from workers.protocol import CheckpointRef
+from workers.protocol.orders import CheckpointRef
 
 
 def log_heads(output: str) -> Iterator[tuple[str, str]]:

@@ -22,7 +22,7 @@ from orchestrator.events.types import (
 )
 from planner.wording import counted
 from workers.data.sampling import samples_digest, train_indices
-from workers.protocol import CheckpointReport, LayersChecked, Outcome, StepReport
+from workers.protocol.reports import CheckpointReport, LayersChecked, Outcome, StepReport
 from workers.reproducibility.digest import state_digest
 
 NEARBY = 3

@@ -22,7 +22,9 @@ from planner.plan import Plan
 from planner.schedule.expand import schedule_of
 from planner.wording import counted
 from workers.config import AdaptConfig, CheckpointConfig, ElasticConfig, WorkerConfig
-from workers.protocol import CheckpointRef, FreezeStarted, JobError, StepReport
+from workers.protocol.errors import JobError
+from workers.protocol.orders import CheckpointRef
+from workers.protocol.reports import FreezeStarted, StepReport
 
 COMPARED = ("loss", "grad_norm", "lr", "samples", "tokens", "skipped", "samples_digest")
 """Fields of a step's report that must be equal, to the last digit."""

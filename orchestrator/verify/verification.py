@@ -21,7 +21,7 @@ from orchestrator.verify.checkpoint_audit import audit_checkpoints, log_heads
 from orchestrator.verify.ledger import Ledger, audit
 from orchestrator.verify.rerun import audit_by_rerun
 from planner.wording import counted
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 MOST_SHOWN = 20
 

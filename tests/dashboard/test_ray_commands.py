@@ -32,7 +32,7 @@ from orchestrator.events.log import read_log
 from orchestrator.events.types import Record
 from orchestrator.spec.job_spec import Spec
 from workers.launch.ranks import run_threads
-from workers.protocol import StepReport
+from workers.protocol.reports import StepReport
 
 Kind = TypeVar("Kind")
 JOB = "mine"

@@ -18,7 +18,7 @@ from orchestrator.events.types import (
     Submitted,
 )
 from orchestrator.history.job_view import JobView, fold
-from workers.protocol import StepReport
+from workers.protocol.reports import StepReport
 
 STEPS = 100
 VISITS = (Visit(first=21, last=40), Visit(first=61, last=80))

@@ -21,7 +21,8 @@ from orchestrator.events.types import (
 )
 from orchestrator.verify.ledger import Batches
 from workers.data.dataset import Batch
-from workers.protocol import CheckpointRef, CheckpointReport, Generation, Outcome, StepReport
+from workers.protocol.orders import CheckpointRef, Generation
+from workers.protocol.reports import CheckpointReport, Outcome, StepReport
 from workers.reproducibility.digest import state_digest
 
 TRAIN_SAMPLES = 50

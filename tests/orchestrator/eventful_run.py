@@ -10,14 +10,8 @@ from synthetic_run import RANKS, START_S, freezing_records, plan, step_report, t
 
 from orchestrator.events import types as events
 from orchestrator.events.types import Event, Record
-from workers.protocol import (
-    CheckpointRef,
-    CheckpointReport,
-    Generation,
-    StandbyReport,
-    SwitchReport,
-    ValidationReport,
-)
+from workers.protocol.orders import CheckpointRef, Generation
+from workers.protocol.reports import CheckpointReport, StandbyReport, SwitchReport, ValidationReport
 
 STEPS = 60
 """Steps until a rank is lost."""

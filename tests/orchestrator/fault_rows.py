@@ -17,7 +17,8 @@ from orchestrator.events import types as events
 from orchestrator.lifecycle.stimuli import Asked
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind, Phase
-from workers.protocol import FaultReport, Request, StepReport
+from workers.protocol.orders import Request
+from workers.protocol.reports import FaultReport, StepReport
 
 PATIENCE_STEPS = 3000
 """A row that has not fired after this many steps never will."""

@@ -27,10 +27,10 @@ from planner.plan import Plan
 from planner.schedule.registry import build
 from planner.shards import Piece
 from workers.config import ElasticConfig
-from workers.protocol import (
-    CheckpointRef,
+from workers.protocol.errors import DamagedCheckpoint
+from workers.protocol.orders import CheckpointRef
+from workers.protocol.reports import (
     CheckpointReport,
-    DamagedCheckpoint,
     Outcome,
     Position,
     StandbyReport,

@@ -87,18 +87,8 @@ from planner.schedule.registry import build
 from planner.shards import Piece, made_of
 from workers.config import ElasticConfig
 from workers.control.records_digest import vector_sha256
-from workers.protocol import (
-    Assignment,
-    CheckpointReport,
-    CopiedAhead,
-    Part,
-    Parted,
-    Position,
-    Report,
-    Request,
-    Settlement,
-    StepReport,
-)
+from workers.protocol.orders import Assignment, Part, Request, Settlement
+from workers.protocol.reports import CheckpointReport, CopiedAhead, Parted, Position, Report, StepReport
 
 LAYERS = 6
 LAST = 1 << 30

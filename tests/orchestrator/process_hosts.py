@@ -40,7 +40,7 @@ from workers.config import WorkerConfig
 from workers.control.rank_error import RankError
 from workers.launch.processes import forkserver
 from workers.process.process_times import ProcessTimes, process_times
-from workers.protocol import Report, StepReport
+from workers.protocol.reports import Report, StepReport
 
 Kind = TypeVar("Kind")
 

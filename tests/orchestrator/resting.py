@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.events import types as events
-from workers.protocol import CheckpointReport, StandbyReport, StepReport
+from workers.protocol.reports import CheckpointReport, StandbyReport, StepReport
 
 LEAST_MEMBERS = 3
 

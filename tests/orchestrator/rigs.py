@@ -23,7 +23,8 @@ from workers.elastic.copies_ahead import CopiesAhead
 from workers.elastic.followed import Followed
 from workers.elastic.layer_source import Built, LayerSource
 from workers.layers.layer import Layer
-from workers.protocol import Assignment, DamagedCheckpoint, Settlement
+from workers.protocol.errors import DamagedCheckpoint
+from workers.protocol.orders import Assignment, Settlement
 from workers.rank import Rank
 from workers.state.layer_state import LayerState
 from workers.state_stream.following import Parcels
@@ -113,10 +114,10 @@ def hangs_in_step_4(rank: int) -> None:
     """Whichever rank holds the first stage computes for ever in its first action of step 4."""
     execute = Engine._execute
 
-    def hang(self: Engine, action: object, step: int, *rest: object) -> None:
+    def hang(self: Engine, action: object, step: int, *rest: object, **named: object) -> None:
         while step == 3 and self._program.rank == 0:
             pass
-        execute(self, action, step, *rest)  # pyright: ignore[reportArgumentType]
+        execute(self, action, step, *rest, **named)  # pyright: ignore[reportArgumentType]
 
     Engine._execute = hang  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -18,7 +18,7 @@ from typing import Any
 from workers.config import WorkerConfig
 from workers.control.rank_error import RankError, travelling_errors
 from workers.process.stacks import stacks
-from workers.protocol import Outcome, Parted
+from workers.protocol.reports import Outcome, Parted
 
 CONTROL = ("ping", "stacks", "leave", "request", "prepare", "prepare_plan", "copy_ahead", "arm")
 """Calls that must not wait for training."""

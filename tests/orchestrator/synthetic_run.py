@@ -22,13 +22,13 @@ from orchestrator.events.types import (
 )
 from planner.freezing import FreezePlan, Phase, Phases
 from planner.plan import Plan
-from workers.protocol import (
+from workers.protocol.orders import Generation
+from workers.protocol.reports import (
     CheckpointReport,
     FreezeReport,
     FreezeStarted,
     FrozenAction,
     FrozenCounts,
-    Generation,
     SampleReport,
     Span,
     StepReport,

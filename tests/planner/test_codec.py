@@ -15,7 +15,7 @@ from planner.codec import NOT_WRITTEN, Packed, from_json, json_values, to_json
 from planner.plan import Plan
 from planner.schedule.expand import schedule_of
 from planner.shards import Piece, Shard
-from workers.protocol import Generation
+from workers.protocol.orders import Generation
 
 WRITTEN_BEFORE = (
     '{"chunks": 1, "epoch": 1, "layers": [[0, 1], [1, 2], [2, 4], [4, 5]], "microbatches": 2, "partition": "",'

@@ -26,20 +26,8 @@ from workers.fault_injection.fault import Fault
 from workers.launch.processes import Died, RankProcesses
 from workers.launch.ranks import Job, run_threads
 from workers.loss_scale import LossScale
-from workers.protocol import (
-    Assignment,
-    FaultReport,
-    Generation,
-    Outcome,
-    Parted,
-    Position,
-    Report,
-    Request,
-    Settlement,
-    Source,
-    StandbyReport,
-    StepReport,
-)
+from workers.protocol.orders import Assignment, Generation, Request, Settlement, Source
+from workers.protocol.reports import FaultReport, Outcome, Parted, Position, Report, StandbyReport, StepReport
 from workers.rank import Rank
 from workers.state.layer_state import state_digest
 from workers.transport.channel import ChannelError

@@ -9,7 +9,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from workers.protocol import Generation
+from workers.protocol.orders import Generation
 from workers.transport.connections import PolledConnections
 from workers.transport.ordered import OrderedChannel, RawMessage
 from workers.transport.process_group import ProcessGroupChannel, scoped_store, sever

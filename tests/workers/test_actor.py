@@ -11,7 +11,7 @@ import pytest
 
 from workers.actor import check_folder
 from workers.control.rank_error import RankError, travelling_errors
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 from workers.transport.channel import ChannelError
 
 

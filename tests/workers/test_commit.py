@@ -9,7 +9,7 @@ from operator import add
 import pytest
 
 from workers.commit.commit import CommitError, CommitRecord, settle
-from workers.protocol import Request
+from workers.protocol.orders import Request
 
 
 def record(rank: int, **fields: object) -> CommitRecord:

@@ -11,7 +11,7 @@ from torch import Tensor
 from workers.config import DataConfig, ModelConfig, WorkerConfig
 from workers.launch.ranks import run_threads
 from workers.layers.deferred import modules
-from workers.protocol import StepReport
+from workers.protocol.reports import StepReport
 
 TRAITS = ("plain", "dropout", "two-outputs", "transposed", "batchnorm", "raw-matrix", "attention", "fixed")
 REAL = {

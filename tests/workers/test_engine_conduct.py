@@ -21,7 +21,8 @@ from workers.layers.blamed import blamed
 from workers.layers.deferred.queue import Workspace
 from workers.layers.layer import Layer
 from workers.models.definition import LayerBuilder, ModelDefinition
-from workers.protocol import CheckpointReport, JobError, StepReport, TimelineReport
+from workers.protocol.errors import JobError
+from workers.protocol.reports import CheckpointReport, StepReport, TimelineReport
 
 
 @pytest.mark.parametrize("family", FAMILIES)

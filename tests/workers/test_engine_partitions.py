@@ -9,7 +9,7 @@ from test_engine_bits import losses, real_config
 from workers.checkpoint.folder import checkpoints, read_layer, read_manifest
 from workers.config import CheckpointConfig, ModelConfig, OptimizerConfig
 from workers.launch.ranks import Run, run_processes, run_threads
-from workers.protocol import SampleReport, StepReport, ValidationReport
+from workers.protocol.reports import SampleReport, StepReport, ValidationReport
 
 TRAITS = ("plain", "dropout", "twice", "tied", "batchnorm")
 CUTS = [

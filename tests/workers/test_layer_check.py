@@ -30,7 +30,7 @@ from workers.layers.layer import Layer
 from workers.models.definition import LayerBuilder, ModelDefinition
 from workers.models.trained_loss import loss_beside, with_loss
 from workers.profiling.counted_memory import LiveStorages
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 from workers.state.hidden import hidden_values
 
 CPU = torch.device("cpu")

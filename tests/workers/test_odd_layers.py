@@ -15,7 +15,8 @@ from reference import train_plainly
 
 from workers.config import ModelConfig, WorkerConfig
 from workers.launch.ranks import run_threads
-from workers.protocol import JobError, LayersChecked, StepReport, WarningReport
+from workers.protocol.errors import JobError
+from workers.protocol.reports import LayersChecked, StepReport, WarningReport
 
 
 def config_of(output: Path, factory: str, **arguments: Any) -> WorkerConfig:

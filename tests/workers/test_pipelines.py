@@ -15,7 +15,7 @@ from test_freezing_training import FIRST, METHODS, SECOND
 from workers.config import CheckpointConfig
 from workers.fault_injection.fault import Fault, FaultKind, Phase
 from workers.launch.ranks import Job, run_processes, run_threads
-from workers.protocol import FrozenCounts, ValidationReport
+from workers.protocol.reports import FrozenCounts, ValidationReport
 
 
 def on(pipelines: int, work: Job) -> Job:

@@ -11,7 +11,7 @@ from rank_group import RankGroup
 from workers.commit.commit import Decision
 from workers.config import OptimizerConfig
 from workers.loss_scale import LossScale
-from workers.protocol import Position, WarningReport
+from workers.protocol.reports import Position, WarningReport
 from workers.step.skipped_steps import SkippedSteps
 
 

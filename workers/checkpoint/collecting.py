@@ -13,7 +13,7 @@ from torch import Tensor
 
 from planner.shards import Shard
 from workers.layers.sharded_weights import ComputeWeights
-from workers.protocol import Part
+from workers.protocol.orders import Part
 from workers.state.flat import Cut
 from workers.state.layer_state import LayerState, host_copy, part_of, whole_of
 from workers.transport.channel import Channel, Stream

@@ -19,7 +19,8 @@ from workers.config import FreezeConfig, WorkerConfig
 from workers.fault_injection.points import FaultPoints, Phase
 from workers.loss_scale import LossScale
 from workers.models.model_config import of_one_family
-from workers.protocol import CheckpointReport, Generation, Report
+from workers.protocol.orders import Generation
+from workers.protocol.reports import CheckpointReport, Report
 from workers.state.layer_state import LayerState
 from workers.transport.channel import Channel
 

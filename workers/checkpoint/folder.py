@@ -21,7 +21,8 @@ from workers.checkpoint.manifest import FileRecord, Manifest, layer_files
 from workers.checkpoint.manifest import checkpoint_folder as checkpoint_folder
 from workers.checkpoint.storage import Folder, join, open_folder, split
 from workers.loss_scale import LossScale
-from workers.protocol import CheckpointRef, DamagedCheckpoint, JobError
+from workers.protocol.errors import DamagedCheckpoint, JobError
+from workers.protocol.orders import CheckpointRef
 from workers.state.layer_state import LayerState, fresh
 from workers.state.precision import scales_loss
 

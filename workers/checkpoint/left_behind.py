@@ -14,7 +14,7 @@ from typing import Any, get_args
 from pydantic import TypeAdapter
 
 from workers.checkpoint.storage import Folder, join, open_folder
-from workers.protocol import Report, Rescued, StepReport
+from workers.protocol.reports import Report, Rescued, StepReport
 
 FOLDER = "head-lost"
 NOTE = "README.txt"

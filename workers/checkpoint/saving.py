@@ -12,7 +12,8 @@ from workers.checkpoint.writer import write_layers
 from workers.config import WorkerConfig
 from workers.fault_injection.points import FaultPoints
 from workers.loss_scale import LossScale
-from workers.protocol import JobError, Source
+from workers.protocol.errors import JobError
+from workers.protocol.orders import Source
 from workers.state.layer_state import LayerState
 from workers.state.precision import scales_loss
 

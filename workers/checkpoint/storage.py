@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem

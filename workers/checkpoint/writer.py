@@ -10,7 +10,7 @@ from workers.checkpoint.folder import write_layer
 from workers.checkpoint.manifest import FileRecord, layer_files
 from workers.checkpoint.storage import open_folder
 from workers.fault_injection.points import FaultPoints, Phase
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 from workers.state.layer_state import LayerState
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from workers.commit.freezing_scores import Energy, Moves, score_of, total_of
-from workers.protocol import Request
+from workers.protocol.orders import Request
 
 T = TypeVar("T")
 OfShard = Mapping[str, T]

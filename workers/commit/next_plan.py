@@ -17,7 +17,7 @@ from planner.rank_program import RankProgram
 from planner.shards import WHOLE, Piece
 from planner.shares import check_shares
 from workers.commit.commit import Prepared
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 from workers.state.layer_state import LayerState
 
 

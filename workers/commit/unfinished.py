@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass
 
 from planner.shards import Piece, Shard
 from workers.loss_scale import LossScale
-from workers.protocol import JobError, Request
+from workers.protocol.errors import JobError
+from workers.protocol.orders import Request
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from planner.ir import Action
 from workers.process.process_times import ProcessTimes, process_times, starved_s
-from workers.protocol import Working
+from workers.protocol.reports import Working
 
 
 class Activity:

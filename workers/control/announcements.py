@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from workers.protocol import Report
+from workers.protocol.reports import Report
 
 KEPT = 10_000
 """Number of the newest shared reports that each rank keeps, to send them again after a failure."""

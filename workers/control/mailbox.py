@@ -6,7 +6,7 @@ import threading
 
 from planner.freezing import FreezePlan
 from workers.commit.next_plan import NextPlan
-from workers.protocol import Request
+from workers.protocol.orders import Request
 
 
 class Mailbox:

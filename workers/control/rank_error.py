@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from workers.protocol import JobError, MemoryShortage
+from workers.protocol.errors import JobError, MemoryShortage
 
 
 class RankError(Exception):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from workers.protocol import Report, StepReport
+from workers.protocol.reports import Report, StepReport
 
 KEPT = 10_000
 """Reports kept while the controller is away; beyond that, the oldest that are no `StepReport` are dropped."""

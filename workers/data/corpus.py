@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 TEXT_SUFFIXES = (".md", ".rst", ".txt")
 JSONL_SUFFIXES = (".jsonl",)

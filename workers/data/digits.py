@@ -12,7 +12,7 @@ from torch import Tensor
 from workers.data.dataset import Batch
 from workers.data.split import held_out
 from workers.models.families.family import ImageModel, ModelFamily
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 _SIZES = {"image_size": 8, "channels": 1, "classes": 10}
 _BRIGHTEST = 16.0

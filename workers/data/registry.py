@@ -28,7 +28,7 @@ from workers.models.families.family import TextModel
 from workers.models.model_config import AnyModel, families
 from workers.process.import_path import call_import_path
 from workers.process.torch_modes import check_modes_kept
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 from workers.reproducibility import rng
 
 _SOURCE = rng.key(0, "source")

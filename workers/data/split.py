@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 def held_out(samples: int, fraction: float) -> int:

@@ -22,7 +22,7 @@ import numpy as np
 from workers.data.corpus import Corpus
 from workers.data.dataset import Tokenizer
 from workers.data.tokenizer import encode_array
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 _FORMAT = 1
 """Raised whenever the same corpus would give other tokens."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.data.dataset import Tokenizer
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 class ByteTokenizer:

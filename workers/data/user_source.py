@@ -16,7 +16,7 @@ from torch.utils.data import default_collate
 from workers.data.dataset import Batch, Dataset, OpenData
 from workers.data.split import held_out
 from workers.process.user_code import what_it_did, where
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 from workers.reproducibility import rng
 
 _MEMBERS = ("train_samples", "validation_samples", "train", "validation")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from workers.data.dataset import Batch
 from workers.data.split import held_out
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 class TokenWindows:

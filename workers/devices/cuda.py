@@ -9,7 +9,8 @@ import torch
 
 from planner.ir import Action
 from workers.devices.device import Device
-from workers.protocol import JobError, Span
+from workers.protocol.errors import JobError
+from workers.protocol.reports import Span
 
 
 class CudaDevice(Device):

@@ -13,7 +13,7 @@ import torch
 from planner.ir import Action
 from workers.devices.machine import host_memory_bytes
 from workers.process.host_memory import free_host_bytes, give_freed_pages_back
-from workers.protocol import Span
+from workers.protocol.reports import Span
 
 
 class Device(ABC):

@@ -13,7 +13,7 @@ from pathlib import Path
 from planner.ir import Action, Kind
 from workers.config import EmulatedConfig
 from workers.devices.device import CpuDevice
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 _PARTS = {
     Kind.FORWARD: ("forward_s",),

@@ -15,7 +15,7 @@ from workers.elastic.host_copies import HostCopy, HostForm
 from workers.elastic.layer_source import Built, Haul, Held, LayerSource, base_of
 from workers.elastic.standby import Base
 from workers.layers.layer import Layer
-from workers.protocol import Assignment
+from workers.protocol.orders import Assignment
 from workers.state.layer_state import LayerState, apart, bytes_of, host_copy, in_host_memory
 from workers.state_stream.frames import StateStreamError
 

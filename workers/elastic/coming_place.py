@@ -15,7 +15,8 @@ from workers.elastic.modules_ahead import ModulesAhead
 from workers.freezing.plans import Plans, Settings
 from workers.layers.layer import Layer
 from workers.process.host_memory import collect_objects
-from workers.protocol import Assignment, CopyAhead, Report, WarningReport
+from workers.protocol.orders import Assignment, CopyAhead
+from workers.protocol.reports import Report, WarningReport
 from workers.state.layer_state import LayerState
 from workers.state.optim import Optimizer
 from workers.transport.membership import Membership

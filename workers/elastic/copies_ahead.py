@@ -15,7 +15,8 @@ from planner.shards import Piece
 from workers.elastic.layer_source import LayerSource
 from workers.elastic.standby import Base, Standbys
 from workers.freezing.plans import Settings
-from workers.protocol import Assignment, CopiedAhead, CopyAhead, WarningReport
+from workers.protocol.orders import Assignment, CopyAhead
+from workers.protocol.reports import CopiedAhead, WarningReport
 from workers.state.layer_state import bytes_of, load_
 from workers.state.optim import Optimizer
 from workers.state_stream.follow import Following, follow

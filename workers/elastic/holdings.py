@@ -18,7 +18,8 @@ from workers.elastic.standby import Standbys
 from workers.layers.layer import Layer
 from workers.loss_scale import LossScale
 from workers.process.host_memory import collect_objects
-from workers.protocol import Assignment, JobError, Part, Source
+from workers.protocol.errors import JobError
+from workers.protocol.orders import Assignment, Part, Source
 from workers.state.layer_state import LayerState, host_copy, whole_of
 from workers.state_stream.stream import StateServer
 

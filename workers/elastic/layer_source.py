@@ -24,7 +24,7 @@ from workers.layers.deferred.queue import Workspace
 from workers.layers.layer import Layer
 from workers.models.definition import ModelDefinition
 from workers.models.weights import read_weights
-from workers.protocol import Assignment, CheckpointRef, Part, Source
+from workers.protocol.orders import Assignment, CheckpointRef, Part, Source
 from workers.state.layer_state import (
     LayerState,
     apart,

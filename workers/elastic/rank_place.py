@@ -24,7 +24,8 @@ from workers.elastic.switch import Switched, take_up
 from workers.freezing.plans import Plans, Settings, check_plan
 from workers.layers.layer import Layer
 from workers.loss_scale import LossScale
-from workers.protocol import Assignment, DamagedCheckpoint
+from workers.protocol.errors import DamagedCheckpoint
+from workers.protocol.orders import Assignment
 from workers.state.optim import Optimizer
 from workers.state.precision import scales_loss
 

@@ -6,7 +6,7 @@ from planner.plan import undone_steps
 from planner.shards import shards_among
 from planner.wording import counted
 from workers.elastic.snapshots import Snapshots
-from workers.protocol import Report, StandbyReport, WarningReport
+from workers.protocol.reports import Report, StandbyReport, WarningReport
 
 
 class SnapshotTurns:

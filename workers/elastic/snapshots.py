@@ -19,7 +19,7 @@ from workers.loss_scale import LossScale
 from workers.memory.shortage import shortage_in
 from workers.process.host_memory import check_room, free_host_bytes
 from workers.process.pinned_memory import beside_computing
-from workers.protocol import SnapshotHeld
+from workers.protocol.reports import SnapshotHeld
 from workers.state.layer_state import LayerState, as_it_is, bytes_of, host_copy
 
 Bring = Callable[[threading.Event], LayerState]

@@ -9,7 +9,7 @@ from typing import Any
 from planner.shards import Piece, shards_among
 from workers.elastic.modules_ahead import ModulesAhead
 from workers.elastic.standby import Standbys
-from workers.protocol import Report, StandbyReport, WarningReport
+from workers.protocol.reports import Report, StandbyReport, WarningReport
 
 MOST_BEHIND_BYTES = 2**28
 """Updates that may wait for bases before training waits for them; each wait doubles the limit."""

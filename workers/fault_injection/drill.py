@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, ValidationError, model_validator
 
 from workers.fault_injection.fault import Fault
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 from workers.section import NonNegative, Section
 
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from workers.fault_injection import effects
 from workers.fault_injection.fault import AT_ANY_TIME, Fault
 from workers.fault_injection.kinds import FaultKind, Phase
-from workers.protocol import FaultReport, JobError, NoticeReport, Report, WarningReport
+from workers.protocol.errors import JobError
+from workers.protocol.reports import FaultReport, NoticeReport, Report, WarningReport
 
 __all__ = ["Fault", "FaultKind", "FaultPoints", "Phase"]
 

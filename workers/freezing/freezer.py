@@ -24,7 +24,7 @@ from workers.freezing.ratios import Budgets, phases_of
 from workers.freezing.settled import Settled, flags_of
 from workers.freezing.stability import make_metric
 from workers.freezing.tally import Tally
-from workers.protocol import FreezeReport, FreezeStarted, FrozenCounts
+from workers.protocol.reports import FreezeReport, FreezeStarted, FrozenCounts
 from workers.state.layer_state import LayerState
 from workers.transport.channel import Channel
 

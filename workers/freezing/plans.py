@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from planner.freezing import FreezePlan
 from workers.config import FreezeConfig
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 class Plans:

@@ -12,7 +12,7 @@ from planner.freezing import FreezePlan, Phase, Phases
 from workers.config import FreezeConfig
 from workers.freezing.mask import Chance, topped_up_or_thinned
 from workers.freezing.plans import Plans
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 NEVER, ALWAYS = Chance(0.0, 0.0), Chance(1.0, 1.0)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from workers.freezing.mask import LayerParameters, Mask
-from workers.protocol import FreezeReport, FrozenAction, FrozenCounts
+from workers.protocol.reports import FreezeReport, FrozenAction, FrozenCounts
 
 
 class Tally:

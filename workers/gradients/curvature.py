@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from workers.layers.backward import gradient_of
-from workers.protocol import CurvatureReport
+from workers.protocol.reports import CurvatureReport
 from workers.reproducibility.canonical import canonical
 
 Place = tuple[int, str]

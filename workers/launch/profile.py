@@ -27,7 +27,9 @@ from workers.process.host_memory import settle_objects
 from workers.process.output import cause_of_death, innermost_calls, keep_output, last_lines, rank_log_path
 from workers.profiling.measured import Measured, combine
 from workers.profiling.profiler import BUDGET_S
-from workers.protocol import Generation, JobError, Report
+from workers.protocol.errors import JobError
+from workers.protocol.orders import Generation
+from workers.protocol.reports import Report
 from workers.rank import Rank
 
 TIMEOUT_S = 120.0

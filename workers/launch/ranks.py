@@ -23,16 +23,8 @@ from workers.config import WorkerConfig
 from workers.launch.processes import Died, RankProcesses
 from workers.process.host_memory import settle_objects
 from workers.profiling.counted_memory import CountedMemory, LiveStorages
-from workers.protocol import (
-    Assignment,
-    CheckpointRef,
-    Generation,
-    Outcome,
-    Report,
-    Request,
-    StepReport,
-    TimelineReport,
-)
+from workers.protocol.orders import Assignment, CheckpointRef, Generation, Request
+from workers.protocol.reports import Outcome, Report, StepReport, TimelineReport
 from workers.rank import Rank
 from workers.state.layer_state import state_digest
 from workers.transport.channel import Channel

@@ -12,7 +12,8 @@ from workers.layer_check.loss_state import check_loss
 from workers.layers.blamed import blamed
 from workers.layers.layer import Compared, Layer, Tensors
 from workers.layers.loss import Loss
-from workers.protocol import JobError, LayersChecked
+from workers.protocol.errors import JobError
+from workers.protocol.reports import LayersChecked
 
 FURTHER = 8
 """Layers are compared again at the steps that are powers of this: some do otherwise from a later pass on."""

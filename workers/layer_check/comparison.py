@@ -21,7 +21,7 @@ from workers.layers.backward import backward, ends_of
 from workers.layers.blamed import blamed
 from workers.layers.layer import Layer, Tensors, carries_gradient, input_gradients
 from workers.process.torch_modes import check_modes_kept
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 from workers.reproducibility import rng
 from workers.reproducibility.canonical import canonical, first_of_each
 from workers.state.hidden import bits, hidden_tensors, hidden_values, is_plain

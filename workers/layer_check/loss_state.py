@@ -17,7 +17,7 @@ from workers.layers.absent import is_absent
 from workers.layers.backward import backward
 from workers.layers.layer import Pass, Tensors, input_gradients
 from workers.layers.loss import Loss
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 from workers.reproducibility import rng
 from workers.state.hidden import bits, values_behind
 

@@ -11,7 +11,7 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_iter
 
 from workers.process.dispatch_mode import DispatchMode
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 from workers.state.hidden import is_plain
 
 Result = TypeVar("Result")

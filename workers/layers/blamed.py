@@ -11,7 +11,7 @@ from types import TracebackType
 import torch
 
 from workers.process.user_code import what_it_did, where
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 _OF_THE_MACHINE = (OSError, MemoryError, torch.OutOfMemoryError, torch.AcceleratorError)
 _MACHINE_WORDS = re.compile(r"^(CUDA|cuDNN|cuBLAS|NCCL)\b|DefaultCPUAllocator")

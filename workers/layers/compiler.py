@@ -24,7 +24,7 @@ from workers.layers.deferred.queue import Workspace
 from workers.layers.layer import Layer
 from workers.models.definition import ModelDefinition
 from workers.models.outline import sketch
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 from workers.reproducibility import rng
 from workers.state.precision import autocast
 

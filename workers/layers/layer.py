@@ -23,7 +23,7 @@ from workers.layers.deferred.cover import cover
 from workers.layers.deferred.queue import WeightGradQueue, Workspace
 from workers.layers.sharded_weights import ComputeWeights
 from workers.models.trained_loss import layer_alone
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 from workers.reproducibility import rng
 from workers.reproducibility.canonical import canonical, first_of_each
 from workers.state.flat import FlatGradients, GradientBuffers

@@ -22,7 +22,7 @@ from workers.layers.layer import (
     leaf_of,
 )
 from workers.models.trained_loss import LOSS, loss_beside
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 from workers.reproducibility import rng
 from workers.state.precision import autocast, boundary_dtype
 

@@ -11,7 +11,7 @@ import torch
 from planner.wording import counted
 from workers.devices.device import Device
 from workers.memory.limit import LimitReached
-from workers.protocol import MemoryShortage
+from workers.protocol.errors import MemoryShortage
 
 _WORDS = re.compile(r"out of memory|can't allocate memory|not enough memory|CUBLAS_STATUS_ALLOC_FAILED")
 """Matches the text of a torch `RuntimeError` that means the same."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from workers.models.definition import LayerBuilder, ModelDefinition
 from workers.models.trained_loss import with_loss
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _WRAP = (

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from workers.models.definition import LayerBuilder, ModelDefinition, ParameterRef
 from workers.models.refusals import Refusals
 from workers.process.user_code import what_it_did, where
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 from workers.state.layer_state import saved_tensors
 
 Shapes = Mapping[str, tuple[int, ...]]

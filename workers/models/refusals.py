@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from workers.process.torch_modes import check_modes_kept
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 class Refusals:

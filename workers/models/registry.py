@@ -5,7 +5,7 @@ from __future__ import annotations
 from workers.models.definition import ModelDefinition
 from workers.models.families.factory import FactoryConfig
 from workers.models.model_config import AnyModel, families
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 def build_definition(config: AnyModel, vocabulary: int | None) -> ModelDefinition:

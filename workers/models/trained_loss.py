@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from workers.models.definition import LayerBuilder, ModelDefinition
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 LOSS = "loss"
 """Prefix of a loss's parameters in its layer: `loss.log_variance`."""

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from workers.models.definition import ParameterRef
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 from workers.state.layer_state import LayerState
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -14,7 +14,7 @@ from workers.notices.node_turn import NodeTurn
 from workers.notices.notice import Notice, Source
 from workers.notices.sigterm import Sigterm
 from workers.notices.watch import Watch
-from workers.protocol import NoticeReport, Report, WarningReport
+from workers.protocol.reports import NoticeReport, Report, WarningReport
 
 
 def watch_node(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 def core_of(number: int) -> int:

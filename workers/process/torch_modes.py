@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 def check_modes_kept(who: str) -> None:

@@ -31,7 +31,7 @@ from workers.profiling.layer_times import LayerTimes
 from workers.profiling.profiler import MICROBATCHES, layer_profile
 from workers.profiling.roofline import FusedAttention, Roofline
 from workers.profiling.stopwatch import Stopwatch
-from workers.protocol import Span
+from workers.protocol.reports import Span
 from workers.state.optim import make_optimizer
 
 META = torch.device("meta")

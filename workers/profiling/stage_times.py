@@ -7,7 +7,7 @@ from statistics import median
 
 from planner.ir import Action
 from planner.observed import StageTime
-from workers.protocol import Span
+from workers.protocol.reports import Span
 
 LEAST_IN_HALF = 2
 """Actions of a kind that each half of a window must have."""

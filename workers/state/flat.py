@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 ALIGNED = 32
 """Elements. In 16 bits and more a parameter is so aligned as a fresh allocation is: kernels choose their path, and so

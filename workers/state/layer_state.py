@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from planner.shards import WHOLE, Shard
 from workers.process.pinned_memory import parts_on_host
-from workers.protocol import JobError, Part
+from workers.protocol.errors import JobError
+from workers.protocol.orders import Part
 from workers.reproducibility.digest import state_digest as state_digest
 from workers.state.flat import Cut, Flat, flats_of
 from workers.state.own_memory import check_memory

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.optim.adamw import adamw
 
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 from workers.state.flat import Layout, Place, side_by_side
 from workers.state.layer_state import Gradients, LayerState, ParameterRef
 from workers.state.optimizer_config import OptimizerConfig

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 def unfold_(module: nn.Module) -> None:

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 from workers.reproducibility.canonical import first_of_each
 
 BFLOAT16_SINCE = (8, 0)

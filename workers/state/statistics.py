@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from planner.freezing import looked_at
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 Statistics = Mapping[str, Tensor]
 """By name."""

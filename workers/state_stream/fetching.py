@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from planner.shards import WHOLE, Piece, Shard
-from workers.protocol import Part
+from workers.protocol.orders import Part
 from workers.state.layer_state import LayerState
 from workers.state_stream.encoding import Loading
 from workers.state_stream.flow import Flow

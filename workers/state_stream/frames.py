@@ -21,7 +21,7 @@ from enum import IntEnum
 from typing import TypeAlias
 
 from planner.shards import WHOLE, Piece, Shard
-from workers.protocol import Part
+from workers.protocol.orders import Part
 from workers.transport.channel import ChannelError
 
 Bytes: TypeAlias = bytes | bytearray | memoryview

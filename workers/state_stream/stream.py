@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 from planner.shards import Piece
-from workers.protocol import Part
+from workers.protocol.orders import Part
 from workers.state.layer_state import LayerState, part_of
 from workers.state_stream.fetching import fetch as fetch
 from workers.state_stream.flow import JOIN_S, Flow

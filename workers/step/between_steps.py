@@ -18,7 +18,8 @@ from workers.data.dataset import Batch, OpenData
 from workers.data.sampling import validation_indices, validation_windows
 from workers.loss_scale import LossScale
 from workers.models.families.family import TextModel
-from workers.protocol import Request, Rescued, SampleReport, ValidationReport
+from workers.protocol.orders import Request
+from workers.protocol.reports import Rescued, SampleReport, ValidationReport
 from workers.reproducibility import rng
 from workers.state.layer_state import LayerState, host_copy
 from workers.step.engine import Engine

@@ -22,7 +22,7 @@ from workers.devices.device import Device
 from workers.fault_injection.points import FaultPoints, Phase
 from workers.gradients.sink import GradientSink
 from workers.process.pinned_memory import to_device
-from workers.protocol import Span
+from workers.protocol.reports import Span
 from workers.step.stage import Stage
 from workers.transport.channel import Channel, Stream
 

@@ -22,7 +22,8 @@ from workers.layer_check.check import LayerCheck
 from workers.layers.compiler import Compiler, compiler_of
 from workers.models.definition import ModelDefinition
 from workers.models.registry import build_definition
-from workers.protocol import JobError, Report, WarningReport
+from workers.protocol.errors import JobError
+from workers.protocol.reports import Report, WarningReport
 from workers.sampling.sampler import sampler_of
 from workers.state.optim import Optimizer, make_optimizer
 from workers.state_stream.following import Followers

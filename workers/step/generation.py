@@ -34,7 +34,7 @@ from workers.gradients.reduce_scatter import MicrobatchReduceScatter
 from workers.gradients.sink import GradientSink
 from workers.layers.layer import Layer
 from workers.layers.loss import Loss
-from workers.protocol import CurvatureReport
+from workers.protocol.reports import CurvatureReport
 from workers.state.layer_state import LayerState
 from workers.step.engine import first_free_tag
 from workers.step.equipment import Equipment

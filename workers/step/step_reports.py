@@ -8,7 +8,7 @@ from planner.observed import StepTimes
 from workers.commit.commit import Decision
 from workers.data.sampling import samples_digest
 from workers.profiling.stage_times import half_times, stage_times
-from workers.protocol import MemoryLow, StepReport, TimelineReport
+from workers.protocol.reports import MemoryLow, StepReport, TimelineReport
 from workers.step.engine import Window
 from workers.step.generation import GenerationSetup
 from workers.transport.channel import Channel

@@ -25,16 +25,9 @@ from workers.fault_injection.points import Phase
 from workers.memory.limit import LimitedMemory
 from workers.memory.shortage import OutOfMemory, shortage_in
 from workers.memory.watch import MemoryWatch
-from workers.protocol import (
-    Generation,
-    JobError,
-    Outcome,
-    Parted,
-    Report,
-    Request,
-    Settlement,
-    WarningReport,
-)
+from workers.protocol.errors import JobError
+from workers.protocol.orders import Generation, Request, Settlement
+from workers.protocol.reports import Outcome, Parted, Report, WarningReport
 from workers.state.layer_state import digest
 from workers.state.precision import scales_loss
 from workers.step.between_steps import BetweenSteps

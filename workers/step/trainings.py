@@ -11,7 +11,8 @@ from workers.commit.unfinished import Greeting
 from workers.elastic.rank_place import RankPlace
 from workers.fault_injection.points import Phase
 from workers.memory.shortage import shortage_in
-from workers.protocol import Generation, Outcome, Parted, Settlement, SwitchReport, WarningReport
+from workers.protocol.orders import Generation, Settlement
+from workers.protocol.reports import Outcome, Parted, SwitchReport, WarningReport
 from workers.step.equipment import Equipment
 from workers.step.generation import GenerationSetup
 from workers.step.training import Training

@@ -17,7 +17,7 @@ from workers.elastic.held_updates import HeldUpdates
 from workers.elastic.modules_ahead import ModulesAhead
 from workers.elastic.redundancy import Shipping
 from workers.elastic.standby_watch import StandbyWatch
-from workers.protocol import Report
+from workers.protocol.reports import Report
 from workers.state.layer_state import LayerState
 from workers.step.generation import GenerationSetup
 from workers.transport.channel import Channel

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from planner.observed import LinkTime
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 from workers.reproducibility.canonical import first_of_each
 
 Tensors = tuple[Tensor, ...]

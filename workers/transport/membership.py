@@ -12,7 +12,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from workers.protocol import Generation
+from workers.protocol.orders import Generation
 from workers.transport.channel import Channel, ChannelError
 from workers.transport.open_channel import open_channel
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from workers.protocol import Generation
+from workers.protocol.orders import Generation
 from workers.transport.connections import UnpolledConnections
 from workers.transport.ordered import RawMessage
 from workers.transport.process_group import scoped_store

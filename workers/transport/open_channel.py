@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from workers.protocol import Generation
+from workers.protocol.orders import Generation
 from workers.transport.channel import Channel, ChannelError
 from workers.transport.nccl import NcclBackend
 from workers.transport.ordered import OrderedChannel

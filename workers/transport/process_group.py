@@ -20,7 +20,7 @@ from torch import Tensor
 
 from planner.observed import LinkTime
 from workers.process.pinned_memory import pinned, to_device, to_host
-from workers.protocol import Generation
+from workers.protocol.orders import Generation
 from workers.transport.channel import Channel, ChannelError, Shape, Stream, Tensors
 from workers.transport.connections import PolledConnections
 from workers.transport.link_meter import LinkMeter

@@ -22,7 +22,7 @@ from orchestrator.events.reports import report_sentence, skipped_text, step_fiel
 from orchestrator.history.freeze_record import FrozenStep
 from orchestrator.history.phase_bands import Band, phase_at, phase_bands
 from orchestrator.quantities import percent, seconds
-from workers.protocol import CheckpointReport, FreezeReport, Report, StepReport, ValidationReport
+from workers.protocol.reports import CheckpointReport, FreezeReport, Report, StepReport, ValidationReport
 
 
 class FreezeStatus:

@@ -8,7 +8,7 @@ from orchestrator.cli.text.progress import BarProgress, LineProgress
 from orchestrator.events import types as events
 from orchestrator.events.types import level_of, sentence_of
 from planner.wording import counted
-from workers.protocol import (
+from workers.protocol.reports import (
     CheckpointReport,
     FaultReport,
     FreezeReport,

@@ -43,7 +43,7 @@ from planner.freezing import Ratios
 from planner.observed import StepTimes
 from planner.plan import Plan
 from planner.search.replan import Replanner
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 MATERIAL = 1.05
 """Factor by which a slowdown must change for new plans to be made."""

@@ -24,7 +24,8 @@ from orchestrator.lifecycle.stimuli import Noted
 from planner.adapt.memory_pressure import limit_after_failure, limit_after_fall, relieve
 from planner.plan import Plan
 from planner.search.recomputing import every_recompute
-from workers.protocol import JobError, MemoryLow, StepReport
+from workers.protocol.errors import JobError
+from workers.protocol.reports import MemoryLow, StepReport
 
 
 class MemoryRelief:

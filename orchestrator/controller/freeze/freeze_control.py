@@ -39,7 +39,8 @@ from orchestrator.lifecycle.stimuli import FreezeAsked, Noted, Solved
 from planner.freeze.decision import FreezeDecision, FreezeQuestion, decide
 from planner.freeze.monitoring import Observation
 from planner.freezing import Ratios
-from workers.protocol import FreezeStarted, JobError
+from workers.protocol.errors import JobError
+from workers.protocol.reports import FreezeStarted
 
 MATERIAL = 0.02
 """Share of a weight gradient by which a ratio must differ for ranks to adopt new ones."""

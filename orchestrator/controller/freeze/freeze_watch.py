@@ -14,7 +14,7 @@ from orchestrator.history.job_view import JobView
 from planner.freeze.time_to_accuracy import RunningUpdate, warning
 from planner.freezing import FreezePlan
 from planner.plan import Plan
-from workers.protocol import FreezeStarted, StepReport, SwitchReport
+from workers.protocol.reports import FreezeStarted, StepReport, SwitchReport
 
 EVERY = 10
 """Frozen steps between two checks of measured times: enough that a few slow steps do not move the median."""

@@ -23,7 +23,7 @@ from planner.freeze.monitoring import Observation, complete
 from planner.freezing import Control, FreezePlan, Phase
 from planner.ir import Schedule
 from planner.plan import Plan
-from workers.protocol import StepReport, TimelineReport
+from workers.protocol.reports import StepReport, TimelineReport
 
 TASK = "freezing"
 

@@ -20,7 +20,7 @@ from planner.failure_domains import zone_of
 from planner.ir import Schedule
 from planner.plan import Plan, PlanError
 from planner.simulation.resized_cluster import Sites
-from workers.protocol import StepReport
+from workers.protocol.reports import StepReport
 
 FIRST_REGROUP_S = 2.0
 """Expected time of a regroup until one has been seen."""

@@ -10,7 +10,7 @@ from statistics import median, quantiles
 from orchestrator.events import types as events
 from orchestrator.prepare.profile_cache import noise
 from planner.profile import Profile
-from workers.protocol import FreezeStarted, StepReport, SwitchReport
+from workers.protocol.reports import FreezeStarted, StepReport, SwitchReport
 
 WARM_UP = 5
 """First steps that are not compared."""

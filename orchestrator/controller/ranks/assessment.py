@@ -14,7 +14,7 @@ from orchestrator.controller.ranks.living import LivingRanks
 from orchestrator.controller.ranks.patience import Overdue, Patience
 from orchestrator.lifecycle.stimuli import Positioned, Stimulus
 from workers.control.rank_error import RankError
-from workers.protocol import Position
+from workers.protocol.reports import Position
 
 
 class Assessment:

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from orchestrator.events.types import Event, Formed
 from orchestrator.quantities import seconds
-from workers.protocol import StepReport, Working
+from workers.protocol.reports import StepReport, Working
 
 KEPT_STEPS = 20
 """Number of newest steps that give the usual step time."""

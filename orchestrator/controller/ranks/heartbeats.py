@@ -15,7 +15,7 @@ from orchestrator.events.types import Event, Stalled, Warned
 from orchestrator.lifecycle.stimuli import Noted, Stimulus
 from orchestrator.quantities import seconds
 from workers.control.rank_error import RankError
-from workers.protocol import Working
+from workers.protocol.reports import Working
 
 PING_EVERY_S = 1.0
 """Between two heartbeats of a rank, at most."""

@@ -18,7 +18,8 @@ from planner.freezing import FreezePlan
 from planner.rank_program import place_programs
 from planner.schedule.expand import pipeline_schedules
 from workers.control.rank_error import RankError
-from workers.protocol import CopiedAhead, CopyAhead, Source
+from workers.protocol.orders import CopyAhead, Source
+from workers.protocol.reports import CopiedAhead
 
 
 class NextPlans:

@@ -19,7 +19,8 @@ from orchestrator.lifecycle.stimuli import Reported, Settled, Stimulus
 from workers.checkpoint.manifest import FileRecord, checkpoint_folder
 from workers.control.rank_error import RankError
 from workers.control.records_digest import vector_sha256
-from workers.protocol import CheckpointReport, Settlement
+from workers.protocol.orders import Settlement
+from workers.protocol.reports import CheckpointReport
 
 Vector = tuple[bytes, ...]
 """All ranks' records of one commit."""

@@ -15,7 +15,7 @@ from orchestrator.lifecycle.commands import Train
 from orchestrator.lifecycle.stimuli import Departed, Ended, RankLost, Stimulus
 from planner.failure_domains import domain_name
 from workers.control.rank_error import RankError
-from workers.protocol import Outcome, Parted
+from workers.protocol.reports import Outcome, Parted
 
 
 class Training:

@@ -21,7 +21,7 @@ from planner.profile import Profile
 from planner.search.replan import Replanner
 from planner.wording import counted
 from workers.config import FreezeConfig
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 FEWEST_STEPS = 8
 """Steps that must be left to begin monitoring: fewer do not pay for it."""

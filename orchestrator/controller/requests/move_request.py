@@ -12,7 +12,7 @@ from planner.plan import Plan, PlanError
 from planner.search.layer_move import with_layers
 from planner.search.replan import Replanner
 from planner.wording import counted, shares_text
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 def move_of_layers(

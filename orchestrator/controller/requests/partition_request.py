@@ -14,7 +14,7 @@ from planner.plan import Plan, PlanError
 from planner.search import recut
 from planner.search.alternatives import Alternative
 from planner.search.replan import Replanner
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 def propose(

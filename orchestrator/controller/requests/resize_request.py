@@ -16,7 +16,7 @@ from planner.search.replan import Replanner
 from planner.wording import counted, named
 from workers.actor import Home
 from workers.config import ElasticConfig
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from orchestrator.report.parts import Cell, Column, Pill, Table, Tile, tile
 from planner.plan import Plan
 from planner.search.alternatives import Alternative
 from planner.wording import counted
-from workers.protocol import StepReport
+from workers.protocol.reports import StepReport
 
 MOST_ROWS = 20
 

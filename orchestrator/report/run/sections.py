@@ -19,7 +19,7 @@ from orchestrator.quantities import percent, rate, seconds, significant, size
 from orchestrator.report.parts import Cell, Column, Note, Pill, Table, Tile, Tone, tile
 from orchestrator.report.run.what_ran import device_text, plan_changes, visit_bands
 from planner.wording import counted
-from workers.protocol import CheckpointReport, StepReport
+from workers.protocol.reports import CheckpointReport, StepReport
 
 MOST_NOTES = 20
 

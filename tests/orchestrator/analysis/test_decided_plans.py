@@ -11,7 +11,7 @@ from orchestrator.analysis.decided_plans import OVERTAKEN, decided_plans
 from orchestrator.events.types import Adapted, Event, Formed, LinksTimed
 from planner.adapt.past import Past
 from planner.simulation.slow_links import SlowLink
-from workers.protocol import Generation
+from workers.protocol.orders import Generation
 
 STAYS = Adapted(
     step=5, moves=False, reason="no cut saves 3 %", now_s=ALONE_S, then_s=ALONE_S, cost_s=0.1, layers=(3, 3)

@@ -18,7 +18,7 @@ from orchestrator.events.types import (
     Record,
 )
 from orchestrator.history.job_view import JobView, fold
-from workers.protocol import SwitchReport
+from workers.protocol.reports import SwitchReport
 
 MOVED = replace(plan(), version=2, reason="layer 3 moves", layers=((0, 4), (4, 5), (5, 7), (7, 10)))
 

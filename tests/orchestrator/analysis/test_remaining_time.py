@@ -8,7 +8,7 @@ from synthetic_run import records
 from orchestrator.analysis.remaining_time import RECENT_STEPS, remaining_s, remaining_time
 from orchestrator.events.types import Finished, Paused, Record
 from orchestrator.history.job_view import fold
-from workers.protocol import StepReport
+from workers.protocol.reports import StepReport
 
 
 def step(number: int, step_s: float, generation: int = 1) -> StepReport:

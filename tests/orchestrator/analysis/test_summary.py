@@ -13,7 +13,8 @@ from orchestrator.analysis.summary import summarize
 from orchestrator.events import types as events
 from orchestrator.events.log import EventLog
 from planner.plan import Plan
-from workers.protocol import CheckpointRef, Generation, StepReport, ValidationReport
+from workers.protocol.orders import CheckpointRef, Generation
+from workers.protocol.reports import StepReport, ValidationReport
 
 PLAN = Plan(
     epoch=1,

@@ -14,7 +14,8 @@ from orchestrator.events.types import Event, Issued, Record
 from orchestrator.history.job_view import fold
 from orchestrator.report.step.what_if_part import what_if_part, words
 from planner.freezing import Control, FreezePlan
-from workers.protocol import FreezeStarted, JobError
+from workers.protocol.errors import JobError
+from workers.protocol.reports import FreezeStarted
 
 NAMES = [f"layer{number}" for number in range(10)]
 PROFILE = made_profile(NAMES, [1000] * 10, 4)

@@ -19,7 +19,7 @@ from orchestrator.cli.jobs import status_line
 from orchestrator.events import types as events
 from orchestrator.events.log import EventLog
 from orchestrator.history.job_view import fold
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 @pytest.fixture

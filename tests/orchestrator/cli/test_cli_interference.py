@@ -16,7 +16,7 @@ from orchestrator.prepare.interference_model import MODEL, model_folder
 from planner.features import row
 from planner.interference.dataset import ALONE, Windows
 from planner.interference.model_file import StoredWindows, load_windows, save_windows
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 @pytest.fixture

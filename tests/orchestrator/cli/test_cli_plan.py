@@ -23,7 +23,7 @@ from orchestrator.events.log import EventLog
 from orchestrator.events.types import Issued, Record
 from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.spec.job_spec import load
-from workers.protocol import CurvatureReport
+from workers.protocol.reports import CurvatureReport
 
 KEYS = {
     "partition",

@@ -20,7 +20,7 @@ from orchestrator.history.folder import JobFolder
 from orchestrator.history.job_view import fold
 from orchestrator.rehearsal.rehearsal import Performance, node_resources, on_nodes
 from orchestrator.report.rehearsal_text import lines
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 @pytest.fixture

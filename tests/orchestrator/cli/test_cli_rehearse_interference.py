@@ -15,7 +15,7 @@ from orchestrator.cli.main import app
 from orchestrator.cli.rehearsing import Options
 from orchestrator.cli.rehearsing_interference import InterferenceOptions, Trials, trials_of
 from orchestrator.events.rehearsed import Visit
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 HEAVY = InterferenceOptions(level="heavy")
 LONG = "job.steps=100"

@@ -16,7 +16,7 @@ from planner.adapt.live import LiveStart
 from planner.adapt.recording import Entry, Took, entries, line_of, planner_of
 from planner.observed import LinkTime, StageTime, StepTimes
 from planner.profile import Link
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 PROFILE = small_profile.profile(
     *(small_profile.layer(f"layer{number}") for number in range(4)),

@@ -27,7 +27,7 @@ from orchestrator.report.page import write_report
 from orchestrator.spec.job_spec import Spec
 from planner.schedule.registry import build
 from planner.simulation.predict import predict
-from workers.protocol import StepReport, TimelineReport
+from workers.protocol.reports import StepReport, TimelineReport
 
 
 def write_run(folder: Path, log: list[Record]) -> Path:

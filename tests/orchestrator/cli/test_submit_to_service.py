@@ -20,7 +20,7 @@ from dashboard.jobs.submission import Submissions
 from orchestrator.cli.exit_codes import DONE, FAILED, INTERRUPTED, USER_ERROR
 from orchestrator.client.access_token import TOKEN, TOKEN_FILE
 from orchestrator.events.types import Event, Failed, Finished, Record
-from workers.protocol import StepReport
+from workers.protocol.reports import StepReport
 
 RUN = [record for record in records(steps=20) if not isinstance(record.event, Finished)]
 

@@ -12,7 +12,7 @@ from orchestrator.client import asking
 from orchestrator.client.blocking import finish
 from orchestrator.client.errors import NoController
 from orchestrator.client.ray_calls import RayCalls
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 HANGS = object()
 UNAVAILABLE = ActorUnavailableError("it restarts", None)

@@ -20,7 +20,7 @@ from orchestrator.events.page import Page
 from orchestrator.events.types import Event, Failed, Finished, Record, Submitted, Warned
 from orchestrator.spec.job_spec import Spec
 from workers.checkpoint.left_behind import leave_reports
-from workers.protocol import CheckpointReport, Rescued
+from workers.protocol.reports import CheckpointReport, Rescued
 
 END = Finished(step=3, stopped=False, state_sha256=None)
 

@@ -30,7 +30,7 @@ from orchestrator.events.types import Answered, Finished, Record, Warned
 from orchestrator.history.command_table import CommandIdReused
 from orchestrator.history.job_view import fold
 from orchestrator.history.proposal import PlanChanged
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 RUN = records(steps=20)
 

@@ -10,7 +10,7 @@ from tiny_jobs import write_spec
 
 from orchestrator.client.job_package import PACKAGES, job_package
 from orchestrator.client.shadowing import OWN
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 OUTPUT = "job.output=/shared/run"
 

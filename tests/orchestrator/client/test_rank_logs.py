@@ -20,7 +20,7 @@ from orchestrator.events.log import EventLog
 from orchestrator.events.types import Event, Finished, Record, Submitted
 from orchestrator.history.job_view import JobView
 from workers.process.output import older_part, rank_log_path
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 def written(output: Path, rank: int, text: str) -> Path:

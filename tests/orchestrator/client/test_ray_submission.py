@@ -14,7 +14,7 @@ from orchestrator.cli.exit_codes import DONE, FAILED, INTERRUPTED
 from orchestrator.cli.submitting import exit_code
 from orchestrator.client.ray_submission import NotRay, RayCluster, check_ray
 from orchestrator.cluster.ports import free_ports
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 VERSION = b'{"version": "4", "ray_version": "2.60.0"}'
 

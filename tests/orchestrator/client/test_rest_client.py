@@ -37,7 +37,7 @@ from orchestrator.client.rest_client import RestJobClient
 from orchestrator.history.command_table import CommandIdReused
 from orchestrator.history.proposal import PlanChanged
 from orchestrator.spec.job_spec import Spec
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 SECRET = "s3cret-that-nobody-may-read"
 

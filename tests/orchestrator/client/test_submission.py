@@ -23,7 +23,7 @@ from orchestrator.client.shadowing import OWN, shadowing
 from orchestrator.client.submit import Submission
 from orchestrator.prepare import settling
 from orchestrator.spec.job_spec import Spec
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 @pytest.mark.parametrize("name", ["workers.py", "planner/__init__.py"])

@@ -12,7 +12,7 @@ from orchestrator import trainer
 from orchestrator.spec.job_spec import Spec
 from orchestrator.trainer import PipelineTrainer
 from workers.models.registry import build_definition
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 def test_functions_are_submitted_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,7 +30,7 @@ def test_functions_are_submitted_by_name(tmp_path: Path, monkeypatch: pytest.Mon
     plain, named = submitted
     assert plain == given
     assert (named.model.factory, named.model.family) == ("workers.models.registry:build_definition", None)
-    assert named.data.source == "workers.protocol:JobError"
+    assert named.data.source == "workers.protocol.errors:JobError"
     assert named.job == given.job
 
 

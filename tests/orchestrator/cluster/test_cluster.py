@@ -23,7 +23,7 @@ from orchestrator.cluster.connection import (
     prepare_local,
 )
 from workers.control.rescues import HEAD_LOST
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 def test_the_first_on_a_machine_makes_a_token_and_all_others_take_it(tmp_path: Path) -> None:

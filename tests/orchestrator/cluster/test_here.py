@@ -20,7 +20,7 @@ from ray_heads import Head, ray_head
 from orchestrator.cluster import connection, here
 from orchestrator.cluster.connection import connected
 from orchestrator.cluster.here import SUBMITTED, ClusterHere, clusters_here, end_cluster, find, same
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 ROOT = Path(__file__).resolve().parents[3]
 A, B = "127.0.0.1:6379", "127.0.0.1:6399"

@@ -23,7 +23,8 @@ from orchestrator.lifecycle.stimuli import Departed, Noted, Positioned, RankLost
 from workers.actor import Home
 from workers.control.records_digest import vector_sha256
 from workers.process.output import rank_log_path
-from workers.protocol import Parted, Position, Settlement
+from workers.protocol.orders import Settlement
+from workers.protocol.reports import Parted, Position
 
 
 def test_who_listens_stands_also_if_the_controller_stood_still() -> None:

@@ -20,7 +20,7 @@ from orchestrator.commands.command import JobCommand
 from orchestrator.commands.fault import Fault
 from orchestrator.commands.table import BY_LOG_NAME, COMMANDS, Sends, parsed
 from orchestrator.events.types import Commanded
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 EXAMPLES: dict[type[JobCommand], JobCommand] = {
     kind: Fault(id="1", drill={"node": "ab"})

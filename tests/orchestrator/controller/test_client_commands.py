@@ -33,7 +33,7 @@ from orchestrator.lifecycle import states
 from orchestrator.lifecycle.moves import newest_version
 from orchestrator.lifecycle.states import Training
 from planner.freezing import Control
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 def test_a_request_that_is_solved_when_the_job_ends_has_one_answer(

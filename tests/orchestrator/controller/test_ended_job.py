@@ -25,7 +25,7 @@ from orchestrator.events.log import read_log
 from orchestrator.events.types import Commanded, Event, Failed, Finished, Record, Submitted
 from orchestrator.history.folder import JobFolder
 from orchestrator.history.folder_view import load_folder
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 ENDS = (
     Finished(step=2, stopped=False, state_sha256=None),

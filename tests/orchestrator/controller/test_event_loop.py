@@ -16,7 +16,7 @@ from orchestrator.lifecycle.commands import Command, Dismiss, Train
 from orchestrator.lifecycle.states import Assessing, Training
 from orchestrator.lifecycle.stimuli import Aborted, Asked, RankLost, Room
 from workers.config import ElasticConfig
-from workers.protocol import Request
+from workers.protocol.orders import Request
 
 
 class Idle:

@@ -28,7 +28,8 @@ from orchestrator.history.notes import Note
 from workers.fault_injection.drill import Drill
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind, Phase
-from workers.protocol import FaultReport, JobError
+from workers.protocol.errors import JobError
+from workers.protocol.reports import FaultReport
 
 KILL = Fault(kind=FaultKind.KILL)
 NODES = tuple(Node(id=id, host=host, total={}, available={}) for id, host in (("ab12", "h1"), ("ab99", "h2")))

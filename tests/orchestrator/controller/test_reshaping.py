@@ -31,7 +31,7 @@ from planner.ir import Schedule
 from planner.plan import Plan
 from planner.search.replan import Replanner
 from workers.config import ElasticConfig
-from workers.protocol import StepReport
+from workers.protocol.reports import StepReport
 
 
 def drain_of(node: str, id: str = "d") -> events.Commanded:

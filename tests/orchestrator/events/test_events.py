@@ -24,7 +24,7 @@ from planner.freezing import Control, FreezePlan, Phases
 from planner.plan import Plan
 from planner.shards import Piece, Shard
 from planner.simulation.slow_links import SlowLink
-from workers import protocol
+from workers.protocol import errors, orders, reports
 
 PLAN = Plan(
     epoch=1,
@@ -38,10 +38,10 @@ PLAN = Plan(
     replicas=1,
     recompute=(1,),
 )
-GENERATION = protocol.Generation(
+GENERATION = orders.Generation(
     number=1, epoch=1, members=(0, 1), store_host="10.0.0.1", store_port=4321, timeout_s=30.0
 )
-STEP = protocol.StepReport(
+STEP = reports.StepReport(
     generation=1,
     step=7,
     loss=2.5,
@@ -53,7 +53,7 @@ STEP = protocol.StepReport(
     bubble=0.25,
     skipped=False,
 )
-OUTCOME = protocol.Outcome(rank=1, step=7, stopped=True, layer_digests=((0, "ab"), (1, "cd")))
+OUTCOME = reports.Outcome(rank=1, step=7, stopped=True, layer_digests=((0, "ab"), (1, "cd")))
 
 FREEZE_PLAN = FreezePlan(
     epoch=1,
@@ -68,9 +68,9 @@ EVERY_KIND: tuple[events.Event, ...] = (
     events.Issued(plan=PLAN),
     events.Placing(ranks=(0, 1)),
     events.RankStarted(rank=0, node="n0", host="10.0.0.1", pid=123),
-    events.Formed(generation=GENERATION, start=protocol.CheckpointRef(path="/out/7", step=7), step=7),
+    events.Formed(generation=GENERATION, start=orders.CheckpointRef(path="/out/7", step=7), step=7),
     events.Skipped(
-        rank=1, damage=protocol.DamagedCheckpoint(path="/out/7", file="embed.safetensors", problem="checksum")
+        rank=1, damage=errors.DamagedCheckpoint(path="/out/7", file="embed.safetensors", problem="checksum")
     ),
     events.Requested(request="stop"),
     events.Commanded(id="a", name="move", arguments={"layers": "3-4", "rank": 1}, by="control from 10.0.0.9"),
@@ -165,7 +165,7 @@ EVERY_KIND: tuple[events.Event, ...] = (
         place=1,
         plan=(1, 2),
         step=7,
-        shortage=protocol.MemoryShortage(needed_bytes=10, free_bytes=3, held_bytes=90),
+        shortage=errors.MemoryShortage(needed_bytes=10, free_bytes=3, held_bytes=90),
     ),
     events.MemoryLimited(rank=4, limit_bytes=85, reason="plan 1.2 took more than it has", step=7),
     events.Noticed(node="n0", host="10.0.0.1", source="aws", ranks=(1, 2), left_s=120.0),
@@ -180,31 +180,31 @@ EVERY_KIND: tuple[events.Event, ...] = (
     events.Finished(step=7, stopped=True, state_sha256="ef"),
     events.Failed(reason="rank 1 was killed", user_error=False),
     STEP,
-    protocol.MemoryLow(
+    reports.MemoryLow(
         rank=4, place=1, plan=(1, 2), step=8, left_bytes=100, reserve_bytes=900, seen_s=1700000000.5
     ),
-    protocol.LayersChecked(rank=1, layers=("a", "b"), whole={"b": "it takes gradients"}, seconds=0.25),
-    protocol.Rescued(step=7, lost_s=1700000000.5, ends_s=1700000060.5, seconds=0.25, error="disk full"),
-    protocol.ValidationReport(step=7, loss=2.75),
-    protocol.CheckpointReport(step=7, path="/out/7", bytes=10, seconds=0.5),
-    protocol.TimelineReport(
+    reports.LayersChecked(rank=1, layers=("a", "b"), whole={"b": "it takes gradients"}, seconds=0.25),
+    reports.Rescued(step=7, lost_s=1700000000.5, ends_s=1700000060.5, seconds=0.25, error="disk full"),
+    reports.ValidationReport(step=7, loss=2.75),
+    reports.CheckpointReport(step=7, path="/out/7", bytes=10, seconds=0.5),
+    reports.TimelineReport(
         step=7,
         rank=0,
         step_s=0.5,
-        spans=(protocol.Span(action="0F0", start_s=0.0, end_s=0.25),),
+        spans=(reports.Span(action="0F0", start_s=0.0, end_s=0.25),),
         memory_bytes=2**20,
     ),
-    protocol.SampleReport(step=7, prompt="a", text="b"),
-    protocol.FreezeStarted(plan=FREEZE_PLAN),
-    protocol.FreezeReport(
+    reports.SampleReport(step=7, prompt="a", text="b"),
+    reports.FreezeStarted(plan=FREEZE_PLAN),
+    reports.FreezeReport(
         step=7,
         rank=1,
-        actions=(protocol.FrozenAction(stage=1, microbatch=0, planned=0.5, actual=0.25, parameters=0.125),),
+        actions=(reports.FrozenAction(stage=1, microbatch=0, planned=0.5, actual=0.25, parameters=0.125),),
         passes=4,
         counts=((3, (5, 0)), (4, ())),
     ),
-    protocol.FrozenCounts(step=7, rank=1, passes=12, counts=((3, "weight", 5),)),
-    protocol.StandbyReport(
+    reports.FrozenCounts(step=7, rank=1, passes=12, counts=((3, "weight", 5),)),
+    reports.StandbyReport(
         step=7,
         rank=1,
         layers=(2, 3),
@@ -213,10 +213,10 @@ EVERY_KIND: tuple[events.Event, ...] = (
         shards=(Piece(2, Shard(1, 2)), Piece(3, Shard(0, 2))),
         built=False,
     ),
-    protocol.CopiedAhead(
+    reports.CopiedAhead(
         rank=4, epoch=1, change=2, step=7, layers=(2, 3), bytes=1024, seconds=0.5, error="its owner is gone"
     ),
-    protocol.SwitchReport(
+    reports.SwitchReport(
         step=7,
         rank=1,
         epoch=1,
@@ -228,9 +228,9 @@ EVERY_KIND: tuple[events.Event, ...] = (
         stall_s=0.25,
         switched_s=12.5,
     ),
-    protocol.FaultReport(rank=1, fault="kill", step=7, phase="commit", fired_s=12.5),
-    protocol.NoticeReport(rank=1, source="aws", left_s=None, text="rebalance"),
-    protocol.WarningReport(rank=1, text="nothing answers"),
+    reports.FaultReport(rank=1, fault="kill", step=7, phase="commit", fired_s=12.5),
+    reports.NoticeReport(rank=1, source="aws", left_s=None, text="rebalance"),
+    reports.WarningReport(rank=1, text="nothing answers"),
     Rehearsed(
         trace="made up",
         speedup=10.0,
@@ -241,7 +241,7 @@ EVERY_KIND: tuple[events.Event, ...] = (
         copies=(CopiesSaved(copies=1, losses=2, last_holders=1, steps_lost=8),),
     ),
     Disturbed(by="a neighbour", rank=1, visits=(Visit(first=3, last=8),)),
-    protocol.CurvatureReport(step=7, rank=1, gradient_change_sq=0.5, weight_change_sq=0.25, gradient_sq=1.5),
+    reports.CurvatureReport(step=7, rank=1, gradient_change_sq=0.5, weight_change_sq=0.25, gradient_sq=1.5),
 )
 
 
@@ -297,7 +297,7 @@ def test_each_event_comes_back_as_it_went_in(tmp_path: Path) -> None:
 
 
 def test_numbers_that_are_not_finite_are_valid_json_and_come_back() -> None:
-    step = protocol.StepReport(
+    step = reports.StepReport(
         generation=1,
         step=1,
         loss=math.nan,
@@ -312,7 +312,7 @@ def test_numbers_that_are_not_finite_are_valid_json_and_come_back() -> None:
     line = events.Record(time_s=0.0, event=step).to_json()
     json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     back = events.Record.from_json(line).event
-    assert isinstance(back, protocol.StepReport)
+    assert isinstance(back, reports.StepReport)
     assert math.isnan(back.loss)
     assert back.grad_norm == math.inf
 

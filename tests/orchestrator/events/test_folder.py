@@ -16,7 +16,9 @@ from orchestrator.prepare.model_outline import ModelOutline, absolute
 from orchestrator.spec.job_spec import JobConfig, Spec
 from workers.checkpoint.manifest import Manifest
 from workers.config import ElasticConfig, EmulatedConfig, ModelConfig, WorkerConfig
-from workers.protocol import Generation, JobError, StepReport
+from workers.protocol.errors import JobError
+from workers.protocol.orders import Generation
+from workers.protocol.reports import StepReport
 
 STEP = StepReport(
     generation=1,

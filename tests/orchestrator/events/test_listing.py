@@ -6,7 +6,7 @@ from synthetic_run import freezing_records
 
 from orchestrator.events.listing import FLOODS, listing
 from orchestrator.events.types import KINDS, Issued
-from workers.protocol import FreezeReport, StepReport
+from workers.protocol.reports import FreezeReport, StepReport
 
 LINES = [record.to_json() for record in freezing_records(steps=60)]
 

@@ -15,7 +15,8 @@ from orchestrator.history.folder import JobFolder
 from orchestrator.history.folder_view import view_without_controller
 from orchestrator.history.unreported import take_in, unreported
 from workers.checkpoint.left_behind import FOLDER, NOTE, clear, leave_note, leave_reports, left_reports
-from workers.protocol import CheckpointReport, JobError, Rescued, StepReport, WarningReport
+from workers.protocol.errors import JobError
+from workers.protocol.reports import CheckpointReport, Rescued, StepReport, WarningReport
 
 RESCUED = Rescued(step=8, lost_s=1000.0, ends_s=1060.0, seconds=0.5)
 

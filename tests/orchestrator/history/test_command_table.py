@@ -26,7 +26,7 @@ from orchestrator.history import command_table
 from orchestrator.history.command_table import CommandIdReused, CommandTable
 from orchestrator.history.job_view import JobView, fold
 from planner.freezing import FreezePlan
-from workers.protocol import FreezeStarted
+from workers.protocol.reports import FreezeStarted
 
 
 def command(id: str, name: str, **arguments: object) -> Commanded:

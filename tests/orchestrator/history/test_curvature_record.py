@@ -10,7 +10,8 @@ from orchestrator.events.types import Formed, Issued, Record
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.report.page import render
 from planner.search.convergence import CurvatureSample
-from workers.protocol import CheckpointRef, CurvatureReport, Generation
+from workers.protocol.orders import CheckpointRef, Generation
+from workers.protocol.reports import CurvatureReport
 
 
 def part(step: int, rank: int) -> CurvatureReport:

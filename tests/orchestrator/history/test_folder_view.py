@@ -12,7 +12,7 @@ from orchestrator.history.folder import EVENTS, JobFolder
 from orchestrator.history.folder_view import view_in, view_without_controller
 from orchestrator.history.job_view import fold
 from orchestrator.history.snapshot import SNAPSHOT, position, write_snapshot
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 RUN = [record for record in records(steps=30) if not isinstance(record.event, Finished)]
 TORN = b'{"time_s": 12.5, "kind": "st'

@@ -9,7 +9,8 @@ from orchestrator.history import job_view
 from orchestrator.history.freeze_history import FreezeHistory
 from planner.freezing import FreezePlan
 from planner.plan import Plan
-from workers.protocol import CheckpointRef, FreezeStarted, Generation, SwitchReport, TimelineReport
+from workers.protocol.orders import CheckpointRef, Generation
+from workers.protocol.reports import FreezeStarted, SwitchReport, TimelineReport
 
 PLAN = Plan(
     epoch=1,

@@ -12,15 +12,8 @@ from synthetic_run import records
 from orchestrator.events import types as events
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.history.thinning import EVERY, KEPT, RECENT, Grid, thin
-from workers.protocol import (
-    CheckpointRef,
-    FreezeReport,
-    FrozenAction,
-    Generation,
-    Span,
-    StepReport,
-    TimelineReport,
-)
+from workers.protocol.orders import CheckpointRef, Generation
+from workers.protocol.reports import FreezeReport, FrozenAction, Span, StepReport, TimelineReport
 
 RANKS = 4
 PARAMETERS = 12

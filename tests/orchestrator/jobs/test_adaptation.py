@@ -23,7 +23,7 @@ from planner.observed import StepTimes
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind
 from workers.launch.ranks import Job, run_threads
-from workers.protocol import FaultReport
+from workers.protocol.reports import FaultReport
 
 LAYERS = 9
 PASS_S = 0.004

@@ -21,7 +21,7 @@ from orchestrator.prepare.settling import Settled
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind, Phase
 from workers.launch.ranks import Job, run_threads
-from workers.protocol import FaultReport
+from workers.protocol.reports import FaultReport
 
 STEPS = 8
 FAULT_STEP = 5

@@ -23,7 +23,9 @@ from orchestrator.lifecycle.states import Failed, Finished
 from orchestrator.lifecycle.stimuli import Asked, Going, PauseAsked, ResumeAsked
 from orchestrator.prepare.settling import Settled
 from workers.launch.ranks import Job, run_threads
-from workers.protocol import CheckpointRef, CheckpointReport, JobError, Request, StepReport
+from workers.protocol.errors import JobError
+from workers.protocol.orders import CheckpointRef, Request
+from workers.protocol.reports import CheckpointReport, StepReport
 
 STEPS = 8
 EMULATED = {

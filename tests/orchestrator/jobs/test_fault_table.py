@@ -32,7 +32,7 @@ from planner.wording import counted
 from workers.checkpoint.folder import checkpoints
 from workers.fault_injection.kinds import FaultKind, Phase
 from workers.launch.ranks import Job, run_threads
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -25,7 +25,9 @@ from orchestrator.prepare.replay import recorded
 from orchestrator.prepare.settling import Settled
 from planner.freezing import Control, FreezePlan
 from workers.launch.ranks import Job, run_threads
-from workers.protocol import CheckpointRef, FreezeReport, FreezeStarted, JobError, Request, StepReport
+from workers.protocol.errors import JobError
+from workers.protocol.orders import CheckpointRef, Request
+from workers.protocol.reports import FreezeReport, FreezeStarted, StepReport
 
 STEPS = 60
 OFF, ON, MORE, STOPPED = 14, 22, 30, 42

@@ -26,7 +26,7 @@ from workers.fault_injection.kinds import FaultKind
 from workers.launch.profile import Request, profile_processes
 from workers.launch.ranks import Job, run_threads
 from workers.profiling.measured import combine
-from workers.protocol import CheckpointReport, FaultReport, MemoryLow
+from workers.protocol.reports import CheckpointReport, FaultReport, MemoryLow
 
 SHORT = 1
 """The place, and so the rank, that runs out of memory."""

@@ -18,7 +18,7 @@ from orchestrator.lifecycle.states import Finished
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind, Phase
 from workers.launch.ranks import Job, run_threads
-from workers.protocol import FaultReport, SwitchReport
+from workers.protocol.reports import FaultReport, SwitchReport
 
 STEPS = 24
 SOURCE, TARGET, ASIDE = 1, 2, 3

@@ -18,7 +18,7 @@ from orchestrator.lifecycle.states import Finished, Training
 from orchestrator.lifecycle.stimuli import Migrate
 from orchestrator.prepare.settling import Settled
 from workers.launch.ranks import Job, run_threads
-from workers.protocol import StepReport, SwitchReport
+from workers.protocol.reports import StepReport, SwitchReport
 
 STEPS = 24
 MODEL = {"layers": 8}

@@ -18,7 +18,7 @@ from orchestrator.lifecycle.states import Finished
 from orchestrator.lifecycle.stimuli import Going, Scale
 from orchestrator.prepare.settling import Settled
 from workers.launch.ranks import Job, run_threads
-from workers.protocol import StandbyReport, StepReport, SwitchReport, WarningReport
+from workers.protocol.reports import StandbyReport, StepReport, SwitchReport, WarningReport
 
 STEPS = 24
 PASS_S = 0.002

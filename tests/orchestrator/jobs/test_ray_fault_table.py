@@ -27,7 +27,8 @@ from orchestrator.spec.job_spec import Spec
 from orchestrator.trainer import PipelineTrainer
 from workers.fault_injection.kinds import FaultKind, Phase
 from workers.launch.ranks import Job, run_threads
-from workers.protocol import Request, StepReport
+from workers.protocol.orders import Request
+from workers.protocol.reports import StepReport
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.soak]
 

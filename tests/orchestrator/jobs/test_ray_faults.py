@@ -19,7 +19,7 @@ from orchestrator.events import types as events
 from orchestrator.spec.job_spec import Spec
 from orchestrator.trainer import PipelineTrainer
 from workers.fault_injection.drill import Drill
-from workers.protocol import FaultReport, StepReport
+from workers.protocol.reports import FaultReport, StepReport
 
 STEPS = 14
 CLUSTER = {

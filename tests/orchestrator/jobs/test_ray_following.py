@@ -38,7 +38,8 @@ from orchestrator.history.command_table import CommandIdReused
 from orchestrator.history.folder import JobFolder
 from orchestrator.report.page import REPORT_NAME
 from orchestrator.trainer import PipelineTrainer
-from workers.protocol import CheckpointReport, JobError, StepReport
+from workers.protocol.errors import JobError
+from workers.protocol.reports import CheckpointReport, StepReport
 
 STEPS = 120
 LONG = {"forward_s": 0.004, "input_grad_s": 0.004, "weight_grad_s": 0.004}

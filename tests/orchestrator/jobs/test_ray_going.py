@@ -39,7 +39,7 @@ from orchestrator.spec.job_spec import Spec
 from orchestrator.trainer import PipelineTrainer
 from workers.actor import Home
 from workers.fault_injection.drill import Drill
-from workers.protocol import CheckpointReport, StepReport
+from workers.protocol.reports import CheckpointReport, StepReport
 
 TIMES = {"forward_s": 0.005, "input_grad_s": 0.005, "weight_grad_s": 0.005}
 

@@ -28,7 +28,7 @@ from orchestrator.verify.verification import verify_run
 from workers.checkpoint.folder import checkpoints
 from workers.checkpoint.left_behind import FOLDER, NOTE, left_reports
 from workers.control.rescues import HEAD_LOST
-from workers.protocol import Rescued, StepReport
+from workers.protocol.reports import Rescued, StepReport
 
 PATIENCE_S = 12
 """How long Ray's processes go on without the head here; a minute unless told otherwise."""

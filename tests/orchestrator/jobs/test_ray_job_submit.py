@@ -29,7 +29,7 @@ from orchestrator.cluster.actor_names import NAMESPACE
 from orchestrator.events import types as events
 from orchestrator.events.log import read_log
 from orchestrator.report.page import REPORT_NAME
-from workers.protocol import StepReport
+from workers.protocol.reports import StepReport
 
 ROOT = Path(__file__).resolve().parents[3]
 STEPS = 100

@@ -37,7 +37,8 @@ from orchestrator.trainer import PipelineTrainer
 from workers.actor import CONTROL
 from workers.control.rank_error import RankError
 from workers.process.stacks import stacks
-from workers.protocol import CheckpointReport, JobError, StepReport
+from workers.protocol.errors import JobError
+from workers.protocol.reports import CheckpointReport, StepReport
 from workers.transport.waiter import Waiter
 
 SLOW = {"device": "emulated", "emulated": {"forward_s": 0.04, "input_grad_s": 0.02, "weight_grad_s": 0.02}}

@@ -21,7 +21,7 @@ from orchestrator.trainer import PipelineTrainer
 from workers.fault_injection.drill import Drill
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind
-from workers.protocol import FaultReport, StepReport
+from workers.protocol.reports import FaultReport, StepReport
 
 STEPS = 40
 SLOW_FROM, FACTOR = 12, 4.0

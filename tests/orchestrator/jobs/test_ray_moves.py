@@ -19,7 +19,7 @@ from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.events import types as events
 from orchestrator.spec.job_spec import Spec
 from orchestrator.trainer import PipelineTrainer
-from workers.protocol import StepReport
+from workers.protocol.reports import StepReport
 
 pytestmark = pytest.mark.soak
 

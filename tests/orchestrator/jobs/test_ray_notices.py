@@ -14,7 +14,7 @@ from ray_jobs import job_of, wait_for
 from tiny_jobs import tiny
 
 from workers.actor import CONTROL, Home, RankActor
-from workers.protocol import NoticeReport, Report, WarningReport
+from workers.protocol.reports import NoticeReport, Report, WarningReport
 
 
 class Listener:

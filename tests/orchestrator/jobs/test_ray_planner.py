@@ -33,7 +33,7 @@ from planner.plan import Plan
 from planner.schedule.expand import schedule_of
 from workers.config import FreezeConfig
 from workers.launch.ranks import run_threads
-from workers.protocol import FreezeReport, FreezeStarted, StepReport, TimelineReport
+from workers.protocol.reports import FreezeReport, FreezeStarted, StepReport, TimelineReport
 
 PHASES = Phases(warm_up=25, monitoring=75, ramp=100)
 """Phases long enough for a planner to start and be killed in each, with steps of a quarter of a second."""

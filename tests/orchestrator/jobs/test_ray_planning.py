@@ -20,7 +20,7 @@ from orchestrator.prepare.settling import with_model
 from orchestrator.spec.checks import check
 from orchestrator.trainer import PipelineTrainer
 from planner.profile import Profile
-from workers.protocol import FreezeStarted
+from workers.protocol.reports import FreezeStarted
 
 AUTO: dict[str, Any] = {"ranks": "auto", "schedule": "auto", "microbatches": "auto", "partition": "dynpipe"}
 

@@ -38,7 +38,8 @@ from orchestrator.trainer import PipelineTrainer
 from orchestrator.verify.verification import verify_run
 from workers.actor import Home
 from workers.process.process_times import ProcessTimes, Standing
-from workers.protocol import JobError, StepReport
+from workers.protocol.errors import JobError
+from workers.protocol.reports import StepReport
 
 STEPS = 12
 ONE, TWO = {"ranks": 1}, {"ranks": 2}

@@ -24,7 +24,7 @@ from orchestrator.history.folder import JobFolder
 from orchestrator.history.proposal import PlanChanged
 from orchestrator.spec.job_spec import Spec
 from workers.launch.ranks import run_threads
-from workers.protocol import StepReport
+from workers.protocol.reports import StepReport
 
 pytestmark = pytest.mark.soak
 

@@ -35,7 +35,8 @@ from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind, Phase
 from workers.launch.ranks import Job, run_threads
 from workers.models.registry import build_definition
-from workers.protocol import CheckpointRef, CheckpointReport, FaultReport, Request, StepReport
+from workers.protocol.orders import CheckpointRef, Request
+from workers.protocol.reports import CheckpointReport, FaultReport, StepReport
 from workers.state.layer_state import LayerState
 from workers.state.optim import make_optimizer
 

@@ -26,7 +26,7 @@ from orchestrator.lifecycle.states import Training
 from orchestrator.lifecycle.stimuli import Going, Migrate, PauseAsked, ResumeAsked
 from orchestrator.prepare.settling import Settled
 from workers.launch.ranks import Job, run_threads
-from workers.protocol import CheckpointReport, FreezeStarted
+from workers.protocol.reports import CheckpointReport, FreezeStarted
 
 PIPELINE = {"ranks": 4, "replicas": 2}
 

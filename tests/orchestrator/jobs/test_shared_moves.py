@@ -24,7 +24,7 @@ from orchestrator.prepare.settling import Settled
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind
 from workers.launch.ranks import Job, run_threads
-from workers.protocol import CopiedAhead, StandbyReport, StepReport, SwitchReport
+from workers.protocol.reports import CopiedAhead, StandbyReport, StepReport, SwitchReport
 
 STEPS = 24
 PIPELINE = {"ranks": 4, "replicas": 2, "microbatches": 4}

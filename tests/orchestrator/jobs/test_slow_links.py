@@ -19,7 +19,7 @@ from orchestrator.prepare.settling import Settled
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind
 from workers.launch.ranks import Job, run_threads
-from workers.protocol import FaultReport
+from workers.protocol.reports import FaultReport
 
 STEPS = 16
 PASS_S = 0.004

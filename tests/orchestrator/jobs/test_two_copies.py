@@ -17,7 +17,7 @@ from orchestrator.lifecycle.stimuli import Migrate
 from orchestrator.prepare.settling import Settled
 from workers.fault_injection.kinds import Phase
 from workers.launch.ranks import Job, run_threads
-from workers.protocol import FaultReport, StandbyReport, StepReport, SwitchReport
+from workers.protocol.reports import FaultReport, StandbyReport, StepReport, SwitchReport
 
 OWNER = 1
 """The rank that is lost with one of its standbys."""

@@ -19,7 +19,7 @@ from orchestrator.lifecycle.stimuli import Migrate
 from orchestrator.prepare.settling import Settled
 from planner.wording import shares_text
 from workers.launch.ranks import Job, Run, run_threads
-from workers.protocol import StepReport, SwitchReport
+from workers.protocol.reports import StepReport, SwitchReport
 
 STEPS = 16
 

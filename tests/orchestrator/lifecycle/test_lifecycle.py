@@ -55,7 +55,9 @@ from orchestrator.lifecycle.stimuli import (
     Unplaceable,
 )
 from planner.rank_program import rank_programs
-from workers.protocol import DamagedCheckpoint, Request, StepReport
+from workers.protocol.errors import DamagedCheckpoint
+from workers.protocol.orders import Request
+from workers.protocol.reports import StepReport
 from workers.reproducibility.digest import state_digest
 
 

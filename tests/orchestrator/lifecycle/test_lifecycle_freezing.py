@@ -12,7 +12,8 @@ from orchestrator.lifecycle.commands import Follow, Log, Propose
 from orchestrator.lifecycle.states import Finished, Training
 from orchestrator.lifecycle.stimuli import Asked, Ended, FreezeAsked, Noted, Released, Reported, Solved
 from planner.freezing import Control
-from workers.protocol import FreezeStarted, Request
+from workers.protocol.orders import Request
+from workers.protocol.reports import FreezeStarted
 
 
 def test_a_freeze_plan_is_logged_before_it_is_sent() -> None:

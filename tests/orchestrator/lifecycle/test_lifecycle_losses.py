@@ -59,16 +59,9 @@ from planner.schedule.registry import build
 from planner.shards import Piece
 from workers.config import ElasticConfig
 from workers.control.records_digest import vector_sha256
-from workers.protocol import (
-    CheckpointRef,
-    DamagedCheckpoint,
-    Parted,
-    Request,
-    Settlement,
-    SnapshotHeld,
-    Source,
-    StepReport,
-)
+from workers.protocol.errors import DamagedCheckpoint
+from workers.protocol.orders import CheckpointRef, Request, Settlement, Source
+from workers.protocol.reports import Parted, SnapshotHeld, StepReport
 
 
 def test_a_lost_rank_is_recovered_onto_the_survivors() -> None:

@@ -56,7 +56,8 @@ from orchestrator.lifecycle.stimuli import (
     Weighed,
 )
 from workers.config import ElasticConfig
-from workers.protocol import NoticeReport, Outcome, Parted, Request
+from workers.protocol.orders import Request
+from workers.protocol.reports import NoticeReport, Outcome, Parted
 
 
 def test_a_spare_takes_the_lost_ones_place() -> None:

@@ -49,7 +49,8 @@ from orchestrator.lifecycle.stimuli import (
 from orchestrator.lifecycle.takeover import taken_over
 from planner.plan import Plan
 from workers.config import ElasticConfig
-from workers.protocol import Generation, Outcome, Request
+from workers.protocol.orders import Generation, Request
+from workers.protocol.reports import Outcome
 
 PAUSED = events.Paused(reason="on request", step=4, requested=True)
 

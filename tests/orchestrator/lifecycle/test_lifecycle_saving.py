@@ -33,7 +33,8 @@ from orchestrator.lifecycle.stimuli import (
     WaitOver,
 )
 from workers.config import ElasticConfig
-from workers.protocol import CheckpointReport, Request, Settlement
+from workers.protocol.orders import Request, Settlement
+from workers.protocol.reports import CheckpointReport
 
 STRICT = replace(THREE, elastic=ElasticConfig(min_ranks=3, wait_s=60))
 RESCUE = Rescue(

@@ -20,7 +20,7 @@ from planner.search.layer_move import with_layers
 from planner.search.replan import Replanner
 from planner.shards import Piece, Shard
 from planner.simulation.predict import predict
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 PLAN = Plan(
     epoch=1,

@@ -27,7 +27,7 @@ from planner.search.layer_move import with_layers
 from planner.search.standbys import assign
 from planner.shards import Piece
 from workers.commit.next_plan import NextPlan
-from workers.protocol import SwitchReport
+from workers.protocol.reports import SwitchReport
 
 RANKS, LAYERS = 4, 12
 ROUNDS = 240

@@ -54,7 +54,8 @@ from planner.plan import Plan
 from planner.schedule.registry import build
 from planner.shards import Piece, Shard
 from workers.config import ElasticConfig
-from workers.protocol import CopiedAhead, Outcome, Parted, Request
+from workers.protocol.orders import Request
+from workers.protocol.reports import CopiedAhead, Outcome, Parted
 
 ORDER = order_of(3, layers=6, elastic=ElasticConfig(wait_s=60, spares=1))
 TWO, THREE = plan_of(2, 6, version=2), plan_of(3, 6)

@@ -33,7 +33,8 @@ from planner.freezing import Control, FreezePlan
 from planner.plan import PlanError
 from planner.search.layer_move import with_layers
 from workers.config import ElasticConfig
-from workers.protocol import FreezeStarted, Outcome, Request
+from workers.protocol.orders import Request
+from workers.protocol.reports import FreezeStarted, Outcome
 
 CONTROL = Control(method="none", r_max=0.5)
 

@@ -40,7 +40,8 @@ from planner.schedule.registry import build
 from planner.search.layer_move import with_layers
 from planner.shards import Piece, Shard
 from workers.config import ElasticConfig
-from workers.protocol import Parted, Request, StandbyReport
+from workers.protocol.orders import Request
+from workers.protocol.reports import Parted, StandbyReport
 
 ORDER = order_of(3, layers=6, elastic=ElasticConfig(wait_s=60, grow=False))
 NOTICE = Going(frozenset({1}), "file", 30.0, "node1", "10.0.0.1")

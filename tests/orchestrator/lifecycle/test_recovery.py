@@ -15,7 +15,8 @@ from planner.shards import WHOLE, Piece, Shard
 from workers.config import ElasticConfig
 from workers.control.records_digest import vector_sha256
 from workers.loss_scale import LossScale
-from workers.protocol import CheckpointRef, Part, Position, Settlement, SnapshotHeld, Source
+from workers.protocol.orders import CheckpointRef, Part, Settlement, Source
+from workers.protocol.reports import Position, SnapshotHeld
 
 LAYERS = 6
 

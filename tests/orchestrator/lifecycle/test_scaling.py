@@ -44,7 +44,8 @@ from orchestrator.lifecycle.stimuli import (
 from orchestrator.lifecycle.takeover import taken_over
 from planner.search.layer_move import with_layers
 from workers.config import ElasticConfig
-from workers.protocol import Parted, Request
+from workers.protocol.orders import Request
+from workers.protocol.reports import Parted
 
 QUIET = order_of(3, elastic=ElasticConfig(wait_s=60, grow=False))
 

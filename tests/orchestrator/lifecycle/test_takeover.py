@@ -18,14 +18,9 @@ from orchestrator.lifecycle.takeover import taken_over
 from planner.freezing import Control
 from planner.schedule.expand import schedule_of
 from planner.schedule.registry import build
-from workers.protocol import (
-    CheckpointRef,
-    DamagedCheckpoint,
-    FreezeStarted,
-    Generation,
-    SwitchReport,
-    TimelineReport,
-)
+from workers.protocol.errors import DamagedCheckpoint
+from workers.protocol.orders import CheckpointRef, Generation
+from workers.protocol.reports import FreezeStarted, SwitchReport, TimelineReport
 
 PLAN = plan_of(3, epoch=3)
 SHRUNK = replace(PLAN, version=2, layers=((0, 2), (2, 3)), stage_ranks=(0, 1))

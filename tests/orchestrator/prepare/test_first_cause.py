@@ -12,7 +12,7 @@ from orchestrator.prepare import measuring
 from orchestrator.prepare.first_cause import first_cause, hanging
 from workers.control.rank_error import RankError
 from workers.process.stacks import stacks
-from workers.protocol import Generation
+from workers.protocol.orders import Generation
 from workers.transport.channel import Channel
 from workers.transport.membership import Joining
 

@@ -18,7 +18,7 @@ from orchestrator.spec.job_spec import load
 from workers.data.registry import open_dataset
 from workers.models.outline import outline
 from workers.models.registry import build_definition
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 MODULE = """
 from functools import partial

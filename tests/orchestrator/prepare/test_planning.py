@@ -20,7 +20,7 @@ from planner.search.alternatives import Alternative
 from planner.search.evaluate import PROGRAMS
 from planner.search.search import Choice
 from workers.config import EmulatedConfig, FreezeConfig, ModelConfig
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 FOUND = ModelOutline(
     layers=("embed", "block0", "block1", "block2", "head"),

@@ -25,7 +25,7 @@ from orchestrator.prepare.profiling import (
 from orchestrator.spec.job_spec import Spec
 from planner.profile import Profile
 from workers.config import ModelConfig
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 # One process takes the measurement for all tests.
 pytestmark = pytest.mark.xdist_group("profiling")

@@ -18,7 +18,8 @@ from orchestrator.prepare.settling import Settled
 from orchestrator.spec.job_spec import JobConfig, PipelineConfig, Spec
 from planner.freezing import FreezePlan
 from workers.config import EmulatedConfig, FreezeConfig
-from workers.protocol import FreezeStarted, JobError
+from workers.protocol.errors import JobError
+from workers.protocol.reports import FreezeStarted
 
 FOUND = ModelOutline(
     layers=("embed", "block", "head"),

@@ -22,7 +22,7 @@ from planner.ir import Kind
 from planner.plan import Plan
 from workers.config import DataConfig, ElasticConfig, EmulatedConfig, FreezeConfig, ModelConfig
 from workers.models.registry import build_definition
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 ROOT = Path(__file__).resolve().parents[3]
 

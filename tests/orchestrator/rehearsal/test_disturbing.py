@@ -23,7 +23,8 @@ from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind
 from workers.interference.neighbours import beside
 from workers.process.cores import core_of
-from workers.protocol import FaultReport, JobError, StepReport
+from workers.protocol.errors import JobError
+from workers.protocol.reports import FaultReport, StepReport
 
 VISITS = (Visit(first=3, last=4), Visit(first=8, last=9))
 PLAN = Interference(level="heavy", kind="compute", rank=1, visits=VISITS)

@@ -31,7 +31,7 @@ from orchestrator.rehearsal.interference import disturbable, disturber, interfer
 from orchestrator.spec.job_spec import Spec
 from workers.fault_injection.fault import Fault
 from workers.launch.ranks import Job, run_threads
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 PASS_S = 0.005
 STEPS = 50

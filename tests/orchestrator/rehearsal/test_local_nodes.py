@@ -15,7 +15,7 @@ import pytest
 from pace import patient
 
 from orchestrator.rehearsal.local_nodes import LocalNodes
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 Told = TypeVar("Told")
 

@@ -14,7 +14,7 @@ from orchestrator.events.rehearsed import NodeLife
 from orchestrator.events.types import Event, Failed, Record, Requested
 from orchestrator.rehearsal.trace_player import WARM_STEPS, Script, TracePlayer, acts
 from orchestrator.rehearsal.traces import parse
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 TRACE = parse("0,add,a\n0,add,b\n1000,remove,a\n1000,add,c\n2000,remove,c\n2500,add,d\n", "t.csv")
 NODE = {"CPU": 1.0}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from orchestrator.rehearsal.synthetic_trace import Preemption, synthetic
 from orchestrator.rehearsal.traces import Change, Kind, Trace, faster, keep, parse, slots_of, to_csv, window
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 SMALL = "0,add,a\n0,add,b\n100,remove,a\n100,add,c\n250,remove,b\n"
 

@@ -11,7 +11,7 @@ from orchestrator.events.types import Commanded, Event, FreezeChanged, Record
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.report.run.decision_log import decision_log
 from planner.freezing import Control, FreezePlan
-from workers.protocol import FreezeStarted
+from workers.protocol.reports import FreezeStarted
 
 BY = "control from 127.0.0.1"
 OFF = FreezePlan(epoch=1, version=2, ratios=(), control=Control(method="none", r_max=0.8))

@@ -15,7 +15,7 @@ from orchestrator.history.job_view import JobView, fold
 from orchestrator.report.page import render
 from orchestrator.report.run.rank_memory import rank_memory
 from planner.profile import Profile
-from workers.protocol import SwitchReport, TimelineReport
+from workers.protocol.reports import SwitchReport, TimelineReport
 
 LIMIT = 12_000_000
 MB = 10**6

@@ -34,15 +34,9 @@ from orchestrator.pictures.charts import Bin, Chart, Series, ValueAxis, of_times
 from orchestrator.quantities import significant
 from orchestrator.report.page import render, write_report
 from orchestrator.report.run.sections import training
-from workers.protocol import (
-    CheckpointRef,
-    CheckpointReport,
-    DamagedCheckpoint,
-    SampleReport,
-    Span,
-    TimelineReport,
-    ValidationReport,
-)
+from workers.protocol.errors import DamagedCheckpoint
+from workers.protocol.orders import CheckpointRef
+from workers.protocol.reports import CheckpointReport, SampleReport, Span, TimelineReport, ValidationReport
 
 HOSTILE = "</pre></style><script>alert(1)</script><img src=x onerror=alert(2)> & \"quotes\" 'single'"
 

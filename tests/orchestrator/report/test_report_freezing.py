@@ -35,7 +35,8 @@ from orchestrator.report.run import freezing
 from orchestrator.report.step.step_timeline import measured_step
 from orchestrator.report.step.timeline import timeline
 from planner.search.alternatives import Alternative
-from workers.protocol import CheckpointRef, FreezeReport, FrozenAction, Generation, StepReport, TimelineReport
+from workers.protocol.orders import CheckpointRef, Generation
+from workers.protocol.reports import FreezeReport, FrozenAction, StepReport, TimelineReport
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from orchestrator.prepare.resumption import adopt
 from orchestrator.spec.freeze_phases import settle_phases
 from orchestrator.spec.job_spec import JobConfig, Spec
 from workers.config import FreezeConfig, OptimizerConfig
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 def settled(steps: int, warmup_steps: int = 0, **freeze: object) -> tuple[int | None, ...]:

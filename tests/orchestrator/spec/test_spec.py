@@ -13,7 +13,7 @@ from orchestrator.spec.checks import check, needs_profile, searched
 from orchestrator.spec.errors import subsections
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec, load, parse_override
 from workers.config import ElasticConfig, FreezeConfig, ModelConfig, OptimizerConfig
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 ROOT = Path(__file__).resolve().parents[3]
 

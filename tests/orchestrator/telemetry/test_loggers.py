@@ -28,7 +28,8 @@ from orchestrator.spec.checks import check
 from orchestrator.spec.job_spec import LoggingConfig, Spec
 from orchestrator.telemetry import wanted
 from orchestrator.telemetry.sinks import WAITING_RECORDS, SinkThread
-from workers.protocol import JobError, StepReport
+from workers.protocol.errors import JobError
+from workers.protocol.reports import StepReport
 
 SPEC = {"job": {"name": "logged", "seed": 7, "output": None}}
 HEAD = 40

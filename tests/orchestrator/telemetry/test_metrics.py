@@ -24,7 +24,7 @@ from orchestrator.telemetry.metrics import CAUSES, METRICS, MODES
 from orchestrator.telemetry.samples import places_without_redundancy, samples
 from planner.freezing import Control, FreezePlan
 from planner.shards import Piece, Shard
-from workers.protocol import FreezeStarted, StandbyReport
+from workers.protocol.reports import FreezeStarted, StandbyReport
 
 ROOT = Path(__file__).parents[3]
 

@@ -19,7 +19,7 @@ from tiny_jobs import tiny
 from orchestrator.events import types as events
 from orchestrator.telemetry.metrics import BY_NAME
 from orchestrator.trainer import PipelineTrainer
-from workers.protocol import StepReport
+from workers.protocol.reports import StepReport
 
 KILLED_AT, STEPS, RESUMED = 8, 16, 20
 SLOW = {"device": "emulated", "emulated": {"forward_s": 0.01, "input_grad_s": 0.01, "weight_grad_s": 0.01}}

@@ -23,7 +23,7 @@ from orchestrator.verify.chain import Chain, read_chain
 from orchestrator.verify.verification import verify_run
 from workers.checkpoint.folder import checkpoint_folder, write_manifest
 from workers.checkpoint.manifest import Manifest
-from workers.protocol import CheckpointReport
+from workers.protocol.reports import CheckpointReport
 
 Lines = list[bytes]
 FILE = "events.jsonl"

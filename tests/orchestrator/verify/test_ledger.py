@@ -20,7 +20,8 @@ from orchestrator.events.types import Finished, Formed, Record, Regrouped, Submi
 from orchestrator.verify.ledger import Ledger, audit
 from orchestrator.verify.verification import report, verify_run
 from workers.data.sampling import train_indices
-from workers.protocol import CheckpointReport, JobError, LayersChecked, StepReport
+from workers.protocol.errors import JobError
+from workers.protocol.reports import CheckpointReport, LayersChecked, StepReport
 
 
 def wrong(records: list[Record]) -> list[str]:

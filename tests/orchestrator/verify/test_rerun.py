@@ -21,7 +21,8 @@ from orchestrator.verify.verification import verify_run
 from planner.freezing import FreezePlan
 from workers.devices.machine import arithmetic
 from workers.launch.ranks import Job, run_processes
-from workers.protocol import CheckpointReport, FreezeStarted, Generation, StepReport
+from workers.protocol.orders import Generation
+from workers.protocol.reports import CheckpointReport, FreezeStarted, StepReport
 
 STEPS, SAVED = 8, (3, 6, 8)
 

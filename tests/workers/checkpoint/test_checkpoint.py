@@ -25,7 +25,7 @@ from workers.checkpoint.folder import (
 )
 from workers.checkpoint.manifest import FORMAT, FileRecord, Manifest, layer_files
 from workers.config import OptimizerConfig
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 from workers.state.layer_state import LayerState, digest, host_copy, load_
 from workers.state.optim import make_optimizer
 

@@ -11,7 +11,8 @@ from test_checkpoint_writer import states
 from workers.checkpoint.coordination import Checkpointing
 from workers.checkpoint.folder import checkpoint_folder, checkpoints
 from workers.commit.commit import CommitRecord
-from workers.protocol import CheckpointReport, Generation, Report
+from workers.protocol.orders import Generation
+from workers.protocol.reports import CheckpointReport, Report
 from workers.state.layer_state import host_copy
 
 

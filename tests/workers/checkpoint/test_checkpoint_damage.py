@@ -11,7 +11,7 @@ from saved_checkpoints import FILES, alter, job_folder, manifest, saved, truncat
 
 from workers.checkpoint.folder import DamagedCheckpointError, checkpoints, read_layer, read_manifest
 from workers.checkpoint.manifest import FileRecord, Manifest
-from workers.protocol import DamagedCheckpoint
+from workers.protocol.errors import DamagedCheckpoint
 
 
 @pytest.fixture(params=["path", "uri"])

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from saved_checkpoints import FILES, alter, job_folder, saved, truncate
 
 from workers.checkpoint.folder import checkpoint_folder, export
-from workers.protocol import DamagedCheckpoint, JobError
+from workers.protocol.errors import DamagedCheckpoint, JobError
 
 
 @pytest.fixture(params=["path", "uri"])

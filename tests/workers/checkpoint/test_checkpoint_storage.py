@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from workers.checkpoint.storage import Folder, LocalFolder, UriFolder, join, open_folder, split
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 @pytest.fixture(params=["path", "uri"])

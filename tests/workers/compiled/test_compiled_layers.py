@@ -30,7 +30,9 @@ from workers.layers.compiler import Compiler
 from workers.layers.layer import Layer
 from workers.models.definition import LayerBuilder, ModelDefinition
 from workers.profiling.layer_times import LayerTimes
-from workers.protocol import Generation, JobError, WarningReport
+from workers.protocol.errors import JobError
+from workers.protocol.orders import Generation
+from workers.protocol.reports import WarningReport
 from workers.rank import Rank
 from workers.reproducibility import rng
 from workers.state.optim import make_optimizer

@@ -10,7 +10,8 @@ from rank_group import RankGroup, quiet_sha256, state_sha256, with_standbys
 from test_migration import ENDLESS, follow, moving
 
 from workers.config import ModelConfig
-from workers.protocol import Request, StepReport, SwitchReport
+from workers.protocol.orders import Request
+from workers.protocol.reports import StepReport, SwitchReport
 
 
 @pytest.mark.soak

@@ -9,7 +9,7 @@ import pytest
 from planner.ir import Action, Kind
 from workers.control.activity import Activity
 from workers.process.process_times import ProcessTimes, Standing
-from workers.protocol import Working
+from workers.protocol.reports import Working
 
 FORWARD = Action(Kind.FORWARD, 2, 0)
 

@@ -7,7 +7,8 @@ from typing import Any
 from workers.commit.unfinished import Greeting, Unfinished, agree
 from workers.control.announcements import Announcements
 from workers.control.report_mail import UNANSWERED, ReportMail
-from workers.protocol import Report, Request, TimelineReport, ValidationReport
+from workers.protocol.orders import Request
+from workers.protocol.reports import Report, TimelineReport, ValidationReport
 
 
 def shared(step: int) -> ValidationReport:

@@ -13,7 +13,7 @@ from planner.schedule.registry import build
 from planner.search.unmeasured import unmeasured_plan
 from planner.shards import Piece, Shard
 from workers.commit.next_plan import NextPlan, check_next
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 SCHEDULE = build("1f1b", 2, 4)
 PROGRAM = rank_programs(SCHEDULE)[1]

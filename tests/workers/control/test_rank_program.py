@@ -15,7 +15,7 @@ from planner.schedule.registry import build
 from planner.search.standbys import assign
 from planner.search.unmeasured import unmeasured_plan
 from workers.commit.next_plan import NextPlan
-from workers.protocol import Assignment, Generation, Source
+from workers.protocol.orders import Assignment, Generation, Source
 
 LAYERS_PER_RANK = 2
 

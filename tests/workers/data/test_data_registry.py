@@ -21,7 +21,7 @@ from workers.config import DataConfig, ModelConfig
 from workers.data.dataset import OpenData
 from workers.data.registry import open_dataset
 from workers.data.tokenizer import ByteTokenizer, load_tokenizer
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 MODEL = ModelConfig(family="gpt", context=8)
 Open = Callable[..., OpenData]
@@ -160,7 +160,7 @@ def test_unknown_sources(opened: Open, source: str, message: str) -> None:
         opened(source=source)
 
 
-@pytest.mark.parametrize("source", ["python-docs", "digits", "workers.protocol:JobError"])
+@pytest.mark.parametrize("source", ["python-docs", "digits", "workers.protocol.errors:JobError"])
 def test_a_path_that_would_not_be_read_is_refused(opened: Open, source: str) -> None:
     with pytest.raises(JobError, match=r"data.path is set, but data.source = .* reads no files"):
         opened(ModelConfig(factory="a:b"), source=source, path="my.txt")

@@ -19,7 +19,7 @@ from workers.data.corpus import TextFiles
 from workers.data.registry import open_dataset
 from workers.data.token_cache import open_tokens
 from workers.data.tokenizer import ByteTokenizer
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 MODEL = ModelConfig(family="gpt", context=8)
 

@@ -14,7 +14,7 @@ from workers.data.dataset import Batch
 from workers.data.registry import open_dataset
 from workers.data.split import held_out
 from workers.data.windows import TokenWindows
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 def test_windows_do_not_overlap_and_targets_are_moved_by_one() -> None:

@@ -24,7 +24,8 @@ from workers.data.read_ahead import AHEAD, SLOW_READS, SLOW_S, Found, ReadAhead,
 from workers.data.tokenizer import ByteTokenizer
 from workers.launch.ranks import Run, assignment, run_threads
 from workers.profiling.profiler import reading
-from workers.protocol import Generation, Report, SampleReport, ValidationReport
+from workers.protocol.orders import Generation
+from workers.protocol.reports import Report, SampleReport, ValidationReport
 from workers.rank import Rank
 from workers.reproducibility import rng
 from workers.transport.local import Hub, LocalChannel

@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from workers.data.dataset import Batch, OpenData
 from workers.data.user_source import as_open_data
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 from workers.reproducibility import rng
 
 ORIGIN = "data.source = 'mine:open'"

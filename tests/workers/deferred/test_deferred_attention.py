@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from workers.layers.absent import is_absent
 from workers.layers.deferred.queue import Workspace
 from workers.layers.layer import Layer
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 from workers.reproducibility import rng
 from workers.reproducibility.canonical import canonical
 from workers.state.precision import autocast

@@ -23,7 +23,7 @@ from workers.config import CheckpointConfig, ElasticConfig, FreezeConfig, Worker
 from workers.elastic import layer_source
 from workers.launch.ranks import assignment, run_threads
 from workers.models.definition import LayerBuilder
-from workers.protocol import Assignment, CopyAhead, Source
+from workers.protocol.orders import Assignment, CopyAhead, Source
 from workers.rank import Rank
 from workers.state.layer_state import LayerState, host_copy
 from workers.state_stream.frames import StateStreamError

@@ -14,7 +14,8 @@ from rank_group import SECRET, state_sha256, with_standbys
 from planner.plan import Plan
 from workers.elastic import holdings
 from workers.launch.ranks import assignment, run_threads
-from workers.protocol import Generation, Outcome, Parted, Request, Settlement
+from workers.protocol.orders import Generation, Request, Settlement
+from workers.protocol.reports import Outcome, Parted
 from workers.rank import Rank
 from workers.state.layer_state import LayerState, host_copy
 from workers.transport.local import Hub, LocalChannel

@@ -15,7 +15,8 @@ from test_standby import configured
 
 from workers.config import WorkerConfig
 from workers.launch.ranks import Job
-from workers.protocol import CopiedAhead, CopyAhead, Request, Source, StepReport, WarningReport
+from workers.protocol.orders import CopyAhead, Request, Source
+from workers.protocol.reports import CopiedAhead, StepReport, WarningReport
 
 ENDLESS = 10_000
 NEWCOMER = 2

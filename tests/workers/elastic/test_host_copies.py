@@ -36,7 +36,8 @@ from workers.launch.processes import Died
 from workers.launch.ranks import run_threads
 from workers.process.host_memory import LEAST_FREE_BYTES
 from workers.process.pinned_memory import SideStream
-from workers.protocol import JobError, StandbyReport, StepReport, SwitchReport, WarningReport
+from workers.protocol.errors import JobError
+from workers.protocol.reports import StandbyReport, StepReport, SwitchReport, WarningReport
 from workers.rank import Rank
 from workers.state.layer_state import LayerState, bytes_of
 

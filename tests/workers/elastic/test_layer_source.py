@@ -21,7 +21,8 @@ from workers.config import CheckpointConfig, ElasticConfig
 from workers.elastic import layer_source
 from workers.elastic.layer_source import Built, Haul
 from workers.launch.ranks import assignment, run_threads
-from workers.protocol import Assignment, CheckpointRef, Generation, JobError, Part, Settlement, Source
+from workers.protocol.errors import JobError
+from workers.protocol.orders import Assignment, CheckpointRef, Generation, Part, Settlement, Source
 from workers.rank import Rank
 from workers.reproducibility.keyed_in_turns import LARGE_ELEMENTS
 from workers.state.layer_state import LayerState, host_copy, part_of

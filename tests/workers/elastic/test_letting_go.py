@@ -16,17 +16,8 @@ from pace import patient
 from planner.shards import Piece, Shard
 from workers.elastic.standby import LiveCopy
 from workers.launch.ranks import assignment
-from workers.protocol import (
-    CopiedAhead,
-    CopyAhead,
-    Generation,
-    Outcome,
-    Report,
-    Request,
-    Source,
-    StepReport,
-    WarningReport,
-)
+from workers.protocol.orders import CopyAhead, Generation, Request, Source
+from workers.protocol.reports import CopiedAhead, Outcome, Report, StepReport, WarningReport
 from workers.rank import Rank
 from workers.transport.local import Hub, LocalChannel
 

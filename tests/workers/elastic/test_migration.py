@@ -19,7 +19,7 @@ from planner.schedule.expand import schedule_of
 from planner.shards import Piece
 from workers.fault_injection.fault import Fault, FaultKind, Phase
 from workers.launch.ranks import Job, run_threads
-from workers.protocol import StepReport, SwitchReport, WarningReport
+from workers.protocol.reports import StepReport, SwitchReport, WarningReport
 
 Layers = tuple[tuple[int, int], ...]
 ENDLESS = 10_000

@@ -28,7 +28,8 @@ from workers.elastic.standby_watch import StandbyWatch
 from workers.freezing.plans import Plans, Settings
 from workers.launch.ranks import assignment, run_threads
 from workers.layers.layer import Layer
-from workers.protocol import Source, StandbyReport, WarningReport
+from workers.protocol.orders import Source
+from workers.protocol.reports import StandbyReport, WarningReport
 from workers.rank import Rank
 from workers.state.layer_state import LayerState
 from workers.state_stream.following import Followers, Parcels, States, Subject

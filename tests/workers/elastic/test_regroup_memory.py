@@ -25,7 +25,8 @@ from workers.elastic import assembly, holdings
 from workers.elastic.host_copies import HostCopy
 from workers.elastic.layer_source import Built, LayerSource
 from workers.launch.ranks import Job
-from workers.protocol import Assignment, Generation, Outcome, Parted, Request, Settlement, Source
+from workers.protocol.orders import Assignment, Generation, Request, Settlement, Source
+from workers.protocol.reports import Outcome, Parted
 from workers.rank import Rank
 from workers.state.layer_state import LayerState, digest, host_copy
 from workers.transport.local import Hub, LocalChannel

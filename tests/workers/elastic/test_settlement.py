@@ -13,7 +13,8 @@ from workers.config import CheckpointConfig
 from workers.fault_injection.fault import Fault, FaultKind, Phase
 from workers.launch.processes import Died
 from workers.launch.ranks import run_threads
-from workers.protocol import Position, Request, StepReport, ValidationReport
+from workers.protocol.orders import Request
+from workers.protocol.reports import Position, StepReport, ValidationReport
 
 KILL_STEP = 3
 

@@ -26,7 +26,8 @@ from workers.launch.ranks import Job, run_threads
 from workers.loss_scale import LossScale
 from workers.models.registry import build_definition
 from workers.process.host_memory import LEAST_FREE_BYTES
-from workers.protocol import Assignment, Position, Source, StandbyReport, WarningReport
+from workers.protocol.orders import Assignment, Source
+from workers.protocol.reports import Position, StandbyReport, WarningReport
 from workers.state.layer_state import LayerState, bytes_of, digest, host_copy
 from workers.state.optim import make_optimizer
 from workers.state_stream.frames import StateStreamError

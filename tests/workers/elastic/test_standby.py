@@ -18,7 +18,7 @@ from planner.freezing import Phases
 from workers.config import ModelConfig, OptimizerConfig, Precision, WorkerConfig
 from workers.fault_injection.fault import Fault, FaultKind, Phase
 from workers.launch.ranks import run_threads
-from workers.protocol import FreezeReport, Position
+from workers.protocol.reports import FreezeReport, Position
 
 PRECISION: dict[str, Precision] = {"batchnorm": "bfloat16", "timelyfreeze+apf": "bfloat16"}
 """Of the cases that do not train in float32."""

@@ -10,7 +10,8 @@ from typing import TypeVar
 from workers.fault_injection.fault import Fault
 from workers.launch.processes import Died, RankProcesses
 from workers.launch.ranks import Job, assignment
-from workers.protocol import FaultReport, Generation, Outcome, Report
+from workers.protocol.orders import Generation
+from workers.protocol.reports import FaultReport, Outcome, Report
 from workers.rank import Rank
 from workers.state.layer_state import state_digest
 

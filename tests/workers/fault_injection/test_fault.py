@@ -10,7 +10,7 @@ import pytest
 
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind, Phase
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 @pytest.mark.parametrize(

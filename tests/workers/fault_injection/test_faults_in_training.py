@@ -14,7 +14,8 @@ from workers.config import CheckpointConfig, ElasticConfig, EmulatedConfig
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind, Phase
 from workers.launch.ranks import Job, run_threads
-from workers.protocol import CheckpointRef, CheckpointReport, StepReport, TimelineReport
+from workers.protocol.orders import CheckpointRef
+from workers.protocol.reports import CheckpointReport, StepReport, TimelineReport
 
 STEPS = 5
 FORWARD_S = 0.004

@@ -24,7 +24,8 @@ from workers.devices.emulated import EmulatedDevice
 from workers.freezing.freezer import begin_statistics
 from workers.launch.ranks import Job, run_processes, run_threads
 from workers.layers.layer import Layer
-from workers.protocol import CheckpointRef, FreezeReport, StepReport
+from workers.protocol.orders import CheckpointRef
+from workers.protocol.reports import FreezeReport, StepReport
 from workers.state.layer_state import LayerState, host_copy, load_
 from workers.state.optim import make_optimizer
 

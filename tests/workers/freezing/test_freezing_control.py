@@ -13,7 +13,8 @@ from workers.checkpoint.folder import checkpoints
 from workers.config import FreezeConfig, WorkerConfig
 from workers.freezing.plans import Plans, Settings
 from workers.launch.ranks import Run, run_threads
-from workers.protocol import FreezeReport, FreezeStarted, JobError, TimelineReport
+from workers.protocol.errors import JobError
+from workers.protocol.reports import FreezeReport, FreezeStarted, TimelineReport
 
 STEPS = 16
 PHASES = Phases(warm_up=0, monitoring=2, ramp=4)

@@ -17,7 +17,7 @@ from orchestrator.history.frozen_counts import CountedSteps, ParameterCounts
 from workers.checkpoint.folder import checkpoints
 from workers.fault_injection.fault import Fault, FaultKind, Phase
 from workers.launch.ranks import Job, Run, run_threads
-from workers.protocol import FreezeReport, FrozenCounts, Report, StepReport
+from workers.protocol.reports import FreezeReport, FrozenCounts, Report, StepReport
 
 MICROBATCHES = 4
 

@@ -21,7 +21,7 @@ from workers.layers.layer import Layer
 from workers.layers.loss import Loss
 from workers.models.definition import ModelDefinition
 from workers.models.registry import build_definition
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 from workers.state.optim import make_optimizer
 from workers.step.stage import Masks, Stage
 

@@ -15,7 +15,8 @@ from workers.freezing.freezer import Extent, Freezer, begin_statistics
 from workers.freezing.mask import NOTHING, Chance, LayerParameters, Mask, draw, topped_up_or_thinned
 from workers.freezing.plans import Plans
 from workers.freezing.ratios import ALWAYS, NEVER, Budgets, Share, phases_of
-from workers.protocol import FreezeReport, FrozenAction, JobError
+from workers.protocol.errors import JobError
+from workers.protocol.reports import FreezeReport, FrozenAction
 from workers.reproducibility import rng
 from workers.state.layer_state import LayerState
 from workers.state.optim import make_optimizer

@@ -13,7 +13,9 @@ from workers.config import FreezeConfig
 from workers.control.mailbox import Mailbox
 from workers.freezing.plans import Plans, check_plan
 from workers.launch.ranks import Run, assignment, run_threads
-from workers.protocol import FreezeStarted, Generation, JobError
+from workers.protocol.errors import JobError
+from workers.protocol.orders import Generation
+from workers.protocol.reports import FreezeStarted
 from workers.rank import Rank
 from workers.transport.local import Hub, LocalChannel
 

@@ -15,7 +15,7 @@ from planner.freezing import FreezePlan
 from workers.checkpoint.folder import checkpoints
 from workers.config import FreezeConfig, WorkerConfig
 from workers.launch.ranks import Job, Run, run_processes, run_threads
-from workers.protocol import FreezeReport, FreezeStarted, FrozenCounts, StepReport, TimelineReport
+from workers.protocol.reports import FreezeReport, FreezeStarted, FrozenCounts, StepReport, TimelineReport
 from workers.reproducibility import rng
 
 PHASES = {"warm_up": 1, "monitoring": 3, "ramp": 6}

@@ -18,7 +18,7 @@ from workers.checkpoint.folder import checkpoints
 from workers.config import CheckpointConfig, DataConfig, ModelConfig, OptimizerConfig, WorkerConfig
 from workers.gradients.curvature import CurvatureProbe
 from workers.launch.ranks import Run, run_threads
-from workers.protocol import CurvatureReport
+from workers.protocol.reports import CurvatureReport
 
 LR = 0.02
 

@@ -18,7 +18,7 @@ from workers.data.sampling import train_indices
 from workers.gradients.exchange import ReplicaExchange, TiedUse, TieExchange
 from workers.launch.ranks import run_threads
 from workers.models.registry import build_definition
-from workers.protocol import StepReport
+from workers.protocol.reports import StepReport
 from workers.reproducibility import rng
 from workers.state.flat import FlatGradients, GradientBuffers
 from workers.transport.local import Hub, LocalChannel

@@ -21,7 +21,8 @@ from workers.commit.next_plan import check_next
 from workers.data.sampling import samples_digest, train_indices
 from workers.fault_injection.fault import Fault, FaultKind, Phase
 from workers.launch.ranks import Job, Run, run_processes, run_threads
-from workers.protocol import JobError, Report, StepReport, SwitchReport, ValidationReport
+from workers.protocol.errors import JobError
+from workers.protocol.reports import Report, StepReport, SwitchReport, ValidationReport
 
 ENDLESS = 10_000
 

@@ -11,7 +11,7 @@ from planner.freezing import FreezePlan
 from workers.config import EmulatedConfig, FreezeConfig
 from workers.launch.processes import AT_FIRST_USE, RankProcesses
 from workers.launch.ranks import run_processes
-from workers.protocol import FreezeReport, FreezeStarted, Report, TimelineReport
+from workers.protocol.reports import FreezeReport, FreezeStarted, Report, TimelineReport
 
 
 def test_all_ranks_take_up_the_plan_that_an_observer_returns(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from workers.config import DataConfig, ModelConfig
 from workers.launch.profile import Request, _exit, profile_processes
 from workers.launch.waiting import waits_for_a_rank
 from workers.process.output import innermost_calls, rank_log_path
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 def test_the_rank_that_hangs_is_named_and_not_the_one_that_waits_for_it(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from workers.control.rank_error import RankError, travelling_errors
 from workers.devices.device import CpuDevice
 from workers.memory.shortage import OutOfMemory, described, shortage_in
 from workers.process.host_memory import free_host_bytes
-from workers.protocol import MemoryShortage
+from workers.protocol.errors import MemoryShortage
 
 OF_CUDA = (
     "CUDA out of memory. Tried to allocate 20.50 MiB. GPU 0 has a total capacity of 79.10 GiB of which 12.00 MiB is"

@@ -15,7 +15,7 @@ from workers.models.definition import LayerBuilder, ModelDefinition, ParameterRe
 from workers.models.loss import mean_cross_entropy
 from workers.models.outline import LayerOutline, outline
 from workers.models.registry import build_definition
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 def definition(*builders: LayerBuilder, ties: tuple[tuple[ParameterRef, ...], ...] = ()) -> ModelDefinition:

@@ -17,7 +17,7 @@ from workers.data.registry import open_dataset
 from workers.models.definition import LayerBuilder, ModelDefinition, ParameterRef
 from workers.models.outline import outline
 from workers.models.registry import build_definition
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 _numbers = itertools.count()
 WriteModule = Callable[[str], str]
@@ -132,8 +132,11 @@ def test_factory_may_return_a_definition(write_module: WriteModule) -> None:
             r"there is no module 'nowhere_at_all'; its folder must be on the Python path",
         ),
         ("workers.modles:build", r"there is no module 'workers.modles'"),
-        ("workers.protocol:JobEror", r"workers.protocol has no 'JobEror'; did you mean 'JobError'\?"),
-        ("workers.protocol:zzz", r"workers.protocol has no 'zzz'$"),
+        (
+            "workers.protocol.errors:JobEror",
+            r"workers.protocol.errors has no 'JobEror'; did you mean 'JobError'\?",
+        ),
+        ("workers.protocol.errors:zzz", r"workers.protocol.errors has no 'zzz'$"),
         ("workers.models.modules.llama:ROTARY_BASE", r"'ROTARY_BASE' is not callable, it is of type float"),
     ],
 )

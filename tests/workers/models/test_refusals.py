@@ -14,7 +14,7 @@ from torch.nn import functional
 from workers.models.definition import LayerBuilder, ModelDefinition
 from workers.models.outline import outline
 from workers.process.torch_modes import check_modes_kept
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 @pytest.fixture(autouse=True)

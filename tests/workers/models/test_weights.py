@@ -15,7 +15,7 @@ from workers.config import ModelConfig, OptimizerConfig, WorkerConfig
 from workers.launch.ranks import run_threads
 from workers.models.definition import ParameterRef
 from workers.models.weights import check_weights, read_weights
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 from workers.state.layer_state import LayerState
 from workers.state.optim import AdamW
 

@@ -29,7 +29,7 @@ from workers.notices.notice import Notice, NoticeError, Source
 from workers.notices.reporting import sources, watch_node
 from workers.notices.sigterm import Sigterm
 from workers.notices.watch import PATIENCE, Watch
-from workers.protocol import NoticeReport, Report
+from workers.protocol.reports import NoticeReport, Report
 
 NOON_S = 1_790_510_400.0  # 2026-09-27T12:00:00Z
 

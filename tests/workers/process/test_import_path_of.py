@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from workers.process.import_path import call_import_path, import_path_of
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 MODULE = """
 def build(width=3):

@@ -7,7 +7,7 @@ from unittest.mock import patch
 from jobs import DEVICE
 from torch import Tensor
 
-from workers.protocol import Generation
+from workers.protocol.orders import Generation
 from workers.transport import process_group
 from workers.transport.channel import Channel
 from workers.transport.open_channel import open_channel

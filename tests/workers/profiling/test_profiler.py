@@ -32,7 +32,9 @@ from workers.profiling.counted_memory import LiveStorages
 from workers.profiling.measured import Measured, combine
 from workers.profiling.profiler import REPEATS
 from workers.profiling.stage_times import stage_times
-from workers.protocol import Generation, JobError, Report, TimelineReport
+from workers.protocol.errors import JobError
+from workers.protocol.orders import Generation
+from workers.protocol.reports import Report, TimelineReport
 from workers.rank import Rank
 from workers.transport.local import Hub, LocalChannel
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from planner.observed import StageTime
 from workers.profiling.stage_times import half_times, stage_times
-from workers.protocol import Span
+from workers.protocol.reports import Span
 
 
 def ran(kind: str, seconds: Sequence[float], stage: int = 1) -> list[Span]:

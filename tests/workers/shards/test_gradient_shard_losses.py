@@ -18,7 +18,8 @@ from workers.checkpoint.folder import checkpoints
 from workers.config import CheckpointConfig
 from workers.fault_injection.fault import Fault, FaultKind, Phase
 from workers.launch.ranks import Job, run_threads
-from workers.protocol import JobError, StepReport
+from workers.protocol.errors import JobError
+from workers.protocol.reports import StepReport
 
 STEP = 3
 

@@ -17,7 +17,8 @@ from workers.elastic.holdings import weights_of_siblings
 from workers.freezing.freezer import begin_statistics
 from workers.layers.layer import Layer
 from workers.models.definition import LayerBuilder, ModelDefinition
-from workers.protocol import JobError, Part
+from workers.protocol.errors import JobError
+from workers.protocol.orders import Part
 from workers.state.layer_state import LayerState, digest, host_copy, load_, part_of, united, whole_of
 from workers.state.optim import Optimizer, make_optimizer
 

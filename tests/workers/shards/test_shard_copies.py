@@ -17,7 +17,7 @@ from workers.config import OptimizerConfig
 from workers.fault_injection.fault import Fault, FaultKind, Phase
 from workers.launch.processes import Died
 from workers.launch.ranks import Job, run_threads
-from workers.protocol import ValidationReport
+from workers.protocol.reports import ValidationReport
 
 STEP = 3
 

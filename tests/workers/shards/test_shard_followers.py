@@ -16,7 +16,8 @@ from test_shared_states import shared
 
 from planner.arrivals import built_ahead, needed
 from workers.launch.ranks import Job
-from workers.protocol import CopiedAhead, CopyAhead, Request, Source, StepReport, WarningReport
+from workers.protocol.orders import CopyAhead, Request, Source
+from workers.protocol.reports import CopiedAhead, StepReport, WarningReport
 
 NEWCOMER, PLACE = 4, 1
 

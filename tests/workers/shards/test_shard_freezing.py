@@ -25,7 +25,7 @@ from workers.config import CheckpointConfig, OptimizerConfig, WorkerConfig
 from workers.fault_injection.fault import Fault, FaultKind, Phase
 from workers.launch.processes import Died
 from workers.launch.ranks import Job, Run, run_threads
-from workers.protocol import FreezeReport, FreezeStarted
+from workers.protocol.reports import FreezeReport, FreezeStarted
 from workers.state.layer_state import LayerState
 
 STATISTICS = {"apf": {"energy", "reference", "checks", "settled", "trend", "travel"}}

@@ -30,7 +30,8 @@ from workers.fault_injection.fault import Fault, FaultKind, Phase
 from workers.launch.processes import Died
 from workers.launch.ranks import Job, run_threads
 from workers.layers.sharded_weights import WeightExchange
-from workers.protocol import Part, Position, Report, StepReport, SwitchReport, TimelineReport, WarningReport
+from workers.protocol.orders import Part
+from workers.protocol.reports import Position, Report, StepReport, SwitchReport, TimelineReport, WarningReport
 from workers.rank import Rank
 from workers.state_stream.fetching import fetch
 

@@ -19,7 +19,8 @@ from workers.config import WorkerConfig
 from workers.fault_injection.fault import Fault, FaultKind, Phase
 from workers.launch.processes import Died
 from workers.launch.ranks import Job, run_threads
-from workers.protocol import Assignment, Position, Source
+from workers.protocol.orders import Assignment, Source
+from workers.protocol.reports import Position
 from workers.state.layer_state import LayerState
 
 STEP = 3

@@ -14,7 +14,7 @@ from planner.schedule.expand import pipeline_schedules
 from workers.checkpoint.folder import checkpoints
 from workers.config import CheckpointConfig, OptimizerConfig
 from workers.launch.ranks import Job, Run, run_processes, run_threads
-from workers.protocol import StepReport, ValidationReport
+from workers.protocol.reports import StepReport, ValidationReport
 
 
 def shared(work: Job, pipelines: int | None = None) -> Job:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from workers.config import OptimizerConfig
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 from workers.state.flat import ALIGNED, FlatGradients, GradientBuffers, Layout, side_by_side
 from workers.state.layer_state import LayerState, digest, host_copy
 from workers.state.optim import PART, make_optimizer

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from workers.config import OptimizerConfig
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 from workers.state.layer_state import LayerState, digest, host_copy, load_, state_digest
 from workers.state.optim import make_optimizer
 

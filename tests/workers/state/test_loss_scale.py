@@ -19,7 +19,8 @@ from workers.fault_injection.fault import Fault, FaultKind, Phase
 from workers.launch.processes import Died
 from workers.launch.ranks import Run, assignment, run_threads
 from workers.loss_scale import INITIAL, LossScale
-from workers.protocol import JobError, StepReport
+from workers.protocol.errors import JobError
+from workers.protocol.reports import StepReport
 from workers.rank import Rank
 
 STEPS = 9

@@ -14,7 +14,7 @@ from workers.config import OptimizerConfig
 from workers.layers.layer import Layer
 from workers.models.definition import LayerBuilder, ModelDefinition
 from workers.models.weights import read_weights
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 from workers.state.layer_state import LayerState, digest, host_copy, load_
 from workers.state.optim import make_optimizer
 from workers.state.precision import check_gpu

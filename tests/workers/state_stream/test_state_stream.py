@@ -11,7 +11,7 @@ import torch
 from state_streams import FLOWS, HOST, LIVELY, SECRET, bits, eventually, fetching, rich_state, serving
 from torch import Tensor
 
-from workers.protocol import Part
+from workers.protocol.orders import Part
 from workers.state.layer_state import LayerState, part_of, united
 from workers.state_stream.flow import Flow
 from workers.state_stream.frames import Absent, Gone

@@ -28,7 +28,7 @@ from state_streams import (
 )
 from test_standby import configured
 
-from workers.protocol import Report, StepReport, WarningReport
+from workers.protocol.reports import Report, StepReport, WarningReport
 from workers.state_stream import stream as state_stream
 from workers.state_stream.flow import Flow
 from workers.state_stream.frames import MAGIC, Kind, Line, Refused, ask

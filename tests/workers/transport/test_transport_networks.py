@@ -13,7 +13,7 @@ import torch.distributed as dist
 from serial_backend import serial_channel
 
 from workers.launch.processes import forkserver
-from workers.protocol import Generation
+from workers.protocol.orders import Generation
 from workers.transport.channel import Channel, ChannelError, Stream
 from workers.transport.nccl import NcclBackend
 from workers.transport.open_channel import each_has_its_own_gpu, open_channel

@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from planner.shares import Part
 from workers.gradients.exchange import ReplicaExchange, TiedUse, TieExchange
 from workers.launch.ranks import Run, run_processes, run_threads
-from workers.protocol import Generation, JobError, SampleReport, ValidationReport
+from workers.protocol.errors import JobError
+from workers.protocol.orders import Generation
+from workers.protocol.reports import SampleReport, ValidationReport
 from workers.state.flat import GradientBuffers
 from workers.transport.channel import ChannelError, Stream
 from workers.transport.ordered import OrderedChannel, RawMessage

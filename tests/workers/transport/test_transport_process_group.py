@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from pace import patient
 
-from workers.protocol import Generation, JobError
+from workers.protocol.errors import JobError
+from workers.protocol.orders import Generation
 from workers.transport.channel import Channel, ChannelError, Stream
 from workers.transport.process_group import ProcessGroupChannel
 

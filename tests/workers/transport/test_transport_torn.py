@@ -18,7 +18,7 @@ from test_state_stream_kills import process
 from test_transport_process_group import generation_of
 from torch import Tensor
 
-from workers.protocol import Generation
+from workers.protocol.orders import Generation
 from workers.transport.channel import ChannelError, Stream
 from workers.transport.process_group import ProcessGroupChannel
 

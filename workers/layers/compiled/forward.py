@@ -26,7 +26,7 @@ from workers.layers.deferred import traced
 from workers.layers.deferred.defer import UseOf
 from workers.layers.deferred.queue import Deferral
 from workers.process.user_code import is_users
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 Tensors = tuple[Tensor, ...]
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch._guards import tracing as tracing_context
 
 from workers.layers.compiled.tapped import Tapped
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 Compiled = Callable[..., Any]
 """(*inputs, *taps) -> outputs and factors."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 from workers.section import Fraction, Positive, Section
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from workers.models.families.family import LanguageModel, multiples
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 from workers.section import Positive
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.options import Address, Json
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 def timeline(

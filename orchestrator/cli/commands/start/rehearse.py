@@ -129,7 +129,7 @@ def rehearse(
     from orchestrator.cli.exit_codes import INTERRUPTED
     from orchestrator.cli.rehearsing import Options, rehearse_command
     from orchestrator.cli.rehearsing_interference import InterferenceOptions, interference_command
-    from workers.protocol import JobError
+    from workers.protocol.errors import JobError
 
     options = Options(
         spec=spec,

@@ -10,7 +10,7 @@ import typer
 
 from orchestrator.cli.options import Address, Id, Job, Json, Wait
 from orchestrator.commands.command import Argument, Flag, JobCommand, metadata
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 def derived(kind: type[JobCommand]) -> Callable[..., None]:

@@ -8,7 +8,7 @@ import typer
 
 from orchestrator.cli.options import Address, Id, Job, Json
 from workers.fault_injection.kinds import FaultKind, Phase
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 if TYPE_CHECKING:
     from workers.fault_injection.drill import Drill

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.client.shadowing import refusal, shadowing
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 
 def dashboard(

@@ -17,7 +17,8 @@ from orchestrator.events.types import Record
 from orchestrator.history.job_view import fold
 from orchestrator.history.proposal import Proposal
 from planner.shards import Piece, Shard
-from workers.protocol import CopiedAhead, JobError, LayersChecked, MemoryLow, MemoryShortage, StandbyReport
+from workers.protocol.errors import JobError, MemoryShortage
+from workers.protocol.reports import CopiedAhead, LayersChecked, MemoryLow, StandbyReport
 
 PROPOSAL = Proposal(
     partition=(3, 1),

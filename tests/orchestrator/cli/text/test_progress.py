@@ -9,7 +9,13 @@ from rich.console import Console
 from orchestrator.cli.text.progress import BarProgress, LineProgress, open_progress
 from orchestrator.quantities import percent, rate, seconds, significant, size
 from planner.wording import counted
-from workers.protocol import CheckpointReport, FreezeReport, FrozenAction, StepReport, ValidationReport
+from workers.protocol.reports import (
+    CheckpointReport,
+    FreezeReport,
+    FrozenAction,
+    StepReport,
+    ValidationReport,
+)
 
 
 def a_step(step: int, **changes: object) -> StepReport:

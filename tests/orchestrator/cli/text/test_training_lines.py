@@ -12,7 +12,7 @@ from orchestrator.cli.text.progress import LineProgress
 from orchestrator.cli.text.training_lines import observer
 from orchestrator.events import types as events
 from planner.freezing import FreezePlan
-from workers.protocol import Generation
+from workers.protocol.orders import Generation
 
 
 def said(*happened: events.Event) -> str:

@@ -17,7 +17,7 @@ from planner.plan import Plan
 from planner.profile import Profile
 from planner.search.replan import Replanner
 from workers.config import FreezeConfig
-from workers.protocol import MemoryShortage
+from workers.protocol.errors import MemoryShortage
 
 SHORT = OutOfMemory(rank=7, place=1, plan=FIRST.key, step=3, shortage=MemoryShortage(held_bytes=20_000_000))
 

@@ -40,7 +40,8 @@ from planner.plan import Plan
 from planner.repartition import repartition
 from planner.repartition.repartition import Found
 from planner.schedule.expand import schedule_after
-from workers.protocol import FreezeStarted, JobError, MemoryLow
+from workers.protocol.errors import JobError
+from workers.protocol.reports import FreezeStarted, MemoryLow
 
 PASS_S = 0.01
 """Of each pass of each layer in the profile made by hand."""

@@ -23,7 +23,7 @@ from planner.adapt.speeds import Slowdowns
 from planner.freeze.decision import FreezeDecision, FreezeQuestion, decide
 from planner.freezing import FreezePlan
 from planner.simulation.slow_links import SlowLink
-from workers.protocol import FreezeStarted
+from workers.protocol.reports import FreezeStarted
 
 FREEZE = {"method": "timelyfreeze", "r_max": 0.5, "warm_up": 2, "monitoring": 6, "ramp": 10}
 MOVED = migrated(19)

@@ -19,7 +19,8 @@ from orchestrator.history.job_view import JobView, fold
 from orchestrator.lifecycle.takeover import taken_over
 from planner.freezing import Control
 from planner.plan import Plan
-from workers.protocol import FreezeStarted, JobError
+from workers.protocol.errors import JobError
+from workers.protocol.reports import FreezeStarted
 
 MEMORY_BYTES = 170_000_000
 """Of each rank: room for nine layers, and for eight with what APF keeps of them."""

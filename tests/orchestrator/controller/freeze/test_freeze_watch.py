@@ -18,7 +18,7 @@ from orchestrator.history.job_view import JobView, fold
 from planner.freeze.time_to_accuracy import warning
 from planner.freezing import Control, FreezePlan
 from planner.plan import Plan
-from workers.protocol import FreezeStarted, StepReport, SwitchReport
+from workers.protocol.reports import FreezeStarted, StepReport, SwitchReport
 
 PLAN = FreezePlan(epoch=1, version=1, ratios=((0.5,),), start=11)
 

@@ -19,7 +19,7 @@ from orchestrator.lifecycle.stimuli import Noted, Solved, Stimulus
 from planner.freeze.decision import FreezeQuestion
 from planner.freezing import Phases
 from planner.schedule.expand import schedule_of
-from workers.protocol import Span, TimelineReport
+from workers.protocol.reports import Span, TimelineReport
 
 PHASES = Phases(warm_up=0, monitoring=4, ramp=6)
 PLAN = plan_of(2, layers=2)

@@ -19,7 +19,7 @@ from orchestrator.prepare.profile_cache import CACHE_VARIABLE, Stale, stale
 from orchestrator.prepare.profiling import write
 from planner.freezing import FreezePlan
 from planner.profile import Noise
-from workers.protocol import FreezeStarted, StepReport
+from workers.protocol.reports import FreezeStarted, StepReport
 
 BEGAN_S = 1_700_000_000.0
 DAY_S = 86_400.0

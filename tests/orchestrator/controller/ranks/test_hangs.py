@@ -17,7 +17,8 @@ from orchestrator.controller.ranks import living
 from orchestrator.controller.ranks.hangs import MANY, TIMES_LIMIT, Pace, Verdict, judge
 from orchestrator.events import types as events
 from orchestrator.lifecycle.states import Failed
-from workers.protocol import Generation, Working
+from workers.protocol.orders import Generation
+from workers.protocol.reports import Working
 
 FORMED = events.Formed(
     generation=Generation(number=3, epoch=1, members=(0,), store_host="h", store_port=1, timeout_s=60.0),

@@ -13,7 +13,7 @@ from orchestrator.lifecycle.commands import CopyAside
 from orchestrator.lifecycle.stimuli import Noted, Reported, Stimulus
 from planner.shards import Piece
 from workers.control.rank_error import RankError
-from workers.protocol import CopiedAhead
+from workers.protocol.reports import CopiedAhead
 
 
 class Refusing:

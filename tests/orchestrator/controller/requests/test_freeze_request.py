@@ -29,7 +29,8 @@ from planner.profile import Profile
 from planner.schedule.expand import schedule_of
 from planner.search.replan import Replanner
 from workers.config import FreezeConfig
-from workers.protocol import FreezeStarted, JobError, Span, TimelineReport
+from workers.protocol.errors import JobError
+from workers.protocol.reports import FreezeStarted, Span, TimelineReport
 
 PHASES = Phases(warm_up=2, monitoring=6, ramp=8)
 TIMELY = FreezeConfig(method="timelyfreeze", r_max=0.8, warm_up=2, monitoring=6, ramp=8)

@@ -19,7 +19,7 @@ from orchestrator.lifecycle.migration import Move
 from orchestrator.lifecycle.states import Job, Membership, Order, Progress
 from orchestrator.prepare.planning import replanner_of
 from planner.search.replan import Replanner
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 ROOMY = 10**9
 

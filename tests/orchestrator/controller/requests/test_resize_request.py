@@ -25,7 +25,7 @@ from orchestrator.prepare.planning import replanner_of
 from planner.search.replan import Replanner
 from workers.actor import Home
 from workers.config import ElasticConfig
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 HAS = Capacity(elastic=ElasticConfig(), replicas=1, size=Size(places=3, spares=0), members=3, up=3, room=2)
 
