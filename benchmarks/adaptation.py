@@ -26,7 +26,7 @@ from benchmarks.parts.process_jobs import AdaptingJob, ElasticJob, Ran
 from benchmarks.parts.slow_rank_job import best_cut, job, profile_of
 from benchmarks.parts.targets import at_most
 from orchestrator.events import types as events
-from orchestrator.lifecycle.states import Finished
+from orchestrator.lifecycle.states import JobFinished
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind
 from workers.protocol.reports import FaultReport, StepReport
@@ -58,7 +58,7 @@ def run(
                 running.call(rank, "arm", Fault(kind=FaultKind.SLOW, factor=factor))
 
     ran = AdaptingJob(made, act, profile_of(made, given)).run(limit_s=900.0)
-    assert isinstance(ran.state, Finished), ran.state
+    assert isinstance(ran.state, JobFinished), ran.state
     return ran
 
 

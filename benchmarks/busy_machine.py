@@ -25,7 +25,7 @@ from pathlib import Path
 from benchmarks.parts.process_jobs import ElasticJob, Ran
 from benchmarks.parts.settled_job import settled
 from orchestrator.events import types as events
-from orchestrator.lifecycle.stimuli import Asked
+from orchestrator.lifecycle.stimuli import SaveOrStop
 from orchestrator.prepare.model_outline import absolute
 from orchestrator.prepare.settling import Settled
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
@@ -90,7 +90,7 @@ class Watched:
         match event:
             case StepReport(step=step) if not self._begun:
                 self._begun = True
-                asyncio.get_running_loop().call_later(self._seconds, running.post, Asked(Request.STOP))
+                asyncio.get_running_loop().call_later(self._seconds, running.post, SaveOrStop(Request.STOP))
             case StepReport(step=step) if self._hang and self.stopped_s is None and step >= 4:
                 self.stopped_s = time.monotonic()
                 running.signal(1, signal.SIGSTOP)

@@ -29,7 +29,7 @@ from benchmarks.parts.process_jobs import AdaptingJob, ElasticJob, Ran
 from benchmarks.parts.slow_rank_job import best_cut, job, profile_of
 from benchmarks.parts.targets import at_least
 from orchestrator.events import types as events
-from orchestrator.lifecycle.states import Finished
+from orchestrator.lifecycle.states import JobFinished
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind
 from workers.protocol.reports import StepReport
@@ -85,7 +85,7 @@ def run(
                     running.call(slow_rank(given), "arm", fault)
 
         ran = AdaptingJob(made, act, profile_of(made, given)).run(limit_s=1800.0)
-        assert isinstance(ran.state, Finished), ran.state
+        assert isinstance(ran.state, JobFinished), ran.state
         return ran
 
 

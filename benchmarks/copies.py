@@ -29,12 +29,12 @@ from workers.config import (
     PipelineConfig,
     WorkerConfig,
 )
-from workers.launch.ranks import Job
+from workers.launch.ranks import LaunchedJob
 
 PER_RANK, MICROBATCHES = 3, 8
 
 
-def make(copies: int, every: int, options: argparse.Namespace, folder: Path) -> Job:
+def make(copies: int, every: int, options: argparse.Namespace, folder: Path) -> LaunchedJob:
     """GPT with three layers on each rank."""
     ranks, layer_s = options.ranks, options.layer_ms / 1e3
     blocks = PER_RANK * ranks - 2
@@ -63,7 +63,7 @@ def make(copies: int, every: int, options: argparse.Namespace, folder: Path) -> 
     )
     nodes = [f"node{rank}" for rank in range(ranks)]
     plan = protected(plan, nodes, (1,) * (blocks + 2), copies, every)
-    return Job(config, plan, build("1f1b", ranks, MICROBATCHES, 1), secret=b"benchmark")
+    return LaunchedJob(config, plan, build("1f1b", ranks, MICROBATCHES, 1), secret=b"benchmark")
 
 
 def main() -> None:

@@ -29,12 +29,12 @@ from benchmarks.parts.targets import percentile, under
 from dashboard.app import create_app
 from dashboard.jobs.live_job import LiveJob, frame_of
 from dashboard.service.access import Role, open_tokens
-from dashboard.service.settings import Settings
+from dashboard.service.settings import ServiceSettings
 from orchestrator.client.job_client import JobClient
 from orchestrator.events.types import Issued, Record
 from planner.plan import Plan
 from planner.schedule.registry import build
-from workers.protocol.reports import Span, TimelineReport
+from workers.protocol.reports import ActionSpan, TimelineReport
 
 EVENTS, RANKS, MICROBATCHES = 100_000, 16, 160
 ACTION_S = 0.001
@@ -83,7 +83,7 @@ def records() -> Iterator[Record]:
     step = (EVENTS - 7) // 5
     for rank, program in enumerate(build("1f1b", RANKS, MICROBATCHES).programs):
         spans = tuple(
-            Span(action=str(action), start_s=(rank + n) * ACTION_S, end_s=(rank + n + 0.9) * ACTION_S)
+            ActionSpan(action=str(action), start_s=(rank + n) * ACTION_S, end_s=(rank + n + 0.9) * ACTION_S)
             for n, action in enumerate(program)
         )
         report = TimelineReport(step=step, rank=rank, step_s=0.4, spans=spans, memory_bytes=0)
@@ -94,14 +94,14 @@ def live_job() -> LiveJob:
     """The job, as the service holds it."""
     made = LiveJob("takeover", JobClient())
     for number, record in enumerate(records(), 1):
-        made.view.take(record)
+        made.view.fold(record)
         made.frames.append(frame_of(number, record))
     made.version = 1
     made.ready.set()
     return made
 
 
-def serve(settings: Settings, shown: LiveJob) -> tuple[uvicorn.Server, int]:
+def serve(settings: ServiceSettings, shown: LiveJob) -> tuple[uvicorn.Server, int]:
     """Serve `shown` in a thread; return the server and its port."""
     app = create_app(settings)
     live = app.state.services.live
@@ -134,7 +134,7 @@ def show_first_views(rounds: int, folder: Path) -> None:
     """Print how long the page of a job with a long log takes to show, and what it weighs."""
     from browser import browser
 
-    settings = Settings(address=None, tokens=folder / "tokens.json", audit=folder / "audit.jsonl")
+    settings = ServiceSettings(address=None, tokens=folder / "tokens.json", audit=folder / "audit.jsonl")
     began_s = time.perf_counter()
     shown = live_job()
     kept = f"{len(shown.view.steps):,} of {shown.view.step:,} steps kept"

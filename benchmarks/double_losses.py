@@ -29,13 +29,13 @@ import torch
 from benchmarks.parts.process_jobs import ElasticJob, Ran, Resting
 from benchmarks.parts.settled_job import settled
 from orchestrator.events import types as events
-from orchestrator.lifecycle.states import Finished, Training
-from orchestrator.lifecycle.stimuli import Asked
+from orchestrator.lifecycle.states import JobFinished, Training
+from orchestrator.lifecycle.stimuli import SaveOrStop
 from orchestrator.prepare.settling import Settled
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
 from planner.plan import Plan
 from workers.config import CheckpointConfig, DataConfig, ElasticConfig, ModelConfig
-from workers.launch.ranks import Job, run_threads
+from workers.launch.ranks import LaunchedJob, run_threads
 from workers.protocol.orders import Request
 from workers.protocol.reports import StepReport
 
@@ -97,7 +97,7 @@ class Killer:
             return
         if not self._left:
             self._over = True
-            running.post(Asked(Request.STOP))
+            running.post(SaveOrStop(Request.STOP))
             return
         self._left -= 1
         assert isinstance(state, Training)
@@ -189,9 +189,9 @@ def main() -> None:
         begun_s = time.monotonic()
         ran = ElasticJob(job, killer, room=RANKS + SPARES).run(60.0 + 30.0 * options.losses)
         took_s = time.monotonic() - begun_s
-        assert isinstance(ran.state, Finished), ran.state
+        assert isinstance(ran.state, JobFinished), ran.state
         calm = make_job(Path(folder), options.copies, ranks=1)
-        quiet = run_threads(Job(calm.config, calm.plan, calm.schedule, stop_at=ran.state.step))
+        quiet = run_threads(LaunchedJob(calm.config, calm.plan, calm.schedule, stop_at=ran.state.step))
     losses = [loss for loss in killer.losses if loss.regrouped is not None and loss.committed_s is not None]
     regrouped = ran.of(events.Regrouped)
     back_s = sorted(loss.committed_s - loss.killed_s for loss in losses if loss.committed_s is not None)

@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.parts.reference_freeze_program import reference_solve
 from planner.freeze.program import FreezeProgram, FreezeSolution, solve
-from planner.ir import Action, Kind, Schedule
+from planner.ir import Action, ActionKind, Schedule
 from planner.schedule.graph import build_graph
 from planner.schedule.registry import build
 from planner.simulation.simulate import Costs
@@ -44,10 +44,10 @@ def drawn(schedule: Schedule, how: str, seed: int) -> Parts:
         if how == ACTIONS:
             forward, input_grad, weight_grad = of_stage[action.stage] * generator.uniform(0.95, 1.05, 3)
         parts[action] = {
-            Kind.FORWARD: (forward, 0.0),
-            Kind.BACKWARD: (input_grad, weight_grad),
-            Kind.INPUT_GRAD: (input_grad, 0.0),
-            Kind.WEIGHT_GRAD: (0.0, weight_grad),
+            ActionKind.FORWARD: (forward, 0.0),
+            ActionKind.BACKWARD: (input_grad, weight_grad),
+            ActionKind.INPUT_GRAD: (input_grad, 0.0),
+            ActionKind.WEIGHT_GRAD: (0.0, weight_grad),
         }[action.kind]
     return parts
 
@@ -57,7 +57,7 @@ def drifted(schedule: Schedule, parts: Parts, seed: int) -> Parts:
     factors = np.random.default_rng(seed).uniform(0.99, 1.01, (schedule.stages, 3))
     return {
         action: (
-            fixed * factors[action.stage][0 if action.kind is Kind.FORWARD else 1],
+            fixed * factors[action.stage][0 if action.kind is ActionKind.FORWARD else 1],
             weight * factors[action.stage][2],
         )
         for action, (fixed, weight) in parts.items()
@@ -84,8 +84,8 @@ def costs(parts: Parts, how: str) -> Pair:
     return Costs(_of_stages(longest)), Costs(_of_stages(shortest))
 
 
-def _of_stages(seconds: dict[Action, float]) -> dict[Kind, tuple[float, ...]]:
-    of_kind: dict[Kind, dict[int, float]] = {}
+def _of_stages(seconds: dict[Action, float]) -> dict[ActionKind, tuple[float, ...]]:
+    of_kind: dict[ActionKind, dict[int, float]] = {}
     for action, each in seconds.items():
         of_kind.setdefault(action.kind, {})[action.stage] = each
     return {kind: tuple(stages[stage] for stage in sorted(stages)) for kind, stages in of_kind.items()}

@@ -33,7 +33,7 @@ from planner.freeze.time_to_accuracy import average_effective_update, kappa, tim
 from planner.freezing import Ratios
 from planner.plan import Plan
 from workers.config import DataConfig, FreezeConfig, ModelConfig, OptimizerConfig
-from workers.launch.ranks import Job, run_processes
+from workers.launch.ranks import LaunchedJob, run_processes
 from workers.protocol.orders import CheckpointRef
 from workers.protocol.reports import (
     CheckpointReport,
@@ -170,7 +170,7 @@ def train(
     )
 
 
-def _job(steps: int, folder: Path, **settings: Any) -> Job:
+def _job(steps: int, folder: Path, **settings: Any) -> LaunchedJob:
     """The benchmark's job."""
     return make_job(
         SCHEDULE,

@@ -123,7 +123,7 @@ def main() -> None:
     copied_s: list[float] = []
     for number in range(1, options.rounds + 1):
         begun_s = time.perf_counter()
-        snapshots.take(number, states, {})
+        snapshots.capture(number, states, {})
         while snapshots.complete < number:
             while_s.append(timed_step(layers, x, grad))
         copied_s.append(time.perf_counter() - begun_s)
@@ -131,7 +131,7 @@ def main() -> None:
         without_s += [timed_step(layers, x, grad) for _ in range(options.steps)]
     with tempfile.TemporaryDirectory() as folder:
         with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-            snapshots.take(options.rounds + 1, states, {})
+            snapshots.capture(options.rounds + 1, states, {})
             while snapshots.complete <= options.rounds:
                 step(layers, x, grad)
             torch.cuda.synchronize()

@@ -19,7 +19,7 @@ from benchmarks.parts.random_pipelines import random_profile
 from benchmarks.parts.targets import under
 from planner.adapt.memory_pressure import limit_after_fall, relieve
 from planner.search.replan import Replanner
-from planner.search.search import Wish, choose
+from planner.search.search import PlanWish, choose
 
 SIZES = ((8, 64, 32), (16, 64, 32), (32, 128, 64))
 """(ranks, layers, microbatches)."""
@@ -32,7 +32,7 @@ def times_s(ranks: int, layers: int, microbatches: int, rounds: int) -> list[flo
     found: list[float] = []
     for seed in range(rounds):
         profile = random_profile(Random(seed), layers, ranks)
-        wish = Wish(ranks=ranks, schedule="1f1b", microbatches=microbatches, partition="bottleneck")
+        wish = PlanWish(ranks=ranks, schedule="1f1b", microbatches=microbatches, partition="bottleneck")
         choice = choose(profile, wish)
         planner = Replanner(
             first=choice.plan,

@@ -29,7 +29,7 @@ from benchmarks.parts.settled_job import settled
 from orchestrator.controller.requests.move_request import move_of_layers
 from orchestrator.events import types as events
 from orchestrator.lifecycle.migration import Mode, path
-from orchestrator.lifecycle.states import Finished, Training
+from orchestrator.lifecycle.states import JobFinished, Training
 from orchestrator.lifecycle.stimuli import Migrate
 from orchestrator.prepare.settling import Settled
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
@@ -164,7 +164,7 @@ def measured(folder: Path, mode: Any, given: argparse.Namespace) -> tuple[str, s
     mover = Mover(None if quiet else mode, given.moves)
     running = ElasticJob(job(folder, mode, "live" if quiet else mode, given), mover.take)
     ran = running.run(limit_s=900.0)
-    assert isinstance(ran.state, Finished), ran.state
+    assert isinstance(ran.state, JobFinished), ran.state
     assert ran.state.state_sha256 is not None
     taken, moving = mover.steps_s(), mover.moving()
     calm = sorted(s for step, s in taken.items() if step > WARM_UP and step not in moving)

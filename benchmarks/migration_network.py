@@ -31,7 +31,7 @@ from benchmarks.parts.linked_rank import join, post
 from benchmarks.parts.shaped_link import ADDRESSES, INTERFACE, ShapedLink
 from benchmarks.parts.two_rank_job import WARM_UP, make_job
 from workers.config import EmulatedConfig, ModelConfig
-from workers.launch.ranks import Job, assignment
+from workers.launch.ranks import LaunchedJob, assignment
 from workers.protocol.orders import Request
 from workers.protocol.reports import Report, StepReport
 from workers.rank import Rank
@@ -75,7 +75,7 @@ def cells(chunk_bytes: int | None) -> dict[str, Flow]:
     }
 
 
-def job(output: Path, device: str, redundancy: str) -> Job:
+def job(output: Path, device: str, redundancy: str) -> LaunchedJob:
     """GPT of 2 layers, width 128, context 256, 8 microbatches of 4. A microbatch sends 512 KiB from rank to
     rank, which takes 42 ms on a link of 100 Mbit/s."""
     model = ModelConfig(family="gpt", layers=2, width=128, heads=4, context=256)
@@ -88,7 +88,7 @@ def job(output: Path, device: str, redundancy: str) -> Job:
     return replace(made, plan=replace(made.plan, standbys=tuple((1 - owner,) for owner in owners)))
 
 
-def side(place: int, what: Job, state_mb: float, flows: dict[str, Flow]) -> None:
+def side(place: int, what: LaunchedJob, state_mb: float, flows: dict[str, Flow]) -> None:
     """Run one rank: it trains, and serves or fetches on command from standard input, until it reads stop."""
 
     def take(report: Report) -> None:

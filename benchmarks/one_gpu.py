@@ -27,14 +27,14 @@ import torch
 from benchmarks.one_rank import one_rank_job
 from benchmarks.parts.two_rank_job import WARM_UP, make_job, profile_of
 from planner.accelerators import ACCELERATORS
-from planner.ir import Action, Kind
+from planner.ir import Action, ActionKind
 from planner.profile import DeviceProfile, Link, Profile
 from planner.schedule.passes import add_recompute
 from planner.schedule.registry import build, families
 from planner.simulation.predict import predict
 from workers.config import ModelConfig, OptimizerConfig
 from workers.data.registry import open_dataset
-from workers.launch.ranks import Job, run_processes
+from workers.launch.ranks import LaunchedJob, run_processes
 from workers.models.registry import build_definition
 from workers.profiling.on_paper import profile_on_paper
 from workers.protocol.reports import StepReport, TimelineReport
@@ -45,7 +45,9 @@ CASES = ((1, "1f1b", False), (2, "zb-h1", False), (2, "zbv", True), (4, "1f1b", 
 STEPS = 4
 
 
-def cut_job(precision: str, ranks: int, schedule: str, *, again: bool, layers: int, output: Path) -> Job:
+def cut_job(
+    precision: str, ranks: int, schedule: str, *, again: bool, layers: int, output: Path
+) -> LaunchedJob:
     model = ModelConfig(family="gpt", layers=layers, width=1024, heads=16, context=512, dropout=0.1)
     optimizer = OptimizerConfig(lr=1e-3, clip_norm=1.0, min_lr_fraction=1.0)
     job = make_job(
@@ -87,7 +89,7 @@ def bits(precisions: Sequence[str], layers: int, folder: Path) -> None:
         print(f"{precision}: {'the same bits' if same else 'OTHER BITS: MISSED'}", flush=True)
 
 
-def on_paper(job: Job) -> Profile:
+def on_paper(job: LaunchedJob) -> Profile:
     """The job's profile from the data sheet of this GPU."""
     config = job.config
     name = "h200" if "H200" in torch.cuda.get_device_name() else "h100"
@@ -112,11 +114,11 @@ def passes_s(profile: Profile) -> dict[str, float]:
     }
 
 
-def measured_passes(reports: Sequence[TimelineReport]) -> dict[Kind, float]:
+def measured_passes(reports: Sequence[TimelineReport]) -> dict[ActionKind, float]:
     """Seconds of a microbatch by kind of action: the median over steps of their mean."""
-    of_kind: dict[Kind, list[float]] = defaultdict(list)
+    of_kind: dict[ActionKind, list[float]] = defaultdict(list)
     for report in reports:
-        spans: dict[Kind, list[float]] = defaultdict(list)
+        spans: dict[ActionKind, list[float]] = defaultdict(list)
         for span in report.spans:
             spans[Action.parse(span.action).kind].append(span.end_s - span.start_s)
         for kind, times in spans.items():

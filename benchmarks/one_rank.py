@@ -33,14 +33,14 @@ from benchmarks.parts.marks import Marks
 from benchmarks.parts.targets import at_least
 from benchmarks.parts.two_rank_job import WARM_UP, make_job
 from planner.accelerators import ACCELERATORS
-from planner.ir import Action, Kind
+from planner.ir import Action, ActionKind
 from planner.schedule.registry import build
 from workers.build import build_module
 from workers.config import ModelConfig, WorkerConfig
 from workers.data.registry import open_dataset
 from workers.data.sampling import train_indices
 from workers.launch.processes import forkserver
-from workers.launch.ranks import Job, run_processes
+from workers.launch.ranks import LaunchedJob, run_processes
 from workers.models.registry import build_definition
 from workers.protocol.reports import StepReport, TimelineReport
 
@@ -68,7 +68,7 @@ def one_rank_job(
     gpu: bool,
     family: ModelFamily = "gpt",
     compiled: bool = False,
-) -> Job:
+) -> LaunchedJob:
     model = ModelConfig(family=family, layers=layers, width=width, heads=4, context=128)
     size: dict[str, Any] = {"precision": precision, "compile": compiled}
     if gpu:
@@ -98,7 +98,7 @@ def flops_per_step(config: WorkerConfig) -> float:
     return 6 * (products + attention) * config.microbatches * config.pipeline.microbatch_size * model.context
 
 
-def ours(job: Job) -> Steps:
+def ours(job: LaunchedJob) -> Steps:
     run = run_processes(job)
     steps = [r for r in run.reports if isinstance(r, StepReport)]
     timelines = {r.step: r.spans for r in run.reports if isinstance(r, TimelineReport)}
@@ -108,13 +108,13 @@ def ours(job: Job) -> Steps:
         taken.append(report.step_s)
         spans = timelines[report.step]
         kinds = [(Action.parse(span.action).kind, span.end_s - span.start_s) for span in spans]
-        parts["forward"].append(sum(s for kind, s in kinds if kind is Kind.FORWARD))
-        parts["backward"].append(sum(s for kind, s in kinds if kind is not Kind.FORWARD))
+        parts["forward"].append(sum(s for kind, s in kinds if kind is ActionKind.FORWARD))
+        parts["backward"].append(sum(s for kind, s in kinds if kind is not ActionKind.FORWARD))
         parts["rest"].append(report.step_s - parts["forward"][-1] - parts["backward"][-1])
     return Steps(taken, parts, steps[-1].loss)
 
 
-def _loop(job: Job, pipe: Connection) -> None:
+def _loop(job: LaunchedJob, pipe: Connection) -> None:
     torch.set_num_threads(1)
     config = job.config
     device = torch.device(config.device)
@@ -175,7 +175,7 @@ def _loop(job: Job, pipe: Connection) -> None:
     pipe.send(Steps(taken, parts, float(loss)))
 
 
-def plain(job: Job) -> Steps:
+def plain(job: LaunchedJob) -> Steps:
     context: Any = forkserver()
     here, there = context.Pipe()
     process = context.Process(target=_loop, args=(job, there))

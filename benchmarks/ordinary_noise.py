@@ -35,7 +35,7 @@ from orchestrator.prepare.profiling import obtain
 from orchestrator.prepare.settling import Settled, with_plan
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
 from planner.adapt.recording import Began, Entry, Planned, entries
-from planner.adapt.replaying import Decided, replayed
+from planner.adapt.replaying import ReplayedDecision, replayed
 from planner.adapt.speeds import slowdown_of
 from planner.plan import Plan
 from planner.profile import Profile
@@ -121,7 +121,7 @@ class Heard:
     """Rank -> its slowdown in each step."""
     halves: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     changes: list[str] = field(default_factory=list)
-    decisions: list[Decided] = field(default_factory=list)
+    decisions: list[ReplayedDecision] = field(default_factory=list)
     different: int = 0
     """Answers that another planner gives otherwise."""
 
@@ -143,7 +143,7 @@ def heard(recording: Path) -> Heard:
 
     for answer in replayed(read()):
         found.different += not answer.same
-        if isinstance(answer, Decided):
+        if isinstance(answer, ReplayedDecision):
             found.decisions.append(answer)
             continue
         assert profile is not None

@@ -18,7 +18,7 @@ from benchmarks.parts.random_pipelines import random_profile
 from planner.partition.stage_costs import StageCosts
 from planner.schedule.registry import build
 from planner.search import end_to_end
-from planner.search.search import Wish, choose
+from planner.search.search import PlanWish, choose
 
 
 def compare_with_brute_force(instances: int) -> None:
@@ -77,9 +77,9 @@ def time_programs() -> None:
     print(f"  {'end to end':12} {96:5} layers,  64 devices  {perf_counter() - begun_s:8.3f}")
     for layers, devices in ((12, 4), (40, 8), (96, 64)):
         profile = random_profile(Random(0), layers, devices)
-        wishes = {"plan": Wish(ranks=devices, schedule="1f1b", microbatches=2 * devices)}
+        wishes = {"plan": PlanWish(ranks=devices, schedule="1f1b", microbatches=2 * devices)}
         if devices <= 8:
-            wishes["plan, auto"] = Wish(ranks=None, schedule=None, microbatches=None)
+            wishes["plan, auto"] = PlanWish(ranks=None, schedule=None, microbatches=None)
         for what, wish in wishes.items():
             begun_s = perf_counter()
             choose(profile, wish)

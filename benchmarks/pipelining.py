@@ -26,12 +26,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmarks.parts.two_rank_job import RANKS, WARM_UP, make_job
-from planner.ir import Action, Kind
+from planner.ir import Action, ActionKind
 from workers.build import build_module
 from workers.data.registry import open_dataset
 from workers.data.sampling import train_indices
 from workers.launch.processes import forkserver
-from workers.launch.ranks import Job, run_processes
+from workers.launch.ranks import LaunchedJob, run_processes
 from workers.models.registry import build_definition
 from workers.protocol.reports import StepReport, TimelineReport
 
@@ -71,16 +71,16 @@ class Run:
     parts: list[Parts]
 
 
-def ours(job: Job) -> Run:
+def ours(job: LaunchedJob) -> Run:
     """With our engine."""
     found = run_processes(job).reports
     reports = [r for r in found if isinstance(r, StepReport)]
     parts = [Parts() for _ in range(RANKS)]
     for timeline in sorted((r for r in found if isinstance(r, TimelineReport)), key=lambda r: r.step):
-        of_kind = dict.fromkeys(Kind, 0.0)
+        of_kind = dict.fromkeys(ActionKind, 0.0)
         for span in timeline.spans:
             of_kind[Action.parse(span.action).kind] += span.end_s - span.start_s
-        forward_s = of_kind.pop(Kind.FORWARD)
+        forward_s = of_kind.pop(ActionKind.FORWARD)
         end_s = timeline.step_s - timeline.spans[-1].end_s
         parts[timeline.rank].add(timeline.step_s, forward_s, sum(of_kind.values()), end_s)
     return Run([r.step_s for r in reports], [r.loss for r in reports], parts)
@@ -105,7 +105,7 @@ class Clock:
         return call
 
 
-def _their_rank(job: Job, rank: int, port: int, pipe: Connection) -> None:
+def _their_rank(job: LaunchedJob, rank: int, port: int, pipe: Connection) -> None:
     from torch.distributed import pipelining
 
     torch.set_num_threads(1)
@@ -185,7 +185,7 @@ def _their_rank(job: Job, rank: int, port: int, pipe: Connection) -> None:
     dist.destroy_process_group()
 
 
-def theirs(job: Job) -> Run:
+def theirs(job: LaunchedJob) -> Run:
     """With torch.distributed.pipelining."""
     import socket
 

@@ -27,7 +27,7 @@ from benchmarks.parts.targets import under
 from planner.schedule.graph import build_graph
 from planner.schedule.registry import build, families
 from planner.search.replan import Replanner
-from planner.search.search import Wish, choose
+from planner.search.search import PlanWish, choose
 from planner.search.unmeasured import unmeasured_plan
 from planner.simulation.costs import action_costs
 from planner.simulation.predict import predict
@@ -52,7 +52,7 @@ def spent_ms(work: Callable[[], object]) -> float:
 def show(family: str, rounds: int) -> None:
     """Print the figures of one schedule family."""
     profile = random_profile(Random(3), LAYERS, RANKS)
-    wish = Wish(ranks=RANKS, schedule=family, microbatches=MICROBATCHES, partition="dynpipe")
+    wish = PlanWish(ranks=RANKS, schedule=family, microbatches=MICROBATCHES, partition="dynpipe")
     # The first search builds what later ones find: the graphs of schedules.
     choice = choose(profile, wish)
     costs = action_costs(profile, choice.plan, choice.schedule)

@@ -33,7 +33,7 @@ from benchmarks.parts.turns import in_turns, same
 from benchmarks.parts.two_rank_job import WARM_UP, make_job, profile_of
 from planner.freeze.program import layer_ratios, solve
 from planner.freezing import Ratios
-from planner.ir import FREEZABLE, Action, Kind
+from planner.ir import FREEZABLE, Action, ActionKind
 from planner.profile import Profile
 from planner.schedule.registry import build, families
 from planner.simulation.costs import action_costs, bounds
@@ -41,7 +41,7 @@ from planner.simulation.monte_carlo import expected_step_s
 from planner.simulation.predict import predict
 from planner.simulation.simulate import Costs, simulate
 from workers.config import EmulatedConfig, ModelConfig
-from workers.launch.ranks import Job, run_processes
+from workers.launch.ranks import LaunchedJob, run_processes
 from workers.protocol.reports import TimelineReport
 
 FAMILIES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv")
@@ -65,7 +65,7 @@ class Setting:
     """The expected step time over the time of a step whose actions all take their expected times."""
 
 
-def settings_of(job: Job, profile: Profile) -> list[Setting]:
+def settings_of(job: LaunchedJob, profile: Profile) -> list[Setting]:
     """How much of `job` each of `R_MAX` freezes."""
     settings = []
     for r_max in R_MAX:
@@ -84,12 +84,12 @@ def settings_of(job: Job, profile: Profile) -> list[Setting]:
     return settings
 
 
-def in_cycles(job: Job, settings: Sequence[Setting], cycles: int) -> Job:
+def in_cycles(job: LaunchedJob, settings: Sequence[Setting], cycles: int) -> LaunchedJob:
     """`job` that freezes in turn nothing, the first setting, everything, the second setting, after step 2."""
     return in_turns(job, [same(job, 0.0), settings[0].ratios, same(job, 1.0), settings[1].ratios], cycles)
 
 
-def measure(job: Job) -> list[Timelines]:
+def measure(job: LaunchedJob) -> list[Timelines]:
     """The timelines of the steps after the warm-up."""
     by_step: dict[int, Timelines] = defaultdict(list)
     for report in run_processes(job).reports:
@@ -108,10 +108,10 @@ def outside_s(step: Timelines) -> float:
     return step_s(step) - (max(report.spans[-1].end_s for report in step) - first_s)
 
 
-def kind_s(steps: Sequence[Timelines]) -> dict[tuple[Kind, int], float]:
+def kind_s(steps: Sequence[Timelines]) -> dict[tuple[ActionKind, int], float]:
     """Mean seconds of each kind of action on each stage. It takes means because a step is a sum of actions,
     whose times are skewed."""
-    seen: dict[tuple[Kind, int], list[float]] = defaultdict(list)
+    seen: dict[tuple[ActionKind, int], list[float]] = defaultdict(list)
     for report in itertools.chain.from_iterable(steps):
         for span in report.spans:
             action = Action.parse(span.action)
@@ -120,7 +120,7 @@ def kind_s(steps: Sequence[Timelines]) -> dict[tuple[Kind, int], float]:
 
 
 def simulated_s(
-    job: Job,
+    job: LaunchedJob,
     profile: Profile,
     longest: Sequence[Timelines],
     shortest: Sequence[Timelines] = (),
@@ -140,7 +140,7 @@ def simulated_s(
     return simulate(job.schedule, Costs({}, actions=actions, messages=messages)).makespan_s
 
 
-def unfrozen_ratios(job: Job, profile: Profile) -> tuple[list[float], list[float]]:
+def unfrozen_ratios(job: LaunchedJob, profile: Profile) -> tuple[list[float], list[float]]:
     """Predicted over measured time of each step, and the measured times, of a run without freezing."""
     steps = measure(job)
     ratios = [
@@ -151,7 +151,7 @@ def unfrozen_ratios(job: Job, profile: Profile) -> tuple[list[float], list[float
 
 
 def frozen_ratios(
-    job: Job, profile: Profile, settings: Sequence[Setting], cycles: int
+    job: LaunchedJob, profile: Profile, settings: Sequence[Setting], cycles: int
 ) -> dict[str, tuple[list[float], list[float]]]:
     """What `unfrozen_ratios` returns, per setting, of a run in cycles."""
     steps = measure(in_cycles(job, settings, cycles))
@@ -216,7 +216,7 @@ def emulated(names: Sequence[str], cycles: int, layer_s: float, folder: Path) ->
             )
 
 
-def emulated_job(name: str, steps: int, layer_s: float, folder: Path) -> Job:
+def emulated_job(name: str, steps: int, layer_s: float, folder: Path) -> LaunchedJob:
     """16 layers on eight ranks: a small model whose modelled times are many times its real ones."""
     ranks, family = 8, families()[name]
     job = make_job(

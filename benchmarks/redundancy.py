@@ -21,7 +21,7 @@ from statistics import mean, median
 from benchmarks.parts.two_rank_job import make_job, taken
 from planner.search.standbys import protected
 from workers.config import CheckpointConfig
-from workers.launch.ranks import Job
+from workers.launch.ranks import LaunchedJob
 
 EVERY = 20
 """Steps between checkpoints."""
@@ -31,7 +31,7 @@ COPY_EVERY = 4
 VARIANTS = ("none", "peer", "host", "snapshots", "checkpoints")
 
 
-def with_copies(job: Job, every: int) -> Job:
+def with_copies(job: LaunchedJob, every: int) -> LaunchedJob:
     """`job` with a copy of every layer on the other rank, as new as the layer or taken every so many steps."""
     plan = job.plan
     layers = plan.layers[-1][1]
@@ -39,13 +39,13 @@ def with_copies(job: Job, every: int) -> Job:
     return replace(job, plan=plan, secret=b"benchmark")
 
 
-def on_host(job: Job) -> Job:
+def on_host(job: LaunchedJob) -> LaunchedJob:
     """`job` whose ranks keep copies in host memory, as ranks on GPUs do."""
     elastic = job.config.elastic.model_copy(update={"copies_in": "host"})
     return replace(job, config=job.config.model_copy(update={"elastic": elastic}))
 
 
-def make(variant: str, schedule: str, steps: int, folder: Path) -> Job:
+def make(variant: str, schedule: str, steps: int, folder: Path) -> LaunchedJob:
     """The job of one variant."""
     every = EVERY if variant == "checkpoints" else 0
     job = make_job(schedule, steps, folder, checkpoint=CheckpointConfig(every_steps=every))

@@ -39,7 +39,7 @@ from planner.plan import Plan
 from planner.profile import Profile
 from planner.schedule.registry import build
 from workers.config import DataConfig, ElasticConfig, ModelConfig, OptimizerConfig, WorkerConfig
-from workers.launch.ranks import Job, assignment
+from workers.launch.ranks import LaunchedJob, assignment
 from workers.profiling.measured import Measured, combine
 from workers.protocol.reports import Report, StandbyReport, StepReport
 from workers.rank import Rank
@@ -75,7 +75,7 @@ def side(place: int, work: Path) -> None:
     """Run one rank: it measures, or trains to the end, and says so on standard output."""
     told = json.loads(work.read_text())
     config, plan = WorkerConfig.model_validate(told["config"]), from_json(Plan, told["plan"])
-    job = Job(config, plan, build(plan.schedule, plan.pipeline_ranks, plan.microbatches, plan.chunks))
+    job = LaunchedJob(config, plan, build(plan.schedule, plan.pipeline_ranks, plan.microbatches, plan.chunks))
 
     def take(report: Report) -> None:
         if isinstance(report, StepReport):

@@ -24,9 +24,9 @@ from typing import TypeVar
 from benchmarks.parts import unequal_links
 from benchmarks.parts.random_pipelines import random_profile
 from benchmarks.parts.targets import at_most, under
-from planner.adapt.policy import Decision, decide
+from planner.adapt.policy import MoveDecision, decide
 from planner.plan import Plan
-from planner.repartition.repartition import Found, best
+from planner.repartition.repartition import FoundPlan, best
 from planner.schedule.expand import schedule_of
 from planner.schedule.registry import build
 from planner.search.replan import Replanner
@@ -79,10 +79,10 @@ def show_large(given: argparse.Namespace) -> None:
     )
     for name, reorder in (("in the present order", False), ("in any order", True)):
 
-        def condensed(reorder: bool = reorder) -> Found:
+        def condensed(reorder: bool = reorder) -> FoundPlan:
             return best(replanner, now, domains, slowdowns, reorder=reorder)
 
-        def full(reorder: bool = reorder) -> Found:
+        def full(reorder: bool = reorder) -> FoundPlan:
             return best(replanner, now, domains, slowdowns, reorder=reorder, blocks=single)
 
         took_s, found = timed(condensed, given.rounds)
@@ -94,7 +94,7 @@ def show_large(given: argparse.Namespace) -> None:
             flush=True,
         )
 
-    def decision() -> Decision:
+    def decision() -> MoveDecision:
         return decide(
             replanner,
             now,

@@ -29,7 +29,7 @@ from planner.profile import Profile
 from planner.schedule.registry import build
 from planner.simulation.predict import predict
 from workers.config import ModelConfig
-from workers.launch.ranks import Job, run_processes
+from workers.launch.ranks import LaunchedJob, run_processes
 
 MOST = 1.03
 """Asked of the step with shared states over that with whole ones."""
@@ -38,7 +38,7 @@ CLOSE = 0.03
 VARIANTS = ("none", "optimizer", "gradients")
 
 
-def two_pipelines(shard: str, options: argparse.Namespace, output: Path, **changes: Any) -> Job:
+def two_pipelines(shard: str, options: argparse.Namespace, output: Path, **changes: Any) -> LaunchedJob:
     """Two replicas in two pipelines of one rank."""
     model = ModelConfig(family="gpt", layers=options.layers, width=options.width, heads=4, context=128)
     job = make_job(

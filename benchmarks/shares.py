@@ -26,7 +26,7 @@ from benchmarks.parts.process_jobs import ElasticJob, Ran, made_profile
 from benchmarks.parts.settled_job import settled
 from orchestrator.controller.requests.move_request import domains_of, move_to
 from orchestrator.events import types as events
-from orchestrator.lifecycle.states import Finished, Training
+from orchestrator.lifecycle.states import JobFinished, Training
 from orchestrator.lifecycle.stimuli import Migrate
 from orchestrator.prepare.settling import Settled
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
@@ -97,7 +97,7 @@ def run(folder: Path, factor: float, given: argparse.Namespace, *, shares: bool)
             running.post(Migrate(move))
 
     ran = ElasticJob(made, act, profile=profile_of(made, given)).run(limit_s=300.0)
-    assert isinstance(ran.state, Finished), ran.state
+    assert isinstance(ran.state, JobFinished), ran.state
     return ran
 
 

@@ -28,11 +28,11 @@ from planner.profile import Profile
 from planner.schedule.registry import build, families
 from planner.search.evaluate import Evaluator
 from planner.search.replan import Replanner
-from planner.search.search import END_TO_END, THOROUGH, Choice, Wish, choose, choose_among
+from planner.search.search import END_TO_END, THOROUGH, ChosenPlan, PlanWish, choose, choose_among
 from planner.search.shapes import shapes
 from planner.simulation.predict import predict
 from workers.config import EmulatedConfig, ModelConfig
-from workers.launch.ranks import Job, run_processes
+from workers.launch.ranks import LaunchedJob, run_processes
 from workers.protocol.reports import StepReport
 
 RANKS, LAYERS, MICROBATCHES = 8, 24, 16
@@ -48,14 +48,14 @@ class Compared:
     lost: int
     plan: Plan
     schedule: Schedule
-    best: Choice
+    best: ChosenPlan
     """The best plan of the requested family, if the job's plan is of that family; else the best of all."""
-    best_of_all: Choice
+    best_of_all: ChosenPlan
     replanned_s: float
     """Processor time of making the plan."""
 
 
-def emulated_job(family: str, steps: int, folder: Path) -> Job:
+def emulated_job(family: str, steps: int, folder: Path) -> LaunchedJob:
     """The job that is profiled and that runs under each plan."""
     times = (EMBEDDING_S, *[BLOCK_S] * (LAYERS - 2), HEAD_S)
     job = make_job(
@@ -78,7 +78,9 @@ def emulated_job(family: str, steps: int, folder: Path) -> Job:
     return replace(job, plan=plan, schedule=schedule)
 
 
-def best_plan(profile: Profile, ranks: int, microbatches: int, replicas: int, family: str | None) -> Choice:
+def best_plan(
+    profile: Profile, ranks: int, microbatches: int, replicas: int, family: str | None
+) -> ChosenPlan:
     """The best plan that a long search finds for `ranks` ranks with `replicas` replicas."""
     judges = [
         Evaluator(profile, shape, replicas=replicas, recompute=(), pipelines=pipelines)
@@ -97,7 +99,7 @@ def compare(profile: Profile, family: str, replicas: int, losses: list[int]) -> 
     asked = None if family == AUTO else family
     first = choose(
         profile,
-        Wish(ranks=RANKS // replicas, schedule=asked, microbatches=microbatches, replicas=replicas),
+        PlanWish(ranks=RANKS // replicas, schedule=asked, microbatches=microbatches, replicas=replicas),
     )
     found = []
     for lost in losses:
@@ -121,7 +123,7 @@ def compare(profile: Profile, family: str, replicas: int, losses: list[int]) -> 
     return found
 
 
-def measured_s(job: Job, plan: Plan, schedule: Schedule) -> list[float]:
+def measured_s(job: LaunchedJob, plan: Plan, schedule: Schedule) -> list[float]:
     """Times of the steps after the warm-up."""
     config = changed(job.config, microbatches=plan.microbatches, replicas=plan.replicas)
     run = run_processes(replace(job, config=config, plan=plan, schedule=schedule))
@@ -132,7 +134,7 @@ def simulated_s(profile: Profile, plan: Plan, schedule: Schedule) -> float:
     return predict(profile, plan, schedule).step_s
 
 
-def show(job: Job, profile: Profile, each: Compared, family: str, rounds: int) -> float:
+def show(job: LaunchedJob, profile: Profile, each: Compared, family: str, rounds: int) -> float:
     """Print one comparison, measured in `rounds` rounds.
 
     Returns:

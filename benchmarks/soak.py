@@ -28,28 +28,28 @@ import torch
 from benchmarks.parts.process_jobs import ElasticJob, Ran, Resting
 from benchmarks.parts.settled_job import settled
 from orchestrator.events import types as events
-from orchestrator.lifecycle.states import Finished
-from orchestrator.lifecycle.stimuli import Asked
+from orchestrator.lifecycle.states import JobFinished
+from orchestrator.lifecycle.stimuli import SaveOrStop
 from orchestrator.prepare.settling import Settled
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
 from workers.config import CheckpointConfig, DataConfig, ElasticConfig, ModelConfig
 from workers.fault_injection.fault import Fault
-from workers.fault_injection.kinds import FaultKind, Phase
-from workers.launch.ranks import Job, run_threads
+from workers.fault_injection.kinds import FaultKind, FaultPhase
+from workers.launch.ranks import LaunchedJob, run_threads
 from workers.protocol.orders import Request
 from workers.protocol.reports import StepReport
 
 RANKS, SPARES = 4, 2
 ANY_MOMENT = "any moment"
 PHASES = (
-    Phase.FORWARD,
-    Phase.BACKWARD,
-    Phase.BEFORE_COMMIT,
-    Phase.IN_COMMIT,
-    Phase.AFTER_COMMIT,
-    Phase.SAVING,
-    Phase.MIGRATING,
-    Phase.RECOVERING,
+    FaultPhase.FORWARD,
+    FaultPhase.BACKWARD,
+    FaultPhase.BEFORE_COMMIT,
+    FaultPhase.IN_COMMIT,
+    FaultPhase.AFTER_COMMIT,
+    FaultPhase.SAVING,
+    FaultPhase.MIGRATING,
+    FaultPhase.RECOVERING,
 )
 MOMENT_S = 0.5
 """A kill at a random moment comes within this time."""
@@ -104,7 +104,7 @@ class Killer:
             self._kill(running)
         else:
             self._over = True
-            running.post(Asked(Request.STOP))
+            running.post(SaveOrStop(Request.STOP))
 
     def _kill(self, running: ElasticJob) -> None:
         members, draw = self._job.members, self._random
@@ -115,18 +115,18 @@ class Killer:
             return
         phase = draw.choice(PHASES)
         rank = draw.choice(members)
-        if phase is Phase.MIGRATING:
+        if phase is FaultPhase.MIGRATING:
             # Layers move to the rank that takes another's place.
             rank = min(self._job.up - set(members), default=rank)
         self._now = _Kill(phase, rank, self._job.step)
         calls = [(rank, "arm", Fault(kind=FaultKind.KILL, phase=phase))]
         # The kill is armed first; then comes the request that leads to its phase.
         match phase:
-            case Phase.SAVING:
-                running.post(Asked(Request.CHECKPOINT))
-            case Phase.RECOVERING:
+            case FaultPhase.SAVING:
+                running.post(SaveOrStop(Request.CHECKPOINT))
+            case FaultPhase.RECOVERING:
                 calls.append((rank, "arm", Fault(kind=FaultKind.DROP_LINK)))
-            case Phase.MIGRATING:
+            case FaultPhase.MIGRATING:
                 calls.append((draw.choice(members), "arm", Fault(kind=FaultKind.KILL)))
             case _:
                 pass
@@ -187,9 +187,9 @@ def main() -> None:
         begun_s = time.monotonic()
         ran = ElasticJob(job, killer, room=RANKS + SPARES).run(60.0 + 30.0 * options.kills)
         took_s = time.monotonic() - begun_s
-        assert isinstance(ran.state, Finished), ran.state
+        assert isinstance(ran.state, JobFinished), ran.state
         calm = make_job(Path(folder), ranks=1)
-        quiet = run_threads(Job(calm.config, calm.plan, calm.schedule, stop_at=ran.state.step))
+        quiet = run_threads(LaunchedJob(calm.config, calm.plan, calm.schedule, stop_at=ran.state.step))
     regrouped = ran.of(events.Regrouped)
     took = sorted(
         each.detect_s + each.settle_s + each.plan_s + each.move_s + each.resume_s for each in regrouped

@@ -155,7 +155,7 @@ def main(count: int) -> None:
         recent: deque[Record] = deque(maxlen=KEPT_RECORDS)
         for number, record in enumerate(job(count, MONITORING_SPEC), 1):
             log.append(record)
-            view.take(record)
+            view.fold(record)
             recent.append(record)
             if number == count - TAIL:
                 write_snapshot(snapshot, view.to_json(), position(path, log.size))

@@ -42,11 +42,11 @@ from planner.adapt.live import LivePlanner, LiveStart
 from planner.observed import StepTimes
 from workers.config import AdaptConfig, ModelConfig
 from workers.control.telemetry_lane import TelemetryLane
-from workers.launch.processes import RankProcesses
-from workers.launch.ranks import Job, assignment
+from workers.launch.processes import LaunchedProcesses
+from workers.launch.ranks import LaunchedJob, assignment
 from workers.profiling.stage_times import half_times, stage_times
 from workers.protocol.orders import Generation
-from workers.protocol.reports import Span, StepReport, TimelineReport
+from workers.protocol.reports import ActionSpan, StepReport, TimelineReport
 from workers.rank import Rank
 
 MOST = 1.005
@@ -95,10 +95,10 @@ class Lane:
         self._spent_s[threading.get_native_id()] = time.thread_time()
 
 
-def serve(job: Job, number: int, pipe: Connection) -> None:
+def serve(job: LaunchedJob, number: int, pipe: Connection) -> None:
     """One rank in its process: trains, and tells its reports and what its telemetry took."""
     turn = threading.Lock()
-    spans: list[Span] = []
+    spans: list[ActionSpan] = []
 
     def send(report: Any) -> None:
         if isinstance(report, TimelineReport):
@@ -139,7 +139,7 @@ def sampler_s() -> float:
     return sum(int(Path(f"/proc/self/task/{each}/schedstat").read_text().split()[0]) for each in found) / 1e9
 
 
-def adding_s(spans: Sequence[Span]) -> float:
+def adding_s(spans: Sequence[ActionSpan]) -> float:
     """Processor seconds of what the training thread adds up after a step with these actions; the median."""
     taken = []
     for _ in range(REPEATS):
@@ -157,10 +157,10 @@ class Paused:
         planner: takes what its ranks observe.
     """
 
-    def __init__(self, job: Job, planner: LivePlanner) -> None:
+    def __init__(self, job: LaunchedJob, planner: LivePlanner) -> None:
         self._job = job
         self._planner = planner
-        self.processes = RankProcesses(RANKS, serve, job)
+        self.processes = LaunchedProcesses(RANKS, serve, job)
         self._heard = self.processes.receive()
         self._pids: list[int] = []
         self._committed_s: list[float] = []
@@ -205,7 +205,7 @@ class Paused:
                 self._committed_s.append(report.committed_s)
             case ("observed", batch):
                 self.observed += len(batch)
-                self._planner.take(batch, (self._job.plan,), range(RANKS))
+                self._planner.observe(batch, (self._job.plan,), range(RANKS))
             case ("spent", spent):
                 self.spent.append(spent)
             case _:
@@ -216,7 +216,7 @@ class Paused:
             os.kill(pid, number)
 
 
-def made(policy: str, steps: int, width: int, folder: Path) -> Job:
+def made(policy: str, steps: int, width: int, folder: Path) -> LaunchedJob:
     """The job of `benchmarks.pipelining` with one core per rank."""
     return make_job(
         "1f1b",

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from orchestrator.rehearsal.copies_saved import copies_saved, group_losses
 from orchestrator.rehearsal.synthetic_trace import Preemption, synthetic
-from orchestrator.rehearsal.traces import Trace, parse
+from orchestrator.rehearsal.traces import NodeTrace, parse
 from planner.schedule.registry import build
 from planner.search.replan import Replanner
 from planner.search.unmeasured import unmeasured_plan
@@ -23,7 +23,7 @@ from planner.search.unmeasured import unmeasured_plan
 LAYERS, MICROBATCHES, MOST_COPIES = 64, 32, 3
 
 
-def traces(paths: list[Path]) -> Iterator[tuple[str, Trace]]:
+def traces(paths: list[Path]) -> Iterator[tuple[str, NodeTrace]]:
     """Each trace with its name."""
     for path in paths:
         yield path.name, parse(path.read_text(encoding="utf-8"), str(path))

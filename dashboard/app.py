@@ -13,7 +13,7 @@ from fastapi.responses import PlainTextResponse
 from fastapi.security import HTTPBearer
 
 from dashboard.api import cluster, controls, events, history, jobs, jobs_stream, metrics, output, plans, runs
-from dashboard.api.models import Model
+from dashboard.api.models import StrictModel
 from dashboard.api.streams import MOST_STREAMS, MOST_STREAMS_EACH
 from dashboard.jobs.live_jobs import LiveJobs
 from dashboard.jobs.past_runs import PastRuns
@@ -26,7 +26,7 @@ from dashboard.service.guard import Guard, hosts_of
 from dashboard.service.guarded import Guarded
 from dashboard.service.limits import AtOnce
 from dashboard.service.services import Services
-from dashboard.service.settings import MOST_BODY_BYTES, Settings
+from dashboard.service.settings import MOST_BODY_BYTES, ServiceSettings
 from dashboard.service.threads import Threads
 from orchestrator.client.job_client import JobClient
 
@@ -37,7 +37,7 @@ DESCRIPTION = (
 )
 
 
-def create_app(settings: Settings) -> FastAPI:
+def create_app(settings: ServiceSettings) -> FastAPI:
     """The service. The process is a driver of the cluster already, if there is one.
 
     Raises:
@@ -102,7 +102,7 @@ def _document(app: FastAPI) -> dict[str, object]:
         schemas = document["components"]["schemas"]
         for name in ("HTTPValidationError", "ValidationError"):
             schemas.pop(name, None)
-        for model in Model.__subclasses__():
+        for model in StrictModel.__subclasses__():
             if model.__name__ in schemas and "json_schema_extra" in model.model_config:
                 # The framework has left out what is null in examples.
                 schemas[model.__name__] |= model.model_config["json_schema_extra"]

@@ -24,7 +24,7 @@ from dashboard.service.guard import in_url, is_wildcard
 from dashboard.service.http_connection import HttpConnection
 from dashboard.service.limits import FewOfAKind
 from dashboard.service.services import Services
-from dashboard.service.settings import Settings
+from dashboard.service.settings import ServiceSettings
 from orchestrator.client.access_token import is_loopback
 from orchestrator.client.asking import joined
 from orchestrator.client.errors import JobError
@@ -41,7 +41,7 @@ GIVE_WAY_S = 0.001
 """Interpreter's thread switch interval: the event loop needs several turns per answer while other threads compute."""
 
 
-def serve(settings: Settings, say: Callable[[str], None]) -> None:
+def serve(settings: ServiceSettings, say: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM. Returns after SIGTERM; SIGINT raises `KeyboardInterrupt`.
 
     Args:
@@ -139,7 +139,7 @@ def _leave_work_behind(services: Services, *ended_by: object) -> None:
         _end_process(error if isinstance(error, BaseException) else None)
 
 
-def _reached_at(settings: Settings) -> str:
+def _reached_at(settings: ServiceSettings) -> str:
     """A name or address of the service that it answers to."""
     if not is_wildcard(settings.host):
         return settings.host
@@ -218,7 +218,7 @@ def _end_process(error: BaseException | None) -> NoReturn:
     os._exit(code)
 
 
-def listener_of(settings: Settings) -> socket.socket:
+def listener_of(settings: ServiceSettings) -> socket.socket:
     """The socket on which the service listens.
 
     Raises:

@@ -14,7 +14,7 @@ from orchestrator.analysis.freeze_steps import freeze_steps
 from orchestrator.analysis.summary import summarize
 from orchestrator.cli.text.progress import open_progress
 from orchestrator.cli.text.training_lines import observer
-from orchestrator.client.following import Run
+from orchestrator.client.following import JobResult
 from orchestrator.client.running import run
 from orchestrator.events import types as events
 from orchestrator.events.log import read_log
@@ -111,7 +111,7 @@ def _with_functions(spec: Spec, model: Callable[..., Any] | None, data: Callable
     return spec.model_copy(update=changes)
 
 
-def _result(done: Run, steps: list[dict[str, object]], started_s: float) -> ray.train.Result:
+def _result(done: JobResult, steps: list[dict[str, object]], started_s: float) -> ray.train.Result:
     # Imported here: Ray Train imports pandas and pyarrow, which no other part of a job needs.
     import pandas
     import ray.train
@@ -132,7 +132,7 @@ def _result(done: Run, steps: list[dict[str, object]], started_s: float) -> ray.
     )
 
 
-def _newest_checkpoint(done: Run) -> str | None:
+def _newest_checkpoint(done: JobResult) -> str | None:
     """The newest checkpoint in the event log."""
     paths = [
         record.event.path

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import ray
 
 from planner.adapt.live import Heard, LivePlanner, LiveStart, Question
-from planner.adapt.policy import Decision
+from planner.adapt.policy import MoveDecision
 from planner.adapt.recording import planner_of
 from planner.freeze.decision import FreezeDecision, FreezeQuestion, decide
 from planner.freeze.monitoring import Observation
@@ -54,9 +54,11 @@ class PlannerActor:
         """Never return: the call fails when this process dies, and so the controller notices."""
         await asyncio.Event().wait()
 
-    async def take(self, batch: Sequence[StepTimes], plans: Sequence[Plan], members: Sequence[int]) -> Heard:
-        """See `LivePlanner.take`."""
-        return self._live.take(batch, plans, members)
+    async def observe(
+        self, batch: Sequence[StepTimes], plans: Sequence[Plan], members: Sequence[int]
+    ) -> Heard:
+        """See `LivePlanner.observe`."""
+        return self._live.observe(batch, plans, members)
 
     async def keep(self, ranks: Sequence[int]) -> None:
         """See `LivePlanner.keep`."""
@@ -66,7 +68,7 @@ class PlannerActor:
         """See `LivePlanner.plan_with`."""
         self._live.plan_with(replanner)
 
-    async def decide(self, question: Question) -> Decision:
+    async def decide(self, question: Question) -> MoveDecision:
         """See `LivePlanner.decide`."""
         return await asyncio.to_thread(self._live.considering(question))
 

@@ -100,7 +100,7 @@ NAMES = tuple(feature.name for feature in FEATURES)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class FeatureSample:
     """The sampled features of one rank over one window of time. A feature that is not in `values` is missing."""
 
     values: tuple[tuple[str, float], ...]

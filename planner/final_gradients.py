@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from planner.ir import FREEZABLE, Action, Kind, Program
+from planner.ir import FREEZABLE, Action, ActionKind, Program
 
 
 class FinalGradients(NamedTuple):
@@ -29,9 +29,9 @@ def final_gradients(
 
     def sends(action: Action) -> bool:
         match action.kind:
-            case Kind.FORWARD:
+            case ActionKind.FORWARD:
                 target = action.stage + 1
-            case Kind.BACKWARD | Kind.INPUT_GRAD if action.stage > frozen_stages:
+            case ActionKind.BACKWARD | ActionKind.INPUT_GRAD if action.stage > frozen_stages:
                 target = action.stage - 1
             case _:
                 return False

@@ -107,7 +107,7 @@ class Phases:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Control:
+class FreezeOverrides:
     """The freeze settings that a request gave a running job in place of its spec's."""
 
     method: str
@@ -135,7 +135,7 @@ class FreezePlan:
     weights: Weights = ()
     """The times of which ratios are shares: masks and the budgets of hybrids use them. Integers, so that a log restores
     them to the bit. Empty without a measurement: then a matrix's number of scalars stands for its time."""
-    control: Control | None = None
+    control: FreezeOverrides | None = None
     """The settings from the start on, if a request changed them; None: those of the spec."""
     start: int | None = None
     """The first step that follows this plan; None until the commit that adopts it."""

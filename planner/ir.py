@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import PlainSerializer, PlainValidator
 
 
-class Kind(StrEnum):
+class ActionKind(StrEnum):
     """Kind of action on one stage and one microbatch (one minibatch for `UPDATE`)."""
 
     FORWARD = "F"
@@ -33,7 +33,7 @@ class Kind(StrEnum):
     """Optimizer update, only in asynchronous windows: a synchronous window's updates follow its commit."""
 
 
-FREEZABLE = (Kind.BACKWARD, Kind.WEIGHT_GRAD)
+FREEZABLE = (ActionKind.BACKWARD, ActionKind.WEIGHT_GRAD)
 """The kinds that compute weight gradients, and so the kinds that freezing shortens."""
 _TOKEN = re.compile(r"(\d+)([FBIWRU])(\d+)", re.ASCII)
 
@@ -42,10 +42,10 @@ _TOKEN = re.compile(r"(\d+)([FBIWRU])(\d+)", re.ASCII)
 class Action:
     """One action of a rank's program; `str()` gives its token (`2F0`), `Action.parse` reads it."""
 
-    kind: Kind
+    kind: ActionKind
     stage: int
     index: int
-    """The microbatch; the minibatch for `Kind.UPDATE`."""
+    """The microbatch; the minibatch for `ActionKind.UPDATE`."""
 
     def __str__(self) -> str:
         return f"{self.stage}{self.kind}{self.index}"
@@ -65,7 +65,7 @@ class Action:
                 " or U, such as 2F0"
             )
         stage, kind, index = match.groups()
-        return Action(Kind(kind), int(stage), int(index))
+        return Action(ActionKind(kind), int(stage), int(index))
 
 
 def _parsed(text: Any) -> tuple[Action, ...]:

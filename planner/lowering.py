@@ -9,12 +9,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from planner.ir import Action, Kind, Program, Schedule
+from planner.ir import Action, ActionKind, Program, Schedule
 
 Direction = Literal["forward", "backward"]
 
 
-class Transfer(NamedTuple):
+class WindowTransfer(NamedTuple):
     """One message of a window, from rank to rank."""
 
     direction: Direction
@@ -25,7 +25,7 @@ class Transfer(NamedTuple):
     target: int
 
 
-Group = tuple[Transfer, ...]
+Group = tuple[WindowTransfer, ...]
 """Transfers of one rank that travel together."""
 
 _Message = tuple[Direction, int, int]
@@ -44,15 +44,15 @@ def lower(schedule: Schedule) -> tuple[tuple[Group, ...], ...]:
     moments = _run(programs, schedule.stages)
     rank_of = schedule.rank_of_stage
     needed = {_needs(action, schedule.stages) for program in programs for action in program}
-    rounds: dict[int, list[Transfer]] = defaultdict(list)
+    rounds: dict[int, list[WindowTransfer]] = defaultdict(list)
     for message, moment in moments.items():
         direction, stage, microbatch = message
         source = rank_of[stage - 1 if direction == "forward" else stage + 1]
         if message in needed and source != rank_of[stage]:
-            rounds[moment].append(Transfer(direction, stage, microbatch, source, rank_of[stage]))
+            rounds[moment].append(WindowTransfer(direction, stage, microbatch, source, rank_of[stage]))
     groups: list[list[Group]] = [[] for _ in programs]
     for _, transfers in sorted(rounds.items()):
-        parts: dict[int, list[Transfer]] = defaultdict(list)
+        parts: dict[int, list[WindowTransfer]] = defaultdict(list)
         for transfer in sorted(transfers, key=lambda t: t.source):
             parts[transfer.source].append(transfer)
             parts[transfer.target].append(transfer)
@@ -89,7 +89,7 @@ def _run(programs: Sequence[Program], stages: int) -> dict[_Message, int]:
                 waiting[needed] = rank
                 break
             arrived = 0 if needed is None else moments[needed]
-            clocks[rank] = max(clocks[rank], arrived) + (2 if action.kind is Kind.BACKWARD else 1)
+            clocks[rank] = max(clocks[rank], arrived) + (2 if action.kind is ActionKind.BACKWARD else 1)
             heads[rank] += 1
             given = _gives(action, stages)
             if given is not None:
@@ -101,16 +101,16 @@ def _run(programs: Sequence[Program], stages: int) -> dict[_Message, int]:
 
 
 def _needs(action: Action, stages: int) -> _Message | None:
-    if action.kind is Kind.FORWARD and action.stage > 0:
+    if action.kind is ActionKind.FORWARD and action.stage > 0:
         return "forward", action.stage, action.index
-    if action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD) and action.stage < stages - 1:
+    if action.kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRAD) and action.stage < stages - 1:
         return "backward", action.stage, action.index
     return None
 
 
 def _gives(action: Action, stages: int) -> _Message | None:
-    if action.kind is Kind.FORWARD and action.stage < stages - 1:
+    if action.kind is ActionKind.FORWARD and action.stage < stages - 1:
         return "forward", action.stage + 1, action.index
-    if action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD) and action.stage > 0:
+    if action.kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRAD) and action.stage > 0:
         return "backward", action.stage - 1, action.index
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.features import Sample
+from planner.features import FeatureSample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class StepTimes:
     """Whether weight gradients may have been left out."""
     halves: tuple[tuple[StageTime, ...], ...] = ()
     """The same for the earlier and the later half of the step's actions, outliers bounded; empty: there are too few."""
-    surroundings: Sample | None = None
+    surroundings: FeatureSample | None = None
     """The newest sample of its device and host; None where they are not sampled."""
     links: tuple[LinkTime, ...] = ()
     """Its links to others, as far as they were measured since its last report."""

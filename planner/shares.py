@@ -13,7 +13,7 @@ from planner.plan import Plan, PlanError
 from planner.rounds import windows_of
 
 
-class Part(NamedTuple):
+class ReplicaPart(NamedTuple):
     """Microbatches of one replica that one pipeline adds up."""
 
     replica: int
@@ -48,7 +48,7 @@ def check_shares(plan: Plan) -> None:
         )
 
 
-def parts(plan: Plan) -> tuple[Part, ...]:
+def parts(plan: Plan) -> tuple[ReplicaPart, ...]:
     """The parts of all replicas: by replica, and within it in the order in which they are summed.
 
     A pipeline keeps as much as its share allows of the replicas r with r % pipelines == p; what is left of a replica
@@ -57,7 +57,7 @@ def parts(plan: Plan) -> tuple[Part, ...]:
     """
     pipelines, microbatches = plan.pipeline_count, plan.microbatches
     if not plan.shares:
-        return tuple(Part(r, 0, microbatches, r % pipelines) for r in range(plan.replicas))
+        return tuple(ReplicaPart(r, 0, microbatches, r % pipelines) for r in range(plan.replicas))
     room = list(plan.shares)
     taken: list[dict[int, int]] = []
     for replica in range(plan.replicas):
@@ -76,17 +76,17 @@ def parts(plan: Plan) -> tuple[Part, ...]:
     return tuple(part for replica, of_replica in enumerate(taken) for part in _in_order(replica, of_replica))
 
 
-def _in_order(replica: int, taken: dict[int, int]) -> list[Part]:
+def _in_order(replica: int, taken: dict[int, int]) -> list[ReplicaPart]:
     most, *others = sorted(taken, key=lambda pipeline: (-taken[pipeline], pipeline))
-    found = [Part(replica, 0, taken[most], most)]
+    found = [ReplicaPart(replica, 0, taken[most], most)]
     for pipeline in sorted(others):
         for _ in range(taken[pipeline]):
             first = found[-1].stop
-            found.append(Part(replica, first, first + 1, pipeline))
+            found.append(ReplicaPart(replica, first, first + 1, pipeline))
     return found
 
 
-def parts_of(plan: Plan, pipeline: int) -> tuple[Part, ...]:
+def parts_of(plan: Plan, pipeline: int) -> tuple[ReplicaPart, ...]:
     """The parts that `pipeline` adds up, in the order in which it executes them: whole runs before single ones."""
     own = [part for part in parts(plan) if part.pipeline == pipeline]
     return tuple(sorted(own, key=lambda part: (part.first > 0, part)))

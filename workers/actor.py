@@ -41,12 +41,12 @@ from workers.process.process_times import ProcessTimes, process_times
 from workers.process.stacks import stacks
 from workers.profiling.measured import Measured
 from workers.protocol.errors import DamagedCheckpoint, JobError
-from workers.protocol.orders import Assignment, CopyAhead, Generation, Request, Settlement, Source
+from workers.protocol.orders import Assignment, CopyAhead, Generation, Request, Settlement, StateSource
 from workers.protocol.reports import (
     FaultReport,
     Outcome,
     Parted,
-    Position,
+    RankPosition,
     Report,
     Rescued,
     WarningReport,
@@ -214,7 +214,7 @@ class RankActor:
         if under_way := self._mail.under_way():
             ray.wait(under_way, num_returns=len(under_way), timeout=DELIVERY_S)
 
-    def position(self) -> Position:
+    def position(self) -> RankPosition:
         """The position of this rank, once it no longer trains; see `Rank.position`."""
         with travelling_errors():
             return self._rank.position()
@@ -230,7 +230,7 @@ class RankActor:
             self._rank.settle(settlement)
 
     def save(
-        self, folder: str, step: int, layers: Sequence[int], sources: Sequence[Source] = ()
+        self, folder: str, step: int, layers: Sequence[int], sources: Sequence[StateSource] = ()
     ) -> tuple[FileRecord, ...]:
         """Write layers into a checkpoint while this rank is not training; see `Rank.save`."""
         with travelling_errors():

@@ -15,7 +15,7 @@ from planner.rank_program import RankProgram
 from planner.shards import Piece
 from workers.checkpoint.corruption import corrupt_newest_checkpoint
 from workers.checkpoint.manifest import FileRecord
-from workers.checkpoint.saving import Saving
+from workers.checkpoint.saving import CheckpointSaver
 from workers.commit.last_commit import LastCommit
 from workers.commit.next_plan import NextPlan, check_buffers, check_next
 from workers.config import WorkerConfig
@@ -35,16 +35,16 @@ from workers.process.cores import pin_to_core
 from workers.process.host_memory import free_host_bytes, keep_freed_pages
 from workers.process.name_lookups import keep_lookups_short
 from workers.profiling.measured import Measured
-from workers.profiling.profiler import BUDGET_S, Subject, measure
+from workers.profiling.profiler import BUDGET_S, ProfiledJob, measure
 from workers.protocol.errors import DamagedCheckpoint, JobError
-from workers.protocol.orders import Assignment, CopyAhead, Generation, Request, Settlement, Source
-from workers.protocol.reports import Outcome, Parted, Position, Report, WarningReport, Working
+from workers.protocol.orders import Assignment, CopyAhead, Generation, Request, Settlement, StateSource
+from workers.protocol.reports import Outcome, Parted, RankPosition, Report, WarningReport, Working
 from workers.reproducibility import determinism
 from workers.state_stream.stream import StateServer
 from workers.step.equipment import equip
 from workers.step.trainings import Trainings
 from workers.transport.channel import Channel
-from workers.transport.membership import Membership
+from workers.transport.membership import ChannelMembership
 
 
 class Rank:
@@ -89,7 +89,7 @@ class Rank:
         self._host = host
         self._mailbox = Mailbox()
         self._activity = Activity()
-        self._membership = Membership(rank)
+        self._membership = ChannelMembership(rank)
         self._commit = LastCommit()
         self._holdings = Holdings(rank, self._commit, self._warn)
         self._source: LayerSource | None = None
@@ -162,7 +162,7 @@ class Rank:
             host_form=host_form,
         )
         self._trainings = Trainings(has, self._place, self.leave)
-        self._saving = Saving(
+        self._saving = CheckpointSaver(
             config=config,
             rank=self._rank,
             names=has.definition.names,
@@ -194,7 +194,7 @@ class Rank:
         place = self._place
         place.begin(assignment)
         self._trainings.recover(keep=not place.leaves_step(assignment))
-        damage = place.take(assignment)
+        damage = place.accept(assignment)
         if damage is None:
             self._trainings.forget()
         return damage
@@ -233,7 +233,7 @@ class Rank:
         """The action that it is computing; None: it waits for other ranks, or does something else."""
         return self._activity.working()
 
-    def position(self) -> Position:
+    def position(self) -> RankPosition:
         """Its position, once it no longer trains: the next try to form a generation begins with it.
 
         Raises:
@@ -243,7 +243,7 @@ class Rank:
         if self._trainings.torn:
             raise RuntimeError(f"rank {self._rank}: an update broke off in its middle; its layers are lost")
         self._holdings.begin_try()
-        return Position(
+        return RankPosition(
             rank=self._rank,
             step=commit.step,
             vector_sha256=None if commit.vector is None else vector_sha256(commit.vector),
@@ -279,15 +279,15 @@ class Rank:
             self._holdings.offer_weights_only()
 
     def save(
-        self, folder: str, step: int, layers: Sequence[int], sources: Sequence[Source] = ()
+        self, folder: str, step: int, layers: Sequence[int], sources: Sequence[StateSource] = ()
     ) -> tuple[FileRecord, ...]:
-        """Write layers into a checkpoint while it does not train; see `Saving.save`."""
+        """Write layers into a checkpoint while it does not train; see `CheckpointSaver.save`."""
         return self._saving.save(folder, step, layers, sources)
 
     def seal(
         self, folder: str, step: int, plan: Plan, generation: int, records: Sequence[FileRecord]
     ) -> None:
-        """Complete that checkpoint; see `Saving.seal`."""
+        """Complete that checkpoint; see `CheckpointSaver.seal`."""
         self._saving.seal(folder, step, plan, generation, records)
 
     def profile(self, budget_s: float = BUDGET_S) -> Measured:
@@ -303,7 +303,7 @@ class Rank:
         """
         has, channel = self._equipment, self._membership.channel
         assert channel is not None
-        subject = Subject(
+        subject = ProfiledJob(
             config=self._config,
             rank=self._rank,
             definition=has.definition,

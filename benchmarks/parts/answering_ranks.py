@@ -7,14 +7,14 @@ import pickle
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
-from orchestrator.cluster.hosts import Gone
+from orchestrator.cluster.hosts import RankGone
 from planner.plan import Plan
 from workers.actor import Home
 from workers.commit.commit import CommitRecord
 from workers.control.rank_error import RankError
 from workers.control.records_digest import vector_sha256
 from workers.protocol.orders import Assignment
-from workers.protocol.reports import Position
+from workers.protocol.reports import RankPosition
 
 RANKS_PER_NODE = 8
 DIED = "killed"
@@ -57,14 +57,14 @@ class AnsweringHosts:
         self._ranks[rank] = _Rank(rank)
 
     async def reclaim(self, rank: int) -> Home:
-        raise Gone(DIED)
+        raise RankGone(DIED)
 
     def call(self, rank: int, method: str, *arguments: Any) -> Awaitable[Any]:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         there = self._ranks.get(rank)
         if there is None:
-            answer.set_exception(Gone(DIED))
+            answer.set_exception(RankGone(DIED))
             return answer
         call = pickle.dumps((method, arguments), protocol=5)
         counts = method != HEARTBEAT
@@ -96,12 +96,12 @@ class AnsweringHosts:
                 pass
         return answer
 
-    def _position(self, rank: _Rank) -> Position:
+    def _position(self, rank: _Rank) -> RankPosition:
         assignment = rank.assignment
         assert assignment is not None
         place, plan = assignment.place, assignment.plan
         undecided = rank.number in self._undecided
-        return Position(
+        return RankPosition(
             rank=rank.number,
             step=self._step - undecided,
             vector_sha256=None if undecided else self._sha256,
@@ -156,7 +156,7 @@ class AnsweringHosts:
         """End one rank's process: all others that train lose their channels."""
         dead = self._ranks.pop(victim)
         assert dead.training is not None
-        dead.training.set_exception(Gone(DIED))
+        dead.training.set_exception(RankGone(DIED))
         for rank in self._ranks.values():
             if rank.training is not None and not rank.training.done():
                 rank.training.set_exception(RankError("ChannelError: connection reset", cut_off=True))

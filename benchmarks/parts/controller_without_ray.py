@@ -19,19 +19,19 @@ from benchmarks.parts.long_job import MONITORING_SPEC, NAME, PLAN, schedule
 from orchestrator.cluster.actor_arguments import in_pieces
 from orchestrator.controller.actor import KEPT_RECORDS, Controller
 from orchestrator.controller.config import ControllerConfig
-from orchestrator.controller.log_writer import Log, LogWriter
+from orchestrator.controller.log_writer import LogWriter, RecordLog
 from orchestrator.controller.outlets import Outlets
 from orchestrator.events.types import Record
 from orchestrator.history.job_view import JobView
 from orchestrator.history.snapshot import SNAPSHOT
-from orchestrator.lifecycle.states import Job, Membership, Order, Progress, Training
+from orchestrator.lifecycle.states import JobData, Membership, Order, Progress, Training
 from planner.search.replan import Replanner
 from workers.config import ClusterConfig, JobConfig, PipelineConfig, WorkerConfig
 
 
 @asynccontextmanager
 async def controller_of(
-    folder: Path, view: JobView, recent: Iterable[Record], log: Log
+    folder: Path, view: JobView, recent: Iterable[Record], log: RecordLog
 ) -> AsyncIterator[Controller]:
     """The controller of a job with this view, which goes on from there.
 
@@ -95,6 +95,6 @@ def _training(view: JobView) -> Training:
         plan=PLAN, schedule=schedule(), generation=1, trained=True, version=1, step=view.step, began=0
     )
     return Training(
-        Job(progress=progress, membership=Membership(members=members, alive=frozenset(members))),
+        JobData(progress=progress, membership=Membership(members=members, alive=frozenset(members))),
         frozenset(members),
     )

@@ -13,7 +13,14 @@ from planner.ir import Schedule
 from planner.plan import Plan
 from planner.schedule.registry import build
 from workers.protocol.orders import Generation
-from workers.protocol.reports import FreezeReport, FrozenAction, Report, Span, StepReport, TimelineReport
+from workers.protocol.reports import (
+    ActionSpan,
+    FreezeReport,
+    FrozenAction,
+    Report,
+    StepReport,
+    TimelineReport,
+)
 
 NAME = "takeover"
 RANKS = 4
@@ -103,7 +110,9 @@ def timeline_report(step: int, rank: int) -> TimelineReport:
         rank=rank,
         step_s=0.123456789,
         spans=tuple(
-            Span(action=str(action), start_s=0.0071234567 * place, end_s=0.0071234567 * place + 0.0061234567)
+            ActionSpan(
+                action=str(action), start_s=0.0071234567 * place, end_s=0.0071234567 * place + 0.0061234567
+            )
             for place, action in enumerate(schedule().programs[rank])
         ),
         memory_bytes=1_234_567_890,

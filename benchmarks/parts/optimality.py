@@ -22,8 +22,8 @@ from planner.profile import Profile
 from planner.schedule.registry import build, families
 from planner.search import end_to_end
 from planner.search.evaluate import Evaluator
-from planner.search.search import Choice, Wish, choose
-from planner.search.shapes import Shape
+from planner.search.search import ChosenPlan, PlanWish, choose
+from planner.search.shapes import PipelineShape
 
 PROGRAMS: Mapping[str, tuple[Callable[[StageCosts], Ranges], Objective]] = {
     "memory": (memory.partition, fullest_share),
@@ -83,7 +83,7 @@ def end_to_end_deviation(rng: Random) -> float:
     return min(each.wall_clock_s for each in found) / best - 1
 
 
-def regret(rng: Random) -> tuple[float, Choice]:
+def regret(rng: Random) -> tuple[float, ChosenPlan]:
     """How much slower the chosen plan is than the best simulated cut that fits, as a share; and the choice.
 
     Families, chunks, ranks and microbatches are random too. Half the instances are short of memory.
@@ -94,7 +94,9 @@ def regret(rng: Random) -> tuple[float, Choice]:
     layers = rng.randint(stages + 1, 12)
     microbatches = ranks * rng.randint(1, 4)
     profile = random_profile(rng, layers, ranks)
-    shape = Shape(name=name, ranks=ranks, chunks=families()[name].default_chunks, microbatches=microbatches)
+    shape = PipelineShape(
+        name=name, ranks=ranks, chunks=families()[name].default_chunks, microbatches=microbatches
+    )
     judge = Evaluator(profile, shape, replicas=1, recompute=())
     predictions = [judge.predict(cut) for cut in all_cuts(layers, stages)]
     if rng.random() < 0.5:
@@ -102,6 +104,6 @@ def regret(rng: Random) -> tuple[float, Choice]:
         limit = rng.choice(peaks[: len(peaks) // 2 + 1])
         profile = with_memory(profile, limit)
         predictions = [each for each in predictions if each.peak_memory_bytes <= limit]
-    choice = choose(profile, Wish(ranks=ranks, schedule=name, microbatches=microbatches))
+    choice = choose(profile, PlanWish(ranks=ranks, schedule=name, microbatches=microbatches))
     assert choice.prediction.fits
     return choice.prediction.step_s / min(each.step_s for each in predictions) - 1, choice

@@ -8,14 +8,14 @@ from orchestrator.history.freeze_history import observation
 from planner.freeze.decision import FreezeDecision, FreezeQuestion, decide
 from planner.freeze.monitoring import Observation, complete
 from planner.freezing import FreezePlan, Phase
-from workers.launch.ranks import Job
+from workers.launch.ranks import LaunchedJob
 from workers.protocol.reports import Report, TimelineReport
 
 
 class PlannerInProcess:
     """An observer for `run_processes`: it answers the last report of monitoring with a freeze plan."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: LaunchedJob) -> None:
         freeze = job.config.freeze
         assert freeze.phases is not None, f"freeze.method = {freeze.method!r} asks no planner"
         self._question = FreezeQuestion(

@@ -12,7 +12,7 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
 from planner.freeze.linear_program import MAKESPAN_SLACK
-from planner.ir import Kind, Schedule
+from planner.ir import ActionKind, Schedule
 from planner.schedule.graph import build_graph
 from planner.simulation.simulate import Costs
 
@@ -30,7 +30,7 @@ def reference_solve(
     longest = np.array([upper.of_action(action) for action in graph.actions])
     shortest = longest.copy()
     for node, action in enumerate(graph.actions):
-        if action.kind in (Kind.BACKWARD, Kind.WEIGHT_GRAD):
+        if action.kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRAD):
             shortest[node] = lower.of_action(action)
     delta = np.divide(1.0, longest - shortest, out=np.zeros(actions), where=longest > shortest)
     # Columns: P_0 .. P_sink, then w_0 ..; the source is time 0.

@@ -10,18 +10,18 @@ from benchmarks.parts.two_rank_job import changed
 from benchmarks.pipelining import WARM_UP
 from planner.freezing import FreezePlan, Ratios
 from workers.config import FreezeConfig
-from workers.launch.ranks import Job
+from workers.launch.ranks import LaunchedJob
 
 FREEZE = FreezeConfig(method="timelyfreeze", warm_up=0, monitoring=2, ramp=2)
 """The shortest phases: plans known beforehand, one per step, say what to freeze."""
 
 
-def same(job: Job, ratio: float) -> Ratios:
+def same(job: LaunchedJob, ratio: float) -> Ratios:
     """The same ratio for all layers and microbatches."""
     return ((ratio,) * job.plan.microbatches,) * job.plan.layers[-1][1]
 
 
-def in_turns(job: Job, turns: Sequence[Ratios], rounds: int) -> Job:
+def in_turns(job: LaunchedJob, turns: Sequence[Ratios], rounds: int) -> LaunchedJob:
     """`job` that freezes each of `turns` for one step in turn, `rounds` times, then the first once more."""
     plans = tuple(
         FreezePlan(epoch=1, version=number + 1, ratios=turns[number % len(turns)], start=WARM_UP + 1 + number)

@@ -18,8 +18,8 @@ from workers.config import (
     PipelineConfig,
     WorkerConfig,
 )
-from workers.launch.profile import Request, profile_processes
-from workers.launch.ranks import Job, run_processes
+from workers.launch.profile import ProfileRequest, profile_processes
+from workers.launch.ranks import LaunchedJob, run_processes
 from workers.profiling.measured import combine
 from workers.protocol.reports import StepReport
 
@@ -41,7 +41,7 @@ def changed(config: WorkerConfig, **changes: Any) -> WorkerConfig:
     return config.model_copy(update=sections)
 
 
-def make_job(schedule: str, steps: int, output: Path, **changes: Any) -> Job:
+def make_job(schedule: str, steps: int, output: Path, **changes: Any) -> LaunchedJob:
     """GPT of 8 layers, width 256, context 128, 8 microbatches of 4, on two CPU ranks of one thread."""
     config = WorkerConfig(
         job=JobConfig(
@@ -72,15 +72,17 @@ def make_job(schedule: str, steps: int, output: Path, **changes: Any) -> Job:
         microbatches=config.microbatches,
         replicas=1,
     )
-    return Job(config, plan, build(schedule, RANKS, config.microbatches, chunks))
+    return LaunchedJob(config, plan, build(schedule, RANKS, config.microbatches, chunks))
 
 
-def profile_of(job: Job) -> Profile:
+def profile_of(job: LaunchedJob) -> Profile:
     """The profile of `job`, measured on as many ranks as it has."""
-    return combine(profile_processes(Request(config=job.config, ranks=job.plan.world_size)), job.config)
+    return combine(
+        profile_processes(ProfileRequest(config=job.config, ranks=job.plan.world_size)), job.config
+    )
 
 
-def taken(job: Job) -> dict[int, float]:
+def taken(job: LaunchedJob) -> dict[int, float]:
     """For each step but the first ones, the seconds from the commit before to its own."""
     committed_s = {r.step: r.committed_s for r in run_processes(job).reports if isinstance(r, StepReport)}
     return {step: time_s - committed_s[step - 1] for step, time_s in committed_s.items() if step > WARM_UP}

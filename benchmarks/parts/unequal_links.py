@@ -14,7 +14,7 @@ from orchestrator.controller.planning.current_replanner import CurrentReplanner
 from planner.plan import Plan
 from planner.profile import Profile
 from planner.repartition.judge import Judge
-from planner.repartition.problem import Candidates, Order, Problem
+from planner.repartition.problem import Candidates, Order, RepartitionProblem
 from planner.repartition.repartition import best
 from planner.repartition.slowdowns import Known
 from planner.schedule.expand import schedule_of
@@ -63,7 +63,7 @@ def loss_of(job: SmallJob) -> float:
     found = best(CurrentReplanner(job.replanner).of(ranks), job.now, job.domains, job.slowdowns)
     on = job.replanner.profile_on(job.domains, job.slowdowns).cluster
     slow = tuple(device.slowdown for device in on.devices)
-    problem = Problem(job.profile, job.now, schedule_of(job.now), Known(slow))
+    problem = RepartitionProblem(job.profile, job.now, schedule_of(job.now), Known(slow))
     judge = Judge(problem)
     cuts = np.array([[0, *(stop for _, stop in cut)] for cut in all_cuts(problem.layers, problem.stages)])
     least_s = min(
@@ -74,6 +74,6 @@ def loss_of(job: SmallJob) -> float:
     return float(judge.step_s(Candidates.one_order(cut, _order(problem, taken)))[0]) / least_s
 
 
-def _order(problem: Problem, plan: Plan) -> Order:
+def _order(problem: RepartitionProblem, plan: Plan) -> Order:
     places = dict(zip(problem.stage_ranks, plan.stage_ranks, strict=True))
     return tuple(places[rank] for rank in range(problem.ranks))

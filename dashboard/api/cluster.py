@@ -9,9 +9,9 @@ from fastapi import APIRouter
 
 from dashboard.api.examples import CLUSTER, MEASURED, example
 from dashboard.api.history import profile_in
-from dashboard.api.models import Model
+from dashboard.api.models import StrictModel
 from dashboard.jobs.live_job import LiveJob
-from dashboard.service.problems import Problem, documented
+from dashboard.service.problems import ProblemAnswer, documented
 from dashboard.service.services import Parts
 from orchestrator.client.cluster_state import NodeState
 from orchestrator.client.errors import JobError
@@ -23,7 +23,7 @@ router = APIRouter(tags=["cluster"], prefix="/cluster")
 KEPT_PREEMPTIONS = 50
 
 
-class User(Model):
+class User(StrictModel):
     """A job's ranks on a node."""
 
     job: str
@@ -35,7 +35,7 @@ class User(Model):
     stay."""
 
 
-class NodeModel(Model):
+class NodeModel(StrictModel):
     """A node."""
 
     id: str
@@ -53,7 +53,7 @@ class NodeModel(Model):
     """When it will be gone, as the cluster knows, in seconds since the Unix epoch; null if unknown, or if it stays."""
 
 
-class Preemption(Model):
+class PreemptedRanks(StrictModel):
     """Ranks that a job lost with their node, or is about to lose: by a notice, or without one."""
 
     time_s: float
@@ -64,16 +64,16 @@ class Preemption(Model):
     """Ranks, their node and the notice given, in words."""
 
 
-class ClusterModel(Model, json_schema_extra=example(CLUSTER)):
+class ClusterModel(StrictModel, json_schema_extra=example(CLUSTER)):
     """The cluster."""
 
     address: str
     nodes: list[NodeModel]
-    preemptions: list[Preemption]
+    preemptions: list[PreemptedRanks]
     """The newest of all jobs, newest last. Drains that users requested are none."""
 
 
-class Device(Model):
+class MeasuredDevice(StrictModel):
     """A rank's device, as the job's profile measured it."""
 
     job: str
@@ -90,24 +90,24 @@ class Device(Model):
     """Factor on the model's times on this device."""
 
 
-class Link(Model):
+class MeasuredLink(StrictModel):
     """A link between two ranks, as the job's profile measured it."""
 
     job: str
     source: int
     source_node: str
-    """Node of the source rank, as in `Device.node`."""
+    """Node of the source rank, as in `MeasuredDevice.node`."""
     target: int
     target_node: str
     latency_s: float
     bytes_per_s: float
 
 
-class Measured(Model, json_schema_extra=example(MEASURED)):
+class MeasuredHardware(StrictModel, json_schema_extra=example(MEASURED)):
     """Devices and links, as running jobs' profiles measured them."""
 
-    devices: list[Device]
-    links: list[Link]
+    devices: list[MeasuredDevice]
+    links: list[MeasuredLink]
 
 
 @router.get("", responses=documented(401, 403, 409, 503))
@@ -117,7 +117,9 @@ async def cluster(parts: Parts) -> ClusterModel:
     try:
         nodes = await parts.client.nodes()
     except (RuntimeError, ConnectionError) as error:
-        raise Problem(503, f"the cluster at {address} does not answer: {error}", Retry_After="5") from None
+        raise ProblemAnswer(
+            503, f"the cluster at {address} does not answer: {error}", Retry_After="5"
+        ) from None
     jobs = [job for job in parts.live.jobs() if not job.gone]
     return ClusterModel(
         address=address,
@@ -126,16 +128,16 @@ async def cluster(parts: Parts) -> ClusterModel:
     )
 
 
-def preemptions(views: Iterable[JobView]) -> list[Preemption]:
+def preemptions(views: Iterable[JobView]) -> list[PreemptedRanks]:
     """The newest preemptions of jobs, newest last."""
     found = [
-        Preemption(time_s=each.time_s, job=view.job, noticed=True, text=each.event.sentence)
+        PreemptedRanks(time_s=each.time_s, job=view.job, noticed=True, text=each.event.sentence)
         for view in views
         for each in view.ranks.notices
         if each.event.source != REQUEST
     ]
     found += [
-        Preemption(time_s=each.time_s, job=view.job, noticed=False, text=_lost_text(each))
+        PreemptedRanks(time_s=each.time_s, job=view.job, noticed=False, text=_lost_text(each))
         for view in views
         for each in view.ranks.departures
         if not each.noticed
@@ -183,11 +185,11 @@ def _user(job: LiveJob, node: str) -> User | None:
 
 
 @router.get("/measured", responses=documented(401, 403, 409))
-async def measured(parts: Parts) -> Measured:
+async def measured(parts: Parts) -> MeasuredHardware:
     """Devices and links, as running jobs' profiles measured them."""
     parts.client  # noqa: B018  raises: there is no cluster
-    devices: list[Device] = []
-    links: list[Link] = []
+    devices: list[MeasuredDevice] = []
+    links: list[MeasuredLink] = []
     for job in parts.live.jobs():
         if job.gone:
             continue
@@ -197,18 +199,18 @@ async def measured(parts: Parts) -> Measured:
             continue
         devices += found.devices
         links += found.links
-    return Measured(devices=devices, links=links)
+    return MeasuredHardware(devices=devices, links=links)
 
 
-def _measured(view: JobView) -> Measured:
+def _measured(view: JobView) -> MeasuredHardware:
     profile = profile_in(view.folder)
     if profile is None:
-        return Measured(devices=[], links=[])
+        return MeasuredHardware(devices=[], links=[])
     found, hosts = profile.cluster, view.ranks.hosts
     nodes = [hosts.get(rank, device.machine) for rank, device in enumerate(found.devices)]
-    return Measured(
+    return MeasuredHardware(
         devices=[
-            Device(
+            MeasuredDevice(
                 job=view.job,
                 rank=rank,
                 node=nodes[rank],
@@ -220,7 +222,7 @@ def _measured(view: JobView) -> Measured:
             for rank, device in enumerate(found.devices)
         ],
         links=[
-            Link(
+            MeasuredLink(
                 job=view.job,
                 source=source,
                 source_node=nodes[source],

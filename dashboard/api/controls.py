@@ -8,16 +8,16 @@ from typing import Annotated, Any, ClassVar
 from fastapi import APIRouter, Path, Query
 from pydantic import Field, create_model, model_validator
 
-from dashboard.api.faults import Drill
-from dashboard.api.models import Answer, JobName, Key, Model
+from dashboard.api.faults import DrillOrder
+from dashboard.api.models import Answer, JobName, Key, StrictModel
 from dashboard.api.plan_match import Match, Version, base_of
 from dashboard.service.mistakes import KEY
 from dashboard.service.problems import PlanMoving, documented
 from dashboard.service.services import From, Parts, Services
 from orchestrator.client.errors import PlanChanged
 from orchestrator.client.jobs import Command
-from orchestrator.commands.command import JobCommand, Limits, PlanCommand, metadata
-from orchestrator.commands.fault import Fault
+from orchestrator.commands.command import FieldLimits, JobCommand, PlanCommand, metadata
+from orchestrator.commands.fault import InjectFault
 from orchestrator.commands.table import COMMANDS
 
 router = APIRouter(tags=["controls"], prefix="/jobs/{job}")
@@ -29,7 +29,7 @@ Wait = Annotated[
 ERRORS = documented(400, 401, 403, 404, 408, 409, 413, 422, 429, 503)
 
 
-class Body(Model):
+class Body(StrictModel):
     """The body of a command: its fields within their limits, and the version of the plan that it is for."""
 
     kind: ClassVar[type[JobCommand]]
@@ -42,12 +42,12 @@ class Body(Model):
         return self
 
 
-def _body_of(kind: type[JobCommand]) -> type[Model] | None:
-    if kind is Fault:
-        return Drill
+def _body_of(kind: type[JobCommand]) -> type[StrictModel] | None:
+    if kind is InjectFault:
+        return DrillOrder
     fields: dict[str, Any] = {}
     for name, info in kind.own_fields().items():
-        limits = metadata(info, Limits) or Limits({})
+        limits = metadata(info, FieldLimits) or FieldLimits({})
         shown = Field(default=info.default, description=info.description, **limits.bounds)
         fields[name] = (limits.kind or info.annotation, shown)
     if not fields:
@@ -77,7 +77,7 @@ def command_of(
         Problem: body and If-Match name different plans.
     """
     sent: dict[str, Any] = {"id": id, "by": by}
-    if isinstance(body, Drill):
+    if isinstance(body, DrillOrder):
         sent["drill"] = body.model_dump(mode="json", exclude_defaults=True)
     elif body is not None:
         sent |= {name: getattr(body, name) for name in kind.own_fields()}

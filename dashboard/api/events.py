@@ -13,12 +13,12 @@ from fastapi import APIRouter, Header, Query, Response
 from fastapi.responses import StreamingResponse
 
 from dashboard.api.examples import EVENTS, STREAM, answered, example
-from dashboard.api.models import JsonObject, Model
+from dashboard.api.models import JsonObject, StrictModel
 from dashboard.api.sources import Live
-from dashboard.api.streams import BEAT, BEAT_S, BEGIN, LONGEST_S, Stream
+from dashboard.api.streams import BEAT, BEAT_S, BEGIN, LONGEST_S, BoundedStream
 from dashboard.jobs.frames import Slice
 from dashboard.jobs.live_job import LiveJob
-from dashboard.service.problems import Problem, documented
+from dashboard.service.problems import ProblemAnswer, documented
 from dashboard.service.services import From, Parts
 from orchestrator.client.errors import NoController
 from orchestrator.events.types import KINDS, kind_called
@@ -35,7 +35,7 @@ MOST_AT_ONCE = 500
 """Most events in one sending: a client that cannot keep up is told what it missed, and nothing is kept for it."""
 
 
-class Page(Model, json_schema_extra=example(EVENTS)):
+class EventPage(StrictModel, json_schema_extra=example(EVENTS)):
     """Events, oldest first."""
 
     events: list[JsonObject]
@@ -64,7 +64,7 @@ def checked_kinds(kinds: Sequence[str] | None) -> tuple[str, ...]:
     chosen: dict[str, None] = {}
     for name in kinds or ():
         if (kind := kind_called(name)) is None:
-            raise Problem(
+            raise ProblemAnswer(
                 422, f"there is no kind of event {name[:60]!r}", action=f"Kinds: {', '.join(KINDS)}."
             )
         chosen[kind] = None
@@ -78,7 +78,7 @@ async def events(
     limit: Annotated[int, Query(ge=1, le=PAGE, description="Most events to answer.")] = PAGE,
     wait_s: Annotated[float, Query(ge=0, le=60, description="How long to wait for one.")] = 0.0,
     kinds: Kinds = None,
-) -> Page:
+) -> EventPage:
     """The job's events after the first `after`, since its newest start; with `kind`, those of some kinds alone. Then
     there may be none though others have happened: ask after `next` again."""
     job, chosen = live.job, checked_kinds(kinds)
@@ -89,7 +89,7 @@ async def events(
     at_end = job.gone and found.next >= job.frames.newest
     if at_end and not found.frames and job.view.outcome is None:
         raise NoController(job.trouble or f"the controller of job {job.name!r} is gone")
-    return Page(
+    return EventPage(
         events=[json.loads(frame.line) for frame in found.frames],
         missed=found.missed,
         next=found.next,
@@ -119,7 +119,7 @@ async def stream(
     longer kept, `start` when the job starts again, `end` when it is over. Reconnect with Last-Event-ID."""
     job = live.job
     lines = _lines(job, parts.closing, min(_start(job, last, after), job.frames.newest))
-    return Stream(lines, parts.streams, caller)
+    return BoundedStream(lines, parts.streams, caller)
 
 
 def _start(job: LiveJob, last: str | None, after: int | None) -> int:
@@ -130,7 +130,7 @@ def _start(job: LiveJob, last: str | None, after: int | None) -> int:
     """
     if last:
         if (found := _ID.fullmatch(last)) is None:
-            raise Problem(
+            raise ProblemAnswer(
                 422,
                 f"Last-Event-ID {last[:40]!r} is no id of this stream",
                 action="Send an id as the stream sent it, RUN-NUMBER, or none.",

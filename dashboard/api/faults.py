@@ -1,4 +1,4 @@
-"""The body of a fault: a `workers.fault_injection.drill.Drill` as clients send it. The controller checks what goes
+"""The body of a fault: a `workers.fault_injection.drill.DrillOrder` as clients send it. The controller checks what goes
 together."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from dashboard.api.examples import example
-from dashboard.api.models import Model
+from dashboard.api.models import StrictModel
 
 Kind = Literal[
     "kill",
@@ -39,7 +39,7 @@ PositiveFinite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class Fault(Model):
+class FaultOrder(StrictModel):
     """One fault on one rank. It fires when the rank first reaches its phase in its step or a later one; without step
     and phase at once, or at the next place that fits."""
 
@@ -65,14 +65,14 @@ class Fault(Model):
     """Duration in steps (`slow`, `throttle-link`, `oom`); null: for good."""
 
 
-class Drill(
-    Model, json_schema_extra=example({"rank": 1, "fault": {"kind": "slow", "factor": 2.0, "steps": 10}})
+class DrillOrder(
+    StrictModel, json_schema_extra=example({"rank": 1, "fault": {"kind": "slow", "factor": 2.0, "steps": 10}})
 ):
     """A `fault` on a rank, or a `node` to drain: one of them."""
 
     rank: Annotated[int, Field(ge=0, le=10**6)] | None = None
     """The number of the rank that has the `fault`; null, where any rank will do: the lowest."""
-    fault: Fault | None = None
+    fault: FaultOrder | None = None
     """The fault to inject, and when it fires."""
     node: str | None = Field(default=None, max_length=200)
     """The node to drain: its id, a prefix of it, or its host."""
@@ -80,7 +80,7 @@ class Drill(
     """Seconds until the node is gone."""
 
     @model_validator(mode="after")
-    def _one(self) -> Drill:
+    def _one(self) -> DrillOrder:
         if (self.fault is None) == (self.node is None):
             raise ValueError("send either fault or node")
         return self

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Response
 
 from dashboard.api.examples import CHECKPOINTS, PROFILE, TELEMETRY, TIMELINE, TRACE, answered, example
-from dashboard.api.models import JsonObject, Model
-from dashboard.api.sources import Live, Past, Source
-from dashboard.service.problems import Problem, documented
+from dashboard.api.models import JsonObject, StrictModel
+from dashboard.api.sources import JobSource, Live, Past
+from dashboard.service.problems import ProblemAnswer, documented
 from orchestrator.analysis.step_memory import profile_beside
 from orchestrator.analysis.throughput import throughput
 from orchestrator.events.types import named_floats
@@ -32,7 +32,7 @@ Format = Annotated[
 ]
 
 
-class Telemetry(Model, json_schema_extra=example(TELEMETRY)):
+class Telemetry(StrictModel, json_schema_extra=example(TELEMETRY)):
     """Curves over the newest steps; an older entry may stand for its neighbours too. Null: not finite."""
 
     step: list[int]
@@ -46,7 +46,7 @@ class Telemetry(Model, json_schema_extra=example(TELEMETRY)):
     """Step -> validation loss."""
 
 
-class Checkpoint(Model):
+class ListedCheckpoint(StrictModel):
     """A written checkpoint, or a failed one."""
 
     step: int
@@ -56,13 +56,13 @@ class Checkpoint(Model):
     error: str | None
 
 
-class Checkpoints(Model, json_schema_extra=example(CHECKPOINTS)):
+class Checkpoints(StrictModel, json_schema_extra=example(CHECKPOINTS)):
     """The newest checkpoints, oldest first."""
 
-    checkpoints: list[Checkpoint]
+    checkpoints: list[ListedCheckpoint]
 
 
-class Span(Model):
+class HistorySpan(StrictModel):
     """One action of a rank, timed in seconds since the step began."""
 
     rank: int
@@ -72,7 +72,7 @@ class Span(Model):
     end_s: float
 
 
-class TimelineModel(Model, json_schema_extra=example(TIMELINE)):
+class TimelineModel(StrictModel, json_schema_extra=example(TIMELINE)):
     """One step of all ranks."""
 
     step: int
@@ -80,12 +80,12 @@ class TimelineModel(Model, json_schema_extra=example(TIMELINE)):
     step_s: float
     """From commit to commit, or as predicted."""
     title: str
-    spans: list[Span]
+    spans: list[HistorySpan]
     steps: list[int]
     """The steps of which a timeline is kept."""
 
 
-class Trace(Model, json_schema_extra=example(TRACE)):
+class ChromeTrace(StrictModel, json_schema_extra=example(TRACE)):
     """A trace in Chrome's format, which ui.perfetto.dev opens."""
 
     displayTimeUnit: str
@@ -117,7 +117,7 @@ def _finite(value: float) -> float | None:
 def _checkpoints(view: JobView) -> Checkpoints:
     return Checkpoints(
         checkpoints=[
-            Checkpoint(
+            ListedCheckpoint(
                 step=each.step, path=each.path, bytes=each.bytes, seconds=each.seconds, error=each.error
             )
             for each in view.checkpoints
@@ -128,7 +128,7 @@ def _checkpoints(view: JobView) -> Checkpoints:
 def _profile(folder: str) -> JsonObject:
     found = profile_in(folder)
     if found is None:
-        raise Problem(
+        raise ProblemAnswer(
             404,
             "the job has no profile: it was planned without measuring, or its folder is not visible here",
             action="Plan by time (pipeline.partition = 'dynpipe'), or ask where the folder is.",
@@ -146,7 +146,7 @@ def step_of(view: JobView, folder: str, step: int | None) -> StepTimeline:
     found = measured_step(view, profile_in(folder), step) if kept else None
     if found is None:
         listed = ", ".join(map(str, sorted(view.measured)[-20:])) or "none yet"
-        raise Problem(
+        raise ProblemAnswer(
             404,
             f"no timeline of step {step} is kept" if step is not None else "no step was measured yet",
             action=f"Ask for one of the measured steps: {listed}.",
@@ -161,9 +161,9 @@ def _timeline(view: JobView, folder: str, step: int | None, source: str) -> Time
         return measured
     predicted = found.predicted
     if predicted is None:
-        raise Problem(404, f"step {found.step} has no prediction: the plan was made without a profile")
+        raise ProblemAnswer(404, f"step {found.step} has no prediction: the plan was made without a profile")
     spans = [
-        Span(rank=rank, action=str(span.action), start_s=span.start_s, end_s=span.end_s)
+        HistorySpan(rank=rank, action=str(span.action), start_s=span.start_s, end_s=span.end_s)
         for rank, spans in enumerate(predicted.timeline)
         for span in spans
     ]
@@ -171,7 +171,7 @@ def _timeline(view: JobView, folder: str, step: int | None, source: str) -> Time
 
 
 async def _timeline_answer(
-    source: Source, step: int | None, picture: str, format: str
+    source: JobSource, step: int | None, picture: str, format: str
 ) -> TimelineModel | Response:
     if format == "perfetto":
         trace = await source.read(lambda view: step_of(view, source.folder(view), step).trace())
@@ -215,7 +215,7 @@ async def run_profile(past: Past) -> dict[str, Any]:
     return await past.read(lambda view: _profile(past.folder(view)))
 
 
-@router.get("/jobs/{job}/timeline", responses=ERRORS, response_model=TimelineModel | Trace)
+@router.get("/jobs/{job}/timeline", responses=ERRORS, response_model=TimelineModel | ChromeTrace)
 async def job_timeline(
     live: Live, step: Step = None, picture: Picture = "measured", format: Format = "json"
 ) -> Any:
@@ -223,7 +223,7 @@ async def job_timeline(
     return await _timeline_answer(live, step, picture, format)
 
 
-@router.get("/runs/{run}/timeline", responses=ERRORS, response_model=TimelineModel | Trace)
+@router.get("/runs/{run}/timeline", responses=ERRORS, response_model=TimelineModel | ChromeTrace)
 async def run_timeline(
     past: Past, step: Step = None, picture: Picture = "measured", format: Format = "json"
 ) -> Any:

@@ -11,14 +11,14 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field, model_validator
 
 from dashboard.api.examples import SPEC, SUMMARY, VIEW, answered, example
-from dashboard.api.models import JobName, Key, Model, Summary
+from dashboard.api.models import JobName, Key, StrictModel, Summary
 from dashboard.api.sources import Live, LiveSource, live_or_submitted
 from dashboard.jobs.live_job import LiveJob
-from dashboard.jobs.submission import Submission
+from dashboard.jobs.submission import PendingSubmission
 from dashboard.jobs.submitted_spec import check_secrets, check_trust, spec_of, tables_of
-from dashboard.service.problems import Problem, documented
+from dashboard.service.problems import ProblemAnswer, documented
 from dashboard.service.services import Parts, Services
-from dashboard.service.settings import Settings
+from dashboard.service.settings import ServiceSettings
 from orchestrator.analysis.job_summary import job_summary
 from orchestrator.client.errors import ClusterSilent, CommandIdReused, JobError, NoSuchJob, Refused
 from orchestrator.history.job_view import JobView
@@ -26,7 +26,7 @@ from orchestrator.history.job_view import JobView
 router = APIRouter(tags=["jobs"])
 
 
-class Jobs(Model, json_schema_extra=example({"jobs": [SUMMARY], "trouble": ""})):
+class JobList(StrictModel, json_schema_extra=example({"jobs": [SUMMARY], "trouble": ""})):
     """All jobs of the cluster."""
 
     jobs: list[Summary]
@@ -34,7 +34,7 @@ class Jobs(Model, json_schema_extra=example({"jobs": [SUMMARY], "trouble": ""}))
     """Why the list may be old; empty if all is well."""
 
 
-class SubmitBody(Model, json_schema_extra=example({"spec": SPEC, "resume": False})):
+class SubmitBody(StrictModel, json_schema_extra=example({"spec": SPEC, "resume": False})):
     """A job to start: its spec as tables or as TOML text."""
 
     spec: dict[str, Any] | None = Field(default=None, examples=[SPEC])
@@ -49,8 +49,8 @@ class SubmitBody(Model, json_schema_extra=example({"spec": SPEC, "resume": False
         return self
 
 
-class Submitted(
-    Model,
+class StartedJob(
+    StrictModel,
     json_schema_extra=example({"job": "gpt", "folder": "runs/gpt", "accepted": True, "page": "/jobs/gpt"}),
 ):
     """A job that is being started."""
@@ -73,14 +73,14 @@ def summary_of(job: LiveJob) -> Summary:
     return job.cached(make)
 
 
-def _summary_of_submission(submission: Submission) -> Summary:
+def _summary_of_submission(submission: PendingSubmission) -> Summary:
     empty = asdict(job_summary(JobView(job=submission.job, state="submitting")))
     if submission.error:
         empty |= {"state": "refused", "trouble": submission.error}
     return Summary.model_validate(empty | {"folder": submission.folder})
 
 
-def _beside(summary: Summary, refused: Submission) -> Summary:
+def _beside(summary: Summary, refused: PendingSubmission) -> Summary:
     """The summary of a job that runs, while another one of its name was refused."""
     text = f"a job submitted under this name was refused: {refused.error}"
     return summary.model_copy(update={"trouble": summary.trouble or text})
@@ -100,9 +100,9 @@ def all_jobs(parts: Parts) -> list[Summary]:
 
 
 @router.get("/jobs", responses=documented(401, 403))
-async def list_jobs(parts: Parts) -> Jobs:
+async def list_jobs(parts: Parts) -> JobList:
     """All jobs of the cluster, each in a few numbers."""
-    return Jobs(jobs=all_jobs(parts), trouble=parts.live.trouble)
+    return JobList(jobs=all_jobs(parts), trouble=parts.live.trouble)
 
 
 @router.post("/jobs", status_code=202, responses=documented(400, 401, 403, 408, 409, 413, 422, 429))
@@ -113,7 +113,7 @@ async def submit_job(
     response: Response,
     key: Key = None,
     wait_s: Annotated[float, Query(ge=0, le=60, description="How long to wait until it has begun.")] = 0.0,
-) -> Submitted:
+) -> StartedJob:
     """Submit a job. It is measured, planned and started; GET /jobs/JOB shows how far it is, or why it was refused. A
     job whose name another one has that runs is refused at once. The same request with the same Idempotency-Key is
     answered as the first one, and submits nothing again."""
@@ -135,12 +135,12 @@ async def submit_job(
     except CommandIdReused:
         raise
     except JobError as error:
-        raise Problem(409, str(error)) from None
+        raise ProblemAnswer(409, str(error)) from None
     await parts.submissions.wait(submission, wait_s)
     if submission.error:
-        raise Problem(422, submission.error)
+        raise ProblemAnswer(422, submission.error)
     response.headers["Location"] = f"/api/v1/jobs/{spec.job.name}"
-    return Submitted(
+    return StartedJob(
         job=spec.job.name,
         folder=spec.job.folder,
         accepted=submission.done,
@@ -164,14 +164,14 @@ async def _check_name(parts: Services, name: str) -> None:
         )
 
 
-async def _decided(parts: Services, submission: Submission) -> None:
+async def _decided(parts: Services, submission: PendingSubmission) -> None:
     """Look for the job of an accepted submission, and note which ended one a refused submission is newer than."""
     await parts.live.look()
     known = parts.live.known(submission.job)
     submission.ended = known if known is not None and known.ended else None
 
 
-def _secrets(settings: Settings) -> list[Path]:
+def _secrets(settings: ServiceSettings) -> list[Path]:
     """The files that no job may read or write."""
     return [*settings.own_files, *([settings.tls_key] if settings.tls_key is not None else [])]
 
@@ -180,7 +180,7 @@ def _secrets(settings: Settings) -> list[Path]:
 async def get_job(job: JobName, parts: Parts) -> Summary:
     """A job in a few numbers."""
     found = await live_or_submitted(job, parts)
-    if isinstance(found, Submission):
+    if isinstance(found, PendingSubmission):
         return _summary_of_submission(found)
     summary, refused = summary_of(found.job), parts.submission(job)
     return (

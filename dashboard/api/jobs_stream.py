@@ -12,7 +12,7 @@ from fastapi.responses import StreamingResponse
 from dashboard.api.examples import JOBS_STREAM, answered
 from dashboard.api.jobs import all_jobs
 from dashboard.api.models import Summary
-from dashboard.api.streams import BEAT, BEAT_S, BEGIN, LONGEST_S, Stream
+from dashboard.api.streams import BEAT, BEAT_S, BEGIN, LONGEST_S, BoundedStream
 from dashboard.service.problems import documented
 from dashboard.service.services import From, Parts, Services
 
@@ -32,7 +32,7 @@ async def jobs_stream(parts: Parts, caller: From) -> Response:
     """All jobs as they change: `summary` with a job in a few numbers, first of every job, then whenever it is another
     one; `gone` with the name of a job that is shown no longer; `trouble` with why all this may be old, empty when all
     is well again."""
-    return Stream(_lines(parts), parts.streams, caller)
+    return BoundedStream(_lines(parts), parts.streams, caller)
 
 
 async def _lines(parts: Services) -> AsyncIterator[str]:

@@ -29,14 +29,14 @@ Key = Annotated[
 ]
 
 
-class Model(BaseModel):
+class StrictModel(BaseModel):
     """A body: unknown keys are refused, docstrings describe the fields."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="strings")
 
 
 class Answer(
-    Model,
+    StrictModel,
     json_schema_extra=example(
         {
             "job": "gpt",
@@ -60,7 +60,7 @@ class Answer(
     """Steps committed when it was done."""
 
 
-class Summary(Model, json_schema_extra=example(SUMMARY)):
+class Summary(StrictModel, json_schema_extra=example(SUMMARY)):
     """A job in a few numbers. Times are in seconds since the Unix epoch."""
 
     job: str

@@ -7,9 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 
 from dashboard.api.examples import example
-from dashboard.api.models import Model
-from dashboard.api.sources import Live, Past, Source
-from dashboard.service.problems import Problem, documented
+from dashboard.api.models import StrictModel
+from dashboard.api.sources import JobSource, Live, Past
+from dashboard.service.problems import ProblemAnswer, documented
 from orchestrator.client.rank_logs import output_end, ranks_with_output
 from orchestrator.history.job_view import JobView
 
@@ -26,7 +26,7 @@ Bytes = Annotated[int, Query(alias="bytes", ge=1, le=MOST_BYTES, description="Mo
 
 
 class Output(
-    Model,
+    StrictModel,
     json_schema_extra=example(
         {"rank": 1, "ranks": [0, 1], "text": "--- rank 1, pid 4001\nhello\n", "cut": False}
     ),
@@ -51,7 +51,7 @@ def output_of(folder: str, rank: int, most_bytes: int) -> Output:
     found = output_end(folder, rank, most_bytes) if folder else None
     if found is None:
         there = ", ".join(map(str, ranks_with_output(folder))) if folder else ""
-        raise Problem(
+        raise ProblemAnswer(
             404,
             f"there is no output of rank {rank} here",
             action=f"Ranks whose output is here: {there}." if there else f"None is here: {ELSEWHERE}.",
@@ -59,7 +59,7 @@ def output_of(folder: str, rank: int, most_bytes: int) -> Output:
     return Output(rank=rank, ranks=list(ranks_with_output(folder)), text=found.text, cut=found.cut)
 
 
-async def _answer(source: Source, rank: int, most_bytes: int) -> Output:
+async def _answer(source: JobSource, rank: int, most_bytes: int) -> Output:
     def made(view: JobView) -> Output:
         return output_of(source.folder(view), rank, most_bytes)
 

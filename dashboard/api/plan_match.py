@@ -9,7 +9,7 @@ from fastapi import Header
 from pydantic import Field
 
 from dashboard.service.mistakes import ETAG, VERSION
-from dashboard.service.problems import Problem
+from dashboard.service.problems import ProblemAnswer
 from orchestrator.history.job_view import JobView
 
 Version = Annotated[str | None, Field(pattern=VERSION)]
@@ -24,9 +24,9 @@ Match = Annotated[
 ]
 
 
-def no_plan(view: JobView) -> Problem:
+def no_plan(view: JobView) -> ProblemAnswer:
     """The answer about a job that has no plan yet."""
-    return Problem(
+    return ProblemAnswer(
         409, f"job {view.job!r} has no plan yet: it is {view.state}", action="Ask again in a moment."
     )
 
@@ -39,7 +39,7 @@ def base_of(*versions: str | None) -> tuple[int, int] | None:
     """
     named = sorted({version.strip('"') for version in versions if version is not None})
     if len(named) > 1:
-        raise Problem(422, f"If-Match and version name different plans: {named[0]} and {named[1]}")
+        raise ProblemAnswer(422, f"If-Match and version name different plans: {named[0]} and {named[1]}")
     if not named:
         return None
     epoch, version = map(int, named[0].split("."))

@@ -10,18 +10,18 @@ from pydantic import Field
 
 from dashboard.api.controls import ERRORS
 from dashboard.api.examples import PLAN_ANSWER, PROPOSAL, example
-from dashboard.api.models import JobName, Model
+from dashboard.api.models import JobName, StrictModel
 from dashboard.api.plan_match import no_plan
 from dashboard.api.sources import Live
 from dashboard.service.problems import documented
 from dashboard.service.services import Parts
 from orchestrator.commands.apply import Layers
-from orchestrator.history.job_view import Decision, JobView
+from orchestrator.history.job_view import IssuedPlan, JobView
 
 router = APIRouter(tags=["plans"], prefix="/jobs/{job}")
 
 
-class PlanAnswer(Model, json_schema_extra=example(PLAN_ANSWER)):
+class PlanAnswer(StrictModel, json_schema_extra=example(PLAN_ANSWER)):
     """A plan, and what it was chosen from."""
 
     version: str = Field(examples=["1.2"])
@@ -35,20 +35,20 @@ class PlanAnswer(Model, json_schema_extra=example(PLAN_ANSWER)):
     """The plans that were considered, each with its predicted step; empty if there was no search."""
 
 
-class Plans(Model, json_schema_extra=example({"plans": [PLAN_ANSWER]})):
+class PlanList(StrictModel, json_schema_extra=example({"plans": [PLAN_ANSWER]})):
     """The newest plans, oldest first."""
 
     plans: list[PlanAnswer]
 
 
-class Wanted(Model, json_schema_extra=example({"partition": [3, 2, 1, 2]})):
+class WantedPartition(StrictModel, json_schema_extra=example({"partition": [3, 2, 1, 2]})):
     """A partition to look at."""
 
     partition: list[Layers] | None = Field(default=None, max_length=4096)
     """Layers per stage; null: the planner's own best."""
 
 
-class ProposalAnswer(Model, json_schema_extra=example(PROPOSAL)):
+class ProposalAnswer(StrictModel, json_schema_extra=example(PROPOSAL)):
     """A partition that the ranks could have, validated and simulated. Nothing has changed yet."""
 
     partition: list[int]
@@ -73,7 +73,7 @@ class ProposalAnswer(Model, json_schema_extra=example(PROPOSAL)):
     """The cuts that the planner compared, with their predicted steps."""
 
 
-def _answer(decision: Decision) -> PlanAnswer:
+def _answer(decision: IssuedPlan) -> PlanAnswer:
     plan = decision.plan
     return PlanAnswer(
         version=f"{plan.epoch}.{plan.version}",
@@ -99,13 +99,13 @@ async def plan(live: Live, response: Response) -> PlanAnswer:
 
 
 @router.get("/plans", responses=documented(401, 403, 404, 422, 503))
-async def plans(live: Live) -> Plans:
+async def plans(live: Live) -> PlanList:
     """The newest plans, each with the reason for it."""
-    return await live.read(lambda view: Plans(plans=[_answer(each) for each in view.decisions]))
+    return await live.read(lambda view: PlanList(plans=[_answer(each) for each in view.decisions]))
 
 
 @router.post("/plan/proposal", responses=ERRORS)
-async def propose(job: JobName, parts: Parts, body: Wanted | None = None) -> ProposalAnswer:
+async def propose(job: JobName, parts: Parts, body: WantedPartition | None = None) -> ProposalAnswer:
     """Validate and simulate another partition. Nothing changes."""
     found = await parts.client.propose(job, body.partition if body is not None else None)
     epoch, version = found.base

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from fastapi import APIRouter, Response
 
 from dashboard.api.examples import SUMMARY, VIEW, answered, example
-from dashboard.api.models import Model, Summary
+from dashboard.api.models import StrictModel, Summary
 from dashboard.api.sources import Past
 from dashboard.jobs.past_runs import MOST_RUNS, PastRuns
 from dashboard.service.problems import documented
@@ -19,7 +19,7 @@ from orchestrator.history.job_view import JobView
 router = APIRouter(tags=["runs"])
 
 
-class Run(Model):
+class ListedRun(StrictModel):
     """A past run."""
 
     run: str
@@ -32,7 +32,7 @@ class Run(Model):
 
 
 class Runs(
-    Model,
+    StrictModel,
     json_schema_extra=example(
         {
             "runs": [{"run": "gpt", "folder": "/data/runs/gpt", "summary": SUMMARY, "problem": ""}],
@@ -42,14 +42,14 @@ class Runs(
 ):
     """Past runs, by name."""
 
-    runs: list[Run]
+    runs: list[ListedRun]
     left_out: int
     """Number of runs that are not listed: at most 1,000 are."""
 
 
 def list_of(past: PastRuns) -> Runs:
     """The first `MOST_RUNS` past runs, by name. Reads the logs that are not known yet."""
-    found: list[Run] = []
+    found: list[ListedRun] = []
     runs = past.runs()
     for run in runs[:MOST_RUNS]:
         try:
@@ -58,7 +58,7 @@ def list_of(past: PastRuns) -> Runs:
             summary, problem = None, str(error)
         # It is valid: a thousand summaries take long to validate.
         found.append(
-            Run.model_construct(run=run.name, folder=str(run.path), summary=summary, problem=problem)
+            ListedRun.model_construct(run=run.name, folder=str(run.path), summary=summary, problem=problem)
         )
     return Runs.model_construct(runs=found, left_out=len(runs) - len(found))
 

@@ -12,7 +12,7 @@ from fastapi import Depends
 from dashboard.api.models import JobName, RunName
 from dashboard.jobs.live_job import LiveJob
 from dashboard.jobs.past_runs import PastRun, PastRuns
-from dashboard.jobs.submission import Submission
+from dashboard.jobs.submission import PendingSubmission
 from dashboard.service.services import Parts, Services
 from dashboard.service.threads import Threads
 from orchestrator.client.errors import ClusterSilent, NoSuchJob
@@ -21,7 +21,7 @@ from orchestrator.history.job_view import JobView
 T = TypeVar("T")
 
 
-class Source(Protocol):
+class JobSource(Protocol):
     """A job to read from."""
 
     @property
@@ -107,7 +107,7 @@ async def live_source(job: JobName, parts: Parts) -> LiveSource:
     return LiveSource(await parts.live.find(job), parts.threads)
 
 
-async def live_or_submitted(job: str, parts: Services) -> LiveSource | Submission:
+async def live_or_submitted(job: str, parts: Services) -> LiveSource | PendingSubmission:
     """The job of the path, or its submission as long as no such job is known, or only an earlier run of it that has
     ended."""
     submission = parts.submission(job)

@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from dashboard.service.access import Caller
 from dashboard.service.limits import AtOnce
-from dashboard.service.problems import Problem
+from dashboard.service.problems import ProblemAnswer
 
 BEGIN = "retry: 1000\n\n"
 """First message of a stream: the client's reconnection delay, in ms."""
@@ -29,7 +29,7 @@ SLOW_S = 10.0
 """A client that takes nothing for this long is dropped."""
 
 
-class Stream(StreamingResponse):
+class BoundedStream(StreamingResponse):
     """A stream whose client must take what it is sent: nothing is kept for a slow one, and one that takes nothing for
     `SLOW_S` is dropped. It may come back.
 
@@ -53,11 +53,11 @@ class Stream(StreamingResponse):
                 await send(message)
 
         client = self._caller.name
-        reached = self._streams.take(client)
+        reached = self._streams.admit(client)
         if reached == self._streams.most_each:
-            raise Problem(429, f"{reached} streams of {client} are open", Retry_After="10")
+            raise ProblemAnswer(429, f"{reached} streams of {client} are open", Retry_After="10")
         if reached:
-            raise Problem(503, f"{reached} streams are open", Retry_After="10")
+            raise ProblemAnswer(503, f"{reached} streams are open", Retry_After="10")
         try:
             with suppress(TimeoutError):
                 await super().__call__(scope, receive, bounded)

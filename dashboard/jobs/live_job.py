@@ -133,7 +133,7 @@ class LiveJob:
                     frames.append(frame_of(number, record))
             after = page.next
             for record in fresh:
-                view.take(record)
+                view.fold(record)
             if after >= total and (fresh or self.view is not view):
                 self.view, self.frames, self.trouble = view, frames, view.trouble
                 self._notify()

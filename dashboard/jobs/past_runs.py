@@ -18,7 +18,7 @@ from orchestrator.history.copying import copied
 from orchestrator.history.folder import EVENTS, MARKER, PLANNER, PROFILE, JobFolder
 from orchestrator.history.folder_view import placed_view_in
 from orchestrator.history.job_view import JobView
-from orchestrator.history.snapshot import SNAPSHOT, Position
+from orchestrator.history.snapshot import SNAPSHOT, LogPosition
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class _Kept:
     state: _State
     """Fingerprint of the run's files when it was read."""
     view: JobView
-    position: Position | None
+    position: LogPosition | None
 
 
 class PastRuns:

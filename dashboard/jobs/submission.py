@@ -32,7 +32,7 @@ MOST_AT_ONCE = 4
 
 
 @dataclass
-class Submission:
+class PendingSubmission:
     """A job that is being submitted, or was refused."""
 
     job: str
@@ -54,10 +54,10 @@ class _Sent:
 
     tables: Mapping[str, Any]
     resume: bool
-    submission: Submission
+    submission: PendingSubmission
 
 
-Decided = Callable[[Submission], Awaitable[None]]
+Decided = Callable[[PendingSubmission], Awaitable[None]]
 """Called before a submission counts as decided."""
 
 
@@ -70,20 +70,20 @@ class Submissions:
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self._known: dict[str, Submission] = {}
+        self._known: dict[str, PendingSubmission] = {}
         self._sent: dict[str, _Sent] = {}
         """By key, the oldest first."""
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def find(self, job: str) -> Submission | None:
+    def find(self, job: str) -> PendingSubmission | None:
         """The newest submission of a job with this name."""
         return self._known.get(job)
 
-    def running(self) -> list[Submission]:
+    def running(self) -> list[PendingSubmission]:
         """Submissions that are undecided or were refused."""
         return [each for each in self._known.values() if not each.done or each.error]
 
-    def earlier(self, tables: Mapping[str, Any], resume: bool, key: str | None) -> Submission | None:
+    def earlier(self, tables: Mapping[str, Any], resume: bool, key: str | None) -> PendingSubmission | None:
         """The submission that was sent with `key` before; None if there was none.
 
         Raises:
@@ -105,7 +105,7 @@ class Submissions:
         resume: bool,
         key: str | None = None,
         decided: Decided | None = None,
-    ) -> Submission:
+    ) -> PendingSubmission:
         """Begin to submit the job of `spec`, whose tables are `tables`.
 
         Args:
@@ -127,7 +127,7 @@ class Submissions:
             raise JobError(
                 f"{len(busy)} jobs are being submitted ({', '.join(busy)}): wait until one has begun"
             )
-        submission = Submission(name, spec.job.folder)
+        submission = PendingSubmission(name, spec.job.folder)
         self._known.pop(name, None)
         self._known[name] = submission
         for old in list(self._known)[:-KEPT]:
@@ -141,7 +141,7 @@ class Submissions:
         task.add_done_callback(self._tasks.discard)
         return submission
 
-    async def wait(self, submission: Submission, wait_s: float) -> None:
+    async def wait(self, submission: PendingSubmission, wait_s: float) -> None:
         """Wait up to `wait_s` until it is decided."""
         end_s = asyncio.get_running_loop().time() + wait_s
         while not submission.done and asyncio.get_running_loop().time() < end_s:
@@ -155,7 +155,7 @@ class Submissions:
             await asyncio.wait(self._tasks)
 
     async def _run(
-        self, submission: Submission, tables: Mapping[str, Any], resume: bool, decided: Decided | None
+        self, submission: PendingSubmission, tables: Mapping[str, Any], resume: bool, decided: Decided | None
     ) -> None:
         try:
             with tempfile.TemporaryDirectory(prefix="freshet-") as folder:

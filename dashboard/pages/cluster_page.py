@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import Response
 
-from dashboard.api.cluster import Device, Link, cluster, measured
+from dashboard.api.cluster import MeasuredDevice, MeasuredLink, cluster, measured
 from dashboard.pages.shown import page_router
 from dashboard.pages.templating import page
 from dashboard.service.access import Caller, Role
@@ -46,7 +46,7 @@ async def _nodes(parts: Services, caller: Caller) -> dict[str, Any]:
     }
 
 
-def _devices(devices: list[Device]) -> Table | None:
+def _devices(devices: list[MeasuredDevice]) -> Table | None:
     if not devices:
         return None
     return Table(
@@ -73,7 +73,7 @@ def _devices(devices: list[Device]) -> Table | None:
     )
 
 
-def _links(links: list[Link]) -> Table | None:
+def _links(links: list[MeasuredLink]) -> Table | None:
     if not links:
         return None
     slowest = sorted(links, key=lambda each: each.bytes_per_s)

@@ -13,11 +13,11 @@ from markupsafe import Markup
 from dashboard.api.controls import answer_to
 from dashboard.api.models import JobName
 from dashboard.pages.controls import CONTROLS, Control, Expected, expectation, simulates
-from dashboard.pages.shown import Job, Shown, Subject, page_router
+from dashboard.pages.shown import Job, Shown, ShownJob, page_router
 from dashboard.pages.templating import html, rendered
 from dashboard.service.access import Caller, Role
 from dashboard.service.mistakes import KEY, NAME
-from dashboard.service.problems import PlanMoving, Problem, problem_of
+from dashboard.service.problems import PlanMoving, ProblemAnswer, problem_of
 from dashboard.service.services import From, Parts
 from orchestrator.analysis.job_summary import plan_version
 from orchestrator.client.errors import (
@@ -38,9 +38,9 @@ Key = Annotated[str, Form(pattern=KEY)]
 
 def _control(name: str, caller: Caller) -> Control:
     if name not in CONTROLS:
-        raise Problem(404, f"there is no control {name!r}", action=f"There are {', '.join(CONTROLS)}.")
+        raise ProblemAnswer(404, f"there is no control {name!r}", action=f"There are {', '.join(CONTROLS)}.")
     if caller.role != Role.CONTROL:
-        raise Problem(403, "the read token changes nothing")
+        raise ProblemAnswer(403, "the read token changes nothing")
     return CONTROLS[name]
 
 
@@ -96,13 +96,13 @@ def _new_key() -> str:
 
 
 async def _asking(
-    subject: Subject,
+    subject: ShownJob,
     control: Control,
     given: Mapping[str, str],
     command: JobCommand,
     caller: Caller,
     key: str,
-    problem: Problem | None = None,
+    problem: ProblemAnswer | None = None,
 ) -> Response:
     def made(shown: Shown) -> Markup:
         return rendered(

@@ -10,11 +10,11 @@ from pydantic import ValidationError
 from dashboard.api.controls import BODIES, command_of
 from dashboard.pages.shown import Shown
 from dashboard.service.mistakes import mistakes
-from dashboard.service.problems import Problem
+from dashboard.service.problems import ProblemAnswer
 from orchestrator.analysis.what_if import what_if
 from orchestrator.client.errors import JobError
-from orchestrator.commands.change import Change, Impossible
-from orchestrator.commands.command import Choice, Form, Input, JobCommand, PlanCommand, metadata
+from orchestrator.commands.change import Impossible, WhatIfChange
+from orchestrator.commands.command import FieldChoice, Form, Input, JobCommand, PlanCommand, metadata
 from orchestrator.commands.table import COMMANDS
 from orchestrator.history.job_view import JobView
 from orchestrator.report.step.what_if_part import words
@@ -79,7 +79,7 @@ class Control:
             body = model.model_validate({**filled, **self.form.fixed}) if model is not None else None
         except ValidationError as error:
             said = mistakes(error.errors(), {name: shown.label for name, shown in inputs.items()})
-            raise Problem(422, said, action="Go back and correct it.") from None
+            raise ProblemAnswer(422, said, action="Go back and correct it.") from None
         return command_of(self.command, body, id=id, by=by)
 
 
@@ -100,7 +100,7 @@ class Expected:
 def simulates(view: JobView, command: JobCommand) -> bool:
     """Whether `expectation` asks the simulator."""
     try:
-        return isinstance(command.change(view), Change)
+        return isinstance(command.change(view), WhatIfChange)
     except JobError:
         return False
 
@@ -130,7 +130,7 @@ class ControlsPart:
 
     simple: tuple[Control, ...]
     """Controls that need nothing but a button."""
-    forms: tuple[tuple[Control, tuple[tuple[Field, Sequence[Choice]], ...]], ...]
+    forms: tuple[tuple[Control, tuple[tuple[Field, Sequence[FieldChoice]], ...]], ...]
     """The others, each with its fields and what there is to choose from."""
 
 

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from dashboard.api.events import Kinds, checked_kinds
 from dashboard.api.sources import LiveSource
-from dashboard.pages.shown import Job, Run, Shown, Subject, page_router
+from dashboard.pages.shown import Job, Run, Shown, ShownJob, page_router
 from dashboard.pages.templating import html, rendered
 from dashboard.service.access import Caller
 from dashboard.service.services import From
@@ -28,7 +28,7 @@ MOST_BYTES = 2**22
 
 
 @dataclass(frozen=True)
-class Line:
+class EventLine:
     """An event on the page."""
 
     time_s: float
@@ -41,7 +41,7 @@ class EventsPart:
     """The events that are shown."""
 
     found: Listing
-    lines: tuple[Line, ...]
+    lines: tuple[EventLine, ...]
     cut: bool
     """Whether there are older events, which are not counted."""
 
@@ -52,7 +52,7 @@ class EventsPart:
         return ", ".join(f"{counts[kind]:,} of {kind}" for kind in counts if kind in FLOODS - kinds)
 
 
-async def _part(subject: Subject, kinds: Sequence[str]) -> EventsPart:
+async def _part(subject: ShownJob, kinds: Sequence[str]) -> EventsPart:
     source = subject.source
     frames = source.job.frames.after(0, source.job.frames.newest) if isinstance(source, LiveSource) else None
 
@@ -62,7 +62,7 @@ async def _part(subject: Subject, kinds: Sequence[str]) -> EventsPart:
         else:
             lines, cut = _end_of_log(shown.folder)
         found = listing(lines, kinds)
-        told = [Line(each.time_s, each.kind, sentence_of(each.event)) for each in found.records]
+        told = [EventLine(each.time_s, each.kind, sentence_of(each.event)) for each in found.records]
         return EventsPart(found, tuple(told), cut)
 
     return await subject.read(made)
@@ -74,7 +74,7 @@ def _end_of_log(folder: str) -> tuple[list[str], bool]:
     return (end.content.decode(errors="replace").splitlines(), end.cut) if end is not None else ([], False)
 
 
-async def _page(subject: Subject, kinds: Sequence[str] | None, caller: Caller) -> Response:
+async def _page(subject: ShownJob, kinds: Sequence[str] | None, caller: Caller) -> Response:
     chosen = checked_kinds(kinds)
     part = await _part(subject, chosen)
 
@@ -85,7 +85,7 @@ async def _page(subject: Subject, kinds: Sequence[str] | None, caller: Caller) -
     return html(await subject.read(made))
 
 
-async def _list(subject: Subject, kinds: Sequence[str] | None) -> Response:
+async def _list(subject: ShownJob, kinds: Sequence[str] | None) -> Response:
     return html(rendered("events_list.html.j2", part=await _part(subject, checked_kinds(kinds))))
 
 

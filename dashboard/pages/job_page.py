@@ -10,13 +10,13 @@ from markupsafe import Markup
 
 from dashboard.api.models import JobName
 from dashboard.api.sources import live_or_submitted
-from dashboard.jobs.submission import Submission
+from dashboard.jobs.submission import PendingSubmission
 from dashboard.pages.sections import BY_NAME, render, render_first
-from dashboard.pages.shown import Job, Run, Shown, Subject, page_router
+from dashboard.pages.shown import Job, Run, Shown, ShownJob, page_router
 from dashboard.pages.templating import html, page, rendered
 from dashboard.service.access import Caller
 from dashboard.service.mistakes import NAME
-from dashboard.service.problems import Problem
+from dashboard.service.problems import ProblemAnswer
 from dashboard.service.services import From, Parts
 from orchestrator.report.run.decision_log import decision_log
 from orchestrator.report.step.timeline import timeline
@@ -27,7 +27,7 @@ Name = Annotated[str, Path(pattern=NAME)]
 Step = Annotated[int | None, Query(ge=1, le=2**53)]
 
 
-async def _whole(subject: Subject, caller: Caller) -> Response:
+async def _whole(subject: ShownJob, caller: Caller) -> Response:
     """The page."""
 
     def made(shown: Shown) -> Markup:
@@ -41,19 +41,19 @@ async def _whole(subject: Subject, caller: Caller) -> Response:
     return html(await subject.read(made))
 
 
-async def _part(subject: Subject, name: str) -> Response:
+async def _part(subject: ShownJob, name: str) -> Response:
     section = BY_NAME.get(name)
     if section is None:
-        raise Problem(404, f"a job's page has no section {name!r}")
+        raise ProblemAnswer(404, f"a job's page has no section {name!r}")
     return html(await subject.read(lambda shown: render(section, shown)))
 
 
-async def _step(subject: Subject, step: int | None, caller: Caller) -> Response:
+async def _step(subject: ShownJob, step: int | None, caller: Caller) -> Response:
     def made(shown: Shown) -> Markup:
         steps = sorted(shown.view.measured)
         kept = f"{steps[0]:,} to {steps[-1]:,}" if steps else "none yet"
         if not steps or (step is not None and step not in steps):
-            raise Problem(
+            raise ProblemAnswer(
                 404,
                 "no step was measured yet" if not steps else f"no timeline of step {step:,} is kept",
                 action=f"Measured steps that are kept: {kept}.",
@@ -74,7 +74,7 @@ async def _step(subject: Subject, step: int | None, caller: Caller) -> Response:
     return html(await subject.read(made))
 
 
-async def _decisions(subject: Subject, caller: Caller) -> Response:
+async def _decisions(subject: ShownJob, caller: Caller) -> Response:
     make: Callable[[Shown], Markup] = lambda shown: rendered(  # noqa: E731
         "decisions.html.j2", shown=shown, entries=decision_log(shown.view), caller=caller
     )
@@ -85,9 +85,9 @@ async def _decisions(subject: Subject, caller: Caller) -> Response:
 async def job_page(job: JobName, parts: Parts, caller: From) -> Response:
     """A job of the cluster, or one that is being submitted or was refused."""
     found = await live_or_submitted(job, parts)
-    if isinstance(found, Submission):
+    if isinstance(found, PendingSubmission):
         return page("submission.html.j2", submission=found, caller=caller)
-    return await _whole(Subject(found, f"/jobs/{job}", caller), caller)
+    return await _whole(ShownJob(found, f"/jobs/{job}", caller), caller)
 
 
 @router.get("/runs/{run}")

@@ -8,10 +8,10 @@ from fastapi import Query, Response
 from markupsafe import Markup
 
 from dashboard.api.output import MOST_BYTES, Output, output_of
-from dashboard.pages.shown import Job, Run, Shown, Subject, page_router
+from dashboard.pages.shown import Job, Run, Shown, ShownJob, page_router
 from dashboard.pages.templating import html, rendered
 from dashboard.service.access import Caller
-from dashboard.service.problems import Problem
+from dashboard.service.problems import ProblemAnswer
 from dashboard.service.services import From
 from orchestrator.client.rank_logs import ranks_with_output
 
@@ -27,7 +27,7 @@ def newest_output(shown: Shown) -> Output | None:
     ranks = ranks_with_output(shown.folder) if shown.folder else ()
     try:
         return output_of(shown.folder, ranks[0], NEWEST_BYTES) if ranks else None
-    except Problem:  # it was removed meanwhile, or is no file
+    except ProblemAnswer:  # it was removed meanwhile, or is no file
         return None
 
 
@@ -36,14 +36,14 @@ def _output(shown: Shown, rank: int | None) -> Output:
     return output_of(shown.folder, min(there, default=0) if rank is None else rank, MOST_BYTES)
 
 
-async def _page(subject: Subject, rank: int | None, caller: Caller) -> Response:
+async def _page(subject: ShownJob, rank: int | None, caller: Caller) -> Response:
     def made(shown: Shown) -> Markup:
         return rendered("output.html.j2", shown=shown, part=_output(shown, rank), caller=caller)
 
     return html(await subject.read(made))
 
 
-async def _text(subject: Subject, rank: int | None) -> Response:
+async def _text(subject: ShownJob, rank: int | None) -> Response:
     def made(shown: Shown) -> Markup:
         return rendered("output_text.html.j2", part=_output(shown, rank))
 

@@ -21,7 +21,7 @@ from dashboard.pages import (
 from dashboard.pages.shown import error_page
 from dashboard.pages.templating import BUNDLES, KINDS, bundle
 from dashboard.service.guarded import wants_page
-from dashboard.service.problems import Problem, answer_to, problem_of_http
+from dashboard.service.problems import ProblemAnswer, answer_to, problem_of_http
 
 router = APIRouter(include_in_schema=False)
 
@@ -30,7 +30,7 @@ router = APIRouter(include_in_schema=False)
 async def file(name: str) -> Response:
     """A style sheet or script. Its address has its hash, so that a browser may keep it."""
     if name not in BUNDLES:
-        raise Problem(404, f"there is no file {name}")
+        raise ProblemAnswer(404, f"there is no file {name}")
     kind = KINDS[name.rpartition(".")[2]]
     return Response(
         bundle(name), media_type=kind, headers={"Cache-Control": "public, max-age=31536000, immutable"}

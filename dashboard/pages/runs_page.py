@@ -10,12 +10,12 @@ from urllib.parse import urlencode
 from fastapi import Query, Response
 
 from dashboard.api.models import Summary
-from dashboard.api.runs import Run, list_of
+from dashboard.api.runs import ListedRun, list_of
 from dashboard.pages.head import tone_of
 from dashboard.pages.shown import page_router
 from dashboard.pages.sparkline import sparkline
 from dashboard.pages.templating import page
-from dashboard.service.problems import Problem
+from dashboard.service.problems import ProblemAnswer
 from dashboard.service.services import From, Parts
 from orchestrator.report.comparison import AXES, comparison
 
@@ -52,11 +52,11 @@ class Heading:
     number: bool
 
 
-def chosen_runs(runs: list[Run], search: str, sort: str, *, down: bool) -> list[Run]:
+def chosen_runs(runs: list[ListedRun], search: str, sort: str, *, down: bool) -> list[ListedRun]:
     """The `runs` with all words of `search` in their name, folder, model or state, sorted; unreadable ones last."""
     words = search.lower().split()
 
-    def text(run: Run) -> str:
+    def text(run: ListedRun) -> str:
         summary = run.summary
         more = f"{summary.job} {summary.model} {summary.state}" if summary else run.problem
         return f"{run.run} {run.folder} {more}".lower()
@@ -125,7 +125,7 @@ async def compare(
     """Runs beside each other."""
     names = list(dict.fromkeys(run or ()))
     if not 2 <= len(names) <= MOST_COMPARED:
-        raise Problem(
+        raise ProblemAnswer(
             422,
             f"{len(names)} runs are chosen, and 2 to {MOST_COMPARED} can be compared",
             action="Choose some of the list of past runs.",

@@ -38,7 +38,7 @@ SPEEDS = ("SpeedsChanged", "LinksTimed", "Adapted")
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """A section."""
 
     name: str
@@ -64,42 +64,42 @@ def _commands(shown: Shown) -> object:
 
 
 SECTIONS = (
-    Section("head", head, ("StepReport", "ValidationReport", *RANKS, *PLANS), every_ms=500),
-    Section("controls", controls_part, ("Requested", "FreezeChanged", "Undrained", *RANKS)),
-    Section(
+    PageSection("head", head, ("StepReport", "ValidationReport", *RANKS, *PLANS), every_ms=500),
+    PageSection("controls", controls_part, ("Requested", "FreezeChanged", "Undrained", *RANKS)),
+    PageSection(
         "commands",
         _commands,
         ("Commanded", "Answered", "Migrated", "CheckpointReport", *LIFE),
         "Controls sent",
         every_ms=500,
     ),
-    Section(
+    PageSection(
         "notes",
         lambda shown: notes(shown.view) or None,
         (*NOTED, *RANKS),
         "Notes",
     ),
-    Section(
+    PageSection(
         "map",
         lambda shown: layer_map(shown.view),
         ("StandbyReport", "Commanded", "Answered", *RANKS, *PLANS),
         "Layers",
         every_ms=500,
     ),
-    Section(
+    PageSection(
         "training",
         lambda shown: training(shown.view),
         ("StepReport", "ValidationReport", "Formed", "Issued"),
         "Curves",
     ),
-    Section(
+    PageSection(
         "timeline",
         lambda shown: timeline(shown.view, shown.profile()),
         ("TimelineReport",),
         "Timeline",
         late=True,
     ),
-    Section(
+    PageSection(
         "memory",
         lambda shown: rank_memory(shown.view, shown.profile()),
         ("Issued", "SwitchReport", "Formed", "TimelineReport"),
@@ -107,44 +107,44 @@ SECTIONS = (
         late=True,
         every_ms=5000,
     ),
-    Section(
+    PageSection(
         "freezing",
         lambda shown: freezing(shown.view),
         ("FreezeReport", "FreezeSolved", "FreezeStarted", "Issued", "Submitted"),
         "Freezing",
     ),
-    Section("plan", lambda shown: planning(shown.view), PLANS, "Plan"),
-    Section(
+    PageSection("plan", lambda shown: planning(shown.view), PLANS, "Plan"),
+    PageSection(
         "decisions",
         lambda shown: decision_log(shown.view) or None,
         (*PLANS, *SPEEDS, "FreezeStarted"),
         "Decisions",
     ),
-    Section(
+    PageSection(
         "recovery", lambda shown: recovery(shown.view), ("Regrouped", "Formed", "Rehearsed"), "Recoveries"
     ),
-    Section("speeds", lambda shown: speeds(shown.view), (*SPEEDS, "Issued", "Migrated"), "Speeds"),
-    Section(
+    PageSection("speeds", lambda shown: speeds(shown.view), (*SPEEDS, "Issued", "Migrated"), "Speeds"),
+    PageSection(
         "surroundings", lambda shown: surroundings(shown.view), ("Sampled",), "Surroundings", every_ms=5000
     ),
-    Section("moves", lambda shown: moves(shown.view), ("Migrated",), "Moves"),
-    Section("checkpoints", lambda shown: checkpoints(shown.view), ("CheckpointReport",), "Checkpoints"),
-    Section("what", lambda shown: what_ran(shown.view) or None, PLANS, "What runs"),
-    Section("sample", lambda shown: shown.view.sample, ("SampleReport",), "Sample"),
-    Section(
+    PageSection("moves", lambda shown: moves(shown.view), ("Migrated",), "Moves"),
+    PageSection("checkpoints", lambda shown: checkpoints(shown.view), ("CheckpointReport",), "Checkpoints"),
+    PageSection("what", lambda shown: what_ran(shown.view) or None, PLANS, "What runs"),
+    PageSection("sample", lambda shown: shown.view.sample, ("SampleReport",), "Sample"),
+    PageSection(
         "output", newest_output, ("StepReport", "WarningReport", *RANKS), "Output", late=True, every_ms=5000
     ),
-    Section("spec", lambda shown: spec(shown.view) or None, ("Submitted",), "Spec"),
+    PageSection("spec", lambda shown: spec(shown.view) or None, ("Submitted",), "Spec"),
 )
 BY_NAME = {section.name: section for section in SECTIONS}
 
 
-def render(section: Section, shown: Shown) -> Markup:
+def render(section: PageSection, shown: Shown) -> Markup:
     """The body of `section`; empty if it has nothing to show."""
     part = section.make(shown)
     return Markup("") if part is None else rendered(section.template, part=part, shown=shown)
 
 
-def render_first(shown: Shown) -> Sequence[tuple[Section, Markup]]:
+def render_first(shown: Shown) -> Sequence[tuple[PageSection, Markup]]:
     """All sections of the page as first served: late ones have no body yet."""
     return [(section, Markup("") if section.late else render(section, shown)) for section in SECTIONS]

@@ -13,11 +13,11 @@ from fastapi.routing import APIRoute
 
 from dashboard.api.history import profile_in
 from dashboard.api.models import JobName, RunName
-from dashboard.api.sources import LiveSource, Source, live_source, past_source
+from dashboard.api.sources import JobSource, LiveSource, live_source, past_source
 from dashboard.pages.templating import html, rendered
 from dashboard.service.access import Caller, Role
 from dashboard.service.mistakes import mistakes
-from dashboard.service.problems import ACTIONS, TITLES, Problem, problem_of
+from dashboard.service.problems import ACTIONS, TITLES, ProblemAnswer, problem_of
 from dashboard.service.services import From, Parts
 from orchestrator.client.errors import JobError
 from orchestrator.history.job_view import JobView
@@ -61,10 +61,10 @@ class Shown:
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
+class ShownJob:
     """A job or a past run, named by a path, as `caller` sees it."""
 
-    source: Source
+    source: JobSource
     base: str
     caller: Caller
 
@@ -94,21 +94,21 @@ class Subject:
         return await source.read(shown, simulates=simulates)
 
 
-async def job_subject(job: JobName, parts: Parts, caller: From) -> Subject:
+async def job_subject(job: JobName, parts: Parts, caller: From) -> ShownJob:
     """The job called `job`.
 
     Raises:
         NoSuchJob: there is none.
     """
-    return Subject(await live_source(job, parts), f"/jobs/{job}", caller)
+    return ShownJob(await live_source(job, parts), f"/jobs/{job}", caller)
 
 
-async def _run(run: RunName, parts: Parts, caller: From) -> Subject:
-    return Subject(await past_source(run, parts), f"/runs/{quote(run, safe='')}", caller)
+async def _run(run: RunName, parts: Parts, caller: From) -> ShownJob:
+    return ShownJob(await past_source(run, parts), f"/runs/{quote(run, safe='')}", caller)
 
 
-Job = Annotated[Subject, Depends(job_subject)]
-Run = Annotated[Subject, Depends(_run)]
+Job = Annotated[ShownJob, Depends(job_subject)]
+Run = Annotated[ShownJob, Depends(_run)]
 
 
 class PageRoute(APIRoute):
@@ -120,17 +120,17 @@ class PageRoute(APIRoute):
         async def handled(request: Request) -> Response:
             try:
                 return await handle(request)
-            except Problem as problem:
+            except ProblemAnswer as problem:
                 return error_page(request, problem)
             except JobError as error:
                 return error_page(request, problem_of(error))
             except RequestValidationError as error:
-                return error_page(request, Problem(422, mistakes(error.errors())))
+                return error_page(request, ProblemAnswer(422, mistakes(error.errors())))
 
         return handled
 
 
-def error_page(request: Request, problem: Problem) -> Response:
+def error_page(request: Request, problem: ProblemAnswer) -> Response:
     """The page of an error."""
     request.state.why = problem.detail
     general = problem.action == ACTIONS.get(problem.status)

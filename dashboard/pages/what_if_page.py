@@ -13,7 +13,7 @@ from fastapi import Query, Response
 from markupsafe import Markup
 from pydantic import BaseModel, Field, model_validator
 
-from dashboard.pages.shown import Job, Run, Shown, Subject, page_router
+from dashboard.pages.shown import Job, Run, Shown, ShownJob, page_router
 from dashboard.pages.templating import html, rendered
 from dashboard.service.access import Caller
 from dashboard.service.mistakes import CUT
@@ -21,14 +21,14 @@ from dashboard.service.services import From
 from orchestrator.analysis.job_summary import plan_version
 from orchestrator.analysis.what_if import WhatIf, what_if
 from orchestrator.client.errors import JobError
-from orchestrator.commands.change import BEST, KEEP, Change
+from orchestrator.commands.change import BEST, KEEP, WhatIfChange
 from orchestrator.report.step.what_if_part import WhatIfPart, what_if_part
 from planner.schedule.registry import families
 
 router = page_router()
 
 
-class Asked(BaseModel):
+class WhatIfForm(BaseModel):
     """The form; what is left out stays as it is."""
 
     ranks: int | None = Field(default=None, ge=1, le=512)
@@ -47,10 +47,10 @@ class Asked(BaseModel):
         return {key: value for key, value in data.items() if value != ""} if isinstance(data, dict) else data
 
     @property
-    def change(self) -> Change:
+    def change(self) -> WhatIfChange:
         """The change to simulate."""
         cut = self.cut
-        return Change(
+        return WhatIfChange(
             ranks=self.ranks,
             schedule=self.schedule,
             cut=cut
@@ -66,7 +66,7 @@ class Asked(BaseModel):
 
 
 @dataclass(frozen=True)
-class Way:
+class WayToApply:
     """A way to apply one part of a change, or why there is none."""
 
     text: str
@@ -74,10 +74,10 @@ class Way:
     """Address of the form that does it, below the job's page; empty: none does."""
 
 
-def ways(found: WhatIf, asked: Asked, version: str | None) -> list[Way]:
+def ways(found: WhatIf, asked: WhatIfForm, version: str | None) -> list[WayToApply]:
     """Ways to apply the change to the running job, one per part of it."""
     now, then = found.now, found.then
-    wanted: list[Way] = []
+    wanted: list[WayToApply] = []
 
     def form(name: str, **fields: object) -> str:
         """The form of a control: for the plan that this was simulated for."""
@@ -85,7 +85,7 @@ def ways(found: WhatIf, asked: Asked, version: str | None) -> list[Way]:
 
     if then.plan.schedule != now.plan.schedule:
         wanted.append(
-            Way(
+            WayToApply(
                 "A running job keeps its schedule. Cancel it, and submit it again with resume and pipeline.schedule ="
                 f' "{then.plan.schedule}": it goes on from its checkpoint, with the same bits.'
             )
@@ -93,27 +93,29 @@ def ways(found: WhatIf, asked: Asked, version: str | None) -> list[Way]:
     if then.plan.pipeline_ranks != now.plan.pipeline_ranks:
         ranks = then.plan.pipeline_ranks
         wanted.append(
-            Way(f"Scale to {ranks} ranks; the job cuts the layers itself.", form("scale", ranks=ranks))
+            WayToApply(f"Scale to {ranks} ranks; the job cuts the layers itself.", form("scale", ranks=ranks))
         )
     if found.same_shape and then.cut != now.cut:
         cut = "+".join(map(str, then.cut))
-        wanted.append(Way("Have the ranks take up this cut while they train.", form("plan", partition=cut)))
+        wanted.append(
+            WayToApply("Have the ranks take up this cut while they train.", form("plan", partition=cut))
+        )
     if then.r_max != now.r_max:
         fields = {"r_max": then.r_max} if then.r_max else {"method": "none"}
-        wanted.append(Way("Change what is frozen, from a commit on.", form("freeze", **fields)))
+        wanted.append(WayToApply("Change what is frozen, from a commit on.", form("freeze", **fields)))
     if asked.slow_rank is not None or None not in (asked.source, asked.target):
         wanted.append(
-            Way(
+            WayToApply(
                 "The slower device or the other link is an assumption: nothing in the running job changes it."
             )
         )
     return wanted
 
 
-async def _page(subject: Subject, asked: Asked, caller: Caller) -> Response:
+async def _page(subject: ShownJob, asked: WhatIfForm, caller: Caller) -> Response:
     def made(shown: Shown) -> Markup:
         part: WhatIfPart | None = None
-        possible: list[Way] = []
+        possible: list[WayToApply] = []
         problem = ""
         try:
             found = what_if(shown.view, shown.profile(), asked.change)
@@ -136,12 +138,12 @@ async def _page(subject: Subject, asked: Asked, caller: Caller) -> Response:
 
 
 @router.get("/jobs/{job}/what-if")
-async def job_what_if(job: Job, caller: From, asked: Annotated[Asked, Query()]) -> Response:
+async def job_what_if(job: Job, caller: From, asked: Annotated[WhatIfForm, Query()]) -> Response:
     """Show the what-if page of a job."""
     return await _page(job, asked, caller)
 
 
 @router.get("/runs/{run}/what-if")
-async def run_what_if(run: Run, caller: From, asked: Annotated[Asked, Query()]) -> Response:
+async def run_what_if(run: Run, caller: From, asked: Annotated[WhatIfForm, Query()]) -> Response:
     """Show the what-if page of a past run."""
     return await _page(run, asked, caller)

@@ -33,7 +33,7 @@ class Admission:
     """The connection that is closed for it."""
 
 
-class Connections:
+class OpenConnections:
     """The connections that are open, by number."""
 
     def __init__(self, limits: Limits) -> None:

@@ -1,5 +1,5 @@
-"""Accepts connections, as many as `Connections` admits, and hands each to a protocol. Knows no HTTP beyond the answer
-to those that are refused."""
+"""Accepts connections, as many as `OpenConnections` admits, and hands each to a protocol. Knows no HTTP beyond the
+answer to those that are refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Callable
 from contextlib import suppress
 
-from dashboard.service.connections import Connections, Limits, network_of
+from dashboard.service.connections import Limits, OpenConnections, network_of
 from dashboard.service.limits import RateLimit
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ BUSY = (
 class Visit:
     """One connection, as its protocol tells of it."""
 
-    def __init__(self, number: int, connections: Connections, left: Callable[[int], None]) -> None:
+    def __init__(self, number: int, connections: OpenConnections, left: Callable[[int], None]) -> None:
         self.transport: asyncio.Transport | None = None
         self._number = number
         self._connections = connections
@@ -81,7 +81,7 @@ class Door:
         self._answering = answering
         self._encryption = encryption
         self._loop = asyncio.get_running_loop()
-        self.connections = Connections(limits or limits_here())
+        self.connections = OpenConnections(limits or limits_here())
         self._rate = RateLimit(per_s=MOST_PER_S, burst=MOST_IN_A_BURST)
         self._numbers = itertools.count()
         self._visits: dict[int, Visit] = {}

@@ -17,7 +17,7 @@ from starlette.types import Scope
 
 from dashboard.service.access import COOKIE, Access, Caller, Role
 from dashboard.service.limits import RateLimit
-from dashboard.service.problems import Problem
+from dashboard.service.problems import ProblemAnswer
 from orchestrator.commands.table import COMMANDS
 
 SAFE = ("GET", "HEAD", "OPTIONS")
@@ -71,23 +71,25 @@ class Guard:
         """
         path, method = scope["path"], scope["method"]
         if _name_of(headers.get("host", "")) not in self._hosts:
-            raise Problem(
+            raise ProblemAnswer(
                 403,
                 f"this service is not {headers.get('host', '')!r}",
                 action="Use its own address, or start it with --host-name for another name of it.",
             )
         safe = method in SAFE
         if not safe and not _same_origin(headers):
-            raise Problem(403, "the request comes from another site", action="Use the service's own pages.")
+            raise ProblemAnswer(
+                403, "the request comes from another site", action="Use the service's own pages."
+            )
         if not safe and path == "/login":
             self._limit(self._logins, host, host)
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length) > self._most_bytes:
-            raise Problem(413, f"the body is larger than {self._most_bytes:,} bytes")
+            raise ProblemAnswer(413, f"the body is larger than {self._most_bytes:,} bytes")
         if path in OPEN or path.startswith(OPEN_FOLDER):
             return False
         if caller is None:
-            raise Problem(401, "no valid token or session", WWW_Authenticate="Bearer")
+            raise ProblemAnswer(401, "no valid token or session", WWW_Authenticate="Bearer")
         if path.endswith(SIMULATIONS.get(method, ())):
             self._limit(self._simulations, host, host)
         if safe or path.endswith(READERS_MAY_POST):
@@ -95,13 +97,13 @@ class Guard:
         # By role too: a reader behind the same proxy takes no control away.
         self._limit(self._controls, caller.name, host)
         if caller.role != Role.CONTROL:
-            raise Problem(403, "the read token changes nothing")
+            raise ProblemAnswer(403, "the read token changes nothing")
         return True
 
     def _limit(self, limit: RateLimit, client: str, host: str) -> None:
         wait_s = limit.wait_s(client, time.monotonic())
         if wait_s:
-            raise Problem(429, f"too many requests from {host}", Retry_After=f"{math.ceil(wait_s)}")
+            raise ProblemAnswer(429, f"too many requests from {host}", Retry_After=f"{math.ceil(wait_s)}")
 
 
 def _name_of(host: str) -> str:

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dashboard.service.audit import Audit
 from dashboard.service.guard import OPEN_FOLDER, SAFE, Guard
-from dashboard.service.problems import Problem
+from dashboard.service.problems import ProblemAnswer
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class Guarded:
                 receive = await self._body(receive)
             state["caller"] = caller
             await self._app(scope, receive, answer)
-        except Problem as problem:
+        except ProblemAnswer as problem:
             why = problem.detail
             audited = True
             if problem.status == 401 and wants_page(scope, headers):
@@ -133,9 +133,9 @@ class Guarded:
                     parts.append(message.get("body", b""))
                     more = message.get("more_body", False)
                     if sum(map(len, parts)) > self._most_bytes:
-                        raise Problem(413, f"the body is larger than {self._most_bytes:,} bytes")
+                        raise ProblemAnswer(413, f"the body is larger than {self._most_bytes:,} bytes")
         except TimeoutError:
-            raise Problem(408, f"the body has not arrived within {BODY_S:g} s") from None
+            raise ProblemAnswer(408, f"the body has not arrived within {BODY_S:g} s") from None
         body: list[Message] = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
 
         async def again() -> Message:
@@ -144,11 +144,11 @@ class Guarded:
         return again
 
 
-def _failed(error: Exception) -> Problem:
+def _failed(error: Exception) -> ProblemAnswer:
     """The answer to a request that a route could not serve."""
     if type(error).__module__.startswith("ray"):
-        return Problem(503, "the cluster does not answer", Retry_After="5")
-    return Problem(500, "the service made a mistake; its log says which")
+        return ProblemAnswer(503, "the cluster does not answer", Retry_After="5")
+    return ProblemAnswer(500, "the service made a mistake; its log says which")
 
 
 def _leads_out(scope: Scope) -> bool:

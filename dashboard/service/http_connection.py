@@ -18,7 +18,7 @@ from uvicorn.server import ServerState
 
 from dashboard.service.door import Visit
 from dashboard.service.guarded import HEADERS
-from dashboard.service.problems import Problem
+from dashboard.service.problems import ProblemAnswer
 
 log = logging.getLogger(__name__)
 
@@ -34,20 +34,24 @@ MOST_HEADERS = 100
 _END = re.compile(rb"\n\r?\n")
 
 
-def refused_head(received: bytes) -> Problem | None:
+def refused_head(received: bytes) -> ProblemAnswer | None:
     """Why a request whose first bytes these are is refused; None if it is not, or not yet."""
     end = _END.search(received)
     head = received[: end.start()] if end is not None else received
     line = head.partition(b"\n")[0]
     if len(line) > MOST_TARGET_BYTES + len("OPTIONS  HTTP/1.1\r"):
-        return Problem(414, f"the path and query have more than {MOST_TARGET_BYTES:,} bytes")
+        return ProblemAnswer(414, f"the path and query have more than {MOST_TARGET_BYTES:,} bytes")
     if (count := head.count(b"\n")) > MOST_HEADERS:
-        return Problem(431, f"the request has {count:,} headers or more, and {MOST_HEADERS} are the most")
+        return ProblemAnswer(
+            431, f"the request has {count:,} headers or more, and {MOST_HEADERS} are the most"
+        )
     if len(head) > MOST_HEAD_BYTES:
-        return Problem(431, f"the headers have more than {MOST_HEAD_BYTES:,} bytes")
+        return ProblemAnswer(431, f"the headers have more than {MOST_HEAD_BYTES:,} bytes")
     names = {each.partition(b":")[0].lower() for each in head.split(b"\n")[1:]}
     if {b"content-length", b"transfer-encoding"} <= names:
-        return Problem(400, "the request has both Content-Length and Transfer-Encoding", action="Send one.")
+        return ProblemAnswer(
+            400, "the request has both Content-Length and Transfer-Encoding", action="Send one."
+        )
     return None
 
 
@@ -94,7 +98,7 @@ class HttpConnection(H11Protocol):
         super().handle_events()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(Problem(400, msg))
+        self._refuse(ProblemAnswer(400, msg))
 
     def on_response_complete(self) -> None:
         known = self.cycle.scope.get("state", {}).get("caller") is not None
@@ -133,11 +137,11 @@ class HttpConnection(H11Protocol):
 
     def _too_slow(self) -> None:
         if self.conn.trailing_data[0] and self.conn.their_state is h11.IDLE:
-            self._refuse(Problem(408, f"the headers have not arrived within {HEAD_S:g} s"))
+            self._refuse(ProblemAnswer(408, f"the headers have not arrived within {HEAD_S:g} s"))
         else:
             self.transport.abort()
 
-    def _refuse(self, problem: Problem) -> None:
+    def _refuse(self, problem: ProblemAnswer) -> None:
         """Answer `problem` and close the connection. A sender that is still sending has `LINGER_S` to read it: if it
         was closed at once, what arrives would throw the answer away."""
         log.warning("a request of %s is refused: %s", self.client and self.client[0], problem.detail)

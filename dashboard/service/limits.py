@@ -42,7 +42,7 @@ class AtOnce:
         """Number open, over all clients."""
         return self._open.total()
 
-    def take(self, client: str) -> int:
+    def admit(self, client: str) -> int:
         """Take one, and give it back later; return 0, or the limit that `client` has reached."""
         if self._open[client] >= self.most_each:
             return self.most_each

@@ -86,7 +86,7 @@ class ProblemModel(BaseModel):
     """`EPOCH.VERSION` of the newest plan, if the request was for an older one, or a move is about to replace it."""
 
 
-class Problem(Exception):
+class ProblemAnswer(Exception):
     """An answer that is an error."""
 
     def __init__(
@@ -129,31 +129,31 @@ class PlanMoving(PlanChanged):
     """The plan that was to be replaced is the newest one, but a move is about to replace it."""
 
 
-def problem_of(error: JobError) -> Problem:
+def problem_of(error: JobError) -> ProblemAnswer:
     """The answer that tells of `error`."""
     kind = problem_type(error)
     match error:
         case NoSuchJob():
-            return Problem(404, str(error), type=kind)
+            return ProblemAnswer(404, str(error), type=kind)
         case NoController():
             action = "Resume it with POST /api/v1/jobs, resume = true."
-            return Problem(409, str(error), action=action, type=kind)
+            return ProblemAnswer(409, str(error), action=action, type=kind)
         case ControllerSilent():
-            return Problem(503, str(error), type=kind, Retry_After="5")
+            return ProblemAnswer(503, str(error), type=kind, Retry_After="5")
         case PlanMoving(epoch=epoch, version=version):
             newest = f"{epoch}.{version}"
             kind = problem_type(PlanChanged(str(error), epoch, version))
             action = (
                 "Ask again once its layers have moved, for the plan that GET /api/v1/jobs/JOB/plan has then."
             )
-            return Problem(409, str(error), action=action, version=newest, type=kind)
+            return ProblemAnswer(409, str(error), action=action, version=newest, type=kind)
         case PlanChanged(epoch=epoch, version=version):
             newer = f"{epoch}.{version}"
             action = f"Read plan {newer} with GET /api/v1/jobs/JOB/plan, then decide again, with If-Match: {newer}."
-            return Problem(409, str(error), action=action, version=newer, type=kind)
+            return ProblemAnswer(409, str(error), action=action, version=newer, type=kind)
         case Refused() | CommandIdReused():
-            return Problem(409, str(error), type=kind)
-    return Problem(422, str(error))
+            return ProblemAnswer(409, str(error), type=kind)
+    return ProblemAnswer(422, str(error))
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -169,15 +169,15 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     }
 
 
-def problem_of_http(request: Request, error: HTTPException) -> Problem:
+def problem_of_http(request: Request, error: HTTPException) -> ProblemAnswer:
     """The answer to a request for which there is no route."""
     details = {404: f"there is no {request.url.path}", 405: f"{request.url.path} has no {request.method}"}
     detail = details.get(error.status_code, str(error.detail))
     headers = {name.replace("-", "_"): value for name, value in (error.headers or {}).items()}
-    return Problem(error.status_code, detail, **headers)
+    return ProblemAnswer(error.status_code, detail, **headers)
 
 
-def answer_to(request: Request, problem: Problem) -> JSONResponse:
+def answer_to(request: Request, problem: ProblemAnswer) -> JSONResponse:
     """The answer that tells of `problem`, which the audit log has too if it takes a line of the request."""
     request.state.why = problem.detail
     return problem.response()
@@ -186,8 +186,8 @@ def answer_to(request: Request, problem: Problem) -> JSONResponse:
 def install(app: FastAPI) -> None:
     """Have `app` answer every error in the one shape."""
 
-    @app.exception_handler(Problem)
-    async def _problem(request: Request, error: Problem) -> JSONResponse:
+    @app.exception_handler(ProblemAnswer)
+    async def _problem(request: Request, error: ProblemAnswer) -> JSONResponse:
         return answer_to(request, error)
 
     @app.exception_handler(JobError)
@@ -196,4 +196,4 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return answer_to(request, Problem(422, mistakes(error.errors())))
+        return answer_to(request, ProblemAnswer(422, mistakes(error.errors())))

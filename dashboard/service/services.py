@@ -10,11 +10,11 @@ from fastapi import Depends, Request
 
 from dashboard.jobs.live_jobs import LiveJobs
 from dashboard.jobs.past_runs import PastRuns
-from dashboard.jobs.submission import Submission, Submissions
+from dashboard.jobs.submission import PendingSubmission, Submissions
 from dashboard.service.access import Access, Caller
 from dashboard.service.limits import AtOnce
-from dashboard.service.problems import Problem
-from dashboard.service.settings import Settings
+from dashboard.service.problems import ProblemAnswer
+from dashboard.service.settings import ServiceSettings
 from dashboard.service.threads import Threads
 from orchestrator.client.job_client import JobClient
 
@@ -23,7 +23,7 @@ from orchestrator.client.job_client import JobClient
 class Services:
     """The parts of one running service."""
 
-    settings: Settings
+    settings: ServiceSettings
     access: Access
     live: LiveJobs
     past: PastRuns
@@ -35,7 +35,7 @@ class Services:
     closing: asyncio.Event
     """Set when the service ends: streams end then."""
 
-    def submission(self, job: str) -> Submission | None:
+    def submission(self, job: str) -> PendingSubmission | None:
         """The submission of `job` if it is not decided or was refused. Asked before the job is looked for: one that is
         not found after its submission was accepted is gone."""
         found = self.submissions.find(job) if self.submissions is not None else None
@@ -49,7 +49,7 @@ class Services:
             Problem: there is no cluster.
         """
         if self.live.client is None:
-            raise Problem(
+            raise ProblemAnswer(
                 409, "this service shows past runs and has no cluster", action="Start it with --address."
             )
         return self.live.client

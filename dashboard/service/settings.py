@@ -15,7 +15,7 @@ MOST_BODY_BYTES = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class ServiceSettings:
     """The service's settings."""
 
     address: str | None = "auto"

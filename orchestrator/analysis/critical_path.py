@@ -31,7 +31,7 @@ class Between(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ChainStretch:
     """A stretch of a chain."""
 
     start_ns: int
@@ -80,30 +80,30 @@ class Bindings:
         """The end of the window: when its last action ends."""
         return self.end_ns[self.last]
 
-    def before(self, action: int, since_ns: int) -> Iterator[Piece]:
+    def before(self, action: int, since_ns: int) -> Iterator[ChainStretch]:
         """Chain of pieces that leads to the start of `action`, back to `since_ns`: without gaps, the latest first."""
         until = self.start_ns[action]
         while until > since_ns:
             earlier = self.binding[action]
             if earlier is None:
-                yield Piece(since_ns, until, Between.DELAY)
+                yield ChainStretch(since_ns, until, Between.DELAY)
                 return
             ended = max(self.end_ns[earlier], since_ns)
             if ended < until:
-                yield Piece(ended, until, Between.MESSAGE if self.messages[action] else Between.DELAY)
+                yield ChainStretch(ended, until, Between.MESSAGE if self.messages[action] else Between.DELAY)
                 until = ended
             yield from self._running(earlier, since_ns, until)
             action, until = earlier, min(until, self.start_ns[earlier])
 
-    def until_end(self, since_ns: int) -> Iterator[Piece]:
+    def until_end(self, since_ns: int) -> Iterator[ChainStretch]:
         """Chain of pieces that leads to the end of the window, back to `since_ns`: without gaps, the latest first."""
         yield from self._running(self.last, since_ns, self.stop_ns)
         yield from self.before(self.last, since_ns)
 
-    def _running(self, action: int, since_ns: int, until_ns: int) -> Iterator[Piece]:
+    def _running(self, action: int, since_ns: int, until_ns: int) -> Iterator[ChainStretch]:
         start = max(self.start_ns[action], since_ns)
         if start < until_ns:
-            yield Piece(start, until_ns, action)
+            yield ChainStretch(start, until_ns, action)
 
     @cached_property
     def critical_path(self) -> CriticalPath:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from orchestrator.events.types import Adapted, Migrated
-from orchestrator.history.adapt_record import Decided
+from orchestrator.history.adapt_record import DatedDecision
 from orchestrator.history.job_view import JobView
 
 MEASURED_STEPS = 50
@@ -59,8 +59,8 @@ def decided_plans(run: JobView) -> tuple[DecidedPlan, ...]:
     return tuple(_decided(run, each, _end(run, runs[number:])) for number, each in enumerate(runs))
 
 
-def _runs(run: JobView) -> list[list[Decided]]:
-    runs: list[list[Decided]] = []
+def _runs(run: JobView) -> list[list[DatedDecision]]:
+    runs: list[list[DatedDecision]] = []
     for each in run.adapt.decisions:
         before = runs[-1][-1] if runs else None
         if before is not None and _repeats(run, before, each):
@@ -70,14 +70,14 @@ def _runs(run: JobView) -> list[list[Decided]]:
     return runs
 
 
-def _repeats(run: JobView, before: Decided, again: Decided) -> bool:
+def _repeats(run: JobView, before: DatedDecision, again: DatedDecision) -> bool:
     """Whether a decision is the one before it once more, for the same ranks at the same speeds."""
     first, second = before.event, again.event
     same = not first.moves and not second.moves and first.layers == second.layers
     return same and min((_lasts(run, before), *_formed(run, first.step))) >= second.step
 
 
-def _end(run: JobView, runs: Sequence[list[Decided]]) -> int:
+def _end(run: JobView, runs: Sequence[list[DatedDecision]]) -> int:
     """The last step of the first of `runs`: of a move, that before the next move; otherwise that before the next
     decision."""
     moves = runs[0][-1].event.moves
@@ -85,7 +85,7 @@ def _end(run: JobView, runs: Sequence[list[Decided]]) -> int:
     return later[0] if later else run.step
 
 
-def _lasts(run: JobView, decided: Decided) -> int:
+def _lasts(run: JobView, decided: DatedDecision) -> int:
     """The last step at the speeds that were known for the decision; it may have been before it."""
     step = decided.event.step
     noticed = [change.since - 1 for change in run.adapt.changes if change.time_s > decided.time_s]
@@ -100,7 +100,7 @@ def _formed(run: JobView, step: int) -> list[int]:
     return [generation.step for generation in run.recovery.generations if generation.step >= step]
 
 
-def _decided(run: JobView, decided: Sequence[Decided], end: int) -> DecidedPlan:
+def _decided(run: JobView, decided: Sequence[DatedDecision], end: int) -> DecidedPlan:
     newest = decided[-1]
     begin, changes = decided[0].event.step, newest.event.moves
     moved = [move for move in run.moves if begin < move.step <= end]

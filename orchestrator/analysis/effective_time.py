@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.analysis.node_time import PARTS, PER_EVENT, Use, parts, spend
+from orchestrator.analysis.node_time import PARTS, PER_EVENT, NodeUse, parts, spend
 from orchestrator.events.rehearsed import CopiesSaved, Rehearsed
-from orchestrator.history.recovery_history import Membership, RecoveryHistory
+from orchestrator.history.recovery_history import LoggedGeneration, RecoveryHistory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Cost:
     steps_lost: int
     parts_s: tuple[float, ...]
     """Parts of the recovery, as in `PARTS`."""
-    node_seconds: dict[Use, float]
+    node_seconds: dict[NodeUse, float]
     until_commit_s: float | None
     """From the first node's failure to the next commit."""
 
@@ -67,7 +67,7 @@ class EffectiveTime:
     speedup: float
     seconds: float
     """Length of the rehearsal."""
-    node_seconds: dict[Use, float]
+    node_seconds: dict[NodeUse, float]
     losses: int
     """Nodes that failed."""
     joins: int
@@ -127,7 +127,7 @@ def effective_time(history: RecoveryHistory, *, emulated: bool) -> EffectiveTime
 
 
 def _cost(
-    history: RecoveryHistory, rehearsed: Rehearsed, generation: Membership, price: dict[Use, float]
+    history: RecoveryHistory, rehearsed: Rehearsed, generation: LoggedGeneration, price: dict[NodeUse, float]
 ) -> Cost:
     regrouped, trains_s = generation.regrouped, generation.trains_s
     assert regrouped is not None
@@ -165,12 +165,12 @@ def _numbers(
     history: RecoveryHistory,
     rehearsed: Rehearsed,
     emulated: bool,
-    spent: dict[Use, float],
+    spent: dict[NodeUse, float],
     costs: tuple[Cost, ...],
 ) -> EffectiveTime:
     live = sum(spent.values())
     fixed = sum(spent[use] for use in PER_EVENT)
-    lasting = live - fixed - spent[Use.TRAINED]
+    lasting = live - fixed - spent[NodeUse.TRAINED]
     lives = rehearsed.lives
     losses = sum(
         life.down_s is not None and rehearsed.began_s <= life.down_s <= rehearsed.ended_s for life in lives
@@ -183,7 +183,7 @@ def _numbers(
     durations["total"] = [sum(cost.parts_s) for cost in after_losses]
     durations["commit"] = [cost.until_commit_s for cost in after_losses if cost.until_commit_s is not None]
     return EffectiveTime(
-        ratio=spent[Use.TRAINED] / live if live else 0.0,
+        ratio=spent[NodeUse.TRAINED] / live if live else 0.0,
         ratio_at_speed_1=1 - (fixed / rehearsed.speedup + lasting) / live if live else 0.0,
         emulated=emulated,
         speedup=rehearsed.speedup,
@@ -197,8 +197,8 @@ def _numbers(
         else 0.0,
         rerun=sum(each.regrouped.rerun for each in history.generations if each.regrouped is not None),
         steps_lost=history.undone,
-        lost_per_loss=(fixed - spent[Use.JOINING] - for_joins) / losses if losses else 0.0,
-        lost_per_join=(spent[Use.JOINING] + for_joins) / joins if joins else 0.0,
+        lost_per_loss=(fixed - spent[NodeUse.JOINING] - for_joins) / losses if losses else 0.0,
+        lost_per_join=(spent[NodeUse.JOINING] + for_joins) / joins if joins else 0.0,
         recovery_s={part: spread(times) for part, times in durations.items() if times},
         costs=costs,
         copies=rehearsed.copies,

@@ -24,9 +24,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, median_low
 
-from orchestrator.analysis.critical_path import NANOSECONDS, Between, Bindings, CriticalPath, Piece, bindings
+from orchestrator.analysis.critical_path import (
+    NANOSECONDS,
+    Between,
+    Bindings,
+    ChainStretch,
+    CriticalPath,
+    bindings,
+)
 from orchestrator.pictures.spans import Timeline
-from planner.ir import Kind, Schedule
+from planner.ir import ActionKind, Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,16 +99,16 @@ def idle_causes(
 
 
 def _of_lane(step: Bindings, lane: range, lengths: Sequence[int], expected: Sequence[int]) -> IdleTime:
-    own: dict[Kind, list[int]] = defaultdict(list)
+    own: dict[ActionKind, list[int]] = defaultdict(list)
     for node in lane:
         own[step.actions[node].kind].append(expected[node])
     tally = _Tally(lengths, expected, step, {kind: round(fmean(times)) for kind, times in own.items()})
     free = step.begin_ns
     for node in lane:
         if step.start_ns[node] > free:
-            tally.take(step.before(node, free))
+            tally.add(step.before(node, free))
         free = max(free, step.end_ns[node])
-    tally.take(step.until_end(free))
+    tally.add(step.until_end(free))
     return tally.result(sum(lengths[node] for node in lane))
 
 
@@ -112,13 +119,13 @@ class _Tally:
     lengths: Sequence[int]
     expected: Sequence[int]
     step: Bindings
-    own: Mapping[Kind, int]
+    own: Mapping[ActionKind, int]
     dependency: int = 0
     imbalance: int = 0
     communication: int = 0
     straggler: int = 0
 
-    def take(self, pieces: Iterable[Piece]) -> None:
+    def add(self, pieces: Iterable[ChainStretch]) -> None:
         for piece in pieces:
             idle = piece.end_ns - piece.start_ns
             if piece.what is Between.MESSAGE:
@@ -150,7 +157,7 @@ class _Tally:
 
 def _usual(step: Bindings, lengths: Sequence[int]) -> list[int]:
     """The median time of the actions of each action's kind and stage."""
-    groups: dict[tuple[Kind, int], list[int]] = defaultdict(list)
+    groups: dict[tuple[ActionKind, int], list[int]] = defaultdict(list)
     for action, length in zip(step.actions, lengths, strict=True):
         groups[action.kind, action.stage].append(length)
     usual = {group: round(median(times)) for group, times in groups.items()}

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from orchestrator.analysis.decided_plans import DecidedPlan, decided_plans
-from orchestrator.events.rehearsed import Visit
+from orchestrator.events.rehearsed import DisturbedSteps
 from orchestrator.events.types import Finished
 from orchestrator.history.job_view import JobView
 from orchestrator.quantities import percent
@@ -28,7 +28,7 @@ NOTICED = 1.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class VisitResponse:
     """A job's response to one visit."""
 
     first: int
@@ -87,7 +87,7 @@ class Trial:
     """Number of layer moves."""
     plans: tuple[PlanChange, ...]
     state_sha256: str | None
-    answers: tuple[Answer, ...]
+    answers: tuple[VisitResponse, ...]
     early: int = 0
     """Number of layer moves before the neighbour's first visit."""
     others: float | None = None
@@ -185,7 +185,7 @@ def interference_time(runs: Sequence[JobView]) -> InterferenceTime:
     )
 
 
-def _visits(run: JobView) -> tuple[Visit, ...]:
+def _visits(run: JobView) -> tuple[DisturbedSteps, ...]:
     return run.disturbed.visits if run.disturbed is not None else ()
 
 
@@ -259,7 +259,7 @@ def _change(plan: DecidedPlan) -> PlanChange:
     )
 
 
-def _answer(run: JobView, visit: Visit, times: dict[int, float]) -> Answer | None:
+def _answer(run: JobView, visit: DisturbedSteps, times: dict[int, float]) -> VisitResponse | None:
     settled = _of(times, range((visit.first + visit.last) // 2, visit.last + 1))
     if not settled:
         return None
@@ -271,7 +271,7 @@ def _answer(run: JobView, visit: Visit, times: dict[int, float]) -> Answer | Non
             break
         level = known.slowest
     in_force = min((move.step for move in run.moves if visit.first <= move.step <= visit.last), default=None)
-    return Answer(
+    return VisitResponse(
         first=visit.first,
         last=visit.last,
         noticed=noticed.step - visit.first + 1 if noticed is not None else None,

@@ -16,7 +16,7 @@ from orchestrator.history.recovery_history import RecoveryHistory
 from orchestrator.history.totals import PARTS, part_seconds
 
 
-class Use(StrEnum):
+class NodeUse(StrEnum):
     """Use of a live node's time."""
 
     TRAINED = "trained"
@@ -39,7 +39,7 @@ class Use(StrEnum):
     """A node that no generation uses."""
 
 
-PER_EVENT = (Use.IN_FLIGHT, Use.RECOVERING, Use.UNDONE, Use.JOINING)
+PER_EVENT = (NodeUse.IN_FLIGHT, NodeUse.RECOVERING, NodeUse.UNDONE, NodeUse.JOINING)
 """Uses that each change of nodes causes; the trace sets how long the others last."""
 
 
@@ -49,7 +49,7 @@ class _Phase:
 
     start_s: float
     end_s: float
-    use: Use
+    use: NodeUse
     nodes: frozenset[str]
     """Ids of its nodes; other nodes join, leave or are idle."""
     caused: int | None
@@ -62,8 +62,8 @@ class _Phase:
 class Spent:
     """Node-seconds."""
 
-    by_use: dict[Use, float] = field(default_factory=lambda: dict.fromkeys(Use, 0.0))
-    by_generation: dict[int, dict[Use, float]] = field(default_factory=dict)
+    by_use: dict[NodeUse, float] = field(default_factory=lambda: dict.fromkeys(NodeUse, 0.0))
+    by_generation: dict[int, dict[NodeUse, float]] = field(default_factory=dict)
     """Index of a generation -> cost of its formation."""
 
 
@@ -78,8 +78,8 @@ def spend(history: RecoveryHistory, rehearsed: Rehearsed) -> Spent:
                 seconds = min(end_s, down_s) - max(start_s, up_s)
                 if seconds <= 0:
                     continue
-                stalled_s = seconds * phase.stalled if use is Use.TRAINED else 0.0
-                spent.by_use[Use.STALLED] += stalled_s
+                stalled_s = seconds * phase.stalled if use is NodeUse.TRAINED else 0.0
+                spent.by_use[NodeUse.STALLED] += stalled_s
                 spent.by_use[use] += seconds - stalled_s
                 if phase.caused is not None and use is phase.use:
                     price = spent.by_generation.setdefault(phase.caused, {})
@@ -93,7 +93,7 @@ def _phases(history: RecoveryHistory, rehearsed: Rehearsed) -> Iterator[_Phase]:
     for stretch in history.stretches():
         if stretch.start_s > last_s:
             yield from _gap(history, last_s, stretch.start_s, last, stretch.generation)
-        use = Use.TRAINED if stretch.stands else Use.UNDONE
+        use = NodeUse.TRAINED if stretch.stands else NodeUse.UNDONE
         nodes = _nodes(history, stretch.generation)
         length_s = stretch.end_s - stretch.start_s
         stalled = min(1.0, stretch.stalled_s / length_s) if length_s > 0 else 0.0
@@ -124,35 +124,35 @@ def _gap(
         if generation.regrouped is not None and generation.trains_s is not None
     ]
     sign_s = min(max(min(signs, default=start_s), start_s), end_s)
-    yield _Phase(start_s, sign_s, Use.IN_FLIGHT, before, index)
+    yield _Phase(start_s, sign_s, NodeUse.IN_FLIGHT, before, index)
     pause_s = next((time_s for time_s in history.pauses if start_s <= time_s < end_s), None)
     if pause_s is None:
-        yield _Phase(sign_s, end_s, Use.RECOVERING, either, index)
+        yield _Phase(sign_s, end_s, NodeUse.RECOVERING, either, index)
         return
     # The ranks detected and settled before the pause; the rest of the recovery came after it.
     regrouped = history.generations[index].regrouped if index is not None else None
     rest_s = sum(parts(regrouped)[2:]) if regrouped is not None else 0.0
     pause_s = max(pause_s, sign_s)
     resume_s = max(end_s - rest_s, pause_s)
-    yield _Phase(sign_s, pause_s, Use.RECOVERING, either, index)
-    yield _Phase(pause_s, resume_s, Use.PAUSED, either, None)
-    yield _Phase(resume_s, end_s, Use.RECOVERING, either, index)
+    yield _Phase(sign_s, pause_s, NodeUse.RECOVERING, either, index)
+    yield _Phase(pause_s, resume_s, NodeUse.PAUSED, either, None)
+    yield _Phase(resume_s, end_s, NodeUse.RECOVERING, either, index)
 
 
-def _uses(phase: _Phase, life: NodeLife, joins_s: float | None) -> Iterator[tuple[float, float, Use]]:
+def _uses(phase: _Phase, life: NodeLife, joins_s: float | None) -> Iterator[tuple[float, float, NodeUse]]:
     """The uses of a node in `phase`, if it is live; `joins_s`: when it first trained, if ever."""
     if life.node in phase.nodes:
         yield phase.start_s, phase.end_s, phase.use
         return
     if joins_s is not None and phase.start_s < joins_s:
-        yield phase.start_s, phase.end_s, Use.JOINING
+        yield phase.start_s, phase.end_s, NodeUse.JOINING
         return
     if life.noticed_s is None or joins_s is None:
-        yield phase.start_s, phase.end_s, Use.IDLE
+        yield phase.start_s, phase.end_s, NodeUse.IDLE
         return
     notice_s = min(max(life.noticed_s, phase.start_s), phase.end_s)
-    yield phase.start_s, notice_s, Use.IDLE
-    yield notice_s, phase.end_s, Use.LEAVING
+    yield phase.start_s, notice_s, NodeUse.IDLE
+    yield notice_s, phase.end_s, NodeUse.LEAVING
 
 
 def _life(life: NodeLife, rehearsed: Rehearsed) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from orchestrator.history.job_view import fold
 from planner.plan import PlanError
 from planner.search.convergence import Convergence, ConvergenceError
 from planner.search.end_to_end import EndToEnd
-from planner.search.search import Choice
+from planner.search.search import ChosenPlan
 from workers.protocol.errors import JobError
 
 MOST_SHARED = 8_192
@@ -75,7 +75,7 @@ def convergence_of(log: Path, *, lr: float, target: float | None) -> Convergence
         raise JobError(f"--estimates {log}, --target-error {target}: {error}") from error
 
 
-def outlook(choice: Choice, convergence: Convergence) -> Outlook:
+def outlook(choice: ChosenPlan, convergence: Convergence) -> Outlook:
     """Apply `convergence` to `choice`, whose schedule is synchronous."""
     steps = convergence.updates(choice.schedule.stages, synchronous=True)
     asynchronous, why_not = None, ""

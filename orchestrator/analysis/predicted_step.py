@@ -15,7 +15,7 @@ from orchestrator.history.job_view import MONITORING, JobView
 from orchestrator.pictures.heat_map import Shares
 from planner.freeze.monitoring import mean_costs, observed_outside_s
 from planner.freezing import Phase
-from planner.ir import Action, Kind
+from planner.ir import Action, ActionKind
 from planner.simulation.simulate import Simulation, TimedAction, simulate
 from planner.wording import counted
 from workers.protocol.reports import TimelineReport
@@ -56,13 +56,13 @@ def forward_speed(predicted: PredictedStep, ranks: Ranks) -> float:
         span.end_s - span.start_s
         for spans in predicted.timeline
         for span in spans
-        if span.action.kind is Kind.FORWARD
+        if span.action.kind is ActionKind.FORWARD
     )
     measured_s = sum(
         span.end_s - span.start_s
         for rank in range(len(predicted.timeline))
         for span in ranks[rank].spans
-        if Action.parse(span.action).kind is Kind.FORWARD
+        if Action.parse(span.action).kind is ActionKind.FORWARD
     )
     return measured_s / foreseen_s if foreseen_s > 0 else 1.0
 

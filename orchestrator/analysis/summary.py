@@ -17,7 +17,7 @@ from workers.protocol.reports import StepReport
 
 
 @dataclass(frozen=True, kw_only=True)
-class Summary:
+class RunSummary:
     """The numbers that `--summary` writes; None where a run has no such number."""
 
     name: str
@@ -53,7 +53,7 @@ class Summary:
         return json.dumps(events.named_floats(self.to_dict()), indent=1, allow_nan=False)
 
 
-def summarize(path: Path, *, started_s: float) -> Summary:
+def summarize(path: Path, *, started_s: float) -> RunSummary:
     """The summary of the run whose event log is at `path`.
 
     Args:
@@ -64,7 +64,7 @@ def summarize(path: Path, *, started_s: float) -> Summary:
     steps = [run.steps[number] for number in sorted(run.steps)]
     recent = _steps_of_newest_start(records)
     timed = recent[1:] or recent
-    return Summary(
+    return RunSummary(
         name=run.job,
         steps=steps[-1].step if steps else 0,
         first_loss=steps[0].loss if steps else None,

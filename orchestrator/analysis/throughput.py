@@ -17,7 +17,7 @@ IDLE = ("paused", "waiting")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
+class NewestPace:
     """Time and throughput of the newest steps."""
 
     step_s: float
@@ -27,7 +27,7 @@ class Pace:
     paused or waits."""
 
 
-def pace(view: JobView) -> Pace | None:
+def pace(view: JobView) -> NewestPace | None:
     """The pace of the newest `RECENT_STEPS` steps, as far as they are of the newest generation: another number of ranks
     takes another time. None before the first step."""
     if not view.steps:
@@ -35,7 +35,7 @@ def pace(view: JobView) -> Pace | None:
     newest = [view.steps[step] for step in sorted(view.steps)[-RECENT_STEPS:]]
     recent = [report for report in newest if report.generation == newest[-1].generation]
     per_s = None if view.state in IDLE else mean_throughput(recent)
-    return Pace(step_s=median(report.step_s for report in recent), per_s=per_s)
+    return NewestPace(step_s=median(report.step_s for report in recent), per_s=per_s)
 
 
 def throughput(report: StepReport) -> float:

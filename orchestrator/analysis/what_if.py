@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from orchestrator.commands.change import KEEP, Change, Impossible
+from orchestrator.commands.change import KEEP, Impossible, WhatIfChange
 from orchestrator.history.job_view import JobView
 from orchestrator.prepare.planning import as_planned
 from orchestrator.spec.job_spec import Spec
@@ -64,7 +64,7 @@ class WhatIf:
         return (now.schedule, now.chunks, now.stage_ranks) == (then.schedule, then.chunks, then.stage_ranks)
 
 
-def what_if(view: JobView, profile: Profile | None, change: Change) -> WhatIf:
+def what_if(view: JobView, profile: Profile | None, change: WhatIfChange) -> WhatIf:
     """Simulate today's plan of `view` and the one that `change` leads to.
 
     Raises:
@@ -98,7 +98,7 @@ def what_if(view: JobView, profile: Profile | None, change: Change) -> WhatIf:
 
 
 def _changed(
-    planned: Profile, plan: Plan, change: Change, domains: Sequence[str], elastic: ElasticConfig
+    planned: Profile, plan: Plan, change: WhatIfChange, domains: Sequence[str], elastic: ElasticConfig
 ) -> tuple[Profile, Plan]:
     """The profile and the plan of the changed case.
 
@@ -154,7 +154,7 @@ def _sized(measured: Cluster, ranks: int) -> Cluster:
     return measured
 
 
-def _disturbed(cluster: Cluster, change: Change) -> Cluster:
+def _disturbed(cluster: Cluster, change: WhatIfChange) -> Cluster:
     """`cluster` with the changed device and link.
 
     Raises:

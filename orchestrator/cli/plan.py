@@ -25,7 +25,7 @@ from orchestrator.spec.checks import check
 from orchestrator.spec.job_spec import Spec, load
 from planner.profile import Profile
 from planner.search.copies_cost import CopiesCost
-from planner.search.search import Alternative, Choice
+from planner.search.search import Alternative, ChosenPlan
 from workers.protocol.errors import JobError
 
 
@@ -84,7 +84,7 @@ def _measured(
 
 
 def as_dict(
-    choice: Choice,
+    choice: ChosenPlan,
     frozen: Freezing,
     mode: str,
     copies: Sequence[CopiesCost],

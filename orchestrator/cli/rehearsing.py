@@ -22,7 +22,7 @@ from orchestrator.events import types as events
 from orchestrator.history.folder import MARKER, JobFolder
 from orchestrator.rehearsal.rehearsal import Performance, Rehearsal, nodes_wanted, ranks_of, rehearse
 from orchestrator.rehearsal.synthetic_trace import MINUTE_MS, Preemption, synthetic
-from orchestrator.rehearsal.traces import Trace, keep, parse, to_csv, window
+from orchestrator.rehearsal.traces import NodeTrace, keep, parse, to_csv, window
 from orchestrator.report.page import write_report
 from orchestrator.report.rehearsal_text import lines
 from orchestrator.spec.job_spec import Spec, load
@@ -34,7 +34,7 @@ SYNTHETIC_MIN = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class RehearsalOptions:
     """The options of the command line."""
 
     spec: Path
@@ -53,7 +53,7 @@ class Options:
     as_json: bool = False
 
 
-def rehearse_command(options: Options) -> int:
+def rehearse_command(options: RehearsalOptions) -> int:
     """Rehearse and return the exit code.
 
     Raises:
@@ -110,7 +110,7 @@ def check_out(folder: str, job: str) -> None:
         lock.close()
 
 
-def performance_of(options: Options, spec: Spec) -> Performance:
+def performance_of(options: RehearsalOptions, spec: Spec) -> Performance:
     """The rehearsal that `options` describe.
 
     Raises:
@@ -133,7 +133,7 @@ def performance_of(options: Options, spec: Spec) -> Performance:
     )
 
 
-def _trace(options: Options, spec: Spec) -> tuple[Trace, str]:
+def _trace(options: RehearsalOptions, spec: Spec) -> tuple[NodeTrace, str]:
     """The trace to replay and its source."""
     if (options.trace is None) == (options.synthetic is None):
         raise JobError("name a trace: either --trace FILE or --synthetic P:D")
@@ -158,7 +158,7 @@ def _trace(options: Options, spec: Spec) -> tuple[Trace, str]:
     return trace, f"{source}, {counted(trace.most, 'node')}"
 
 
-def _read(path: Path) -> Trace:
+def _read(path: Path) -> NodeTrace:
     try:
         return parse(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
@@ -206,7 +206,7 @@ def _folder(spec: Spec, overrides: Sequence[str]) -> str:
     raise AssertionError("numbers do not end")
 
 
-def write_trace(options: Options, trace: Trace) -> None:
+def write_trace(options: RehearsalOptions, trace: NodeTrace) -> None:
     """Write `trace` to the file that `options` name, if they name one.
 
     Raises:

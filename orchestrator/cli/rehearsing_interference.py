@@ -18,7 +18,7 @@ from orchestrator.analysis.interference_time import interference_time
 from orchestrator.cli.beside import beside
 from orchestrator.cli.exit_codes import DONE, FAILED, INTERRUPTED
 from orchestrator.cli.rehearsing import (
-    Options,
+    RehearsalOptions,
     nothing_left_unless_begun,
     performance_of,
     without_ray,
@@ -27,7 +27,7 @@ from orchestrator.cli.rehearsing import (
 from orchestrator.cli.text.progress import open_progress
 from orchestrator.cli.text.training_lines import observer
 from orchestrator.client.blocking_client import BlockingJobClient
-from orchestrator.client.following import Observer, Run
+from orchestrator.client.following import JobResult, Observer
 from orchestrator.client.running import run
 from orchestrator.events import types as events
 from orchestrator.events.log import read_log
@@ -83,7 +83,7 @@ class Trials:
     """The trace that is replayed meanwhile, if any."""
 
 
-def interference_command(options: Options, given: InterferenceOptions) -> int:
+def interference_command(options: RehearsalOptions, given: InterferenceOptions) -> int:
     """Rehearse and return the exit code.
 
     Raises:
@@ -99,7 +99,7 @@ def interference_command(options: Options, given: InterferenceOptions) -> int:
     trials = trials_of(options, given, len(os.sched_getaffinity(0)), say)
     if trials.trace is not None:
         write_trace(options, trials.trace.trace)
-    done: list[Run] = []
+    done: list[JobResult] = []
     trace = trials.trace
     with nothing_left_unless_begun(trials.folder):
         say("measuring the job before any neighbour comes")
@@ -121,7 +121,7 @@ def interference_command(options: Options, given: InterferenceOptions) -> int:
     return FAILED if isinstance(done[-1].end, events.Failed) else DONE
 
 
-def trials_of(options: Options, given: InterferenceOptions, cores: int, say: Say) -> Trials:
+def trials_of(options: RehearsalOptions, given: InterferenceOptions, cores: int, say: Say) -> Trials:
     """The jobs that the options describe, on a machine with so many cores.
 
     Raises:
@@ -164,7 +164,7 @@ def trials_of(options: Options, given: InterferenceOptions, cores: int, say: Say
     return Trials(name=first.job.name, folder=folder, specs=tuple(specs), interference=plan, trace=trace)
 
 
-def _refuse_trace_options(options: Options) -> None:
+def _refuse_trace_options(options: RehearsalOptions) -> None:
     given = {
         "--nodes": options.nodes,
         "--speedup": options.speedup,
@@ -178,7 +178,7 @@ def _refuse_trace_options(options: Options) -> None:
             raise JobError(f"{name} goes with a trace: name one with --trace FILE or --synthetic P:D")
 
 
-def _folder(options: Options, spec: Spec) -> Path:
+def _folder(options: RehearsalOptions, spec: Spec) -> Path:
     """The folder of the jobs' folders: as asked, or the first of its name that is not there yet."""
     if options.out is not None:
         return options.out
@@ -216,7 +216,7 @@ def _train(
     console: Console,
     dashboard: bool,
     limit_s: float,
-) -> tuple[Run, Performance | None]:
+) -> tuple[JobResult, Performance | None]:
     """Train one of the jobs. Returns also the trace at the speed at which it was replayed."""
     with (
         open_progress(console, spec.job.name, spec.job.steps) as progress,
@@ -224,7 +224,7 @@ def _train(
     ):
         show, replayed = observer(progress), trace
 
-        def play(spec: Spec, observe: Observer) -> Run:
+        def play(spec: Spec, observe: Observer) -> JobResult:
             nonlocal replayed
             if trace is None:
                 return run(spec, resume=False, observe=observe, say=progress.note, profile=profile)
@@ -255,7 +255,7 @@ def _train(
     return done, replayed
 
 
-def _conclude(done: Sequence[Run], trials: Trials, as_json: bool, say: Callable[[str], None]) -> None:
+def _conclude(done: Sequence[JobResult], trials: Trials, as_json: bool, say: Callable[[str], None]) -> None:
     logs = [each.events_path for each in done]
     for log in logs:
         _written(lambda log=log: write_report(log))

@@ -9,7 +9,7 @@ from pathlib import Path
 from orchestrator.history.folder import PLANNER
 from planner.adapt.live import Heard
 from planner.adapt.recording import entries
-from planner.adapt.replaying import Decided, Observed, replayed
+from planner.adapt.replaying import Observed, ReplayedDecision, replayed
 from planner.wording import counted
 from workers.protocol.errors import JobError
 
@@ -41,9 +41,9 @@ def replay_command(recording: Path) -> None:
     print("all answers are as recorded")
 
 
-def lines(answer: Observed | Decided) -> Iterator[str]:
+def lines(answer: Observed | ReplayedDecision) -> Iterator[str]:
     """Lines to print about an answer."""
-    if isinstance(answer, Decided):
+    if isinstance(answer, ReplayedDecision):
         yield from _decision(answer)
         return
     step = max((seen.step for seen in answer.took.batch), default=0)
@@ -58,7 +58,7 @@ def _lost(size: int) -> None:
     print(f"{counted(size, 'byte')} that a planner had not written whole are left out")
 
 
-def _decision(answer: Decided) -> Iterator[str]:
+def _decision(answer: ReplayedDecision) -> Iterator[str]:
     step, then, now = answer.asked.question.step, answer.recorded, answer.decision
     verb = "moves" if now.plan is not None else "stays"
     yield f"step {step}: {verb}: {now.reason}"

@@ -13,7 +13,7 @@ from orchestrator.cli.beside import beside
 from orchestrator.cli.exit_codes import DONE, FAILED, INTERRUPTED
 from orchestrator.cli.text.progress import open_progress
 from orchestrator.cli.text.training_lines import observer
-from orchestrator.client.following import Run, attached
+from orchestrator.client.following import JobResult, attached
 from orchestrator.client.running import detach, run
 from orchestrator.events import types as events
 from orchestrator.events.log import read_log
@@ -110,7 +110,7 @@ def follow_command(job: str, address: str) -> int:
     return _conclude(console, done, _write_report(done))
 
 
-def _write_report(done: Run) -> str:
+def _write_report(done: JobResult) -> str:
     """Write `report.html`. Return its path, or why it was not written."""
     try:
         report = write_report(done.events_path, folder=done.spec.job.folder)
@@ -120,7 +120,7 @@ def _write_report(done: Run) -> str:
     return str(report)
 
 
-def _conclude(console: Console, done: Run, report: str) -> int:
+def _conclude(console: Console, done: JobResult, report: str) -> int:
     def post(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 

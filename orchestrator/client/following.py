@@ -53,7 +53,7 @@ SILENCE_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class JobResult:
     """The result of a job."""
 
     spec: Spec
@@ -66,7 +66,7 @@ class Run:
     """Whether a signal to the driver requested the end."""
 
 
-def ended(spec: Spec, end: events.Finished | events.Failed, *, interrupted: bool) -> Run:
+def ended(spec: Spec, end: events.Finished | events.Failed, *, interrupted: bool) -> JobResult:
     """The run of the resolved `spec` that ended with `end`.
 
     Raises:
@@ -76,7 +76,7 @@ def ended(spec: Spec, end: events.Finished | events.Failed, *, interrupted: bool
         raise JobError(end.reason)
     counts = spec.pipeline.partition
     assert not isinstance(counts, str), "a resolved spec says how many layers each stage has"
-    return Run(
+    return JobResult(
         spec=spec,
         partition=counts,
         end=end,
@@ -85,7 +85,7 @@ def ended(spec: Spec, end: events.Finished | events.Failed, *, interrupted: bool
     )
 
 
-class Following:
+class FollowedJob:
     """A driver of a running job.
 
     Args:
@@ -125,7 +125,7 @@ class Following:
         self._headless_s: float | None = None
         """Since when the cluster's head has not answered, by the monotonic clock; None: it has."""
 
-    def run(self, observe: Observer, say: Callable[[str], None]) -> Run:
+    def run(self, observe: Observer, say: Callable[[str], None]) -> JobResult:
         """Pass events and signals on until the job has ended.
 
         Args:
@@ -325,7 +325,7 @@ def _end_among(records: Sequence[events.Record]) -> events.Finished | events.Fai
 
 
 @contextmanager
-def attached(job: str, address: str) -> Iterator[Following]:
+def attached(job: str, address: str) -> Iterator[FollowedJob]:
     """Become a driver of the running `job`, beside the one that submitted it or in its place. Signals are not passed
     on: the job is not ours.
 
@@ -348,7 +348,7 @@ def attached(job: str, address: str) -> Iterator[Following]:
             raise JobError(f"{folder}/{MARKER} is not one of this version: {error}") from error
         # A signal that raises an exception may raise it where Ray swallows it.
         interrupts.hold()
-        yield Following(
+        yield FollowedJob(
             client,
             spec,
             connection,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from orchestrator.client.blocking_client import BlockingJobClient
-from orchestrator.client.following import Following, Observer, Run, ended
+from orchestrator.client.following import FollowedJob, JobResult, Observer, ended
 from orchestrator.client.interrupts import Interrupts
 from orchestrator.client.submit import Submission, SubmittedJob
 from orchestrator.cluster import connection as cluster
@@ -22,7 +22,7 @@ def run(
     say: Callable[[str], None],
     profile: Path | None = None,
     replay: Path | None = None,
-) -> Run:
+) -> JobResult:
     """Submit a job and follow it to its end. Ctrl-C stops it with a checkpoint, a second one ends it at once.
 
     Args:
@@ -53,7 +53,7 @@ def run(
         if job.end is not None:
             return ended(job.spec, job.end, interrupted=False)
         client = BlockingJobClient(connection.address or job.spec.cluster.address)
-        return Following(client, job.spec, connection, interrupts=interrupts, ours=True).run(observe, say)
+        return FollowedJob(client, job.spec, connection, interrupts=interrupts, ours=True).run(observe, say)
 
 
 def detach(

@@ -24,7 +24,7 @@ import psutil
 from orchestrator.cluster.actor_names import NAMESPACE
 from orchestrator.cluster.address import host_and_port
 from orchestrator.cluster.draining import draining
-from orchestrator.cluster.here import SUBMITTED, Found, answers, find, is_on_loopback
+from orchestrator.cluster.here import SUBMITTED, FoundCluster, answers, find, is_on_loopback
 from orchestrator.cluster.placement import Node
 from orchestrator.cluster.ports import agents_announced
 from workers.control.rescues import HEAD_LOST
@@ -130,7 +130,7 @@ def connected(address: str, *, cpus: float, say: Callable[[str], None] = _to_std
     if (joined := _joined_already()) is not None:
         yield Connection(set(), joined)
         return
-    found = Found(address="") if address == "local" else find(address)
+    found = FoundCluster(address="") if address == "local" else find(address)
     if address == "local" or is_on_loopback(found.address):
         prepare_local(os.environ)  # pyright: ignore[reportArgumentType]
     if address != "local":

@@ -52,7 +52,7 @@ class ClusterHere:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class FoundCluster:
     """The cluster that an address means."""
 
     address: str
@@ -74,7 +74,7 @@ def clusters_here() -> tuple[ClusterHere, ...]:
     return tuple(sorted(found, key=lambda cluster: (cluster.started_s, cluster.address)))
 
 
-def find(address: str, environment: Mapping[str, str] = os.environ) -> Found:
+def find(address: str, environment: Mapping[str, str] = os.environ) -> FoundCluster:
     """The cluster that `address` means: `auto` is a submitted job's own cluster, else the one that `RAY_ADDRESS` names,
     else the only one of this machine.
 
@@ -88,9 +88,9 @@ def find(address: str, environment: Mapping[str, str] = os.environ) -> Found:
                 f"cluster.address = {address!r}: this process is a job of the Ray cluster at {own}, which alone has the"
                 " files that came with it. Leave cluster.address at auto, or submit the job to the other cluster"
             )
-        return Found(address=address)
+        return FoundCluster(address=address)
     if own is not None:
-        return Found(address=own, text=f"{_described(own)}, to which this job was submitted")
+        return FoundCluster(address=own, text=f"{_described(own)}, to which this job was submitted")
     named = environment.get(RAY_ADDRESS, "")
     if named not in ("", "auto"):
         if named.startswith(("http://", "https://")) or host_and_port(named) is None:
@@ -98,7 +98,7 @@ def find(address: str, environment: Mapping[str, str] = os.environ) -> Found:
                 f"RAY_ADDRESS = {named!r} is no address of a cluster: set it to HOST:PORT or ray://HOST:PORT, such as"
                 " 127.0.0.1:6379, or unset it"
             )
-        return Found(address=named, text=f"{_described(named)}, which RAY_ADDRESS names")
+        return FoundCluster(address=named, text=f"{_described(named)}, which RAY_ADDRESS names")
     clusters = list(clusters_here())
     if not clusters:
         raise JobError(
@@ -111,7 +111,7 @@ def find(address: str, environment: Mapping[str, str] = os.environ) -> Found:
             f"{len(clusters)} Ray clusters run on this machine: name one, with --address HOST:PORT, for a job with"
             f" --set cluster.address=HOST:PORT, or for all commands in FRESHET_ADDRESS or RAY_ADDRESS.{listed}"
         )
-    return Found(address=clusters[0].address, text=clusters[0].text)
+    return FoundCluster(address=clusters[0].address, text=clusters[0].text)
 
 
 def _described(address: str) -> str:

@@ -16,7 +16,7 @@ CONNECT_S = 1.0
 """Time limit for a reachable machine to accept or refuse a connection."""
 
 
-class Gone(Exception):
+class RankGone(Exception):
     """A rank's process is dead, or its node is.
 
     Args:

@@ -27,7 +27,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from orchestrator.cluster import connection as cluster
 from orchestrator.cluster.actor_names import NAMESPACE, living_ranks, rank_name, ranks_among
 from orchestrator.cluster.exits import cause_of_death
-from orchestrator.cluster.hosts import Gone
+from orchestrator.cluster.hosts import RankGone
 from orchestrator.cluster.placement import Node, assign, congestion, fits, shortage
 from orchestrator.cluster.rank_setup import RankSetup
 from workers.actor import CONTROL, Home, RankActor
@@ -140,7 +140,7 @@ class RayHosts:
         try:
             self._actors[rank] = await asyncio.to_thread(ray.get_actor, name, namespace=NAMESPACE)
         except ValueError as error:
-            raise Gone("cause unknown") from error
+            raise RankGone("cause unknown") from error
         return await self.call(rank, "attach", self._controller)
 
     def call(self, rank: int, method: str, *arguments: Any) -> Awaitable[Any]:
@@ -165,7 +165,7 @@ class RayHosts:
             answer.add_done_callback(_retrieved)
         try:
             for answer in asyncio.as_completed(answers):
-                with suppress(Gone, RankError):
+                with suppress(RankGone, RankError):
                     return await answer
             return None
         finally:
@@ -252,18 +252,18 @@ def actor_resources(per_rank: Mapping[str, float]) -> dict[str, Any]:
 
 
 async def _answered(reference: Any) -> Any:
-    """Return the call's result, with Ray's errors as `Gone` or `RankError`."""
+    """Return the call's result, with Ray's errors as `RankGone` or `RankError`."""
     if reference is None:
-        raise Gone("cause unknown")
+        raise RankGone("cause unknown")
     try:
         return await reference
     except ActorUnavailableError as error:
-        raise Gone("it cannot be reached", unreachable=True) from error
+        raise RankGone("it cannot be reached", unreachable=True) from error
     except RayActorError as error:
         text = str(error).strip()
         if "creation task" in text:
-            raise Gone(f"could not start: {text.splitlines()[-1]}", stillborn=True) from error
-        raise Gone(cause_of_death(text)) from error
+            raise RankGone(f"could not start: {text.splitlines()[-1]}", stillborn=True) from error
+        raise RankGone(cause_of_death(text)) from error
     except RayError as error:
         cause = getattr(error, "cause", error)
         if isinstance(cause, RankError):

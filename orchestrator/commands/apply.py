@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from orchestrator.commands.change import Change
-from orchestrator.commands.command import Form, Input, Limits, PlanCommand
+from orchestrator.commands.change import WhatIfChange
+from orchestrator.commands.command import FieldLimits, Form, Input, PlanCommand
 from orchestrator.commands.seen import SeenJob, plan_of
 
 Layers = Annotated[int, Field(ge=1, le=100_000)]
@@ -28,7 +28,7 @@ class Apply(PlanCommand, json_schema_extra={"examples": [{"partition": [3, 2, 1,
 
     partition: Annotated[
         Sequence[Any],
-        Limits({"min_length": 1, "max_length": 4096}, list[Layers]),
+        FieldLimits({"min_length": 1, "max_length": 4096}, list[Layers]),
         Input("Layers per stage", hint="such as 3+2+1+2", read=parse_cut),
     ]
     """Layers per stage."""
@@ -42,5 +42,5 @@ class Apply(PlanCommand, json_schema_extra={"examples": [{"partition": [3, 2, 1,
             " The bits stay the same."
         )
 
-    def change(self, job: SeenJob) -> Change | str | None:
-        return Change(cut=tuple(self.partition))
+    def change(self, job: SeenJob) -> WhatIfChange | str | None:
+        return WhatIfChange(cut=tuple(self.partition))

@@ -16,7 +16,7 @@ KEEP, BEST = "keep", "best"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class WhatIfChange:
     """Changes to a job. None: as it is today."""
 
     ranks: int | None = None

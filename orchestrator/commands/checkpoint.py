@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.commands.command import Entry, Form, JobCommand
+from orchestrator.commands.command import CommandEntry, Form, JobCommand
 from orchestrator.commands.seen import SeenJob
 from orchestrator.events.types import Answered, Event, Paused
 from orchestrator.quantities import seconds
@@ -22,7 +22,7 @@ class Checkpoint(JobCommand):
         return f"The job writes a checkpoint after the step in flight, beside training.{last}"
 
     @classmethod
-    def answer(cls, entry: Entry, event: Event, step: int) -> Answered | None:
+    def answer(cls, entry: CommandEntry, event: Event, step: int) -> Answered | None:
         match event:
             case CheckpointReport(step=saved, path=path, error=error) if saved >= entry.step:
                 text = f"checkpoint of step {saved} in {path}"

@@ -1,6 +1,6 @@
 """`JobCommand`: all that a command to a running job declares once, for the command line, REST, pages, clients and log.
 
-A field's annotation carries how each face shows it: `Flag` or `Argument` on the command line, `Limits` over REST,
+A field's annotation carries how each face shows it: `Flag` or `Argument` on the command line, `FieldLimits` over REST,
 `Input` on a page. Its docstring is its help.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, field_validator
 from pydantic.fields import FieldInfo
 
-from orchestrator.commands.change import Change
+from orchestrator.commands.change import WhatIfChange
 from orchestrator.commands.seen import SeenJob
 from orchestrator.events.types import Answered, Commanded, Event, Failed, Finished
 from workers.protocol.errors import JobError
@@ -36,7 +36,7 @@ class Argument:
 
 
 @dataclass(frozen=True)
-class Limits:
+class FieldLimits:
     """Bounds of a field over REST; whatever passes them, the controller checks."""
 
     bounds: Mapping[str, Any]
@@ -46,7 +46,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Choice:
+class FieldChoice:
     """One of the values that an input may have."""
 
     value: str
@@ -63,7 +63,7 @@ class Input:
     """`step` of a number input; empty: 1."""
     most: str = ""
     """The largest number."""
-    choices: Callable[[SeenJob], Sequence[Choice]] | None = None
+    choices: Callable[[SeenJob], Sequence[FieldChoice]] | None = None
     """The values to choose from; None: there are too many."""
     read: Callable[[str], object] = str
     """Makes the field's value of the text."""
@@ -82,7 +82,7 @@ class Form:
 
 
 @dataclass
-class Entry:
+class CommandEntry:
     """A command in a job's log, and its answer."""
 
     command: Commanded
@@ -177,7 +177,7 @@ class JobCommand(BaseModel):
         """Its effect, for someone who has the button before them."""
         return self.__doc__ or ""
 
-    def change(self, job: SeenJob) -> Change | str | None:
+    def change(self, job: SeenJob) -> WhatIfChange | str | None:
         """The change that the simulator is asked about, or why it is asked nothing; None: there is nothing to simulate.
 
         Raises:
@@ -191,7 +191,7 @@ class JobCommand(BaseModel):
         return cls.change is not JobCommand.change
 
     @classmethod
-    def answer(cls, entry: Entry, event: Event, step: int) -> Answered | None:
+    def answer(cls, entry: CommandEntry, event: Event, step: int) -> Answered | None:
         """The answer that `event` gives to the pending command `entry`; None: none.
 
         Args:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from orchestrator.commands.change import KEEP, Change
-from orchestrator.commands.command import Argument, Choice, Flag, Form, Input, Limits, PlanCommand
+from orchestrator.commands.change import KEEP, WhatIfChange
+from orchestrator.commands.command import Argument, FieldChoice, FieldLimits, Flag, Form, Input, PlanCommand
 from orchestrator.commands.seen import NO_PLAN, SeenJob, plan_of, ranks_on
 from orchestrator.quantities import seconds
 from planner.wording import named_or_counted
 
 
-def occupied_nodes(job: SeenJob) -> list[Choice]:
+def occupied_nodes(job: SeenJob) -> list[FieldChoice]:
     """The nodes that the job has ranks on."""
     ranks = job.ranks
     there: dict[str, list[int]] = {}
@@ -19,7 +19,7 @@ def occupied_nodes(job: SeenJob) -> list[Choice]:
         if node := ranks.nodes.get(rank):
             there.setdefault(node, []).append(rank)
     return [
-        Choice(node, f"{ranks.hosts.get(of[0]) or 'node'} ({node[:8]}): {named_or_counted('rank', of)}")
+        FieldChoice(node, f"{ranks.hosts.get(of[0]) or 'node'} ({node[:8]}): {named_or_counted('rank', of)}")
         for node, of in there.items()
     ]
 
@@ -34,12 +34,15 @@ class Drain(PlanCommand, json_schema_extra={"examples": [{"node": "10.0.0.7", "d
     node: Annotated[
         str,
         Argument("NODE"),
-        Limits({"min_length": 1, "max_length": 200}),
+        FieldLimits({"min_length": 1, "max_length": 200}),
         Input("Node", choices=occupied_nodes),
     ]
     """The node: its id, the beginning of one, or its address."""
     deadline_s: Annotated[
-        float, Flag("--deadline"), Limits({"gt": 0, "le": 86_400}), Input("Within, s", hint="30 if empty")
+        float,
+        Flag("--deadline"),
+        FieldLimits({"gt": 0, "le": 86_400}),
+        Input("Within, s", hint="30 if empty"),
     ] = 30.0
     """Seconds that the ranks have to hand over."""
 
@@ -54,7 +57,7 @@ class Drain(PlanCommand, json_schema_extra={"examples": [{"node": "10.0.0.7", "d
             " stay."
         )
 
-    def change(self, job: SeenJob) -> Change | str | None:
+    def change(self, job: SeenJob) -> WhatIfChange | str | None:
         """Change to simulate: without the ranks that leave and that no spare replaces."""
         plan, there = plan_of(job), ranks_on(job, self.node)
         lost = len(there & {*job.ranks.members}) - len({*job.ranks.spares} - there)
@@ -67,4 +70,4 @@ class Drain(PlanCommand, json_schema_extra={"examples": [{"node": "10.0.0.7", "d
             )
         if lost >= plan.pipeline_ranks:
             return "no rank would be left, and the job waits until it has room elsewhere"
-        return Change(ranks=plan.pipeline_ranks - lost) if lost > 0 else Change(cut=KEEP)
+        return WhatIfChange(ranks=plan.pipeline_ranks - lost) if lost > 0 else WhatIfChange(cut=KEEP)

@@ -8,7 +8,7 @@ from typing import Any
 from orchestrator.commands.command import JobCommand
 
 
-class Fault(JobCommand):
+class InjectFault(JobCommand):
     """Inject a fault, as `freshet fault` does, into a job that allows faults."""
 
     name = "fault"

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from orchestrator.commands.change import KEEP, Change
-from orchestrator.commands.command import Choice, Entry, Form, Input, Limits, PlanCommand
+from orchestrator.commands.change import KEEP, WhatIfChange
+from orchestrator.commands.command import CommandEntry, FieldChoice, FieldLimits, Form, Input, PlanCommand
 from orchestrator.commands.seen import NO_PLAN, SeenJob, plan_of
 from orchestrator.events.types import Answered, Event
 from workers.protocol.reports import FreezeStarted
@@ -15,12 +15,12 @@ from workers.protocol.reports import FreezeStarted
 REPLACED = "another freeze request took its place"
 
 
-def methods(job: SeenJob) -> list[Choice]:
+def methods(job: SeenJob) -> list[FieldChoice]:
     """The freeze methods."""
     from orchestrator.spec.freeze_phases import METHODS
 
     now = job.freeze_section_at(job.step).get("method", "none")
-    return [Choice(method, f"{method} (now)" if method == now else method) for method in METHODS]
+    return [FieldChoice(method, f"{method} (now)" if method == now else method) for method in METHODS]
 
 
 class Freeze(PlanCommand, json_schema_extra={"examples": [{"method": "timelyfreeze", "r_max": 0.5}]}):
@@ -36,7 +36,7 @@ class Freeze(PlanCommand, json_schema_extra={"examples": [{"method": "timelyfree
         default=None, description="As freeze.method in a spec; none turns freezing off."
     )
     r_max: Annotated[
-        float | None, Limits({"ge": 0, "le": 1}), Input("r_max", hint="0 to 1", step="any", most="1")
+        float | None, FieldLimits({"ge": 0, "le": 1}), Input("r_max", hint="0 to 1", step="any", most="1")
     ] = None
     """Largest mean share of a stage's weight gradients to leave out, 0 to 1."""
 
@@ -50,7 +50,7 @@ class Freeze(PlanCommand, json_schema_extra={"examples": [{"method": "timelyfree
             " the log says from which step, and --replay repeats it."
         )
 
-    def change(self, job: SeenJob) -> Change | str | None:
+    def change(self, job: SeenJob) -> WhatIfChange | str | None:
         """Change to simulate for the freeze program; what another method freezes is not known beforehand."""
         from orchestrator.spec.job_spec import Spec
 
@@ -64,15 +64,15 @@ class Freeze(PlanCommand, json_schema_extra={"examples": [{"method": "timelyfree
         except ValidationError:
             return f"{self.method} is no freeze method"
         if then.timely:
-            return Change(cut=KEEP, r_max=then.r_max)
+            return WhatIfChange(cut=KEEP, r_max=then.r_max)
         if self.r_max is not None:
             return f"r_max changes nothing with method {then.method}: only a timelyfreeze method has a budget"
         if then.method == "none":
-            return Change(cut=KEEP, r_max=0.0)
+            return WhatIfChange(cut=KEEP, r_max=0.0)
         return f"{then.method} freezes what has settled, which only training shows"
 
     @classmethod
-    def answer(cls, entry: Entry, event: Event, step: int) -> Answered | None:
+    def answer(cls, entry: CommandEntry, event: Event, step: int) -> Answered | None:
         match event:
             case FreezeStarted(plan=plan) if entry.freeze == plan.key:
                 return entry.answered(step, f"all ranks follow it from step {plan.start} on", done=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from orchestrator.commands.change import Change, Impossible
-from orchestrator.commands.command import Choice, Flag, Form, Input, Limits, PlanCommand
+from orchestrator.commands.change import Impossible, WhatIfChange
+from orchestrator.commands.command import FieldChoice, FieldLimits, Flag, Form, Input, PlanCommand
 from orchestrator.commands.seen import NO_PLAN, SeenJob, plan_of
 from planner.plan import PlanError
 from planner.search.layer_move import parse_layers, with_layers
@@ -13,9 +13,9 @@ from planner.search.layer_move import parse_layers, with_layers
 LAYERS = r"^\d{1,6}(-\d{1,6})?$"
 
 
-def members(job: SeenJob) -> list[Choice]:
+def members(job: SeenJob) -> list[FieldChoice]:
     """The ranks that train."""
-    return [Choice(str(rank), str(rank)) for rank in sorted(job.ranks.members)]
+    return [FieldChoice(str(rank), str(rank)) for rank in sorted(job.ranks.members)]
 
 
 class Move(PlanCommand, json_schema_extra={"examples": [{"layers": "3-4", "rank": 1}]}):
@@ -25,9 +25,9 @@ class Move(PlanCommand, json_schema_extra={"examples": [{"layers": "3-4", "rank"
     name = "move"
     forms = (Form("move", "Move layers"),)
 
-    layers: Annotated[str, Limits({"pattern": LAYERS}), Input("Layers", hint="such as 3 or 3-4")]
+    layers: Annotated[str, FieldLimits({"pattern": LAYERS}), Input("Layers", hint="such as 3 or 3-4")]
     """A layer, or a run of them: 3, or 3-4."""
-    rank: Annotated[int, Flag("--to"), Limits({"ge": 0, "le": 10**6}), Input("To rank", choices=members)]
+    rank: Annotated[int, Flag("--to"), FieldLimits({"ge": 0, "le": 10**6}), Input("To rank", choices=members)]
     """Number of the rank that gets them; it has the layers before or after them."""
 
     def says(self, job: SeenJob) -> str:
@@ -37,7 +37,7 @@ class Move(PlanCommand, json_schema_extra={"examples": [{"layers": "3-4", "rank"
             " job trains. The bits stay the same."
         )
 
-    def change(self, job: SeenJob) -> Change | str | None:
+    def change(self, job: SeenJob) -> WhatIfChange | str | None:
         plan, ranks = plan_of(job), job.ranks.members
         if plan is None:
             return NO_PLAN
@@ -46,6 +46,6 @@ class Move(PlanCommand, json_schema_extra={"examples": [{"layers": "3-4", "rank"
             raise Impossible(f"rank {self.rank} has no place in the pipeline; ranks with a place: {there}")
         place = plan.place(ranks.index(self.rank)).rank
         try:
-            return Change(cut=with_layers(plan, *parse_layers(self.layers), place).layers_per_stage)
+            return WhatIfChange(cut=with_layers(plan, *parse_layers(self.layers), place).layers_per_stage)
         except PlanError as error:
             raise Impossible(str(error)) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.commands.command import Entry, Form, JobCommand
+from orchestrator.commands.command import CommandEntry, Form, JobCommand
 from orchestrator.commands.seen import SeenJob
 from orchestrator.events.types import Answered, Event, Paused
 
@@ -26,7 +26,7 @@ class Pause(JobCommand):
         )
 
     @classmethod
-    def answer(cls, entry: Entry, event: Event, step: int) -> Answered | None:
+    def answer(cls, entry: CommandEntry, event: Event, step: int) -> Answered | None:
         match event:
             case Paused(step=step, requested=True):
                 return entry.answered(step, f"paused at step {step}", done=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.commands.command import Entry, Form, JobCommand
+from orchestrator.commands.command import CommandEntry, Form, JobCommand
 from orchestrator.commands.seen import SeenJob
 from orchestrator.events.types import Answered, Event, Paused, Regrouped
 
@@ -22,7 +22,7 @@ class Resume(JobCommand):
         return "The paused job asks the cluster for its ranks and trains on from its checkpoint, with the same bits."
 
     @classmethod
-    def answer(cls, entry: Entry, event: Event, step: int) -> Answered | None:
+    def answer(cls, entry: CommandEntry, event: Event, step: int) -> Answered | None:
         match event:
             case Paused(step=step, requested=True):
                 return entry.answered(step, f"paused again at step {step}", done=False)

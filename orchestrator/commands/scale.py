@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from orchestrator.commands.change import Change
-from orchestrator.commands.command import Form, Input, Limits, PlanCommand
+from orchestrator.commands.change import WhatIfChange
+from orchestrator.commands.command import FieldLimits, Form, Input, PlanCommand
 from orchestrator.commands.seen import SeenJob
 from planner.wording import counted
 
@@ -18,9 +18,9 @@ class Scale(PlanCommand, json_schema_extra={"examples": [{"ranks": 4, "spares": 
     some = ("ranks", "spares")
     question = "scale to what?"
 
-    ranks: Annotated[int | None, Limits({"ge": 1, "le": 10**6}), Input("Ranks of the pipeline")] = None
+    ranks: Annotated[int | None, FieldLimits({"ge": 1, "le": 10**6}), Input("Ranks of the pipeline")] = None
     """Ranks of each of the job's pipelines."""
-    spares: Annotated[int | None, Limits({"ge": 0, "le": 10**6}), Input("Spares")] = None
+    spares: Annotated[int | None, FieldLimits({"ge": 0, "le": 10**6}), Input("Spares")] = None
     """Idle ranks that replace lost ones."""
 
     def says(self, job: SeenJob) -> str:
@@ -31,7 +31,7 @@ class Scale(PlanCommand, json_schema_extra={"examples": [{"ranks": 4, "spares": 
             " once the new ranks are up. The bits stay the same."
         )
 
-    def change(self, job: SeenJob) -> Change | str | None:
+    def change(self, job: SeenJob) -> WhatIfChange | str | None:
         if self.ranks is None:
             return "spares hold no layers and compute nothing, so that the step stays as it is"
-        return Change(ranks=self.ranks)
+        return WhatIfChange(ranks=self.ranks)

@@ -15,7 +15,7 @@ from orchestrator.commands.cancel import Cancel
 from orchestrator.commands.checkpoint import Checkpoint
 from orchestrator.commands.command import JobCommand
 from orchestrator.commands.drain import Drain
-from orchestrator.commands.fault import Fault
+from orchestrator.commands.fault import InjectFault
 from orchestrator.commands.freeze import Freeze
 from orchestrator.commands.move import Move
 from orchestrator.commands.pause import Pause
@@ -79,7 +79,7 @@ class Steering:
     scale = Sends(Scale)
     freeze = Sends(Freeze)
     apply = Sends(Apply)
-    fault = Sends(Fault)
+    fault = Sends(InjectFault)
 
 
 COMMANDS: tuple[type[JobCommand], ...] = tuple(

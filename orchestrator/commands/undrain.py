@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from orchestrator.commands.command import Argument, Choice, Entry, Form, Input, JobCommand, Limits
+from orchestrator.commands.command import (
+    Argument,
+    CommandEntry,
+    FieldChoice,
+    FieldLimits,
+    Form,
+    Input,
+    JobCommand,
+)
 from orchestrator.commands.seen import SeenJob
 from orchestrator.events.types import Answered, Event, Undrained
 
 
-def drained_nodes(job: SeenJob) -> list[Choice]:
+def drained_nodes(job: SeenJob) -> list[FieldChoice]:
     """The nodes that the job was asked to leave."""
     notices = job.ranks.drained.items()
-    return [Choice(node, f"{notice.host or 'node'} ({node[:8]})") for node, notice in notices]
+    return [FieldChoice(node, f"{notice.host or 'node'} ({node[:8]})") for node, notice in notices]
 
 
 class Undrain(JobCommand, json_schema_extra={"examples": [{"node": "10.0.0.7"}]}):
@@ -24,7 +32,7 @@ class Undrain(JobCommand, json_schema_extra={"examples": [{"node": "10.0.0.7"}]}
     node: Annotated[
         str,
         Argument("NODE"),
-        Limits({"min_length": 1, "max_length": 200}),
+        FieldLimits({"min_length": 1, "max_length": 200}),
         Input("Node", choices=drained_nodes),
     ]
     """The drained node: its id, the beginning of one, or its address."""
@@ -40,7 +48,7 @@ class Undrain(JobCommand, json_schema_extra={"examples": [{"node": "10.0.0.7"}]}
         return f"The job may start ranks on {self.node} again, once it lacks any."
 
     @classmethod
-    def answer(cls, entry: Entry, event: Event, step: int) -> Answered | None:
+    def answer(cls, entry: CommandEntry, event: Event, step: int) -> Answered | None:
         match event:
             case Undrained(id=id) as undrained if id == entry.command.id:
                 return entry.answered(step, undrained.sentence, done=True)

@@ -255,13 +255,13 @@ class Controller:
         with suppress(Exception):
             await asyncio.to_thread(reap, self._order.job)
         logged = self._view.commands.logged(events.Failed(reason=reason, user_error=True))
-        self._loop.state = states.Failed(reason, user_error=True)
+        self._loop.state = states.JobFailed(reason, user_error=True)
         with suppress(OSError, JobError):  # another run may hold the folder: its log is not ours to write
             self._lock = self._lock or self._folder.lock()
             await self._open_log(max(self._view.epoch, self._order.epoch) + 1)
         for event in logged:
             record = Record(time_s=time.time(), event=event)
-            self._view.take(record)
+            self._view.fold(record)
             self._records.append(record)
             if self._writer is not None:
                 self._writer.append(record)
@@ -291,8 +291,8 @@ class Controller:
         await asyncio.to_thread(reap, self._order.job)
         end = events.Failed(reason=f"{reason}. Where the folder is, --resume goes on", user_error=False)
         self._refusal = Record(time_s=time.time(), event=end)
-        self._view.take(self._refusal)
-        self._loop.state = states.Failed(end.reason, user_error=False)
+        self._view.fold(self._refusal)
+        self._loop.state = states.JobFailed(end.reason, user_error=False)
         self._over = True
         self._begun.set()
         self._changed.set()
@@ -327,7 +327,7 @@ class Controller:
         self._take_on(replace(order, earlier=job))
         self._watch = watch
         for event in self._view.recap():
-            self._runtime.take(event)
+            self._runtime.fold(event)
         self._memory.go_on()
         self._adaptation.go_on()
         self._begin(takeover=True)
@@ -394,7 +394,7 @@ class Controller:
             JobError: the command is refused; says why.
         """
         await self._taken_on()
-        return await self._commands.take(events.Commanded(id=id, name=name, arguments=arguments, by=by))
+        return await self._commands.accept(events.Commanded(id=id, name=name, arguments=arguments, by=by))
 
     async def outcome(self, id: str, wait_s: float) -> events.Answered | None:
         """Return the outcome of the command `id`; None if there is none after `wait_s`.
@@ -519,14 +519,14 @@ class Controller:
         return Hearers(
             log=self._writer.append,
             recent=self._records.append,
-            view=self._view.take,
-            outlets=lambda record: None if self._outlets is None else self._outlets.take(record),
+            view=self._view.fold,
+            outlets=lambda record: None if self._outlets is None else self._outlets.fold(record),
             drivers=lambda record: self._changed.set(),
             snapshot=self._keep_snapshot,
-            runtime=lambda record: self._runtime.take(record.event),
-            memory=lambda record: self._memory.take(record.event),
-            freezing=lambda record: self._freezing.take(record.event),
-            adaptation=lambda record: self._adaptation.take(record.event),
+            runtime=lambda record: self._runtime.fold(record.event),
+            memory=lambda record: self._memory.fold(record.event),
+            freezing=lambda record: self._freezing.fold(record.event),
+            adaptation=lambda record: self._adaptation.fold(record.event),
             freeze_watch=self._watch_freezing,
             profile_watch=self._watch_profile,
         )
@@ -539,11 +539,11 @@ class Controller:
             self._writer.keep(self._view.to_json())
 
     def _watch_freezing(self, record: Record) -> None:
-        if (warning := self._watch.take(record.event)) is not None:
+        if (warning := self._watch.fold(record.event)) is not None:
             self._loop.post(Noted(warning))
 
     def _watch_profile(self, record: Record) -> None:
-        if (doubt := self._profile_watch.take(record.event)) is not None:
+        if (doubt := self._profile_watch.fold(record.event)) is not None:
             self._loop.post(Noted(doubt))
             self._spawn(asyncio.to_thread(mark_stale, cache_folder(os.environ), doubt))
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from orchestrator.commands.apply import Apply
 from orchestrator.commands.cancel import Cancel
 from orchestrator.commands.checkpoint import Checkpoint
-from orchestrator.commands.command import Entry, JobCommand
+from orchestrator.commands.command import CommandEntry, JobCommand
 from orchestrator.commands.drain import Drain
-from orchestrator.commands.fault import Fault
+from orchestrator.commands.fault import InjectFault
 from orchestrator.commands.freeze import Freeze
 from orchestrator.commands.move import Move
 from orchestrator.commands.pause import Pause
@@ -29,16 +29,23 @@ from orchestrator.controller.reshaping import Reshaping
 from orchestrator.events import types as events
 from orchestrator.history.command_table import KEPT
 from orchestrator.history.job_view import JobView
-from orchestrator.lifecycle.states import Live, Paused, Placing, Saving, Stopping
-from orchestrator.lifecycle.stimuli import Aborted, Asked, PauseAsked, ResumeAsked, Stimulus
+from orchestrator.lifecycle.states import (
+    JobPaused,
+    JobPlacing,
+    Live,
+    Saving,
+    Stopping,
+    in_words,
+)
+from orchestrator.lifecycle.stimuli import Aborted, PauseAsked, ResumeAsked, SaveOrStop, Stimulus
 from workers.config import ElasticConfig
 from workers.protocol.errors import JobError
 from workers.protocol.orders import Request
 
 SAFE_TO_REPEAT: Mapping[str, Stimulus] = {
-    "stop": Asked(Request.STOP),
+    "stop": SaveOrStop(Request.STOP),
     "abort": Aborted(),
-    "checkpoint": Asked(Request.CHECKPOINT),
+    "checkpoint": SaveOrStop(Request.CHECKPOINT),
     "pause": PauseAsked(),
     "resume": ResumeAsked(),
 }
@@ -73,7 +80,7 @@ class Commands:
         self._view = view
         self._log = log
 
-    async def take(self, command: events.Commanded) -> str:
+    async def accept(self, command: events.Commanded) -> str:
         """Carry out `command`, once for each id; return in words what will happen.
 
         Raises:
@@ -133,22 +140,24 @@ class Commands:
                 )
             case Checkpoint():
                 state = self._loop.state
-                if isinstance(state, Paused):
+                if isinstance(state, JobPaused):
                     raise JobError(f"the job is paused, and a checkpoint has its step {state.step} already")
                 if not isinstance(state, Live) or not state.job.progress.trained:
                     raise JobError(
-                        f"the job is {type(state).__name__.lower()} and has nothing to save: ask again once it trains"
+                        f"the job is {in_words(state)} and has nothing to save: ask again once it trains"
                     )
                 text = "writes a checkpoint after the step in flight"
             case Pause():
                 state = self._loop.state
-                if not isinstance(state, Live | Placing) or isinstance(state, Stopping | Paused | Saving):
-                    raise JobError(f"the job is {type(state).__name__.lower()}: there is nothing to pause")
+                if not isinstance(state, Live | JobPlacing) or isinstance(
+                    state, Stopping | JobPaused | Saving
+                ):
+                    raise JobError(f"the job is {in_words(state)}: there is nothing to pause")
                 text = "pauses after the step in flight, with a checkpoint, and gives its ranks back"
             case Resume():
                 state = self._loop.state
-                if not isinstance(state, Paused):
-                    raise JobError(f"the job is {type(state).__name__.lower()}: only a paused job resumes")
+                if not isinstance(state, JobPaused):
+                    raise JobError(f"the job is {in_words(state)}: only a paused job resumes")
                 text = f"goes on from the checkpoint of step {state.step} as soon as there is room"
             case Undrain(node=node):
                 notice = choose_drained(node, self._view().ranks)
@@ -157,7 +166,7 @@ class Commands:
                 return undrained.sentence
             case Freeze():
                 return await self._freezing.change(command)
-            case Fault(drill=drill):
+            case InjectFault(drill=drill):
                 allowed = self._elastic.allow_faults
                 return await inject(self._job, allowed, self._view().step, {**drill})
             case _:
@@ -171,7 +180,7 @@ class Commands:
         for entry in self._view().commands.pending():
             self._go_on_with(entry)
 
-    def _go_on_with(self, entry: Entry) -> None:
+    def _go_on_with(self, entry: CommandEntry) -> None:
         name = entry.command.name
         if name in SAFE_TO_REPEAT:
             self._loop.post(SAFE_TO_REPEAT[name])

@@ -16,12 +16,12 @@ from typing import Any, Protocol
 
 from orchestrator.events import types as events
 from orchestrator.lifecycle.commands import (
+    AppendToLog,
     Assess,
     AwaitCopies,
     AwaitRanks,
     Command,
     Dismiss,
-    Log,
     LogRegroup,
     Prepare,
     Recruit,
@@ -32,9 +32,9 @@ from orchestrator.lifecycle.commands import (
 from orchestrator.lifecycle.machine import handle
 from orchestrator.lifecycle.states import (
     Assessing,
-    Failed,
-    Finished,
     Hosting,
+    JobFailed,
+    JobFinished,
     Joining,
     Loading,
     Order,
@@ -125,14 +125,14 @@ class EventLoop:
     async def post_and_wait(self, stimulus: Stimulus) -> None:
         """Queue a stimulus and return once it is handled and what it causes is logged."""
         self.post(stimulus)
-        if not isinstance(self.state, Finished | Failed):
+        if not isinstance(self.state, JobFinished | JobFailed):
             handled = asyncio.get_running_loop().create_future()
             self._stimuli.put_nowait(handled)
             await handled
 
     async def run(self, effects: Effects) -> None:
         """Until the job has ended: take a stimulus, ask the lifecycle, carry out its commands."""
-        while not isinstance(self.state, Finished | Failed):
+        while not isinstance(self.state, JobFinished | JobFailed):
             stimulus = await self._stimuli.get()
             if isinstance(stimulus, asyncio.Future):
                 if not stimulus.done():  # the waiter may be gone
@@ -172,7 +172,7 @@ class EventLoop:
     async def _carry_out_all(self, commands: Sequence[Command], effects: Effects) -> None:
         logged = False
         for command in commands:
-            if isinstance(command, Log | LogRegroup):
+            if isinstance(command, AppendToLog | LogRegroup):
                 logged = True
             elif logged and self._written is not None:
                 await self._written()
@@ -181,7 +181,7 @@ class EventLoop:
 
     def _carry_out(self, command: Command, effects: Effects) -> None:
         match command:
-            case Log(event):
+            case AppendToLog(event):
                 self._log(event)
             case LogRegroup(event):
                 stood_s = [self._stood_s.pop(rank) for rank in event.lost if rank in self._stood_s]
@@ -246,5 +246,5 @@ class EventLoop:
         with suppress(Exception):
             await effects.release()
         reason = f"the controller failed: {type(error).__name__}: {error}"
-        self.state = Failed(reason, user_error=False)
+        self.state = JobFailed(reason, user_error=False)
         self._log(events.Failed(reason=reason, user_error=False))

@@ -18,7 +18,7 @@ from orchestrator.events.types import Record
 from orchestrator.history.snapshot import position, write_snapshot
 
 
-class Log(Protocol):
+class RecordLog(Protocol):
     """One or more files to which records are appended."""
 
     @property
@@ -50,7 +50,7 @@ class LogWriter:
         snapshot: the file for the view.
     """
 
-    def __init__(self, log: Log, snapshot: Path) -> None:
+    def __init__(self, log: RecordLog, snapshot: Path) -> None:
         self._log = log
         self._snapshot = snapshot
         self._loop = asyncio.get_running_loop()

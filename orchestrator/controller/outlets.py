@@ -58,10 +58,10 @@ class Outlets:
         self._sinks = [SinkThread(name, open, warn) for name, open in opening.items()]
         self._metrics = RayMetrics(job)
 
-    def take(self, record: Record) -> None:
+    def fold(self, record: Record) -> None:
         """Pass one event on; returns at once."""
         for sink in self._sinks:
-            sink.take(record)
+            sink.accept(record)
 
     async def keep_recording(self, view: JobView) -> None:
         """Record the metrics of `view` until cancelled, or until that fails: it costs a warning, not the job."""

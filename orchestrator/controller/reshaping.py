@@ -38,7 +38,14 @@ from orchestrator.lifecycle import migration, stimuli
 from orchestrator.lifecycle.migration import Mode, same
 from orchestrator.lifecycle.moves import expected
 from orchestrator.lifecycle.scaling import size_of
-from orchestrator.lifecycle.states import Job, Live, Order, Paused, Training
+from orchestrator.lifecycle.states import (
+    JobData,
+    JobPaused,
+    Live,
+    Order,
+    Training,
+    in_words,
+)
 from orchestrator.lifecycle.stimuli import Going, Migrate, Stimulus
 from planner.plan import Plan, PlanError
 from planner.search.layer_move import parse_layers
@@ -93,7 +100,7 @@ class Reshaping:
                 case _:
                     raise AssertionError(command)
 
-    async def migrate(self, plan: Plan, decided_for: Job, mode: Mode | None = None) -> str:
+    async def migrate(self, plan: Plan, decided_for: JobData, mode: Mode | None = None) -> str:
         """Have the ranks follow `plan`, in the same places; return in words what will happen.
 
         Args:
@@ -152,7 +159,7 @@ class Reshaping:
             match event:
                 case Scaled(id=command.id):
                     resizes = command.arguments.get("ranks") is not None
-                    stimulus = stimuli.Scale(event, resizes=resizes)
+                    stimulus = stimuli.ScaleRequested(event, resizes=resizes)
                 case Noticed(id=command.id):
                     ranks = frozenset(event.ranks)
                     stimulus = Going(ranks, event.source, event.left_s, event.node, event.host, event.id)
@@ -168,7 +175,7 @@ class Reshaping:
         members = state.job.membership.members if isinstance(state, Live) else ()
         return self._runtime.planning.of(members)
 
-    def _slowdowns(self, job: Job) -> tuple[float | None, ...]:
+    def _slowdowns(self, job: JobData) -> tuple[float | None, ...]:
         """By place."""
         return self._runtime.planning.known.of(job.membership.members)
 
@@ -211,7 +218,7 @@ class Reshaping:
         )
         return await self._begin(job, move)
 
-    async def _begin(self, job: Job, move: migration.Move) -> str:
+    async def _begin(self, job: JobData, move: migration.RequestedMove) -> str:
         text = described(job, move)
         await self._loop.post_and_wait(Migrate(move))
         return text
@@ -229,7 +236,7 @@ class Reshaping:
                 check_plan, job, self._replanner, event.places, self._runtime.planning.known
             )
         check_base(self._training(), command.base)  # another plan may have been issued meanwhile
-        await self._loop.post_and_wait(stimuli.Scale(event, resizes=resizes))
+        await self._loop.post_and_wait(stimuli.ScaleRequested(event, resizes=resizes))
         keeps = f"keeps {counted(event.spares, 'spare rank')}"
         if not resizes or event.places == members:
             return f"{keeps} from now on"
@@ -274,16 +281,14 @@ class Reshaping:
             room=room,
         )
 
-    def _training(self) -> Job:
+    def _training(self) -> JobData:
         state = self._loop.state
         if not isinstance(state, Training):
-            raise JobError(
-                f"the job is {type(state).__name__.lower()}: its plan changes while it trains; ask again then"
-            )
+            raise JobError(f"the job is {in_words(state)}: its plan changes while it trains; ask again then")
         return state.job
 
-    def _live(self) -> Job:
+    def _live(self) -> JobData:
         state = self._loop.state
-        if not isinstance(state, Live) or isinstance(state, Paused):
-            raise JobError(f"the job is {type(state).__name__.lower()} and has no ranks")
+        if not isinstance(state, Live) or isinstance(state, JobPaused):
+            raise JobError(f"the job is {in_words(state)} and has no ranks")
         return state.job

@@ -64,7 +64,7 @@ class Rehearsed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Visit:
+class DisturbedSteps:
     """A run of steps that were disturbed, the first and the last of them perhaps in part."""
 
     first: int
@@ -79,7 +79,7 @@ class Disturbed:
     """Cause of the slowdown, in words."""
     rank: int
     """Its number."""
-    visits: tuple[Visit, ...]
+    visits: tuple[DisturbedSteps, ...]
     """In order of steps; those that the job's end left out are missing."""
     others: float | None = None
     """Share of the machine's processors that other work took meanwhile, in [0, 1]; None: it was not watched."""

@@ -36,7 +36,7 @@ class SpeedChange:
 
 
 @dataclass(frozen=True)
-class Decided:
+class DatedDecision:
     """A decision, and when it was made."""
 
     time_s: float
@@ -61,9 +61,9 @@ class AdaptRecord:
     """Ascending steps."""
     changes: list[SpeedChange] = field(default_factory=list)
     """Ascending times."""
-    decisions: list[Decided] = field(default_factory=list)
+    decisions: list[DatedDecision] = field(default_factory=list)
 
-    def take(
+    def fold(
         self, event: SpeedsChanged | Sampled | LayersTimed | LinksTimed | Adapted, time_s: float
     ) -> None:
         """Add one event."""
@@ -88,7 +88,7 @@ class AdaptRecord:
                 self.links, self.past = links, replace(self.past, links_changed=event.step)
                 self._change(time_s, event.step)
             case Adapted():
-                self.decisions = [*self.decisions, Decided(time_s, event)][-KEPT:]
+                self.decisions = [*self.decisions, DatedDecision(time_s, event)][-KEPT:]
 
     def _change(self, time_s: float, since: int) -> None:
         self.changes = [*self.changes, SpeedChange(time_s, since)][-KEPT:]

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.commands.command import Entry, JobCommand
+from orchestrator.commands.command import CommandEntry, JobCommand
 from orchestrator.commands.table import BY_LOG_NAME
 from orchestrator.events.types import Answered, Commanded, Event, FreezeChanged
 from workers.protocol.errors import JobError
@@ -31,12 +31,12 @@ class CommandIdReused(JobError):
 class CommandTable:
     """The commands of one job since its newest start."""
 
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, CommandEntry] = field(default_factory=dict)
     """By id, the oldest first."""
     step: int = 0
     """The newest committed step."""
 
-    def find(self, id: str, name: str, arguments: Mapping[str, Any]) -> Entry | None:
+    def find(self, id: str, name: str, arguments: Mapping[str, Any]) -> CommandEntry | None:
         """The entry of a command that arrived before; None if it is new.
 
         Raises:
@@ -52,19 +52,19 @@ class CommandTable:
             )
         return entry
 
-    def get(self, id: str) -> Entry | None:
+    def get(self, id: str) -> CommandEntry | None:
         """The entry with this id."""
         return self.entries.get(id)
 
-    def pending(self) -> tuple[Entry, ...]:
+    def pending(self) -> tuple[CommandEntry, ...]:
         """The commands that are not decided yet, the oldest first."""
         return tuple(entry for entry in self.entries.values() if entry.answer is None)
 
-    def take(self, event: Event) -> None:
+    def fold(self, event: Event) -> None:
         """Fold one more event in."""
         match event:
             case Commanded(id=id):
-                self.entries[id] = Entry(event, self.step)
+                self.entries[id] = CommandEntry(event, self.step)
                 answered = [id for id, entry in self.entries.items() if entry.answer is not None]
                 for old in answered[: max(0, len(self.entries) - KEPT)]:
                     del self.entries[old]

@@ -27,7 +27,7 @@ class CurvatureRecord:
     parts: dict[int, dict[int, CurvatureReport]] = field(default_factory=dict)
     """Step -> rank -> part, of the other steps."""
 
-    def take(self, report: CurvatureReport, ranks: int) -> None:
+    def fold(self, report: CurvatureReport, ranks: int) -> None:
         """Add one more part.
 
         Args:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from orchestrator.history.folder import JobFolder
 from orchestrator.history.job_view import JobView
-from orchestrator.history.snapshot import Loaded, Position, load
+from orchestrator.history.snapshot import LoadedLog, LogPosition, load
 from orchestrator.history.unreported import unreported
 from workers.protocol.errors import JobError
 
 
-def load_folder(folder: JobFolder) -> Loaded:
+def load_folder(folder: JobFolder) -> LoadedLog:
     """Load the view of the log in `folder`.
 
     Raises:
@@ -32,13 +32,13 @@ def view_in(folder: JobFolder) -> JobView:
             f"cannot read what ranks left in {folder.location}: {error.strerror or error}"
         ) from error
     for record in left:
-        view.take(record)
+        view.fold(record)
     return view
 
 
 def placed_view_in(
-    folder: JobFolder, known: tuple[JobView, Position | None] | None = None
-) -> tuple[JobView, Position | None]:
+    folder: JobFolder, known: tuple[JobView, LogPosition | None] | None = None
+) -> tuple[JobView, LogPosition | None]:
     """The folder's job, and up to where its log was read.
 
     Args:

@@ -80,7 +80,7 @@ class FreezeRecord:
         changed = [(start, plan) for start, plan in sorted(self.plans.items()) if plan.control is not None]
         return (1, spec), *((start, {**spec, **plan.settings}) for start, plan in changed)
 
-    def take(self, event: FreezeSolved | FreezeChanged | FreezeStarted | FreezeReport) -> None:
+    def fold(self, event: FreezeSolved | FreezeChanged | FreezeStarted | FreezeReport) -> None:
         """Fold one more event in."""
         match event:
             case FreezeSolved(plan=plan):
@@ -150,7 +150,7 @@ class FreezeRecord:
             (self.method, self.r_max), self.since = settings, plan.start
 
     def _add(self, report: FreezeReport) -> None:
-        if not self.counted.take(report):
+        if not self.counted.fold(report):
             return
         step = self.steps.setdefault(report.step, FrozenStep())
         for action in report.actions:

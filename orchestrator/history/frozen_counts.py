@@ -63,7 +63,7 @@ class CountedSteps:
     summed: int = 0
     """Reports up to this step are ignored."""
 
-    def take(self, report: FreezeReport) -> bool:
+    def fold(self, report: FreezeReport) -> bool:
         """Add `report`; False if it is known: a controller that takes over receives some reports again."""
         if report.step <= self.summed:
             return False

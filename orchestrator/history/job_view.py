@@ -93,7 +93,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decision:
+class IssuedPlan:
     """An issued plan, and the alternatives that it was chosen from."""
 
     time_s: float
@@ -137,7 +137,7 @@ class JobView:
     """The plan that the newest generation formed with."""
     followed: Plan | None = None
     """The plan that the ranks follow."""
-    decisions: list[Decision] = field(default_factory=list)
+    decisions: list[IssuedPlan] = field(default_factory=list)
     """The newest plans, each with its reason and alternatives."""
     nodes: set[str] = field(default_factory=set)
     """Nodes of the ranks of the newest start."""
@@ -297,26 +297,26 @@ class JobView:
         passes = self.plan.microbatches * self.plan.replicas if self.plan is not None else 0
         return self.freeze.counted.add_up(self.step, passes)
 
-    def take(self, record: Record) -> None:
+    def fold(self, record: Record) -> None:
         """Fold one more event in."""
         before_s, self.last_s = self.last_s, record.time_s
         self.events += 1
-        self.recovery.take(record)
-        self.totals.take(record.event)
-        self.commands.take(record.event)
+        self.recovery.fold(record)
+        self.totals.fold(record.event)
+        self.commands.fold(record.event)
         match record.event:
             case StepReport() as step:
                 self._commit(step, record.time_s)
             case FreezeSolved() | FreezeChanged() | FreezeStarted() | FreezeReport() as frozen:
-                self.freeze.take(frozen)
+                self.freeze.fold(frozen)
             case TimelineReport() as timeline:
                 self._measure(timeline)
             case SpeedsChanged() | Sampled() | LayersTimed() | LinksTimed() | Adapted() as adapted:
-                self.adapt.take(adapted, record.time_s)
+                self.adapt.fold(adapted, record.time_s)
             case OutOfMemory() | MemoryLimited() as told:
-                self.memory.take(told)
+                self.memory.fold(told)
             case CurvatureReport() as part:
-                self.curvature.take(part, self.plan.unlike_places if self.plan else 1)
+                self.curvature.fold(part, self.plan.unlike_places if self.plan else 1)
             case ValidationReport() as validation:
                 self.validations[validation.step] = validation
                 self.validated = max(self.validated, validation.step)
@@ -327,22 +327,22 @@ class JobView:
                 self._start(submitted, record.time_s, before_s)
             case Issued(plan=plan, alternatives=alternatives):
                 self._issue(
-                    Decision(time_s=record.time_s, step=self.step, plan=plan, alternatives=alternatives)
+                    IssuedPlan(time_s=record.time_s, step=self.step, plan=plan, alternatives=alternatives)
                 )
             case Formed() as formed:
-                self.ranks.take(formed)
+                self.ranks.fold(formed)
                 self._form(formed)
             case SwitchReport(epoch=epoch, version=version) as switch:
-                self.ranks.take(switch)
+                self.ranks.fold(switch)
                 plans = [decision.plan for decision in self.decisions]
                 for plan in plans:
                     if (plan.epoch, plan.version) == (epoch, version):
                         self._follow(plan, switch.step)
             case RankStarted() as up:
                 self.nodes.add(up.node)
-                self.ranks.take(up)
+                self.ranks.fold(up)
             case Scaled() as scaled:
-                self.ranks.take(scaled)
+                self.ranks.fold(scaled)
                 self._resize(scaled)
             case (
                 Placing()
@@ -353,7 +353,7 @@ class JobView:
                 | Dismissed()
                 | StandbyReport()
             ) as change:
-                self.ranks.take(change, record.time_s)
+                self.ranks.fold(change, record.time_s)
             case Skipped(damage=damage):
                 self.ranks.skip(damage)
             case Migrated() as moved:
@@ -363,7 +363,7 @@ class JobView:
                 self._request(request)
                 _keep(self.requests, request)
             case Paused(requested=requested) as paused:
-                self.ranks.take(paused)
+                self.ranks.fold(paused)
                 self.state = "paused" if requested else "waiting"
                 self.pausing = self.pausing and not requested
             case Finished(stopped=stopped) as outcome:
@@ -414,7 +414,7 @@ class JobView:
         if entry is None or entry.command.arguments.get("ranks") is not None:
             self.resizing = scaled.id
 
-    def _issue(self, decision: Decision) -> None:
+    def _issue(self, decision: IssuedPlan) -> None:
         self.plan = decision.plan
         self.decisions = [*self.decisions[1 - KEPT_DECISIONS :], decision]
 
@@ -515,5 +515,5 @@ def fold(records: Iterable[Record]) -> JobView:
     """Fold `records`, oldest first, into a view."""
     view = JobView()
     for record in records:
-        view.take(record)
+        view.fold(record)
     return view

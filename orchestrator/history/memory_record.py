@@ -23,7 +23,7 @@ class MemoryRecord:
     """Whether all layers that can do so recompute, because a job without a profile knows no smaller plan."""
     shortages: list[OutOfMemory] = field(default_factory=list)
 
-    def take(self, event: OutOfMemory | MemoryLimited) -> None:
+    def fold(self, event: OutOfMemory | MemoryLimited) -> None:
         """Add one event."""
         match event:
             case OutOfMemory():

@@ -36,7 +36,7 @@ KEPT_NOTICES = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class Notice:
+class NodeNotice:
     """A notice that a node would go, and when it arrived."""
 
     time_s: float
@@ -85,7 +85,7 @@ class RanksView:
     """Node id -> the command's notice, of each node that a command drained and none has undrained."""
     next_rank: int = 0
     """The first number that no rank has had."""
-    notices: tuple[Notice, ...] = ()
+    notices: tuple[NodeNotice, ...] = ()
     """The newest notices, oldest first."""
     departures: tuple[Departure, ...] = ()
     """The newest departures, oldest first."""
@@ -129,7 +129,7 @@ class RanksView:
         node = self.nodes.get(rank, "")
         return domain_name(node, self.zones.get(node, ""))
 
-    def take(
+    def fold(
         self,
         event: Formed
         | Placing
@@ -184,7 +184,7 @@ class RanksView:
                     known.clear()
             case Noticed(ranks=ranks):
                 self.going |= {*ranks}
-                self.notices = (*self.notices[1 - KEPT_NOTICES :], Notice(time_s=time_s, event=event))
+                self.notices = (*self.notices[1 - KEPT_NOTICES :], NodeNotice(time_s=time_s, event=event))
                 if event.source == REQUEST:
                     self.drained[event.node] = event
             case Undrained(node=node):

@@ -28,7 +28,7 @@ USUAL_STEPS = 20
 
 
 @dataclass(kw_only=True)
-class Membership:
+class LoggedGeneration:
     """A generation, as the log shows it."""
 
     number: int
@@ -78,7 +78,7 @@ class Stall:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stretch:
+class CommittedStretch:
     """A stretch of time in which one generation committed steps that all stand or are all voided."""
 
     start_s: float
@@ -101,7 +101,7 @@ class RecoveryHistory:
 
     homes: dict[int, str] = field(default_factory=dict)
     """Rank -> node id of the cluster."""
-    generations: list[Membership] = field(default_factory=list)
+    generations: list[LoggedGeneration] = field(default_factory=list)
     commits: Annotated[list[Commit], Columns(Commit)] = field(default_factory=list)
     """Ordered by time."""
     pauses: list[float] = field(default_factory=list)
@@ -111,7 +111,7 @@ class RecoveryHistory:
     """Committed steps that a return to a checkpoint voided, over the whole log."""
     rehearsed: Rehearsed | None = None
 
-    def take(self, record: Record) -> None:
+    def fold(self, record: Record) -> None:
         """Fold one more event in."""
         match record.event:
             case StepReport() as report:
@@ -160,16 +160,16 @@ class RecoveryHistory:
         self.commits = [commit for place, commit in enumerate(commits) if place not in merged]
 
     @property
-    def regroupings(self) -> tuple[Membership, ...]:
+    def regroupings(self) -> tuple[LoggedGeneration, ...]:
         """The generations that replaced others."""
         return tuple(generation for generation in self.generations if generation.regrouped is not None)
 
-    def stretches(self) -> Iterator[Stretch]:
+    def stretches(self) -> Iterator[CommittedStretch]:
         """The stretches that were trained, ordered by time; a gap between them belongs to no step.
 
         The time of a step that a failure interrupted is in no stretch: only its repetition was committed.
         """
-        current: Stretch | None = None
+        current: CommittedStretch | None = None
         last_s = float("-inf")
         for commit in self.commits:
             start_s = last_s
@@ -186,7 +186,7 @@ class RecoveryHistory:
             )
             if current is not None and not same:
                 yield current
-            current = Stretch(
+            current = CommittedStretch(
                 start_s=current.start_s if current is not None and same else start_s,
                 end_s=commit.time_s,
                 generation=commit.generation,
@@ -224,7 +224,7 @@ class RecoveryHistory:
 
     def _form(self, formed: Formed, time_s: float) -> None:
         self.generations.append(
-            Membership(
+            LoggedGeneration(
                 number=formed.generation.number,
                 members=formed.generation.members,
                 formed_s=time_s,

@@ -30,7 +30,7 @@ BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Position:
+class LogPosition:
     """A place in a log."""
 
     file: str
@@ -42,7 +42,7 @@ class Position:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loaded:
+class LoadedLog:
     """A log as it was read."""
 
     view: JobView
@@ -55,26 +55,26 @@ class Loaded:
     from_snapshot: bool
     damage: DamagedLogError | None
     """Names the file and line that is no event. Nothing after it is read."""
-    position: Position | None
+    position: LogPosition | None
     """Where the view ends; None if the log is empty or damaged."""
 
 
-def position(log: Path, offset: int) -> Position:
+def position(log: Path, offset: int) -> LogPosition:
     """The place `offset` bytes into the file `log`."""
-    return Position(file=log.name, offset=offset, sha256=_digest(log, offset))
+    return LogPosition(file=log.name, offset=offset, sha256=_digest(log, offset))
 
 
-def position_of(snapshot: bytes) -> Position | None:
+def position_of(snapshot: bytes) -> LogPosition | None:
     """The place up to which the view in the file `snapshot` holds its log; None if it is no snapshot."""
     try:
         fields = json.loads(snapshot.partition(b"\n")[0])
-        at = Position(file=fields["file"], offset=fields["offset"], sha256=fields["sha256"])
+        at = LogPosition(file=fields["file"], offset=fields["offset"], sha256=fields["sha256"])
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return at if type(at.offset) is int and at.offset >= 0 else None
 
 
-def write_snapshot(path: Path, view: bytes, at: Position) -> None:
+def write_snapshot(path: Path, view: bytes, at: LogPosition) -> None:
     """Write the view, given as JSON, atomically: a reader sees the previous snapshot or this one.
 
     Raises:
@@ -100,9 +100,9 @@ def load(
     files: Sequence[Path],
     snapshot: Path,
     *,
-    known: tuple[JobView, Position] | None = None,
+    known: tuple[JobView, LogPosition] | None = None,
     recent: bool = True,
-) -> Loaded:
+) -> LoadedLog:
     """The view of the log in `files`, oldest first, from what is known of it, or from `snapshot`, where that fits.
 
     Args:
@@ -125,7 +125,7 @@ def load(
                     torn_bytes = len(line)
                     break
                 record = _parsed(line, file, offset)
-                view.take(record)
+                view.fold(record)
                 folded += 1
                 offset += len(line)
                 if recent:
@@ -133,7 +133,7 @@ def load(
             end, offset = (file, offset), 0
     except DamagedLogError as error:
         damage = error
-    return Loaded(
+    return LoadedLog(
         view=view,
         recent=tuple(records[-view.events :] if view.events else ()),
         torn_bytes=torn_bytes,
@@ -144,7 +144,7 @@ def load(
     )
 
 
-def _place_of(at: Position, files: Sequence[Path]) -> tuple[int, int] | None:
+def _place_of(at: LogPosition, files: Sequence[Path]) -> tuple[int, int] | None:
     """Index of the file and offset of the position `at`; None if the log in `files` is not the one it was taken of.
 
     Raises:
@@ -163,7 +163,7 @@ def _read_snapshot(path: Path, files: Sequence[Path]) -> tuple[JobView, int, int
             fields = json.loads(file.readline(LONGEST_HEADER))
             if fields.pop("version") != VERSION:
                 return None
-            at = Position(**fields)
+            at = LogPosition(**fields)
             place = _place_of(at, files)
             return None if place is None else (JobView.from_json(file.read(LONGEST_LINE)), *place)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):

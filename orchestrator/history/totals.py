@@ -36,7 +36,7 @@ class Totals:
     moved_bytes: int = 0
     """Bytes that were counted in moves."""
 
-    def take(self, event: Event) -> None:
+    def fold(self, event: Event) -> None:
         """Fold one more event in."""
         match event:
             case Regrouped(cause=cause):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from orchestrator.events.types import Answered
-from orchestrator.lifecycle.commands import Log
-from orchestrator.lifecycle.states import Job
+from orchestrator.lifecycle.commands import AppendToLog
+from orchestrator.lifecycle.states import JobData
 
 
-def answer(job: Job | None, id: str, done: bool, text: str) -> Log:
+def answer(job: JobData | None, id: str, done: bool, text: str) -> AppendToLog:
     """Return the log entry with the outcome of the command `id`."""
-    return Log(Answered(id=id, done=done, step=0 if job is None else job.progress.step, text=text))
+    return AppendToLog(Answered(id=id, done=done, step=0 if job is None else job.progress.step, text=text))

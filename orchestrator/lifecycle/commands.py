@@ -21,7 +21,7 @@ from workers.protocol.orders import Assignment, Generation, Request, Settlement
 
 
 @dataclass(frozen=True)
-class Log:
+class AppendToLog:
     """Append to the event log."""
 
     event: Event
@@ -267,7 +267,7 @@ class Release:
 
 
 Command = (
-    Log
+    AppendToLog
     | LogRegroup
     | Reserve
     | Prepare

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from orchestrator.events import types as events
-from orchestrator.lifecycle.commands import Log, Release, Save, Step, Wait
-from orchestrator.lifecycle.recovery import Pause, Rescue
-from orchestrator.lifecycle.states import Closing, Failed, Finished, Job, Order, Saving, Waiting
+from orchestrator.lifecycle.commands import AppendToLog, Release, Save, Step, Wait
+from orchestrator.lifecycle.recovery import PauseDecided, Rescue
+from orchestrator.lifecycle.states import Closing, JobData, JobFailed, JobFinished, Order, Saving, Waiting
 from orchestrator.lifecycle.stimuli import RankLost
 from planner.plan import Plan
 from planner.wording import counted
 
 
-def hold(order: Order, job: Job, holding: Pause) -> Step[Waiting | Saving | Closing]:
+def hold(order: Order, job: JobData, holding: PauseDecided) -> Step[Waiting | Saving | Closing]:
     """Wait for capacity, with one timeout per pause; meanwhile write what no checkpoint has."""
     job = replace(job, progress=replace(job.progress, interrupted=holding.interrupted))
     rescued = holding.rescue
@@ -26,7 +26,7 @@ def hold(order: Order, job: Job, holding: Pause) -> Step[Waiting | Saving | Clos
     if job.progress.paused:
         return state, saving
     job = replace(job, progress=replace(job.progress, paused=True, pauses=job.progress.pauses + 1))
-    paused = Log(
+    paused = AppendToLog(
         events.Paused(
             reason=holding.reason,
             step=holding.step,
@@ -64,38 +64,38 @@ def saved(state: Saving) -> Step[Closing]:
             if newest
             else "there is no checkpoint: start the job again with another job.output"
         )
-        return close(Failed(f"{reason}; {lost} could not be written: {way_out}", user_error=False))
+        return close(JobFailed(f"{reason}; {lost} could not be written: {way_out}", user_error=False))
     if not state.reason:
-        return close(Finished(state.step, stopped=True, state_sha256=None))
+        return close(JobFinished(state.step, stopped=True, state_sha256=None))
     way_out = (
         f"The checkpoint of step {newest} stays: --resume goes on from it"
         if newest
         else "No step was committed, and there is no checkpoint: start the job again with the same spec"
     )
-    return close(Failed(f"{reason}. {way_out}", user_error=False))
+    return close(JobFailed(f"{reason}. {way_out}", user_error=False))
 
 
-def save(job: Job, rescue: Rescue) -> Save:
+def save(job: JobData, rescue: Rescue) -> Save:
     """Return the command to write what `rescue` names."""
     return Save(rescue, job.progress.plan, job.progress.generation + 1)
 
 
-def close(end: Finished | Failed) -> Step[Closing]:
+def close(end: JobFinished | JobFailed) -> Step[Closing]:
     """Release everything, then end with `end`."""
     return Closing(end), (Release(),)
 
 
-def verdict(loss: RankLost) -> Failed:
+def verdict(loss: RankLost) -> JobFailed:
     """Return the end of a job that `loss` ends."""
-    return Failed(f"rank {loss.rank}: {loss.error}", loss.user_error)
+    return JobFailed(f"rank {loss.rank}: {loss.error}", loss.user_error)
 
 
-def log_loss(loss: RankLost) -> Log:
+def log_loss(loss: RankLost) -> AppendToLog:
     """Return the log entry for `loss`."""
-    return Log(events.RankFailed(rank=loss.rank, error=loss.error, details=loss.details))
+    return AppendToLog(events.RankFailed(rank=loss.rank, error=loss.error, details=loss.details))
 
 
-def log_shortage(job: Job, plan: Plan, members: Sequence[int], loss: RankLost) -> tuple[Log, ...]:
+def log_shortage(job: JobData, plan: Plan, members: Sequence[int], loss: RankLost) -> tuple[AppendToLog, ...]:
     """Return the log entry for the shortage of memory that `loss` is, if it is one.
 
     Args:
@@ -110,4 +110,4 @@ def log_shortage(job: Job, plan: Plan, members: Sequence[int], loss: RankLost) -
         step=job.progress.step,
         shortage=loss.shortage,
     )
-    return (Log(short),)
+    return (AppendToLog(short),)

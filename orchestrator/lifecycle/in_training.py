@@ -10,11 +10,11 @@ from dataclasses import replace
 from orchestrator.lifecycle import planned_change, scaling
 from orchestrator.lifecycle.answers import answer
 from orchestrator.lifecycle.commands import Ask, Command, Dismiss, Propose, Step, Train, Weigh
-from orchestrator.lifecycle.states import Job, Leaving, Order, Stopping, Training
+from orchestrator.lifecycle.states import JobData, Leaving, Order, Stopping, Training
 from workers.protocol.orders import Request
 
 
-def train(order: Order, job: Job, *, step: int, under_way: bool = False) -> Step[Training | Stopping]:
+def train(order: Order, job: JobData, *, step: int, under_way: bool = False) -> Step[Training | Stopping]:
     """Have the members train, and repeat the requests that earlier generations did not get to."""
     members = job.membership.members
     commands: list[Command] = [Train(members, step, job.progress.round, under_way)]
@@ -35,7 +35,7 @@ def train(order: Order, job: Job, *, step: int, under_way: bool = False) -> Step
     return Training(job, frozenset(members)), (*commands, *resizing)
 
 
-def ask_pause(job: Job) -> tuple[Job, tuple[Command, ...]]:
+def ask_pause(job: JobData) -> tuple[JobData, tuple[Command, ...]]:
     """Have the ranks end their generation if a pause was requested."""
     if not job.intents.halting or job.intents.stopping or job.intents.pausing:
         return job, ()
@@ -44,7 +44,7 @@ def ask_pause(job: Job) -> tuple[Job, tuple[Command, ...]]:
     )
 
 
-def send_off(order: Order, job: Job) -> tuple[Job, tuple[Command, ...]]:
+def send_off(order: Order, job: JobData) -> tuple[JobData, tuple[Command, ...]]:
     """Release draining ranks: idle ones at once, members at a regroup. If no rank would be left, they end as
     for a stop, with a checkpoint of that step."""
     free = job.membership.going - frozenset(job.membership.members)
@@ -62,7 +62,7 @@ def send_off(order: Order, job: Job) -> tuple[Job, tuple[Command, ...]]:
     return replace(job, intents=replace(job.intents, pausing=True)), (*commands, Ask(Request.STOP, first))
 
 
-def with_drain(job: Job, id: str, node: str, ranks: frozenset[int]) -> Job:
+def with_drain(job: JobData, id: str, node: str, ranks: frozenset[int]) -> JobData:
     """`job` with the drain that the command `id` requested; without an id nobody waits for its end."""
     if not id:
         return job
@@ -70,7 +70,7 @@ def with_drain(job: Job, id: str, node: str, ranks: frozenset[int]) -> Job:
     return replace(job, intents=replace(job.intents, leaving=leaving))
 
 
-def drained(job: Job) -> tuple[Job, tuple[Command, ...]]:
+def drained(job: JobData) -> tuple[JobData, tuple[Command, ...]]:
     """Answer the requested drains whose ranks are all gone."""
     there = job.membership.alive | job.membership.starting
     over = tuple(drain for drain in job.intents.leaving if drain.ranks.isdisjoint(there))
@@ -82,7 +82,7 @@ def drained(job: Job) -> tuple[Job, tuple[Command, ...]]:
     return replace(job, intents=replace(job.intents, leaving=left)), tuple(answers)
 
 
-def consider(order: Order, job: Job) -> tuple[Job, tuple[Command, ...]]:
+def consider(order: Order, job: JobData) -> tuple[JobData, tuple[Command, ...]]:
     """Have training ranks regroup to the size that was requested, or ask whether to include idle ranks."""
     job, leaving = send_off(order, job)
     job, commands = scaling.pursue(order, job, scaling.size_of(order, job))
@@ -90,7 +90,7 @@ def consider(order: Order, job: Job) -> tuple[Job, tuple[Command, ...]]:
     return job, (*leaving, *commands, *ending, *weigh(order, job))
 
 
-def weigh(order: Order, job: Job) -> tuple[Command, ...]:
+def weigh(order: Order, job: JobData) -> tuple[Command, ...]:
     """Ask whether to include idle ranks, once no rank is starting any more."""
     if not order.elastic.grow or job.membership.starting or job.intents.asked or job.intents.change:
         return ()
@@ -101,7 +101,7 @@ def weigh(order: Order, job: Job) -> tuple[Command, ...]:
     return (Weigh(job.progress.plan, tuple(ranks), domains, job.progress.step, job.progress.round),)
 
 
-def without(job: Job, rank: int) -> Job:
+def without(job: JobData, rank: int) -> JobData:
     """Return `job` without a rank that is gone; the rank stays in `members` until the next generation."""
     one, change = {rank}, job.intents.change
     if change is not None and rank in change.lineup:

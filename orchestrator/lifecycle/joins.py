@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from orchestrator.events import types as events
 from orchestrator.lifecycle import in_training, planned_change, regroup, scaling, startup
-from orchestrator.lifecycle.commands import AwaitCopies, Command, Log, Recruit, Step
+from orchestrator.lifecycle.commands import AppendToLog, AwaitCopies, Command, Recruit, Step
 from orchestrator.lifecycle.states import Assessed, Order, Own, Stopping, Training, Waiting
 from orchestrator.lifecycle.stimuli import Going, Ready, Room, Weighed
 from workers.protocol.reports import NoticeReport
@@ -32,7 +32,7 @@ def room(order: Order, state: Own, stimulus: Room) -> Step[Own]:
             job.membership, starting=job.membership.starting | frozenset(ranks), next_rank=ranks[-1] + 1
         ),
     )
-    return replace(state, job=job), (Log(events.Placing(ranks=ranks)), Recruit(ranks))
+    return replace(state, job=job), (AppendToLog(events.Placing(ranks=ranks)), Recruit(ranks))
 
 
 def newcomer(order: Order, state: Own, stimulus: Ready) -> Step[Own]:
@@ -84,7 +84,7 @@ def noticed(order: Order, state: Own, report: NoticeReport) -> Step[Own]:
         ranks & (job.membership.alive | job.membership.starting), report.source, report.left_s, node, host
     )
     after, commands = leaving(order, state, going)
-    return after, (Log(report), *commands)
+    return after, (AppendToLog(report), *commands)
 
 
 def leaving(order: Order, state: Own, stimulus: Going) -> Step[Own]:
@@ -114,4 +114,4 @@ def leaving(order: Order, state: Own, stimulus: Going) -> Step[Own]:
         job, ending = planned_change.let_go(order, job)
         commands = (*commands, *ending)
     job, drained = in_training.drained(job)
-    return replace(state, job=job), (Log(notice), *timer, *commands, *drained)
+    return replace(state, job=job), (AppendToLog(notice), *timer, *commands, *drained)

@@ -25,25 +25,25 @@ from orchestrator.lifecycle import (
     startup,
 )
 from orchestrator.lifecycle.answers import answer
-from orchestrator.lifecycle.commands import Ask, Command, Log, Propose, Step
+from orchestrator.lifecycle.commands import AppendToLog, Ask, Command, Propose, Step
 from orchestrator.lifecycle.ending import close
 from orchestrator.lifecycle.reports import take_report
 from orchestrator.lifecycle.states import (
     Assessed,
     Assessing,
     Closing,
-    Failed,
-    Finished,
     Hosting,
-    Job,
+    JobData,
+    JobFailed,
+    JobFinished,
+    JobPaused,
+    JobPlacing,
     Joining,
     Live,
     Loading,
     Order,
     Own,
-    Paused,
     Pending,
-    Placing,
     Planning,
     Preparing,
     Reclaiming,
@@ -60,22 +60,21 @@ from orchestrator.lifecycle.states import (
 from orchestrator.lifecycle.stimuli import (
     Aborted,
     Answer,
-    Asked,
     CopiesOverdue,
     Departed,
-    Ended,
     FreezeAsked,
     Going,
     Joined,
-    Loaded,
     Migrate,
     Noted,
     PauseAsked,
     Placed,
-    Planned,
     PlannedAhead,
+    PlanReady,
     Positioned,
+    RankLoaded,
     RankLost,
+    RankSettled,
     RanksOverdue,
     Ready,
     Reclaimed,
@@ -83,12 +82,13 @@ from orchestrator.lifecycle.stimuli import (
     Reported,
     ResumeAsked,
     Room,
-    Scale,
-    Settled,
+    SaveOrStop,
+    ScaleRequested,
     Solved,
     Start,
     Stimulus,
     StoreUp,
+    TrainingEnded,
     Unplaceable,
     Unplannable,
     WaitOver,
@@ -125,17 +125,20 @@ def handle(order: Order, state: State, stimulus: Stimulus, history: Sequence[Sti
     return transition(order, state, stimulus)
 
 
-def _stale(job: Job, stimulus: Stimulus) -> bool:
+def _stale(job: JobData, stimulus: Stimulus) -> bool:
     """Whether `stimulus` answers a command of an abandoned attempt, or comes from a rank known to be dead."""
     match stimulus:
         case RankLost(rank=rank) | Ready(rank=rank):
             return rank not in job.membership.alive | job.membership.starting
-        case Positioned(position=one) | Ended(outcome=one) | Departed(parted=one):
+        case Positioned(position=one) | TrainingEnded(outcome=one) | Departed(parted=one):
             return stimulus.round != job.progress.round or one.rank not in job.membership.alive
-        case Reclaimed(rank=rank) | Settled(rank=rank) | Loaded(rank=rank) | Joined(rank=rank):
+        case Reclaimed(rank=rank) | RankSettled(rank=rank) | RankLoaded(rank=rank) | Joined(rank=rank):
             return stimulus.round != job.progress.round or rank not in job.membership.alive
         case (
-            Planned(round=number) | Unplannable(round=number) | StoreUp(round=number) | Weighed(round=number)
+            PlanReady(round=number)
+            | Unplannable(round=number)
+            | StoreUp(round=number)
+            | Weighed(round=number)
         ):
             return number != job.progress.round
         case _:
@@ -148,7 +151,7 @@ def _reported(order: Order, state: Own, stimulus: Reported) -> Step[Own]:
     job, news = take_report(state.job, stimulus.report)
     commands: list[Command] = []
     for report in news:
-        commands.append(Log(report))
+        commands.append(AppendToLog(report))
         if isinstance(state, Training | Stopping):
             job, moving = moves.take_report(order, job, report)
             job, changing = planned_change.take_report(order, job, report)
@@ -156,7 +159,7 @@ def _reported(order: Order, state: Own, stimulus: Reported) -> Step[Own]:
     return replace(state, job=job), tuple(commands)
 
 
-def _reported_waiting(order: Order, state: Waiting, stimulus: Reported) -> Step[Waiting | Paused]:
+def _reported_waiting(order: Order, state: Waiting, stimulus: Reported) -> Step[Waiting | JobPaused]:
     """Idle ranks may have written a checkpoint of what they hold, or could not."""
     state, commands = _reported(order, state, stimulus)
     if not isinstance(stimulus.report, CheckpointReport):
@@ -176,10 +179,12 @@ def _reported_saving(order: Order, state: Saving, stimulus: Reported) -> Step[Sa
 
 
 def _late_report(order: Order, state: Same, stimulus: Reported) -> Step[Same]:
-    return state, (Log(stimulus.report),)
+    return state, (AppendToLog(stimulus.report),)
 
 
-def _ended(order: Order, state: Trains, stimulus: Ended) -> Step[Trains | Paused | Assessed | Closing]:
+def _ended(
+    order: Order, state: Trains, stimulus: TrainingEnded
+) -> Step[Trains | JobPaused | Assessed | Closing]:
     outcomes = (*state.outcomes, stimulus.outcome)
     waiting = state.waiting - {stimulus.outcome.rank}
     job = state.job
@@ -189,36 +194,36 @@ def _ended(order: Order, state: Trains, stimulus: Ended) -> Step[Trains | Paused
         if job.intents.halting:
             return pausing.ended(order, job, outcomes)
         return regroup.assess(order, replace(job, intents=replace(job.intents, asked="drain")), ())
-    log = Log(events.RankEnded(outcome=stimulus.outcome))
+    log = AppendToLog(events.RankEnded(outcome=stimulus.outcome))
     if waiting:
         return replace(state, waiting=waiting, outcomes=outcomes), (log,)
     closing, commands = close(_end(job, outcomes))
     return closing, (log, *commands)
 
 
-def _end(job: Job, outcomes: tuple[Outcome, ...]) -> Finished | Failed:
+def _end(job: JobData, outcomes: tuple[Outcome, ...]) -> JobFinished | JobFailed:
     """The end of a job whose ranks all ended as planned."""
     digests: dict[int, str] = {}
     for outcome in outcomes:
         for layer, digest in outcome.layer_digests:
             if digests.setdefault(layer, digest) != digest:
-                return Failed(
+                return JobFailed(
                     f"replicas differ: rank {outcome.rank} and another one hold different bits of layer {layer}",
                     user_error=False,
                 )
     step = max(outcome.step for outcome in outcomes)
     for outcome in outcomes:
         if outcome.checkpoint_error is not None:
-            return Failed(
+            return JobFailed(
                 f"trained to step {step}, but its checkpoint was not written: {outcome.checkpoint_error}."
                 f" {_way_out(job)}",
                 user_error=False,
             )
     stopped = any(outcome.stopped for outcome in outcomes)
-    return Finished(step, stopped, state_digest([digests[layer] for layer in sorted(digests)]))
+    return JobFinished(step, stopped, state_digest([digests[layer] for layer in sorted(digests)]))
 
 
-def _way_out(job: Job) -> str:
+def _way_out(job: JobData) -> str:
     """Say what to do about a job whose last checkpoint was not written."""
     if not job.progress.checkpoints:
         return "No earlier checkpoint exists, so these steps are lost: make room, then train in another job.output"
@@ -236,9 +241,9 @@ def _departed(order: Order, state: Trains, stimulus: Departed) -> Step[Trains | 
     )
 
 
-def _ask(order: Order, state: Training, stimulus: Asked) -> Step[Training | Stopping]:
+def _ask(order: Order, state: Training, stimulus: SaveOrStop) -> Step[Training | Stopping]:
     first = state.job.membership.members[0]
-    commands = (Log(events.Requested(request=stimulus.request.value)), Ask(stimulus.request, first))
+    commands = (AppendToLog(events.Requested(request=stimulus.request.value)), Ask(stimulus.request, first))
     if stimulus.request is Request.STOP:
         job = replace(state.job, intents=replace(state.job.intents, stopping=True))
         return Stopping(job, state.waiting, state.outcomes), commands
@@ -250,7 +255,7 @@ def _ask(order: Order, state: Training, stimulus: Asked) -> Step[Training | Stop
     return state, commands
 
 
-def _ask_between(order: Order, state: Own, stimulus: Asked) -> Step[Own | Closing]:
+def _ask_between(order: Order, state: Own, stimulus: SaveOrStop) -> Step[Own | Closing]:
     """No generation trains: the request waits for the next one's first commit."""
     if not state.job.progress.trained:
         return _ask_early(order, state, stimulus)
@@ -260,24 +265,24 @@ def _ask_between(order: Order, state: Own, stimulus: Asked) -> Step[Own | Closin
         if stimulus.request is Request.STOP
         else replace(job, intents=replace(job.intents, save_after=job.progress.step))
     )
-    return replace(state, job=job), (Log(events.Requested(request=stimulus.request.value)),)
+    return replace(state, job=job), (AppendToLog(events.Requested(request=stimulus.request.value)),)
 
 
-def _ask_waiting(order: Order, state: Waiting, stimulus: Asked) -> Step[Waiting | Saving | Closing]:
+def _ask_waiting(order: Order, state: Waiting, stimulus: SaveOrStop) -> Step[Waiting | Saving | Closing]:
     """A job that waits for capacity stops once what its ranks hold is written."""
     if stimulus.request is not Request.STOP or not state.job.progress.trained:
         return _ask_between(order, state, stimulus)
     after, commands = ending.end_waiting(state, "")
-    return after, (Log(events.Requested(request=stimulus.request.value)), *commands)
+    return after, (AppendToLog(events.Requested(request=stimulus.request.value)), *commands)
 
 
-def _ask_early(order: Order, state: Same, stimulus: Asked) -> Step[Same | Closing]:
+def _ask_early(order: Order, state: Same, stimulus: SaveOrStop) -> Step[Same | Closing]:
     """Before the first step there is nothing to save: a stop ends the job, a checkpoint is not needed."""
-    log = Log(events.Requested(request=stimulus.request.value))
+    log = AppendToLog(events.Requested(request=stimulus.request.value))
     if stimulus.request is not Request.STOP:
         return state, (log,)
     step = order.checkpoints[0].step if order.checkpoints else 0
-    closing, commands = close(Finished(step, stopped=True, state_sha256=None))
+    closing, commands = close(JobFinished(step, stopped=True, state_sha256=None))
     return closing, (log, *commands)
 
 
@@ -291,7 +296,7 @@ def _migrate_not(order: Order, state: Same, stimulus: Migrate) -> Step[Same]:
     return state, moves.refused(job, stimulus.move, "the job does not train now: no layers move; ask again")
 
 
-def _scale(order: Order, state: Own, stimulus: Scale) -> Step[Own]:
+def _scale(order: Order, state: Own, stimulus: ScaleRequested) -> Step[Own]:
     job, commands = scaling.begin(order, state.job, stimulus)
     if isinstance(state, Training):
         job, more = in_training.consider(order, job)
@@ -335,17 +340,17 @@ def _solved_between(order: Order, state: Own, stimulus: Solved | FreezeAsked) ->
     state = replace(state, job=replace(job, intents=replace(job.intents, proposed=plan)))
     match stimulus:
         case Solved(solution=solution) | FreezeAsked(change=solution, solution=None):
-            return state, (Log(solution),)
+            return state, (AppendToLog(solution),)
         case FreezeAsked(change=change, solution=solution):
             assert solution is not None
-            return state, (Log(change), Log(solution))
+            return state, (AppendToLog(change), AppendToLog(solution))
 
 
 def _freeze_ending(order: Order, state: Own, stimulus: FreezeAsked) -> Step[Own]:
     return state, _freeze_not(state.job, stimulus, "the job is about to end: its freezing stays as it is")
 
 
-def _freeze_not(job: Job, stimulus: Solved | FreezeAsked, why: str) -> tuple[Command, ...]:
+def _freeze_not(job: JobData, stimulus: Solved | FreezeAsked, why: str) -> tuple[Command, ...]:
     """A request that is not followed is refused; a solution that a request has replaced is dropped."""
     if isinstance(stimulus, Solved) or not stimulus.change.id:
         return ()
@@ -357,7 +362,7 @@ def _freeze_plan(stimulus: Solved | FreezeAsked) -> FreezePlan:
 
 
 def _note(order: Order, state: Same, stimulus: Noted) -> Step[Same]:
-    return state, (Log(stimulus.event),)
+    return state, (AppendToLog(stimulus.event),)
 
 
 def _wait_over(order: Order, state: Own, stimulus: WaitOver) -> Step[Own]:
@@ -371,24 +376,24 @@ def _wait_over_waiting(order: Order, state: Waiting, stimulus: WaitOver) -> Step
     return ending.out_of_patience(order, state) if _pause_lasts(state.job, stimulus) else (state, ())
 
 
-def _pause_lasts(job: Job, stimulus: WaitOver) -> bool:
+def _pause_lasts(job: JobData, stimulus: WaitOver) -> bool:
     """Whether the job still waits in the pause for which the timer was set."""
     return job.progress.paused and stimulus.pause == job.progress.pauses
 
 
 def _abort(order: Order, state: State, stimulus: Aborted) -> Step[Closing]:
     closing, commands = close(
-        Failed("cancelled at once, on request; the newest checkpoint stays", user_error=False)
+        JobFailed("cancelled at once, on request; the newest checkpoint stays", user_error=False)
     )
-    return closing, (Log(events.Requested(request="abort")), *commands)
+    return closing, (AppendToLog(events.Requested(request="abort")), *commands)
 
 
-def _released(order: Order, state: Closing, stimulus: Released) -> Step[Finished | Failed]:
+def _released(order: Order, state: Closing, stimulus: Released) -> Step[JobFinished | JobFailed]:
     match state.end:
-        case Finished(step, stopped, sha256):
-            return state.end, (Log(events.Finished(step=step, stopped=stopped, state_sha256=sha256)),)
-        case Failed(reason, user_error):
-            return state.end, (Log(events.Failed(reason=reason, user_error=user_error)),)
+        case JobFinished(step, stopped, sha256):
+            return state.end, (AppendToLog(events.Finished(step=step, stopped=stopped, state_sha256=sha256)),)
+        case JobFailed(reason, user_error):
+            return state.end, (AppendToLog(events.Failed(reason=reason, user_error=user_error)),)
 
 
 def _ignore(order: Order, state: Same, stimulus: Stimulus) -> Step[Same]:
@@ -396,39 +401,39 @@ def _ignore(order: Order, state: Same, stimulus: Stimulus) -> Step[Same]:
 
 
 _REGROUPING, _LIVE = get_args(Regrouping), get_args(Live)
-_OVER = (Closing, Finished, Failed)
+_OVER = (Closing, JobFinished, JobFailed)
 
 TABLE: dict[tuple[type[State], type[Stimulus]], Callable[[Order, Any, Any], Step[State]]] = {
     (Pending, Start): startup.start,
-    (Placing, Placed): startup.placed,
-    (Placing, Unplaceable): startup.unplaceable,
+    (JobPlacing, Placed): startup.placed,
+    (JobPlacing, Unplaceable): startup.unplaceable,
     # May come at any time as long as there are ranks; entries below override some of these.
     **{(state, Reported): _reported for state in _LIVE},
     **{(state, Ready): joins.newcomer for state in _LIVE},
     **{(state, RankLost): failures.lost_regrouping for state in _REGROUPING},
-    **{(state, Asked): _ask_early for state in (Pending, Placing)},
-    **{(state, Asked): _ask_between for state in _LIVE},
-    **{(state, PauseAsked): pausing.ask_between for state in (Placing, *_LIVE)},
-    **{(state, ResumeAsked): _ignore for state in (Pending, Placing, *_LIVE)},
-    **{(state, Migrate): _migrate_not for state in (Pending, Placing, *_LIVE)},
-    **{(state, Scale): _scale for state in (Placing, *_LIVE)},
-    **{(state, Aborted): _abort for state in (Pending, Placing, *_LIVE)},
+    **{(state, SaveOrStop): _ask_early for state in (Pending, JobPlacing)},
+    **{(state, SaveOrStop): _ask_between for state in _LIVE},
+    **{(state, PauseAsked): pausing.ask_between for state in (JobPlacing, *_LIVE)},
+    **{(state, ResumeAsked): _ignore for state in (Pending, JobPlacing, *_LIVE)},
+    **{(state, Migrate): _migrate_not for state in (Pending, JobPlacing, *_LIVE)},
+    **{(state, ScaleRequested): _scale for state in (JobPlacing, *_LIVE)},
+    **{(state, Aborted): _abort for state in (Pending, JobPlacing, *_LIVE)},
     **{(state, Going): joins.leaving for state in _LIVE},
-    **{(state, Noted): _note for state in (Pending, Placing, *_LIVE)},
+    **{(state, Noted): _note for state in (Pending, JobPlacing, *_LIVE)},
     **{(state, WaitOver): _wait_over for state in _LIVE},
-    **{(state, RanksOverdue): _overdue for state in (Placing, *_LIVE)},
+    **{(state, RanksOverdue): _overdue for state in (JobPlacing, *_LIVE)},
     **{(state, CopiesOverdue): _copies_overdue for state in _LIVE},
     **{(state, PlannedAhead): _ignore for state in _LIVE},
     **{
         (state, settled): _solved_between
-        for state in (*_REGROUPING, Waiting, Paused)
+        for state in (*_REGROUPING, Waiting, JobPaused)
         for settled in (Solved, FreezeAsked)
     },
     # The controller looks at the cluster again soon.
-    **{(state, Room): _ignore for state in (Placing, *_LIVE)},
+    **{(state, Room): _ignore for state in (JobPlacing, *_LIVE)},
     (Waiting, Reported): _reported_waiting,
     (Waiting, Ready): joins.newcomer_while_waiting,
-    (Waiting, Asked): _ask_waiting,
+    (Waiting, SaveOrStop): _ask_waiting,
     (Waiting, WaitOver): _wait_over_waiting,
     (Saving, Reported): _reported_saving,
     (Preparing, Ready): startup.ready,
@@ -437,17 +442,17 @@ TABLE: dict[tuple[type[State], type[Stimulus]], Callable[[Order, Any, Any], Step
     (Reclaiming, RankLost): startup.lost_reclaiming,
     (Assessing, Positioned): regroup.positioned,
     (Assessing, RankLost): failures.lost_assessing,
-    (Settling, Settled): regroup.settled,
-    (Planning, Planned): regroup.planned,
+    (Settling, RankSettled): regroup.settled,
+    (Planning, PlanReady): regroup.planned,
     (Planning, Unplannable): regroup.unplannable,
-    (Loading, Loaded): regroup.loaded,
+    (Loading, RankLoaded): regroup.loaded,
     (Hosting, StoreUp): regroup.store_up,
     (Joining, Joined): regroup.joined,
     (Training, RankLost): failures.lost_training,
-    (Training, Ended): _ended,
+    (Training, TrainingEnded): _ended,
     (Training, Departed): _departed,
     (Training, PlannedAhead): _planned_ahead,
-    (Training, Asked): _ask,
+    (Training, SaveOrStop): _ask,
     (Training, PauseAsked): pausing.ask,
     (Training, Migrate): _migrate,
     (Training, Solved): _solved,
@@ -455,9 +460,9 @@ TABLE: dict[tuple[type[State], type[Stimulus]], Callable[[Order, Any, Any], Step
     (Training, Room): joins.room,
     (Training, Weighed): joins.weighed,
     (Stopping, RankLost): failures.lost_training,
-    (Stopping, Ended): _ended,
+    (Stopping, TrainingEnded): _ended,
     (Stopping, Departed): _departed,
-    (Stopping, Asked): _ignore,
+    (Stopping, SaveOrStop): _ignore,
     (Stopping, PauseAsked): _ignore,
     (Stopping, Solved): _ignore,
     (Stopping, FreezeAsked): _freeze_ending,
@@ -465,15 +470,15 @@ TABLE: dict[tuple[type[State], type[Stimulus]], Callable[[Order, Any, Any], Step
     (Waiting, Room): joins.room,
     (Waiting, PauseAsked): pausing.ask_waiting,
     (Pending, PauseAsked): _ignore,
-    (Paused, Asked): pausing.stop,
-    (Paused, PauseAsked): _ignore,
-    (Paused, ResumeAsked): pausing.resume,
-    (Paused, Ready): pausing.newcomer,
-    (Paused, RankLost): failures.lost_aside,
+    (JobPaused, SaveOrStop): pausing.stop,
+    (JobPaused, PauseAsked): _ignore,
+    (JobPaused, ResumeAsked): pausing.resume,
+    (JobPaused, Ready): pausing.newcomer,
+    (JobPaused, RankLost): failures.lost_aside,
     (Waiting, RankLost): failures.lost_waiting,
     (Saving, RankLost): failures.lost_saving,
     (Saving, FreezeAsked): _freeze_ending,
-    **{(Saving, late): _ignore for late in (Asked, PauseAsked, Solved, *get_args(Answer))},
+    **{(Saving, late): _ignore for late in (SaveOrStop, PauseAsked, Solved, *get_args(Answer))},
     (Closing, Released): _released,
     # Once the end is known, late stimuli change nothing; reports are still logged.
     **{
@@ -486,11 +491,11 @@ TABLE: dict[tuple[type[State], type[Stimulus]], Callable[[Order, Any, Any], Step
             RankLost,
             Solved,
             FreezeAsked,
-            Asked,
+            SaveOrStop,
             PauseAsked,
             ResumeAsked,
             Migrate,
-            Scale,
+            ScaleRequested,
             Aborted,
             Room,
             Going,

@@ -18,7 +18,7 @@ Mode = Literal["live", "deferred", "stop"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Move:
+class RequestedMove:
     """A request that the training ranks follow another plan."""
 
     plan: Plan
@@ -37,7 +37,7 @@ class Move:
 class Migration:
     """A move under way."""
 
-    move: Move
+    move: RequestedMove
     path: tuple[Plan, ...]
     """Plans still to come; the ranks prepare the first one."""
     began: int

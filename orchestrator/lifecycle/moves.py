@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from orchestrator.events import types as events
 from orchestrator.lifecycle.answers import answer
-from orchestrator.lifecycle.commands import Ask, Command, Log, Switch
-from orchestrator.lifecycle.migration import Migration, Move, moved_layers, path, same
+from orchestrator.lifecycle.commands import AppendToLog, Ask, Command, Switch
+from orchestrator.lifecycle.migration import Migration, RequestedMove, moved_layers, path, same
 from orchestrator.lifecycle.recovery import RecoveryPlan
-from orchestrator.lifecycle.states import Job, Order
+from orchestrator.lifecycle.states import JobData, Order
 from planner.arrivals import Arrivals, arrivals
 from planner.ir import Schedule
 from planner.plan import Plan
@@ -22,17 +22,17 @@ from planner.wording import named
 from workers.protocol.orders import Request
 from workers.protocol.reports import Report, StepReport, SwitchReport
 
-Moving = tuple[Job, tuple[Command, ...]]
+Moving = tuple[JobData, tuple[Command, ...]]
 
 
-def expected(job: Job) -> tuple[Plan, Schedule]:
+def expected(job: JobData) -> tuple[Plan, Schedule]:
     """Return the plan that the ranks follow once all requested moves are over, and its schedule."""
     coming = [job.intents.migration.move] if job.intents.migration is not None else []
     coming += job.intents.moves
     return (coming[-1].plan, coming[-1].schedule) if coming else (job.progress.plan, job.progress.schedule)
 
 
-def newest_version(job: Job) -> tuple[int, int]:
+def newest_version(job: JobData) -> tuple[int, int]:
     """Return epoch and version of the newest plan that was issued."""
     migration, plan = job.intents.migration, job.progress.plan
     if migration is not None and migration.move.mode != "stop":
@@ -40,7 +40,7 @@ def newest_version(job: Job) -> tuple[int, int]:
     return plan.key
 
 
-def request(order: Order, job: Job, move: Move) -> Moving:
+def request(order: Order, job: JobData, move: RequestedMove) -> Moving:
     """Have the ranks follow another plan, once no other move is under way."""
     if move.base is not None and not same(expected(job)[0], move.base):
         return job, refused(job, move, "the job's plan has changed meanwhile: nothing moves; ask again")
@@ -49,7 +49,7 @@ def request(order: Order, job: Job, move: Move) -> Moving:
     return _begin(order, job, move)
 
 
-def _begin(order: Order, job: Job, move: Move) -> Moving:
+def _begin(order: Order, job: JobData, move: RequestedMove) -> Moving:
     if _regroups_soon(job):
         why = "the ranks are about to regroup: the move of layers does not start; ask again afterwards"
         return job, refused(job, move, why)
@@ -77,13 +77,13 @@ def _begin(order: Order, job: Job, move: Move) -> Moving:
     return job, (*commands, *more)
 
 
-def _regroups_soon(job: Job) -> bool:
+def _regroups_soon(job: JobData) -> bool:
     intents = job.intents
     soon = intents.asked is not None or intents.change is not None or intents.pausing or intents.stopping
     return soon or bool(job.membership.going)
 
 
-def _issue(order: Order, job: Job) -> Moving:
+def _issue(order: Order, job: JobData) -> Moving:
     """Issue the next plan: log it, then send it."""
     migration = job.intents.migration
     assert migration is not None
@@ -100,15 +100,15 @@ def _issue(order: Order, job: Job) -> Moving:
     same = plan.same_work_as(job.progress.plan) and plan.schedule == job.progress.plan.schedule
     schedule = job.progress.schedule if same else migration.move.schedule
     switch = Switch(plan, schedule, held, job.membership.members, job.progress.generation)
-    return job, (Log(events.Issued(plan=plan)), switch)
+    return job, (AppendToLog(events.Issued(plan=plan)), switch)
 
 
-def numbered(order: Order, job: Job, plan: Plan, reason: str) -> Plan:
+def numbered(order: Order, job: JobData, plan: Plan, reason: str) -> Plan:
     """`plan` as the next one of this controller."""
     return replace(plan, epoch=order.epoch, version=job.progress.version + 1, reason=reason)
 
 
-def take_report(order: Order, job: Job, report: Report) -> Moving:
+def take_report(order: Order, job: JobData, report: Report) -> Moving:
     """Apply a rank's report to the move that is under way."""
     migration = job.intents.migration
     if migration is None:
@@ -127,10 +127,10 @@ def take_report(order: Order, job: Job, report: Report) -> Moving:
     ended = _migrated(job.progress.plan.version, replace(migration, stall_s=stall_s), report.step - 1, end_s)
     told = _answers(job, migration.move, True, "moved")
     job, more = _next(order, replace(job, intents=replace(job.intents, migration=None)))
-    return job, (*told, Log(ended), *more)
+    return job, (*told, AppendToLog(ended), *more)
 
 
-def _next(order: Order, job: Job) -> Moving:
+def _next(order: Order, job: JobData) -> Moving:
     """A move is over: begin those that waited for it, as long as they change nothing."""
     commands: list[Command] = []
     while job.intents.migration is None and job.intents.moves:
@@ -140,7 +140,7 @@ def _next(order: Order, job: Job) -> Moving:
     return job, tuple(commands)
 
 
-def _followed(job: Job, report: SwitchReport) -> Job:
+def _followed(job: JobData, report: SwitchReport) -> JobData:
     """The ranks switch to the plan that the previous controller had issued."""
     if job.progress.prepared is None:
         return job
@@ -150,7 +150,7 @@ def _followed(job: Job, report: SwitchReport) -> Job:
     return replace(job, progress=replace(job.progress, plan=plan, schedule=schedule, prepared=None))
 
 
-def _switched(order: Order, job: Job, migration: Migration, report: SwitchReport) -> Moving:
+def _switched(order: Order, job: JobData, migration: Migration, report: SwitchReport) -> Moving:
     plan = migration.path[0]
     if (report.epoch, report.version) != plan.key:
         return job, ()
@@ -169,7 +169,7 @@ def _switched(order: Order, job: Job, migration: Migration, report: SwitchReport
     job = replace(job, progress=replace(job.progress, plan=plan, schedule=schedule))
     logs: tuple[Command, ...] = ()
     if not migration.told and plan.same_work_as(migration.move.plan):
-        moved = Log(_migrated(plan.version, migration, report.step, report.switched_s))
+        moved = AppendToLog(_migrated(plan.version, migration, report.step, report.switched_s))
         logs = (*_answers(job, migration.move, True, "moved"), moved)
         migration = replace(migration, told=True)
     left = migration.path[1:]
@@ -200,7 +200,7 @@ def _migrated(version: int, migration: Migration, step: int, end_s: float) -> ev
     )
 
 
-def ended(job: Job) -> Moving:
+def ended(job: JobData) -> Moving:
     """The generation is over, and so is the move, unless the generation ended for it."""
     job = replace(job, progress=replace(job.progress, prepared=None))
     if (
@@ -212,7 +212,7 @@ def ended(job: Job) -> Moving:
     return voided(job, "the generation ended before they had moved")
 
 
-def instead(order: Order, job: Job, recovery_plan: RecoveryPlan) -> tuple[Job, Plan, Schedule] | None:
+def instead(order: Order, job: JobData, recovery_plan: RecoveryPlan) -> tuple[JobData, Plan, Schedule] | None:
     """Return the next generation's plan, if the last generation ended for a move."""
     migration = job.intents.migration
     if migration is None or migration.told or not recovery_plan.keep_plan or recovery_plan.cause != "move":
@@ -226,7 +226,7 @@ def instead(order: Order, job: Job, recovery_plan: RecoveryPlan) -> tuple[Job, P
     return job, plan, migration.move.schedule
 
 
-def voided(job: Job, why: str) -> Moving:
+def voided(job: JobData, why: str) -> Moving:
     """Cancel what is left of the move under way and all that wait; warn of those whose layers had not moved yet."""
     migration, waiting = job.intents.migration, job.intents.moves
     if migration is None:
@@ -258,21 +258,21 @@ def _without_copies(plan: Plan, migration: Migration) -> Plan | None:
     return None if instead is None or same(plan, instead) else instead
 
 
-def _has_moved(job: Job, migration: Migration) -> bool:
+def _has_moved(job: JobData, migration: Migration) -> bool:
     """Whether the ranks train with the layers where the move brings them."""
     if migration.move.mode != "stop":
         return migration.told
     return migration.told and job.progress.plan.same_work_as(migration.move.plan)
 
 
-def refused(job: Job | None, move: Move, why: str) -> tuple[Command, ...]:
+def refused(job: JobData | None, move: RequestedMove, why: str) -> tuple[Command, ...]:
     """Warn that `move` does not happen, and answer its command."""
     return (_warn(why), *_answers(job, move, False, why))
 
 
-def _answers(job: Job | None, move: Move, done: bool, text: str) -> tuple[Command, ...]:
+def _answers(job: JobData | None, move: RequestedMove, done: bool, text: str) -> tuple[Command, ...]:
     return (answer(job, move.id, done, text),) if move.id else ()
 
 
-def _warn(text: str) -> Log:
-    return Log(events.Warned(text=text))
+def _warn(text: str) -> AppendToLog:
+    return AppendToLog(events.Warned(text=text))

@@ -10,24 +10,24 @@ from dataclasses import replace
 
 from orchestrator.events import types as events
 from orchestrator.lifecycle import in_training, moves, regroup
-from orchestrator.lifecycle.commands import Dismiss, Log, Step
+from orchestrator.lifecycle.commands import AppendToLog, Dismiss, Step
 from orchestrator.lifecycle.ending import close
 from orchestrator.lifecycle.states import (
     Assessed,
     Closing,
-    Finished,
-    Job,
+    JobData,
+    JobFinished,
+    JobPaused,
     Order,
     Own,
-    Paused,
     Training,
     Waiting,
 )
-from orchestrator.lifecycle.stimuli import Asked, PauseAsked, RankLost, Ready, ResumeAsked
+from orchestrator.lifecycle.stimuli import PauseAsked, RankLost, Ready, ResumeAsked, SaveOrStop
 from workers.protocol.orders import Request
 from workers.protocol.reports import Outcome
 
-REQUESTED = Log(events.Requested(request="pause"))
+REQUESTED = AppendToLog(events.Requested(request="pause"))
 
 
 def ask(order: Order, state: Training, stimulus: PauseAsked) -> Step[Training]:
@@ -45,7 +45,7 @@ def ask_between(order: Order, state: Own, stimulus: PauseAsked) -> Step[Own]:
     )
 
 
-def ask_waiting(order: Order, state: Waiting, stimulus: PauseAsked) -> Step[Waiting | Paused]:
+def ask_waiting(order: Order, state: Waiting, stimulus: PauseAsked) -> Step[Waiting | JobPaused]:
     """A job that waits for capacity pauses once a checkpoint holds all that its ranks hold."""
     after, commands = written(
         replace(state, job=replace(state.job, intents=replace(state.job.intents, halting=True)))
@@ -53,7 +53,7 @@ def ask_waiting(order: Order, state: Waiting, stimulus: PauseAsked) -> Step[Wait
     return after, (REQUESTED, *commands)
 
 
-def written(state: Waiting) -> Step[Waiting | Paused]:
+def written(state: Waiting) -> Step[Waiting | JobPaused]:
     """Pause a waiting job if that was requested and its checkpoint is complete."""
     job = state.job
     if not job.intents.halting or state.saving is not None or _newest(job) < state.step:
@@ -61,7 +61,7 @@ def written(state: Waiting) -> Step[Waiting | Paused]:
     return _halt(job, state.step)
 
 
-def ended(order: Order, job: Job, outcomes: Sequence[Outcome]) -> Step[Paused | Assessed]:
+def ended(order: Order, job: JobData, outcomes: Sequence[Outcome]) -> Step[JobPaused | Assessed]:
     """All ranks have ended after the same step. If its checkpoint was not written, regroup and try again."""
     step = outcomes[0].step
     if _newest(job) >= step:
@@ -71,7 +71,7 @@ def ended(order: Order, job: Job, outcomes: Sequence[Outcome]) -> Step[Paused | 
     return regroup.assess(order, job, (RankLost(failed.rank, error),))
 
 
-def _halt(job: Job, step: int) -> Step[Paused]:
+def _halt(job: JobData, step: int) -> Step[JobPaused]:
     """Release all ranks; `newcomer` releases those that are still starting."""
     ranks = job.membership.alive
     job, void = moves.voided(job, "the job pauses")
@@ -92,7 +92,7 @@ def _halt(job: Job, step: int) -> Step[Paused]:
         intents=replace(job.intents, save_after=None, asked=None, pausing=False, halting=False),
     )
     job, drained = in_training.drained(job)
-    paused = Log(
+    paused = AppendToLog(
         events.Paused(
             reason="on request",
             step=step,
@@ -101,21 +101,21 @@ def _halt(job: Job, step: int) -> Step[Paused]:
             failed_at=job.progress.failed_at,
         )
     )
-    return Paused(job, step), (*void, paused, *drained, Dismiss(ranks))
+    return JobPaused(job, step), (*void, paused, *drained, Dismiss(ranks))
 
 
-def newcomer(order: Order, state: Paused, stimulus: Ready) -> Step[Paused]:
+def newcomer(order: Order, state: JobPaused, stimulus: Ready) -> Step[JobPaused]:
     """Release a rank that was started before the pause and is up only now."""
     job, drained = in_training.drained(in_training.without(state.job, stimulus.rank))
     return replace(state, job=job), (*drained, Dismiss(frozenset({stimulus.rank})))
 
 
-def resume(order: Order, state: Paused, stimulus: ResumeAsked) -> Step[Waiting]:
+def resume(order: Order, state: JobPaused, stimulus: ResumeAsked) -> Step[Waiting]:
     """Place ranks as soon as there is room, without a time limit."""
-    return go_on(state.job, state.step), (Log(events.Requested(request="resume")),)
+    return go_on(state.job, state.step), (AppendToLog(events.Requested(request="resume")),)
 
 
-def go_on(job: Job, step: int) -> Waiting:
+def go_on(job: JobData, step: int) -> Waiting:
     """Return the state of a job that waits for room to resume."""
     return Waiting(
         replace(
@@ -129,14 +129,14 @@ def go_on(job: Job, step: int) -> Waiting:
     )
 
 
-def stop(order: Order, state: Paused, stimulus: Asked) -> Step[Paused | Closing]:
+def stop(order: Order, state: JobPaused, stimulus: SaveOrStop) -> Step[JobPaused | Closing]:
     """Stop a paused job. A request for a checkpoint is only logged: the job has one."""
-    log = Log(events.Requested(request=stimulus.request.value))
+    log = AppendToLog(events.Requested(request=stimulus.request.value))
     if stimulus.request is not Request.STOP:
         return state, (log,)
-    closing, commands = close(Finished(state.step, stopped=True, state_sha256=None))
+    closing, commands = close(JobFinished(state.step, stopped=True, state_sha256=None))
     return closing, (log, *commands)
 
 
-def _newest(job: Job) -> int:
+def _newest(job: JobData) -> int:
     return job.progress.checkpoints[0].step if job.progress.checkpoints else 0

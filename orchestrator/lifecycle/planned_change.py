@@ -13,9 +13,17 @@ from dataclasses import replace
 
 from orchestrator.events import types as events
 from orchestrator.lifecycle import moves
-from orchestrator.lifecycle.commands import Ask, AwaitCopies, Command, CopyAside, Log, PlanAhead, Switch
+from orchestrator.lifecycle.commands import (
+    AppendToLog,
+    Ask,
+    AwaitCopies,
+    Command,
+    CopyAside,
+    PlanAhead,
+    Switch,
+)
 from orchestrator.lifecycle.recovery import RecoveryPlan, lineup_of, reason_of
-from orchestrator.lifecycle.states import Ahead, Draft, Job, Order, PlannedChange
+from orchestrator.lifecycle.states import Draft, JobData, LayersAhead, Order, PlannedChange
 from orchestrator.lifecycle.stimuli import CopiesOverdue, PlannedAhead
 from planner.arrivals import needed, new_copies
 from planner.ir import Schedule
@@ -24,7 +32,7 @@ from planner.shards import Piece
 from workers.protocol.orders import Request
 from workers.protocol.reports import CopiedAhead, Report, StandbyReport, SwitchReport
 
-Changing = tuple[Job, tuple[Command, ...]]
+Changing = tuple[JobData, tuple[Command, ...]]
 
 PATIENCE_S = 60.0
 """Time limit for copies where no rank leaves; `cluster.timeout_s` if that is longer."""
@@ -35,7 +43,7 @@ LEAST_NOTICE_STEPS = 4
 """With a shorter notice nothing is copied ahead: the ranks regroup at the next commit."""
 
 
-def begin(order: Order, job: Job, cause: str, wanted: int) -> Changing:
+def begin(order: Order, job: JobData, cause: str, wanted: int) -> Changing:
     """Have training ranks regroup for `cause`, once they have copies of what they will own.
 
     Args:
@@ -66,7 +74,7 @@ def _most_s(order: Order) -> float:
     return max(PATIENCE_S, order.timeout_s)
 
 
-def patience_s(job: Job, left_s: float | None) -> float:
+def patience_s(job: JobData, left_s: float | None) -> float:
     """Time limit for copies after a notice: half of the time that is left. 0: regroup at once."""
     if left_s is None:
         return UNKNOWN_NOTICE_S / 2
@@ -75,7 +83,7 @@ def patience_s(job: Job, left_s: float | None) -> float:
     return left_s / 2
 
 
-def _plan(job: Job) -> Changing:
+def _plan(job: JobData) -> Changing:
     """Have the next plan made, unless a move of layers is under way: that one is finished first."""
     change, there = job.intents.change, job.membership
     assert change is not None
@@ -93,7 +101,7 @@ def _plan(job: Job) -> Changing:
     return job, (ahead,)
 
 
-def planned(order: Order, job: Job, answer: PlannedAhead) -> Changing:
+def planned(order: Order, job: JobData, answer: PlannedAhead) -> Changing:
     """The next plan is known: have the ranks bring the copies that it needs."""
     change = job.intents.change
     if change is None or change.number != answer.number or job.intents.asked is not None:
@@ -105,17 +113,17 @@ def planned(order: Order, job: Job, answer: PlannedAhead) -> Changing:
     if answer.copying is None:
         text = f"layers are fetched while the job waits, and not copied ahead: {answer.why}"
         job, commands = _regroup(job, change.cause)
-        return job, (Log(events.Warned(text=text)), *commands)
+        return job, (AppendToLog(events.Warned(text=text)), *commands)
     warned: tuple[Command, ...] = ()
     if answer.why:
         text = f"layers are built while the job waits, and not beside training: {answer.why}"
-        warned = (Log(events.Warned(text=text)),)
+        warned = (AppendToLog(events.Warned(text=text)),)
     job, asking = _copy(order, job, answer.copying, answer.building)
     job, regrouping = _once_complete(job)
     return job, (*warned, *asking, *regrouping)
 
 
-def _copy(order: Order, job: Job, copying: Plan, building: Mapping[int, tuple[Piece, ...]]) -> Changing:
+def _copy(order: Order, job: JobData, copying: Plan, building: Mapping[int, tuple[Piece, ...]]) -> Changing:
     """Have members, and ranks without a place, bring what they lack of the next plan, and build what they have no
     modules for."""
     change, ahead, there = job.intents.change, job.intents.ahead, job.membership
@@ -126,7 +134,7 @@ def _copy(order: Order, job: Job, copying: Plan, building: Mapping[int, tuple[Pi
     waiting = frozenset(place for _, place in new_copies(job.progress.plan, copying))
     waiting |= {place for place, rank in enumerate(there.members[: copying.world_size]) if rank in building}
     if waiting or ahead.ranks & members:
-        ahead = Ahead(
+        ahead = LayersAhead(
             ranks=(ahead.ranks - members) | (members & building.keys()),
             before=ahead.before or job.progress.plan,
         )
@@ -136,7 +144,7 @@ def _copy(order: Order, job: Job, copying: Plan, building: Mapping[int, tuple[Pi
         job = replace(job, progress=replace(job.progress, version=version))
         change = replace(change, copying=copying, waiting=waiting)
         switch = Switch(copying, job.progress.schedule, (), there.members, job.progress.generation, building)
-        commands = (Log(events.Issued(plan=copying)), switch)
+        commands = (AppendToLog(events.Issued(plan=copying)), switch)
     if pieces := _lacking(job, change):
         ahead = replace(ahead, ranks=ahead.ranks | frozenset(pieces))
         change = replace(change, coming=frozenset(pieces))
@@ -153,7 +161,7 @@ def _copy(order: Order, job: Job, copying: Plan, building: Mapping[int, tuple[Pi
     return replace(job, intents=replace(job.intents, change=change, ahead=ahead)), commands
 
 
-def _lacking(job: Job, change: PlannedChange) -> dict[int, dict[Piece, int]]:
+def _lacking(job: JobData, change: PlannedChange) -> dict[int, dict[Piece, int]]:
     """Per rank without a place now, the layers, or shards, of which is made what it will own or keep a copy of, and the
     owner of each."""
     now, then, members = job.progress.plan, change.plan, job.membership.members
@@ -165,7 +173,7 @@ def _lacking(job: Job, change: PlannedChange) -> dict[int, dict[Piece, int]]:
     }
 
 
-def take_report(order: Order, job: Job, report: Report) -> Changing:
+def take_report(order: Order, job: JobData, report: Report) -> Changing:
     """Apply a rank's report to the change under way; once all copies are up to date, have the ranks regroup."""
     change = job.intents.change
     if change is None or job.intents.asked is not None:
@@ -187,14 +195,14 @@ def take_report(order: Order, job: Job, report: Report) -> Changing:
             if report.error is not None:
                 text = f"rank {rank} fetches its layers while the job waits: {report.error}"
                 job, commands = _regroup(job, change.cause)
-                return job, (Log(events.Warned(text=text)), *commands)
+                return job, (AppendToLog(events.Warned(text=text)), *commands)
             change = replace(change, coming=change.coming - {rank}, there=change.there | {rank})
         case _:
             return job, ()
     return _once_complete(replace(job, intents=replace(job.intents, change=change)))
 
 
-def _once_complete(job: Job) -> Changing:
+def _once_complete(job: JobData) -> Changing:
     """Have the ranks regroup, if all copies are up to date."""
     change = job.intents.change
     assert change is not None
@@ -204,14 +212,14 @@ def _once_complete(job: Job) -> Changing:
     return _regroup(job, change.cause)
 
 
-def let_go(order: Order, job: Job) -> Changing:
+def let_go(order: Order, job: JobData) -> Changing:
     """Have ranks let go of what they copied and built for a generation that does not come, or has formed without them.
 
     A member follows the plan from before the copies again, which voids what it builds. While a
     change is under way members keep what they have, and all ranks do where they regroup or end.
     """
     intents, there, ahead = job.intents, job.membership, job.intents.ahead
-    if ahead == Ahead() or intents.asked is not None or intents.pausing or intents.stopping:
+    if ahead == LayersAhead() or intents.asked is not None or intents.pausing or intents.stopping:
         return job, ()
     change, commands = intents.change, tuple[Command, ...]()
     free = ahead.ranks & there.idle - frozenset(() if change is None else change.lineup)
@@ -237,24 +245,24 @@ def let_go(order: Order, job: Job) -> Changing:
         switch = Switch(plan, progress.schedule, (), there.members, progress.generation)
         # At once: nobody may count any longer on copies that go.
         progress = replace(progress, plan=plan, version=plan.version)
-        commands = (*commands, Log(events.Issued(plan=plan)), switch)
-    left = Ahead() if change is None else replace(ahead, ranks=(ahead.ranks & there.alive) - free)
+        commands = (*commands, AppendToLog(events.Issued(plan=plan)), switch)
+    left = LayersAhead() if change is None else replace(ahead, ranks=(ahead.ranks & there.alive) - free)
     return replace(job, membership=there, progress=progress, intents=replace(intents, ahead=left)), commands
 
 
-def formed(job: Job, members: tuple[int, ...]) -> Job:
+def formed(job: JobData, members: tuple[int, ...]) -> JobData:
     """`job` whose next generation has formed: its members have used, or dropped, what they built."""
-    ahead = Ahead(ranks=job.intents.ahead.ranks - frozenset(members))
+    ahead = LayersAhead(ranks=job.intents.ahead.ranks - frozenset(members))
     return replace(job, intents=replace(job.intents, change=None, ahead=ahead))
 
 
-def hurry(job: Job, stimulus: CopiesOverdue) -> Job:
+def hurry(job: JobData, stimulus: CopiesOverdue) -> JobData:
     """`job` with those of its leaving ranks whose time is running out."""
     there = job.membership
     return replace(job, membership=replace(there, hurried=there.hurried | (stimulus.ranks & there.going)))
 
 
-def overdue(job: Job, stimulus: CopiesOverdue) -> Changing:
+def overdue(job: JobData, stimulus: CopiesOverdue) -> Changing:
     """Have training ranks regroup with the copies that there are, if the change has no more time."""
     job, change = hurry(job, stimulus), job.intents.change
     if change is None or job.intents.asked is not None:
@@ -264,14 +272,14 @@ def overdue(job: Job, stimulus: CopiesOverdue) -> Changing:
     return _regroup(job, change.cause)
 
 
-def _regroup(job: Job, cause: str) -> Changing:
+def _regroup(job: JobData, cause: str) -> Changing:
     if job.intents.pausing or job.intents.stopping:
         return job, ()
     job = replace(job, intents=replace(job.intents, asked=cause))
     return job, (Ask(Request.REGROUP, job.membership.members[0]),)
 
 
-def lineup(job: Job) -> tuple[int, ...]:
+def lineup(job: JobData) -> tuple[int, ...]:
     """The ranks for which the next generation's plan was made, by place; empty: there is none."""
     change = job.intents.change
     if change is None or change.plan is None or job.intents.asked != change.cause:
@@ -279,7 +287,7 @@ def lineup(job: Job) -> tuple[int, ...]:
     return change.lineup
 
 
-def instead(order: Order, job: Job, recovery_plan: RecoveryPlan) -> tuple[Job, Plan, Schedule] | None:
+def instead(order: Order, job: JobData, recovery_plan: RecoveryPlan) -> tuple[JobData, Plan, Schedule] | None:
     """Return the plan that was made ahead for the next generation, if it fits."""
     change = job.intents.change
     if change is None or change.plan is None or change.schedule is None:
@@ -291,7 +299,7 @@ def instead(order: Order, job: Job, recovery_plan: RecoveryPlan) -> tuple[Job, P
     return replace(job, progress=replace(job.progress, version=version)), plan, change.schedule
 
 
-def at_hand(job: Job, draft: Draft) -> dict[int, tuple[Piece, ...]]:
+def at_hand(job: JobData, draft: Draft) -> dict[int, tuple[Piece, ...]]:
     """Return rank -> the layers, or shards, that ranks without a place have copied ahead for the plan of `draft`."""
     change = job.intents.change
     if change is None or change.plan is None or draft.recovery_plan.lineup != change.lineup:

@@ -15,8 +15,8 @@ from planner.shards import WHOLE, Piece, made_of, made_with_weights
 from planner.wording import counted, named, named_or_counted
 from workers.config import ElasticConfig
 from workers.loss_scale import LossScale
-from workers.protocol.orders import CheckpointRef, Part, Settlement, Source
-from workers.protocol.reports import Position, SnapshotHeld
+from workers.protocol.orders import CheckpointRef, Settlement, StatePart, StateSource
+from workers.protocol.reports import RankPosition, SnapshotHeld
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class Situation:
     """The plan that the generation followed."""
     members: tuple[int, ...]
     """Ranks of the generation that ended, by place."""
-    positions: Mapping[int, Position]
+    positions: Mapping[int, RankPosition]
     """Positions of all living ranks, idle ones included; the others are dead."""
     tried: frozenset[int] = frozenset()
     """Ranks that were to be members since then: they may hold layers of it, too."""
@@ -62,7 +62,7 @@ class Situation:
         return tuple(rank for rank in self.members if rank not in self.positions)
 
     @cached_property
-    def holders(self) -> Mapping[int, Position]:
+    def holders(self) -> Mapping[int, RankPosition]:
         """The ranks that may hold valid layers: other ranks' layers are outdated or rolled back."""
         return {
             rank: position
@@ -123,7 +123,7 @@ class RecoveryPlan:
     """Without records: those come by `handover`."""
     handover: Handover | None = None
     """None: no rank needs the records of `settlement.step`, or none has them."""
-    sources: tuple[Source, ...] = ()
+    sources: tuple[StateSource, ...] = ()
     """One per layer, or per shard of it, if the living ranks hold the model, as it is or in a snapshot; none if it is
     loaded or initialized again."""
     checkpoints: tuple[CheckpointRef, ...] = ()
@@ -166,14 +166,14 @@ class Rescue:
     settlement: Settlement
     layers: Mapping[int, tuple[int, ...]]
     """Rank -> layers that it writes; each layer once."""
-    sources: tuple[Source, ...] = ()
+    sources: tuple[StateSource, ...] = ()
     """Sources of all shards of the layers that no rank has in one piece."""
     handover: Handover | None = None
     """Handover, as in `RecoveryPlan`."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pause:
+class PauseDecided:
     """Too few ranks are left: wait for more."""
 
     reason: str
@@ -194,7 +194,7 @@ class Abort:
     rescue: Rescue | None = None
 
 
-def decide(now: Situation) -> RecoveryPlan | Pause | Abort:
+def decide(now: Situation) -> RecoveryPlan | PauseDecided | Abort:
     """Return what to do, with a reason for people."""
     elastic, lost = now.elastic, now.lost
     if (odd := _disagreement(now)) is not None:
@@ -229,7 +229,7 @@ def decide(now: Situation) -> RecoveryPlan | Pause | Abort:
         step = reached if rescue is None or held is not None else rescue.step
         if step < reached:
             why = f"{why}; back to the snapshot of step {step}, which costs {counted(reached - step, 'committed step')}"
-        return Pause(reason=why, step=step, rescue=rescue, interrupted=interrupted, failures=failures)
+        return PauseDecided(reason=why, step=step, rescue=rescue, interrupted=interrupted, failures=failures)
     if (held is None or held < newest) and elastic.salvage == "weights":
         left = _held(now, weights=True)
         if left is not None and left > newest:
@@ -330,7 +330,7 @@ def rescue(
     step: int,
     settling: frozenset[int],
     settlement: Settlement,
-    sources: Iterable[Source],
+    sources: Iterable[StateSource],
     handover: Handover | None = None,
 ) -> Rescue:
     """Return the rescue in which each layer's source writes it; of a layer in shards, that of one of them, in turns."""
@@ -425,7 +425,7 @@ def _missing(now: Situation, step: int, *, weights: bool = False) -> tuple[int, 
     return tuple(layer for layer in range(_layers(now.plan)) if not made_of(layer, there.get(layer, set())))
 
 
-def _weights(position: Position, step: int) -> tuple[Piece, ...]:
+def _weights(position: RankPosition, step: int) -> tuple[Piece, ...]:
     """Pieces of which a rank at `step`, now or soon, has only the weights: an undecided rank rolls none forward."""
     return position.weights if position.step == step else ()
 
@@ -437,7 +437,7 @@ def _by_layer(pieces: Iterable[Piece]) -> dict[int, set[Piece]]:
     return found
 
 
-def _sources(now: Situation, has: _Holdings) -> tuple[Source, ...]:
+def _sources(now: Situation, has: _Holdings) -> tuple[StateSource, ...]:
     """Return the source of each layer, or of each shard of it: its owner, else a standby, the one that sends the fewest
     so far. If no rank has all of one, a rank that has its weights."""
     given = dict.fromkeys(has.pieces, 0)
@@ -446,13 +446,15 @@ def _sources(now: Situation, has: _Holdings) -> tuple[Source, ...]:
     }
     held = {rank: {*pieces} for rank, pieces in has.pieces.items()}
     everywhere = _by_layer(piece for pieces in held.values() for piece in pieces)
-    sources: list[Source] = []
+    sources: list[StateSource] = []
 
-    def give(piece: Piece, holders: Sequence[int], part: Part) -> None:
+    def give(piece: Piece, holders: Sequence[int], part: StatePart) -> None:
         giver = min(holders, key=lambda rank: (piece not in owned.get(rank, ()), given[rank], rank))
         given[giver] += 1
         host, port = now.positions[giver].host, now.positions[giver].port
-        source = Source(layer=piece.layer, shard=piece.shard, rank=giver, host=host, port=port, part=part)
+        source = StateSource(
+            layer=piece.layer, shard=piece.shard, rank=giver, host=host, port=port, part=part
+        )
         sources.append(source)
 
     left = _by_layer(piece for pieces in has.weights.values() for piece in pieces)
@@ -460,9 +462,9 @@ def _sources(now: Situation, has: _Holdings) -> tuple[Source, ...]:
         complete = everywhere.get(layer, set())
         for piece in made_with_weights(layer, complete, left.get(layer, set())):
             if piece in complete:
-                give(piece, [rank for rank in given if piece in held[rank]], Part.ALL)
+                give(piece, [rank for rank in given if piece in held[rank]], StatePart.ALL)
             else:
-                give(piece, [rank for rank in given if piece in has.weights.get(rank, ())], Part.WEIGHTS)
+                give(piece, [rank for rank in given if piece in has.weights.get(rank, ())], StatePart.WEIGHTS)
     return tuple(sources)
 
 
@@ -490,7 +492,7 @@ def _reason(
     lineup: tuple[int, ...],
     step: int,
     reached: int,
-    sources: Sequence[Source],
+    sources: Sequence[StateSource],
     snapshot: bool,
 ) -> str:
     """The decision in words.
@@ -505,7 +507,7 @@ def _reason(
     if now.trouble:
         said.append(now.trouble)
     said.append(reason_of(now.members, lineup, now.positions.keys()))
-    lost = [source for source in sources if source.part is Part.WEIGHTS]
+    lost = [source for source in sources if source.part is StatePart.WEIGHTS]
     if (not sources or step < reached) and now.trained:
         missing = named("layer", _missing(now, now.attainable[0]))
         if sources and not snapshot:

@@ -12,13 +12,13 @@ from orchestrator.events import types as events
 from orchestrator.history.freeze_history import still_proposed
 from orchestrator.lifecycle import moves, planned_change, scaling
 from orchestrator.lifecycle.commands import (
+    AppendToLog,
     Assess,
     Command,
     Dismiss,
     Follow,
     HostStore,
     Join,
-    Log,
     LogRegroup,
     MakePlan,
     Settle,
@@ -27,16 +27,24 @@ from orchestrator.lifecycle.commands import (
 from orchestrator.lifecycle.ending import close, hold, log_loss, log_shortage, save
 from orchestrator.lifecycle.in_training import train, without
 from orchestrator.lifecycle.migration import same
-from orchestrator.lifecycle.recovery import Abort, Pause, RecoveryPlan, Rescue, Situation, decide, rescue
+from orchestrator.lifecycle.recovery import (
+    Abort,
+    PauseDecided,
+    RecoveryPlan,
+    Rescue,
+    Situation,
+    decide,
+    rescue,
+)
 from orchestrator.lifecycle.reports import with_freeze
 from orchestrator.lifecycle.states import (
     Assessed,
     Assessing,
     Closing,
     Draft,
-    Failed,
     Hosting,
-    Job,
+    JobData,
+    JobFailed,
     Joining,
     Loading,
     Order,
@@ -49,11 +57,11 @@ from orchestrator.lifecycle.states import (
 )
 from orchestrator.lifecycle.stimuli import (
     Joined,
-    Loaded,
-    Planned,
+    PlanReady,
     Positioned,
+    RankLoaded,
     RankLost,
-    Settled,
+    RankSettled,
     StoreUp,
     Unplannable,
 )
@@ -64,7 +72,7 @@ from planner.schedule.expand import pipeline_schedules
 from planner.shards import Piece
 from planner.wording import counted, named_or_counted
 from workers.protocol.errors import DamagedCheckpoint
-from workers.protocol.orders import Assignment, Generation, Part, Source
+from workers.protocol.orders import Assignment, Generation, StatePart, StateSource
 from workers.protocol.reports import FreezeStarted
 
 LARGER = (
@@ -74,7 +82,10 @@ LARGER = (
 
 
 def assess(
-    order: Order, job: Job, troubles: tuple[RankLost, ...], failed: tuple[Plan, tuple[int, ...]] | None = None
+    order: Order,
+    job: JobData,
+    troubles: tuple[RankLost, ...],
+    failed: tuple[Plan, tuple[int, ...]] | None = None,
 ) -> Step[Assessed]:
     """The generation, or the attempt to form the next, is over: ask all living ranks for positions.
 
@@ -162,8 +173,8 @@ def _decided(order: Order, state: Assessing) -> Step[Assessed]:
         case Abort(reason=reason, rescue=Rescue() as rescued):
             return Saving(job, rescued.step, reason), (save(job, rescued),)
         case Abort(reason=reason):
-            return close(Failed(reason, user_error=False))
-        case Pause():
+            return close(JobFailed(reason, user_error=False))
+        case PauseDecided():
             failed = replace(
                 job,
                 progress=replace(
@@ -178,7 +189,7 @@ def _decided(order: Order, state: Assessing) -> Step[Assessed]:
             pass
     taken_up = [plan for position in state.positions for plan in position.freeze_plans]
     freeze = with_freeze(job.progress.freeze, taken_up)
-    logs = [Log(FreezeStarted(plan=plan)) for plan in freeze if plan not in job.progress.freeze]
+    logs = [AppendToLog(FreezeStarted(plan=plan)) for plan in freeze if plan not in job.progress.freeze]
     proposed = job.intents.proposed
     for started in freeze:
         proposed = still_proposed(proposed, started)
@@ -201,7 +212,7 @@ def _decided(order: Order, state: Assessing) -> Step[Assessed]:
     return Settling(job, recovery_plan, recovery_plan.settling), (*logs, settle)
 
 
-def settled(order: Order, state: Settling, stimulus: Settled) -> Step[Settling | Planning | Loading]:
+def settled(order: Order, state: Settling, stimulus: RankSettled) -> Step[Settling | Planning | Loading]:
     """One more rank stands at the common step."""
     waiting = state.waiting - {stimulus.rank}
     if waiting:
@@ -209,24 +220,24 @@ def settled(order: Order, state: Settling, stimulus: Settled) -> Step[Settling |
     return plan(order, state.job, state.recovery_plan)
 
 
-def plan(order: Order, job: Job, recovery_plan: RecoveryPlan) -> Step[Planning | Loading]:
+def plan(order: Order, job: JobData, recovery_plan: RecoveryPlan) -> Step[Planning | Loading]:
     """Determine the next plan: that of the move, the same as before, or a new one from the planner."""
     if (moved := moves.instead(order, job, recovery_plan)) is not None:
         job, plan, schedule = moved
         loading, commands = _load(job, Draft(recovery_plan, plan, schedule))
-        return loading, (Log(events.Issued(plan=plan)), *commands)
+        return loading, (AppendToLog(events.Issued(plan=plan)), *commands)
     if (ahead := planned_change.instead(order, job, recovery_plan)) is not None:
         job, plan, schedule = ahead
         draft = Draft(recovery_plan, plan, schedule)
         few = lacking([job.membership.domain(rank) for rank in draft.members], order.elastic.peer_copies)
         loading, commands = _load(job, draft)
-        return loading, (Log(events.Issued(plan=plan)), *_few_domains(few), *commands)
+        return loading, (AppendToLog(events.Issued(plan=plan)), *_few_domains(few), *commands)
     job, void = moves.voided(job, "other ranks regrouped than those it was for")
     after, commands = _plan(order, job, recovery_plan)
     return after, (*void, *commands)
 
 
-def _plan(order: Order, job: Job, recovery_plan: RecoveryPlan) -> Step[Planning | Loading]:
+def _plan(order: Order, job: JobData, recovery_plan: RecoveryPlan) -> Step[Planning | Loading]:
     """The same plan as before, or a new one from the planner."""
     if recovery_plan.keep_plan:
         # Copies for a change of ranks, or for a move, that did not come go.
@@ -234,7 +245,7 @@ def _plan(order: Order, job: Job, recovery_plan: RecoveryPlan) -> Step[Planning 
         if plan.key != (order.epoch, job.progress.version):
             job = replace(job, progress=replace(job.progress, version=job.progress.version + 1))
             plan = replace(plan, epoch=order.epoch, version=job.progress.version, reason=recovery_plan.reason)
-            issue = (Log(events.Issued(plan=plan)),)
+            issue = (AppendToLog(events.Issued(plan=plan)),)
         loading, commands = _load(job, Draft(recovery_plan, plan, job.progress.schedule))
         return loading, (*issue, *commands)
     make = MakePlan(
@@ -248,7 +259,7 @@ def _plan(order: Order, job: Job, recovery_plan: RecoveryPlan) -> Step[Planning 
     return Planning(job, recovery_plan), (make,)
 
 
-def planned(order: Order, state: Planning, stimulus: Planned) -> Step[Loading | Waiting | Saving | Closing]:
+def planned(order: Order, state: Planning, stimulus: PlanReady) -> Step[Loading | Waiting | Saving | Closing]:
     """The planner has made a plan: log it, then send it. A first plan needs domains for all copies."""
     if state.recovery_plan.cause == "memory" and same(stimulus.plan, state.job.progress.plan):
         return unplannable(order, state, Unplannable(f"no smaller plan is known. {LARGER}"))
@@ -260,20 +271,24 @@ def planned(order: Order, state: Planning, stimulus: Planned) -> Step[Loading | 
     few = lacking([job.membership.domain(rank) for rank in draft.members], order.elastic.peer_copies)
     if few is not None and begins:
         ways_out = "add nodes, spread the ranks over more of them, or lower elastic.copies"
-        return close(Failed(f"{few}: {ways_out}", user_error=True))
+        return close(JobFailed(f"{few}: {ways_out}", user_error=True))
     warning = _few_domains(few)
     if begins and order.elastic.peer_copies == 1 and order.elastic.copies_in != "host":
         warning += _costly_copies(stimulus.plan)
     loading, commands = _load(job, draft)
     alternatives = order.alternatives if begins else ()
-    return loading, (Log(events.Issued(plan=stimulus.plan, alternatives=alternatives)), *warning, *commands)
+    return loading, (
+        AppendToLog(events.Issued(plan=stimulus.plan, alternatives=alternatives)),
+        *warning,
+        *commands,
+    )
 
 
 def _few_domains(few: str | None) -> tuple[Command, ...]:
     """Warn of `few` failure domains."""
     if few is None:
         return ()
-    return (Log(events.Warned(text=f"{few}: each layer has as many copies as these allow")),)
+    return (AppendToLog(events.Warned(text=f"{few}: each layer has as many copies as these allow")),)
 
 
 def _costly_copies(plan: Plan) -> tuple[Command, ...]:
@@ -286,24 +301,26 @@ def _costly_copies(plan: Plan) -> tuple[Command, ...]:
         ' they take none of the device\'s. Use more replicas, elastic.copies_in = "host", elastic.redundancy ='
         ' "checkpoint", or leave shard out'
     )
-    return (Log(events.Warned(text=text)),)
+    return (AppendToLog(events.Warned(text=text)),)
 
 
 def unplannable(order: Order, state: Planning, stimulus: Unplannable) -> Step[Waiting | Saving | Closing]:
     """No plan fits the ranks that are left: wait for more, if that is allowed."""
     if state.recovery_plan.cause == "start":
-        return close(Failed(stimulus.reason, user_error=True))
+        return close(JobFailed(stimulus.reason, user_error=True))
     recovery_plan = state.recovery_plan
     complete = len(recovery_plan.lineup) >= scaling.size_of(order, state.job).places
     short = recovery_plan.cause == "memory" and complete
     if order.elastic.wait_s == 0 and not short:
-        return close(Failed(f"{stimulus.reason}; elastic.wait_s = 0 waits for no others", user_error=False))
+        return close(
+            JobFailed(f"{stimulus.reason}; elastic.wait_s = 0 waits for no others", user_error=False)
+        )
     newest = state.job.progress.checkpoints[0].step if state.job.progress.checkpoints else 0
     rescued = None
     if (
         recovery_plan.settlement is not None
         and recovery_plan.sources
-        and all(source.part is Part.ALL for source in recovery_plan.sources)
+        and all(source.part is StatePart.ALL for source in recovery_plan.sources)
         and recovery_plan.step > newest
     ):
         rescued = rescue(
@@ -313,28 +330,28 @@ def unplannable(order: Order, state: Planning, stimulus: Unplannable) -> Step[Wa
         # The job has all the ranks that it may have: waiting brings no memory.
         reason = f"{recovery_plan.reason}: {stimulus.reason}"
         if rescued is None:
-            return close(Failed(reason, user_error=False))
+            return close(JobFailed(reason, user_error=False))
         return Saving(state.job, rescued.step, reason), (save(state.job, rescued),)
-    holding = Pause(
+    holding = PauseDecided(
         reason=stimulus.reason, step=recovery_plan.step, rescue=rescued, interrupted=bool(recovery_plan.rerun)
     )
     return hold(order, state.job, holding)
 
 
-def _load(job: Job, draft: Draft) -> Step[Loading]:
+def _load(job: JobData, draft: Draft) -> Step[Loading]:
     recovery_plan, before = draft.recovery_plan, job.membership.members
     job = replace(
         job, membership=replace(job.membership, tried=job.membership.tried | frozenset(draft.members))
     )
     start = recovery_plan.checkpoints[0] if recovery_plan.checkpoints else None
     programs = place_programs(draft.plan, pipeline_schedules(draft.plan, draft.schedule))
-    sources: dict[int, tuple[Source, ...]] = {}
+    sources: dict[int, tuple[StateSource, ...]] = {}
     for source in recovery_plan.sources:
         sources[source.layer] = (*sources.get(source.layer, ()), source)
-    salvaged = tuple(source for source in recovery_plan.sources if source.part is Part.WEIGHTS)
+    salvaged = tuple(source for source in recovery_plan.sources if source.part is StatePart.WEIGHTS)
 
-    def needed(place: int) -> tuple[Source, ...]:
-        own: list[Source] = []
+    def needed(place: int) -> tuple[StateSource, ...]:
+        own: list[StateSource] = []
         for piece in draft.plan.pieces_of_place(place):
             found = sources.get(piece.layer, ())
             # Of a layer that was cut otherwise, the rank needs all shards.
@@ -359,14 +376,14 @@ def _load(job: Job, draft: Draft) -> Step[Loading]:
     return Loading(job, draft, frozenset(draft.members)), (Follow(assignments, job.progress.round),)
 
 
-def loaded(order: Order, state: Loading, stimulus: Loaded) -> Step[Loading | Hosting | Closing]:
+def loaded(order: Order, state: Loading, stimulus: RankLoaded) -> Step[Loading | Hosting | Closing]:
     """One more rank has its layers, or found the checkpoint damaged: then all try the one before."""
     damage, logs = state.damage, ()
     if (
         stimulus.damage is not None and stimulus.damage not in damage
     ):  # its owner and its standbys all read it
         damage = (*damage, stimulus.damage)
-        logs = (Log(events.Skipped(rank=stimulus.rank, damage=stimulus.damage)),)
+        logs = (AppendToLog(events.Skipped(rank=stimulus.rank, damage=stimulus.damage)),)
     waiting = state.waiting - {stimulus.rank}
     if waiting:
         return replace(state, waiting=waiting, damage=damage), logs
@@ -392,7 +409,7 @@ def loaded(order: Order, state: Loading, stimulus: Loaded) -> Step[Loading | Hos
         return loading, (*logs, *commands)
     worst = damage[0]
     closing, commands = close(
-        Failed(
+        JobFailed(
             f"no checkpoint is whole: {worst.file} in {worst.path}: {worst.problem}, and there is none before"
             " it. Restore the file, or start again in another job.output",
             user_error=True,
@@ -439,11 +456,11 @@ def store_up(order: Order, state: Hosting, stimulus: StoreUp) -> Step[Joining]:
         failures=job.progress.failures,
         failed_at=job.progress.failed_at,
     )
-    logs = [Log(formed)]
+    logs = [AppendToLog(formed)]
     if recovery_plan.cause == "start":
         # Decided in an earlier run, for commits still to come here: no rank will report it.
         coming = [plan for plan in order.freezing.plans if (plan.start or 0) > recovery_plan.step + 1]
-        logs += [Log(FreezeStarted(plan=plan)) for plan in coming]
+        logs += [AppendToLog(FreezeStarted(plan=plan)) for plan in coming]
     joining = Joining(job, state.draft, generation, frozenset(state.draft.members))
     return joining, (*logs, Join(generation, job.progress.round))
 

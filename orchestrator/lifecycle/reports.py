@@ -11,13 +11,13 @@ from dataclasses import replace
 
 from orchestrator.history.freeze_history import still_proposed
 from orchestrator.history.ranks_view import KEPT_CHECKPOINTS
-from orchestrator.lifecycle.states import Job
+from orchestrator.lifecycle.states import JobData
 from planner.freezing import FreezePlan
 from workers.protocol.orders import CheckpointRef
 from workers.protocol.reports import CheckpointReport, FreezeStarted, Report, StepReport, ValidationReport
 
 
-def take_report(job: Job, report: Report) -> tuple[Job, tuple[Report, ...]]:
+def take_report(job: JobData, report: Report) -> tuple[JobData, tuple[Report, ...]]:
     """Return `job` with `report` applied, and the reports that are new, to be logged."""
     if isinstance(report, CheckpointReport) and job.intents.save_after is not None:
         # A checkpoint begun before the request does not answer it; a failed one does.
@@ -50,7 +50,7 @@ def take_report(job: Job, report: Report) -> tuple[Job, tuple[Report, ...]]:
             return job, (report,)
 
 
-def _step(job: Job, report: StepReport) -> tuple[Job, tuple[Report, ...]]:
+def _step(job: JobData, report: StepReport) -> tuple[JobData, tuple[Report, ...]]:
     """A step reported before its predecessor waits for it, but not forever: what was not reported before the
     newest generation trained is lost with the ranks that knew it."""
     known = report.step <= job.progress.step or any(early.step == report.step for early in job.progress.early)

@@ -11,31 +11,31 @@ from dataclasses import replace
 from orchestrator.events.types import Dismissed, Scaled
 from orchestrator.lifecycle import planned_change
 from orchestrator.lifecycle.answers import answer
-from orchestrator.lifecycle.commands import AwaitRanks, Command, Dismiss, Log
-from orchestrator.lifecycle.states import Job, Order, Resize, Size
-from orchestrator.lifecycle.stimuli import RanksOverdue, Scale
+from orchestrator.lifecycle.commands import AppendToLog, AwaitRanks, Command, Dismiss
+from orchestrator.lifecycle.states import JobData, Order, Resize, TargetSize
+from orchestrator.lifecycle.stimuli import RanksOverdue, ScaleRequested
 from planner.wording import counted
 
-Scaling = tuple[Job, tuple[Command, ...]]
+Scaling = tuple[JobData, tuple[Command, ...]]
 
 LEAST_S = 60.0
 """Time limit for requested ranks to come up where `elastic.wait_s` is less: a job that waits for none after a failure
 may still be given more."""
 
 
-def size_of(order: Order, job: Job) -> Size:
+def size_of(order: Order, job: JobData) -> TargetSize:
     """The size that the job is to have: as requested last, else as ordered."""
-    return job.membership.size or Size(places=order.wanted, spares=order.elastic.spares)
+    return job.membership.size or TargetSize(places=order.wanted, spares=order.elastic.spares)
 
 
-def begin(order: Order, job: Job, stimulus: Scale) -> Scaling:
+def begin(order: Order, job: JobData, stimulus: ScaleRequested) -> Scaling:
     """Log the request; the job pursues it from now on."""
     event, earlier, members = stimulus.event, job.intents.scaling, len(job.membership.members)
-    now, size = size_of(order, job), Size(places=event.places, spares=event.spares)
+    now, size = size_of(order, job), TargetSize(places=event.places, spares=event.spares)
     commands: list[Command] = []
     if stimulus.resizes and earlier is not None and earlier.id:
         commands.append(answer(job, earlier.id, False, "another scale took its place"))
-    commands.append(Log(event))
+    commands.append(AppendToLog(event))
     job = replace(job, membership=replace(job.membership, size=size))
     if stimulus.resizes and members != size.places:
         # The controller that takes over finds the requested size in the log already.
@@ -57,7 +57,7 @@ def begin(order: Order, job: Job, stimulus: Scale) -> Scaling:
     return job, tuple(commands)
 
 
-def overdue(order: Order, job: Job, stimulus: RanksOverdue, *, trains: bool) -> Scaling:
+def overdue(order: Order, job: JobData, stimulus: RanksOverdue, *, trains: bool) -> Scaling:
     """Keep the size from before the request, if its ranks are not up in time.
 
     Args:
@@ -85,14 +85,14 @@ def overdue(order: Order, job: Job, stimulus: RanksOverdue, *, trains: bool) -> 
         " add nodes, then ask again"
     )
     answers = (answer(job, resize.id, False, why),) if resize.id else ()
-    return job, (Log(kept), *answers)
+    return job, (AppendToLog(kept), *answers)
 
 
 def _patience_s(order: Order) -> float:
     return max(order.elastic.wait_s, LEAST_S)
 
 
-def pursue(order: Order, job: Job, size: Size) -> Scaling:
+def pursue(order: Order, job: JobData, size: TargetSize) -> Scaling:
     """Have training ranks regroup if the job can have the requested number of places now; release idle ranks that it
     does not need."""
     there = job.membership
@@ -107,17 +107,17 @@ def pursue(order: Order, job: Job, size: Size) -> Scaling:
     if not (released := excess(job, size)):
         return job, ()
     job = replace(job, membership=replace(there, alive=there.alive - {*released}))
-    return job, (Log(Dismissed(ranks=released)), Dismiss(frozenset(released)))
+    return job, (AppendToLog(Dismissed(ranks=released)), Dismiss(frozenset(released)))
 
 
-def excess(job: Job, size: Size) -> tuple[int, ...]:
+def excess(job: JobData, size: TargetSize) -> tuple[int, ...]:
     """The idle ranks that are more than places and spares together, the newest first."""
     there = job.membership
     more = len(there.alive - there.going) + len(there.starting) - size.places - size.spares
     return tuple(sorted(there.idle, reverse=True)[: max(0, more)])
 
 
-def answered(job: Job, size: Size, *, last: bool) -> Scaling:
+def answered(job: JobData, size: TargetSize, *, last: bool) -> Scaling:
     """Answer the request if the new generation has the requested size.
 
     Args:

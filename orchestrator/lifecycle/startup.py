@@ -9,21 +9,21 @@ from dataclasses import replace
 
 from orchestrator.events import types as events
 from orchestrator.lifecycle import ending, in_training, pausing, regroup
-from orchestrator.lifecycle.commands import Command, Log, Prepare, Reclaim, Reserve, Step
+from orchestrator.lifecycle.commands import AppendToLog, Command, Prepare, Reclaim, Reserve, Step
 from orchestrator.lifecycle.ending import close, verdict
 from orchestrator.lifecycle.recovery import RecoveryPlan
 from orchestrator.lifecycle.states import (
     Assessed,
     Closing,
-    Failed,
     Intents,
-    Job,
+    JobData,
+    JobFailed,
+    JobPaused,
+    JobPlacing,
     Loading,
     Membership,
     Order,
-    Paused,
     Pending,
-    Placing,
     Planning,
     Preparing,
     Progress,
@@ -37,20 +37,22 @@ from orchestrator.lifecycle.stimuli import Placed, RankLost, Ready, Reclaimed, S
 
 def start(
     order: Order, state: Pending, stimulus: Start
-) -> Step[Placing | Reclaiming | Assessed | Training | Stopping | Paused | Waiting]:
+) -> Step[JobPlacing | Reclaiming | Assessed | Training | Stopping | JobPaused | Waiting]:
     """The controller is ready: for a new job, or one whose ranks may be training."""
     if order.earlier is not None and order.earlier.progress.trained:
         job = replace(
             order.earlier, progress=replace(order.earlier.progress, round=order.earlier.progress.round + 1)
         )
         if job.progress.halted:
-            return Paused(replace(job, progress=replace(job.progress, halted=False)), job.progress.step), ()
+            return JobPaused(
+                replace(job, progress=replace(job.progress, halted=False)), job.progress.step
+            ), ()
         if not job.membership.members:
             return pausing.go_on(job, job.progress.step), ()
         after, commands = _taken_over(order, Reclaiming(job, job.membership.alive))
         return after, (Reclaim(job.membership.alive, job.progress.round), *commands)
     ranks = tuple(range(order.wanted))
-    job = Job(
+    job = JobData(
         progress=Progress(
             plan=order.plan,
             schedule=order.schedule,
@@ -63,17 +65,17 @@ def start(
         intents=Intents(proposed=order.freezing.proposed),
         membership=Membership(members=ranks, starting=frozenset(ranks), next_rank=len(ranks)),
     )
-    return Placing(job), (Log(events.Placing(ranks=ranks)), Reserve(ranks))
+    return JobPlacing(job), (AppendToLog(events.Placing(ranks=ranks)), Reserve(ranks))
 
 
-def placed(order: Order, state: Placing, stimulus: Placed) -> Step[Preparing]:
+def placed(order: Order, state: JobPlacing, stimulus: Placed) -> Step[Preparing]:
     """The resources are reserved: prepare the ranks."""
     return Preparing(state.job), (Prepare(state.job.membership.members),)
 
 
-def unplaceable(order: Order, state: Placing, stimulus: Unplaceable) -> Step[Closing]:
+def unplaceable(order: Order, state: JobPlacing, stimulus: Unplaceable) -> Step[Closing]:
     """There is no room: the job fails."""
-    return close(Failed(stimulus.reason, user_error=True))
+    return close(JobFailed(stimulus.reason, user_error=True))
 
 
 def ready(order: Order, state: Preparing, stimulus: Ready) -> Step[Preparing | Assessed | Planning | Loading]:
@@ -83,7 +85,7 @@ def ready(order: Order, state: Preparing, stimulus: Ready) -> Step[Preparing | A
     return after, (log, *commands)
 
 
-def _prepared(order: Order, job: Job) -> Step[Preparing | Assessed | Planning | Loading]:
+def _prepared(order: Order, job: JobData) -> Step[Preparing | Assessed | Planning | Loading]:
     """Go on once each of the first ranks is up or has failed."""
     if job.membership.starting:
         return Preparing(job), ()
@@ -111,7 +113,7 @@ def lost_preparing(
     return after, (ending.log_loss(stimulus), *commands)
 
 
-def welcome(job: Job, ready: Ready) -> tuple[Job, Log]:
+def welcome(job: JobData, ready: Ready) -> tuple[JobData, AppendToLog]:
     """Return `job` with a rank that is up."""
     up = events.RankStarted(
         rank=ready.rank,
@@ -132,7 +134,7 @@ def welcome(job: Job, ready: Ready) -> tuple[Job, Log]:
             hosts={**job.membership.hosts, ready.rank: ready.host},
         ),
     )
-    return job, Log(up)
+    return job, AppendToLog(up)
 
 
 def reclaimed(
@@ -169,5 +171,5 @@ def _taken_over(order: Order, state: Reclaiming) -> Step[Reclaiming | Assessed |
     void: tuple[Command, ...] = ()
     if state.job.progress.prepared is not None:
         text = "layers were moving when the controller failed: ask again for those that do not arrive"
-        void = (Log(events.Warned(text=text)),)
+        void = (AppendToLog(events.Warned(text=text)),)
     return after, (*map(ending.log_loss, state.losses), *void, *commands)

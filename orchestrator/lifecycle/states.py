@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from orchestrator.history.freeze_history import FreezeHistory
-from orchestrator.lifecycle.migration import Migration, Move
+from orchestrator.lifecycle.migration import Migration, RequestedMove
 from orchestrator.lifecycle.recovery import RecoveryPlan
 from orchestrator.lifecycle.stimuli import RankLost
 from planner.failure_domains import domain_name
@@ -21,7 +21,7 @@ from planner.search.alternatives import Alternative
 from workers.config import ElasticConfig
 from workers.protocol.errors import DamagedCheckpoint
 from workers.protocol.orders import CheckpointRef, Generation
-from workers.protocol.reports import Outcome, Position, StepReport
+from workers.protocol.reports import Outcome, RankPosition, StepReport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Order:
     """Candidates that the plan was chosen from."""
     freezing: FreezeHistory = field(default_factory=FreezeHistory)
     """Measurements and decisions of earlier runs of the job, or of the one that is replayed."""
-    earlier: Job | None = None
+    earlier: JobData | None = None
     """Job that an earlier controller of the same run left, if one did: its ranks may be training."""
 
     @property
@@ -56,7 +56,7 @@ class Order:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size:
+class TargetSize:
     """Target size of a job, in ranks."""
 
     places: int
@@ -90,7 +90,7 @@ class Membership:
     """The lowest number that no rank has had."""
     changes: int = 0
     """Number of planned changes so far."""
-    size: Size | None = None
+    size: TargetSize | None = None
     """The size that a command requested last; None: as the order says."""
 
     @property
@@ -158,7 +158,7 @@ class Resize:
 
     id: str
     """Id of the command."""
-    before: Size
+    before: TargetSize
     """The size that the job keeps if the ranks that it lacks do not come."""
 
 
@@ -201,7 +201,7 @@ class PlannedChange:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ahead:
+class LayersAhead:
     """Layers that ranks have copied and built for a coming generation, and were not told to drop."""
 
     ranks: frozenset[int] = frozenset()
@@ -220,11 +220,11 @@ class Intents:
     """A freeze plan that the ranks have not taken up yet."""
     migration: Migration | None = None
     """A move of layers under way."""
-    moves: tuple[Move, ...] = ()
+    moves: tuple[RequestedMove, ...] = ()
     """Moves that begin, one after the other, once the one under way is over."""
     change: PlannedChange | None = None
     """A change of ranks that is being prepared, or for which the ranks were asked to regroup."""
-    ahead: Ahead = Ahead()
+    ahead: LayersAhead = LayersAhead()
     """Layers that ranks hold for that change, or for one that it has replaced."""
     scaling: Resize | None = None
     """A command for another number of places, which the job does not have yet."""
@@ -241,7 +241,7 @@ class Intents:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class JobData:
     """Data of a job, carried from state to state."""
 
     membership: Membership
@@ -269,24 +269,24 @@ class Pending:
 
 
 @dataclass(frozen=True)
-class Placing:
+class JobPlacing:
     """Resources are being reserved, one placement group per rank."""
 
-    job: Job
+    job: JobData
 
 
 @dataclass(frozen=True)
 class Preparing:
     """Rank processes start and open model and data."""
 
-    job: Job
+    job: JobData
 
 
 @dataclass(frozen=True)
 class Reclaiming:
     """A controller took over: it looks for the ranks of the previous one."""
 
-    job: Job
+    job: JobData
     waiting: frozenset[int]
     losses: tuple[RankLost, ...] = ()
     """Ranks that are gone."""
@@ -296,9 +296,9 @@ class Reclaiming:
 class Assessing:
     """A generation has ended: every living rank reports its position."""
 
-    job: Job
+    job: JobData
     waiting: frozenset[int]
-    positions: tuple[Position, ...] = ()
+    positions: tuple[RankPosition, ...] = ()
     troubles: tuple[RankLost, ...] = ()
     """Failures, in order of arrival."""
 
@@ -307,7 +307,7 @@ class Assessing:
 class Settling:
     """The ranks settle the commit at which the generation ended."""
 
-    job: Job
+    job: JobData
     recovery_plan: RecoveryPlan
     waiting: frozenset[int]
 
@@ -316,7 +316,7 @@ class Settling:
 class Planning:
     """The planner makes a plan for the ranks that continue."""
 
-    job: Job
+    job: JobData
     recovery_plan: RecoveryPlan
 
 
@@ -324,7 +324,7 @@ class Planning:
 class Loading:
     """Each rank loads its layers: its own copies, those of other ranks, or a checkpoint's."""
 
-    job: Job
+    job: JobData
     draft: Draft
     waiting: frozenset[int]
     damage: tuple[DamagedCheckpoint, ...] = ()
@@ -334,7 +334,7 @@ class Loading:
 class Hosting:
     """The rank at place 0 opens the store over which the group forms."""
 
-    job: Job
+    job: JobData
     draft: Draft
 
 
@@ -342,7 +342,7 @@ class Hosting:
 class Joining:
     """The ranks form their process group."""
 
-    job: Job
+    job: JobData
     draft: Draft
     generation: Generation
     waiting: frozenset[int]
@@ -352,7 +352,7 @@ class Joining:
 class Training:
     """Steps are committed. The controller only listens."""
 
-    job: Job
+    job: JobData
     waiting: frozenset[int]
     outcomes: tuple[Outcome, ...] = ()
 
@@ -361,7 +361,7 @@ class Training:
 class Stopping:
     """A stop was requested; the ranks end at their next commit."""
 
-    job: Job
+    job: JobData
     waiting: frozenset[int]
     outcomes: tuple[Outcome, ...] = ()
 
@@ -370,7 +370,7 @@ class Stopping:
 class Waiting:
     """Too few ranks are left; they keep their layers until there are more."""
 
-    job: Job
+    job: JobData
     reason: str
     step: int
     """Steps committed."""
@@ -379,10 +379,10 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class Paused:
+class JobPaused:
     """A pause was requested: the job has a checkpoint and no ranks, and waits for a request to go on."""
 
-    job: Job
+    job: JobData
     step: int
     """Steps committed; the checkpoint has this step."""
 
@@ -391,7 +391,7 @@ class Paused:
 class Saving:
     """The job ends once what its ranks hold is in a checkpoint."""
 
-    job: Job
+    job: JobData
     step: int
     reason: str
     """Why it ends; empty: a stop was requested."""
@@ -401,11 +401,11 @@ class Saving:
 class Closing:
     """The end is known; ranks and reservations are being given back."""
 
-    end: Finished | Failed
+    end: JobFinished | JobFailed
 
 
 @dataclass(frozen=True)
-class Finished:
+class JobFinished:
     """Done: the last step is committed, or the job has stopped on request."""
 
     step: int
@@ -415,7 +415,7 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class Failed:
+class JobFailed:
     """The job failed or was aborted."""
 
     reason: str
@@ -424,13 +424,20 @@ class Failed:
 
 Regrouping = Assessing | Settling | Planning | Loading | Hosting | Joining
 """States on the way to a generation."""
-Live = Preparing | Reclaiming | Regrouping | Training | Stopping | Waiting | Paused | Saving
+Live = Preparing | Reclaiming | Regrouping | Training | Stopping | Waiting | JobPaused | Saving
 """States in which there are ranks, or were before a pause."""
-State = Pending | Placing | Live | Closing | Finished | Failed
+State = Pending | JobPlacing | Live | Closing | JobFinished | JobFailed
+
+
+def in_words(state: State) -> str:
+    """Adjective for a job in `state`, as messages use it: "training", "failed"."""
+    return type(state).__name__.removeprefix("Job").lower()
+
+
 Assessed = Assessing | Settling | Planning | Loading | Waiting | Saving | Closing
 """Assessing; or what the assessment leads to, at once if no rank has to be asked, or none any more."""
 
 Same = TypeVar("Same", bound=State)
 """The present state, in a transition that may be another one's too; likewise the following."""
-Own = TypeVar("Own", bound=Placing | Live)
+Own = TypeVar("Own", bound=JobPlacing | Live)
 Trains = TypeVar("Trains", bound=Training | Stopping)

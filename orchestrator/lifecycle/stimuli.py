@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from orchestrator.events.types import Event, FreezeChanged, FreezeSolved, Scaled
-from orchestrator.lifecycle.migration import Move
+from orchestrator.lifecycle.migration import RequestedMove
 from planner.ir import Schedule
 from planner.plan import Plan
 from planner.shards import Piece
 from workers.protocol.errors import DamagedCheckpoint, MemoryShortage
 from workers.protocol.orders import Request
-from workers.protocol.reports import Outcome, Parted, Position, Report
+from workers.protocol.reports import Outcome, Parted, RankPosition, Report
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,12 @@ class Reclaimed:
 class Positioned:
     """A rank has left its generation and reports its position."""
 
-    position: Position
+    position: RankPosition
     round: int = 0
 
 
 @dataclass(frozen=True)
-class Settled:
+class RankSettled:
     """A rank stands at the common step."""
 
     rank: int
@@ -77,7 +77,7 @@ class Settled:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlanReady:
     """There is a plan for the ranks that continue."""
 
     plan: Plan
@@ -94,7 +94,7 @@ class Unplannable:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class RankLoaded:
     """A rank holds its layers, or reports a damaged checkpoint."""
 
     rank: int
@@ -127,7 +127,7 @@ class Reported:
 
 
 @dataclass(frozen=True)
-class Ended:
+class TrainingEnded:
     """A rank's training ended as planned."""
 
     outcome: Outcome
@@ -185,7 +185,7 @@ class Noted:
 
 
 @dataclass(frozen=True)
-class Asked:
+class SaveOrStop:
     """A checkpoint or a stop is requested."""
 
     request: Request
@@ -205,11 +205,11 @@ class ResumeAsked:
 class Migrate:
     """The ranks are to follow another plan."""
 
-    move: Move
+    move: RequestedMove
 
 
 @dataclass(frozen=True)
-class Scale:
+class ScaleRequested:
     """Another number of ranks is requested."""
 
     event: Scaled
@@ -310,24 +310,24 @@ Stimulus = (
     | Ready
     | Reclaimed
     | Positioned
-    | Settled
-    | Planned
+    | RankSettled
+    | PlanReady
     | Unplannable
-    | Loaded
+    | RankLoaded
     | StoreUp
     | Joined
     | Reported
-    | Ended
+    | TrainingEnded
     | Departed
     | RankLost
     | Solved
     | FreezeAsked
     | Noted
-    | Asked
+    | SaveOrStop
     | PauseAsked
     | ResumeAsked
     | Migrate
-    | Scale
+    | ScaleRequested
     | Aborted
     | Room
     | Weighed
@@ -342,13 +342,13 @@ Stimulus = (
 Answer = (
     Reclaimed
     | Positioned
-    | Settled
-    | Planned
+    | RankSettled
+    | PlanReady
     | Unplannable
-    | Loaded
+    | RankLoaded
     | StoreUp
     | Joined
-    | Ended
+    | TrainingEnded
     | Departed
     | Weighed
 )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from orchestrator.history.job_view import JobView
 from orchestrator.history.ranks_view import KEPT_CHECKPOINTS
 from orchestrator.lifecycle.reports import with_freeze
-from orchestrator.lifecycle.states import Intents, Job, Membership, Order, Progress, Size
+from orchestrator.lifecycle.states import Intents, JobData, Membership, Order, Progress, TargetSize
 from planner.schedule.expand import schedule_after
 from workers.protocol.orders import CheckpointRef
 
@@ -24,7 +24,7 @@ def taken_over(order: Order, view: JobView) -> Order:
     # A plan issued since the generation formed belongs to a move: no generation forms for it.
     moving = trained and view.plan is not None and view.plan not in (view.formed, plan)
     generation = ranks.generation if ranks.generation is not None else order.generation - 1
-    job = Job(
+    job = JobData(
         progress=Progress(
             plan=plan,
             schedule=schedule_after(order.schedule, plan),
@@ -54,7 +54,7 @@ def taken_over(order: Order, view: JobView) -> Order:
             hosts=dict(ranks.hosts),
             zones=dict(ranks.zones),
             next_rank=ranks.next_rank,
-            size=Size(places=ranks.scaled.places, spares=ranks.scaled.spares) if ranks.scaled else None,
+            size=TargetSize(places=ranks.scaled.places, spares=ranks.scaled.spares) if ranks.scaled else None,
         ),
         intents=Intents(proposed=view.freeze.proposed, stopping=view.stopping, halting=view.pausing),
     )

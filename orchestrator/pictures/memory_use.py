@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.pictures.spans import COLOURS
-from planner.ir import Kind
+from planner.ir import ActionKind
 from planner.simulation.memory import MemoryParts, OverTime
 
 
 @dataclass(frozen=True)
-class Use:
+class MemoryUse:
     """Parts of the memory that are shown together."""
 
     name: str
@@ -26,13 +26,13 @@ class Use:
 # A use that changes in a step has the colour of the actions that create it, and is drawn above those that do
 # not.
 USES = (
-    Use("weights", "#8793a3", ("weights",)),
-    Use("optimizer", COLOURS[Kind.UPDATE], ("optimizer",)),
-    Use("standbys", "#d9dde2", ("standbys",)),
-    Use("gradients", COLOURS[Kind.BACKWARD], ("gradients",)),
-    Use("activations", COLOURS[Kind.FORWARD], ("activations",)),
-    Use("held weight gradients", COLOURS[Kind.WEIGHT_GRAD], ("weight_grad_holds",)),
-    Use("other", COLOURS[Kind.RECOMPUTE], ("statistics", "scratch", "messages", "working")),
+    MemoryUse("weights", "#8793a3", ("weights",)),
+    MemoryUse("optimizer", COLOURS[ActionKind.UPDATE], ("optimizer",)),
+    MemoryUse("standbys", "#d9dde2", ("standbys",)),
+    MemoryUse("gradients", COLOURS[ActionKind.BACKWARD], ("gradients",)),
+    MemoryUse("activations", COLOURS[ActionKind.FORWARD], ("activations",)),
+    MemoryUse("held weight gradients", COLOURS[ActionKind.WEIGHT_GRAD], ("weight_grad_holds",)),
+    MemoryUse("other", COLOURS[ActionKind.RECOMPUTE], ("statistics", "scratch", "messages", "working")),
 )
 
 Used = tuple[float, tuple[int, ...]]

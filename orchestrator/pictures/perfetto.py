@@ -31,7 +31,7 @@ class TraceSpan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lane:
+class TraceRow:
     """One row of the picture; its spans do not overlap."""
 
     group: str
@@ -52,7 +52,7 @@ class Counter:
     """(time_s, the value of each part from then on)."""
 
 
-def chrome_trace(lanes: Iterable[Lane], counters: Iterable[Counter] = ()) -> str:
+def chrome_trace(lanes: Iterable[TraceRow], counters: Iterable[Counter] = ()) -> str:
     """The JSON text of a trace.
 
     It has a process per group, a thread per lane, complete events (`ph` X) in microseconds, and counters
@@ -102,7 +102,7 @@ def chrome_trace(lanes: Iterable[Lane], counters: Iterable[Counter] = ()) -> str
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, allow_nan=False)
 
 
-def action_lanes(group: str, timeline: Timeline, frozen: Shares = ()) -> tuple[Lane, ...]:
+def action_lanes(group: str, timeline: Timeline, frozen: Shares = ()) -> tuple[TraceRow, ...]:
     """A lane per rank with the actions that it computed.
 
     Args:
@@ -110,7 +110,7 @@ def action_lanes(group: str, timeline: Timeline, frozen: Shares = ()) -> tuple[L
             actions that compute those weight gradients.
     """
     shares = {(stage, microbatch): share for stage, microbatch, share in frozen}
-    lanes: list[Lane] = []
+    lanes: list[TraceRow] = []
     for rank, spans in enumerate(timeline):
         boxes: list[TraceSpan] = []
         for span in spans:
@@ -128,11 +128,11 @@ def action_lanes(group: str, timeline: Timeline, frozen: Shares = ()) -> tuple[L
                     arguments=arguments,
                 )
             )
-        lanes.append(Lane(group=group, name=f"rank {rank}", spans=tuple(boxes)))
+        lanes.append(TraceRow(group=group, name=f"rank {rank}", spans=tuple(boxes)))
     return tuple(lanes)
 
 
-def link_lanes(group: str, simulation: Simulation) -> tuple[Lane, ...]:
+def link_lanes(group: str, simulation: Simulation) -> tuple[TraceRow, ...]:
     """A lane per ordered pair of ranks, showing when each message occupied the link."""
     links: dict[tuple[int, int], list[TraceSpan]] = {}
     for transfer in simulation.transfers:
@@ -146,7 +146,7 @@ def link_lanes(group: str, simulation: Simulation) -> tuple[Lane, ...]:
             )
         )
     return tuple(
-        Lane(group=group, name=f"link {source} to {target}", spans=tuple(spans))
+        TraceRow(group=group, name=f"link {source} to {target}", spans=tuple(spans))
         for (source, target), spans in sorted(links.items())
     )
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from orchestrator.pictures.heat_map import Shares
-from planner.ir import FREEZABLE, Action, Kind
+from planner.ir import FREEZABLE, Action, ActionKind
 
 
-class Span(Protocol):
+class DrawnSpan(Protocol):
     """One action as it ran. A rank's spans are in order of time and do not overlap."""
 
     @property
@@ -26,24 +26,24 @@ class Span(Protocol):
     def end_s(self) -> float: ...
 
 
-Timeline = Sequence[Sequence[Span]]
+Timeline = Sequence[Sequence[DrawnSpan]]
 """Spans per rank."""
 
 COLOURS = {
-    Kind.FORWARD: "#6aa9f4",
-    Kind.BACKWARD: "#62bd7c",
-    Kind.INPUT_GRAD: "#8fd3a0",
-    Kind.WEIGHT_GRAD: "#f3b14e",
-    Kind.RECOMPUTE: "#c39bd8",
-    Kind.UPDATE: "#b9bec6",
+    ActionKind.FORWARD: "#6aa9f4",
+    ActionKind.BACKWARD: "#62bd7c",
+    ActionKind.INPUT_GRAD: "#8fd3a0",
+    ActionKind.WEIGHT_GRAD: "#f3b14e",
+    ActionKind.RECOMPUTE: "#c39bd8",
+    ActionKind.UPDATE: "#b9bec6",
 }
 NAMES = {
-    Kind.FORWARD: "forward",
-    Kind.BACKWARD: "backward",
-    Kind.INPUT_GRAD: "input gradient",
-    Kind.WEIGHT_GRAD: "weight gradient",
-    Kind.RECOMPUTE: "recompute",
-    Kind.UPDATE: "update",
+    ActionKind.FORWARD: "forward",
+    ActionKind.BACKWARD: "backward",
+    ActionKind.INPUT_GRAD: "input gradient",
+    ActionKind.WEIGHT_GRAD: "weight gradient",
+    ActionKind.RECOMPUTE: "recompute",
+    ActionKind.UPDATE: "update",
 }
 
 
@@ -76,10 +76,10 @@ def share_of(shares: Mapping[tuple[int, int], float], action: Action) -> float:
     return shares.get((action.stage, action.index), 0.0) if action.kind in FREEZABLE else 0.0
 
 
-def kinds_of(actions: list[list[Action]]) -> list[Kind]:
-    """The kinds that occur, in the order of `Kind`."""
+def kinds_of(actions: list[list[Action]]) -> list[ActionKind]:
+    """The kinds that occur, in the order of `ActionKind`."""
     present = {action.kind for rank in actions for action in rank}
-    return [kind for kind in Kind if kind in present]
+    return [kind for kind in ActionKind if kind in present]
 
 
 def end_of(timeline: Timeline, end_s: float | None) -> float:

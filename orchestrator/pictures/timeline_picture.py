@@ -41,7 +41,7 @@ class Lane:
 
 
 @dataclass(frozen=True)
-class Group:
+class LaneGroup:
     """Lanes that belong together. A step without a name has no heading."""
 
     heading: str
@@ -84,7 +84,7 @@ class Picture:
     legend: list[Key]
     memory_legend: list[Key]
     ticks: list[Tick]
-    groups: list[Group]
+    groups: list[LaneGroup]
     left: int = LEFT
     lane: int = LANE
 

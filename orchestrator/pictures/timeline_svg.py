@@ -17,7 +17,7 @@ from orchestrator.pictures.memory_use import USES, Used, present, used
 from orchestrator.pictures.spans import (
     COLOURS,
     NAMES,
-    Span,
+    DrawnSpan,
     Timeline,
     by_action,
     end_of,
@@ -28,8 +28,8 @@ from orchestrator.pictures.spans import (
     share_of,
     unit_of,
 )
-from orchestrator.pictures.timeline_picture import LANE, LEFT, Box, Group, Key, Lane, Picture, Tick
-from planner.ir import FREEZABLE, Action, Kind
+from orchestrator.pictures.timeline_picture import LANE, LEFT, Box, Key, Lane, LaneGroup, Picture, Tick
+from planner.ir import FREEZABLE, Action, ActionKind
 from planner.simulation.memory import OverTime
 
 _TOP, _GAP, _RIGHT, _HEADING = 54, 6, 24, 22
@@ -139,7 +139,7 @@ class _Measured:
     def height(self) -> int:
         return (_HEADING if self.step.name else 0) + len(self.step.timeline) * self.row
 
-    def drawn(self, top: int, scale: float, most_bytes: int) -> Group:
+    def drawn(self, top: int, scale: float, most_bytes: int) -> LaneGroup:
         name = self.step.name
         first = top + (_HEADING if name else 0)
         lanes = []
@@ -167,7 +167,7 @@ class _Measured:
                     scale=scale,
                 )
             lanes.append(Lane(rank, y, boxes, below))
-        return Group(
+        return LaneGroup(
             heading=f"{name}, {seconds_text(self.end_s)}" if name else "",
             top=top,
             bottom=top + self.height - _GAP,
@@ -176,7 +176,7 @@ class _Measured:
         )
 
 
-def _box(action: Action, span: Span, scale: float, end_s: float, share: float, critical: bool) -> Box:
+def _box(action: Action, span: DrawnSpan, scale: float, end_s: float, share: float, critical: bool) -> Box:
     x, width = LEFT + span.start_s * scale, (span.end_s - span.start_s) * scale
     _, factor = unit_of(end_s)
     frozen = f", {100 * share:.0f} % frozen" if share else ""
@@ -194,7 +194,7 @@ def _box(action: Action, span: Span, scale: float, end_s: float, share: float, c
     )
 
 
-def _legend(kinds: list[Kind], frozen: bool, critical: bool) -> list[Key]:
+def _legend(kinds: list[ActionKind], frozen: bool, critical: bool) -> list[Key]:
     entries = [(f"{kind} {NAMES[kind]}", COLOURS[kind], False) for kind in kinds]
     entries.append(("bubble", "", False))
     freezable = [kind for kind in kinds if kind in FREEZABLE]

@@ -10,7 +10,7 @@ from orchestrator.pictures.memory_use import USES, by_use, bytes_text
 from orchestrator.pictures.spans import (
     COLOURS,
     NAMES,
-    Span,
+    DrawnSpan,
     Timeline,
     by_action,
     end_of,
@@ -19,7 +19,7 @@ from orchestrator.pictures.spans import (
     seconds_text,
     share_of,
 )
-from planner.ir import Action, Kind
+from planner.ir import Action, ActionKind
 from planner.simulation.memory import MemoryParts
 
 _CRITICAL = "▔"
@@ -87,7 +87,7 @@ def memory_peaks(peaks: Sequence[MemoryParts]) -> str:
     return "\n".join(lines)
 
 
-def _owners(spans: Sequence[Span], columns: int, end_s: float) -> list[int | None]:
+def _owners(spans: Sequence[DrawnSpan], columns: int, end_s: float) -> list[int | None]:
     """Per column, the index of the span that covers its middle; None in a bubble."""
     owners: list[int | None] = [None] * columns
     if not end_s:
@@ -119,5 +119,5 @@ def _box(
     return _coloured(text.ljust(width, shade), action.kind, markup)
 
 
-def _coloured(text: str, kind: Kind, markup: bool) -> str:
+def _coloured(text: str, kind: ActionKind, markup: bool) -> str:
     return f"[#14181d on {COLOURS[kind]}]{text}[/]" if markup else text

@@ -15,7 +15,7 @@ from orchestrator.pictures.memory_use import USES, Used, bytes_text, present, us
 from orchestrator.pictures.spans import (
     COLOURS,
     NAMES,
-    Span,
+    DrawnSpan,
     by_action,
     end_of,
     kinds_of,
@@ -25,7 +25,7 @@ from orchestrator.pictures.spans import (
     unit_of,
 )
 from orchestrator.pictures.timeline_svg import Step
-from planner.ir import Action, Kind
+from planner.ir import Action, ActionKind
 from planner.wording import counted
 
 TICKS_PER_ACTION = 1_000
@@ -59,7 +59,7 @@ class TimelineView:
         return [parsed(step.timeline) for step in self.steps]
 
     @property
-    def kinds(self) -> list[tuple[Kind, str, str]]:
+    def kinds(self) -> list[tuple[ActionKind, str, str]]:
         """(kind, name, colour) of the kinds that occur."""
         found = kinds_of([rank for step in self.actions for rank in step])
         return [(kind, NAMES[kind], COLOURS[kind]) for kind in found]
@@ -151,7 +151,7 @@ class TimelineView:
             "lanes": lanes,
         }
 
-    def _times(self, spans: Sequence[Span]) -> list[int]:
+    def _times(self, spans: Sequence[DrawnSpan]) -> list[int]:
         times: list[int] = []
         now = 0
         for span in spans:
@@ -175,7 +175,7 @@ class TimelineView:
 
 def _indices(actions: Sequence[Action]) -> list[int] | None:
     """The microbatches of `actions`; None if those of each kind and stage count up from 0, as in most schedules."""
-    seen: Counter[tuple[Kind, int]] = Counter()
+    seen: Counter[tuple[ActionKind, int]] = Counter()
     expected = []
     for action in actions:
         expected.append(seen[action.kind, action.stage])

@@ -14,14 +14,14 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from planner.features import Sample, row
+from planner.features import FeatureSample, row
 from planner.interference.dataset import ALONE, Windows
 from planner.wording import counted
 from workers.interference import neighbours
-from workers.interference.stage import MeasuredStage, Size
+from workers.interference.stage import MeasuredStage, StageSize
 
-SIZES = (Size(1, 64), Size(2, 128), Size(1, 256), Size(4, 64))
-CUDA_SIZES = tuple(Size(size.blocks, 4 * size.width) for size in SIZES)
+SIZES = (StageSize(1, 64), StageSize(2, 128), StageSize(1, 256), StageSize(4, 64))
+CUDA_SIZES = tuple(StageSize(size.blocks, 4 * size.width) for size in SIZES)
 """Narrower stages would only tell how long a GPU's kernels take to begin."""
 ALONE_ROUNDS, ROUNDS = 4, 2
 """Windows of each stage: alone, at the beginning and in each kind of place; and beside each neighbour."""
@@ -41,7 +41,7 @@ class Samples(Protocol):
     """Samples this process's surroundings again and again: `workers.sampling.sampler.Sampler`."""
 
     @property
-    def newest(self) -> Sample | None: ...
+    def newest(self) -> FeatureSample | None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class Condition:
 @dataclass(frozen=True)
 class _Window:
     stage: int
-    sample: Sample
+    sample: FeatureSample
     pass_s: float
     forward_share: float
 
@@ -115,7 +115,7 @@ def collect(
     *,
     accelerator: str | None = None,
     beside: Sequence[Condition] | None = None,
-    sizes: Sequence[Size] | None = None,
+    sizes: Sequence[StageSize] | None = None,
     rounds: int = ROUNDS,
     warn: Callable[[str], None] = lambda text: None,
 ) -> Collected:

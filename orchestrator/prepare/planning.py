@@ -26,7 +26,7 @@ from planner.schedule.validate import ScheduleError
 from planner.search import unmeasured
 from planner.search.copies_cost import COMPARED, CopiesCost, cost_of_copies, costs_of_snapshots
 from planner.search.replan import Replanner
-from planner.search.search import Choice, Wish, choose
+from planner.search.search import ChosenPlan, PlanWish, choose
 from planner.simulation.costs import bounds
 from planner.simulation.predict import Prediction, predict
 from planner.simulation.simulate import simulate
@@ -103,7 +103,7 @@ def unmeasured_plan(spec: Spec, found: ModelOutline) -> Plan:
         raise JobError(f"pipeline.{error}") from error
 
 
-def first_plan(spec: Spec, profile: Profile) -> Choice:
+def first_plan(spec: Spec, profile: Profile) -> ChosenPlan:
     """Choose the first plan of a spec that is settled by its model and its cluster.
 
     Args:
@@ -119,7 +119,7 @@ def first_plan(spec: Spec, profile: Profile) -> Choice:
     return replace(choice, plan=replace(choice.plan, reason=_reason(choice, profile)))
 
 
-def _chosen(spec: Spec, profile: Profile) -> Choice:
+def _chosen(spec: Spec, profile: Profile) -> ChosenPlan:
     """The best plan with the spec's redundancy.
 
     Raises:
@@ -130,7 +130,7 @@ def _chosen(spec: Spec, profile: Profile) -> Choice:
     try:
         return choose(
             _for_one_pipeline(as_planned(profile, spec), ranks, pipeline.replicas),
-            Wish(
+            PlanWish(
                 ranks=ranks,
                 schedule=_schedule(pipeline),
                 microbatches=None if pipeline.microbatches == AUTO else pipeline.microbatches,
@@ -152,7 +152,7 @@ def _chosen(spec: Spec, profile: Profile) -> Choice:
         raise JobError(f"pipeline.{error}") from error
 
 
-def _choose_redundancy(spec: Spec, profile: Profile) -> Choice:
+def _choose_redundancy(spec: Spec, profile: Profile) -> ChosenPlan:
     """The fastest plan whose redundancy keeps what `elastic.undone_steps` promises; of equally fast ones that which
     undoes the fewest steps.
 
@@ -160,10 +160,10 @@ def _choose_redundancy(spec: Spec, profile: Profile) -> Choice:
         JobError: none can be had.
     """
     allowed = spec.elastic.undone_steps
-    found: list[tuple[float, int, str, Choice]] = []
+    found: list[tuple[float, int, str, ChosenPlan]] = []
     why: JobError | None = None
 
-    def look(undoes: int, words: str, **elastic: Any) -> Choice | None:
+    def look(undoes: int, words: str, **elastic: Any) -> ChosenPlan | None:
         nonlocal why
         tried = spec.model_copy(update={"elastic": spec.elastic.model_copy(update=elastic)})
         try:
@@ -202,7 +202,7 @@ def _choose_redundancy(spec: Spec, profile: Profile) -> Choice:
     return replace(choice, plan=replace(choice.plan, reason=reason))
 
 
-def price_of_copies(spec: Spec, choice: Choice) -> tuple[CopiesCost, ...]:
+def price_of_copies(spec: Spec, choice: ChosenPlan) -> tuple[CopiesCost, ...]:
     """Costs of no copy, snapshots, one copy and each further one of every layer for the plan of `choice`; none if the
     settled `spec` keeps no copies. Where the profile has too few machines for them, each rank counts as on one of its
     own."""
@@ -218,7 +218,7 @@ def price_of_copies(spec: Spec, choice: Choice) -> tuple[CopiesCost, ...]:
     return tuple(costs)
 
 
-def freezing(spec: Spec, choice: Choice) -> Freezing:
+def freezing(spec: Spec, choice: ChosenPlan) -> Freezing:
     """Predict TimelyFreeze on the steps of `choice`. Other methods cannot be predicted, so nothing is frozen.
 
     Raises:
@@ -367,7 +367,7 @@ def _domains(spec: Spec, profile: Profile, copies: int) -> tuple[str, ...] | Non
     return tuple(machines[place % len(machines)] for place in range(places))
 
 
-def _reason(choice: Choice, profile: Profile) -> str:
+def _reason(choice: ChosenPlan, profile: Profile) -> str:
     """The reason for this plan, in words for people."""
     layers, prediction = len(profile.model.layers), choice.prediction
     agreeing = [name for name, pick in choice.programs.items() if pick.layers == choice.plan.layers]

@@ -272,11 +272,11 @@ def _measure(spec: Spec, ranks: int) -> Profile:
 
 def _measure_here(config: WorkerConfig, ranks: int, timeout_s: float) -> Profile:
     """Measure in a separate process: the ranks' processes would import this one's main module again."""
-    from workers.launch.profile import Request
+    from workers.launch.profile import ProfileRequest
 
     with tempfile.TemporaryDirectory(prefix="freshet-profile-") as folder:
         request, answer = Path(folder, "request.json"), Path(folder, "answer.json")
-        request.write_text(Request(config=config, ranks=ranks, timeout_s=timeout_s).to_json())
+        request.write_text(ProfileRequest(config=config, ranks=ranks, timeout_s=timeout_s).to_json())
         measuring = subprocess.Popen(
             [sys.executable, "-m", "workers.launch.profile", str(request), str(answer)],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(cluster.import_paths())},

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from orchestrator.events.rehearsed import CopiesSaved
-from orchestrator.rehearsal.traces import Kind, Trace
+from orchestrator.rehearsal.traces import NodeChangeKind, NodeTrace
 from planner.plan import Plan, PlanError
 from planner.search.replan import Replanner
 from planner.shards import Piece
@@ -33,7 +33,7 @@ class GroupLoss:
     """They are the last that hold some layer."""
 
 
-def group_losses(trace: Trace, replanner: Replanner) -> list[GroupLoss]:
+def group_losses(trace: NodeTrace, replanner: Replanner) -> list[GroupLoss]:
     """The losses of a job that has one rank on each node of `trace`, with the copies that `replanner` plans.
 
     What goes at a time goes in one instant. Survivors keep their order, newcomers fill the gaps, then follow.
@@ -45,7 +45,7 @@ def group_losses(trace: Trace, replanner: Replanner) -> list[GroupLoss]:
     for time_ms, changes in groupby(trace.changes, key=lambda change: change.time_ms):
         gone: set[str] = set()
         for change in changes:
-            spare.append(change.node) if change.kind is Kind.ADD else gone.add(change.node)
+            spare.append(change.node) if change.kind is NodeChangeKind.ADD else gone.add(change.node)
         lost = [node for node in members if node in gone]
         if lost:
             losses.append(
@@ -74,7 +74,7 @@ def _holders(plan: Plan, piece: Piece) -> set[int]:
 
 
 def copies_saved(
-    trace: Trace, replanner: Replanner, *, steps_per_s: float, every_steps: int, first_step: int = 0
+    trace: NodeTrace, replanner: Replanner, *, steps_per_s: float, every_steps: int, first_step: int = 0
 ) -> tuple[CopiesSaved, ...]:
     """Losses on `trace` with no copy, one copy and each further one, up to those of `replanner`.
 

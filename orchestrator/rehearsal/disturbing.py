@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from orchestrator.events.rehearsed import Disturbed, Visit
+from orchestrator.events.rehearsed import Disturbed, DisturbedSteps
 from orchestrator.events.types import Failed, Finished, Record
 from planner.wording import counted
 from workers.fault_injection.fault import Fault
@@ -37,10 +37,10 @@ class Interference:
     """Kind of a real neighbour: see `workers.interference.neighbours`."""
     rank: int
     """The number of the rank to disturb."""
-    visits: tuple[Visit, ...]
+    visits: tuple[DisturbedSteps, ...]
 
 
-def visits_of(steps: int, every: int | None) -> tuple[Visit, ...]:
+def visits_of(steps: int, every: int | None) -> tuple[DisturbedSteps, ...]:
     """When a neighbour of a job of `steps` steps is there: it is away for `every` steps and there for as many, in turn.
 
     Args:
@@ -61,7 +61,7 @@ def visits_of(steps: int, every: int | None) -> tuple[Visit, ...]:
     if every < LEAST_STEPS:
         raise JobError(f"--every {every}: a visit lasts at least {LEAST_STEPS} steps")
     found = tuple(
-        Visit(first=first, last=min(first + every - 1, steps))
+        DisturbedSteps(first=first, last=min(first + every - 1, steps))
         for first in range(every + 1, steps + 1, 2 * every)
     )[:most]
     if not found:
@@ -112,7 +112,7 @@ class ComingNeighbour:
         self._come = come
         self._words = words
         self._say = say
-        self._visits: list[Visit] = []
+        self._visits: list[DisturbedSteps] = []
         self._step = 0
         self._over = False
         self._changed = threading.Condition()
@@ -148,7 +148,7 @@ class ComingNeighbour:
                     on = self._reached(visit.last)
                 last = self._step + on  # the step under way was disturbed too
                 if last >= first:
-                    self._visits.append(Visit(first=first, last=last))
+                    self._visits.append(DisturbedSteps(first=first, last=last))
                 if not on:
                     return
                 self._say(f"it goes in step {last}")
@@ -244,7 +244,7 @@ class InjectedSlowdown:
     def disturbed(self) -> Disturbed:
         lengths = [visit.last - visit.first for visit in self._plan.visits]
         visits = tuple(
-            Visit(first=first, last=min(first + length, self._step))
+            DisturbedSteps(first=first, last=min(first + length, self._step))
             for first, length in zip(sorted(self._fired), lengths, strict=False)
             if first <= self._step
         )

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from orchestrator.client.following import Observer, Run
+from orchestrator.client.following import JobResult, Observer
 from orchestrator.events.types import Record
 from orchestrator.history.folder import JobFolder
 from orchestrator.rehearsal.disturbing import (
@@ -35,7 +35,7 @@ from workers.process.cores import core_of
 from workers.protocol.errors import JobError
 
 Say = Callable[[str], None]
-Play = Callable[[Spec, Observer], Run]
+Play = Callable[[Spec, Observer], JobResult]
 """Trains a job to its end, and passes its events on."""
 Arm = Callable[[int, Fault], object]
 """Arms a fault on the rank of this number."""
@@ -145,7 +145,7 @@ def train_disturbed(
     say: Say,
     stop: Callable[[], object] | None = None,
     limit_s: float = math.inf,
-) -> Run:
+) -> JobResult:
     """Train the job of `spec` while it is disturbed, and write into its log when it was, and what else ran on this
     machine. No neighbour stays behind.
 
@@ -161,14 +161,14 @@ def train_disturbed(
     limit = TimeLimit(limit_s, stop, say) if stop is not None else None
     watch = MachineWatch(say)
 
-    def take(record: Record) -> None:
+    def fold(record: Record) -> None:
         disturbs.observe(record)
         if limit is not None:
             limit.observe(record)
         observe(record)
 
     try:
-        done = play(spec, take)
+        done = play(spec, fold)
     finally:
         others = watch.close()
         disturbs.close()

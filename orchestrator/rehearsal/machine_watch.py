@@ -21,7 +21,7 @@ TOLD_AFTER = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class ProcessorTimes:
     """The processors at one moment."""
 
     time_s: float
@@ -33,7 +33,7 @@ class Look:
     """(id, start) of each process of the rehearsal -> what it has taken so far."""
 
 
-def look() -> Look:
+def look() -> ProcessorTimes:
     """Look at this machine, and at this process with all its descendants."""
     cores = psutil.cpu_times(percpu=True)
     busy = sum(sum(core[:8]) - core.idle - getattr(core, "iowait", 0.0) for core in cores)
@@ -43,10 +43,10 @@ def look() -> Look:
         with suppress(psutil.Error):  # it has ended
             times = process.cpu_times()
             own[process.pid, process.create_time()] = times.user + times.system
-    return Look(time_s=time.monotonic(), cores=len(cores), busy_s=busy, own_s=own)
+    return ProcessorTimes(time_s=time.monotonic(), cores=len(cores), busy_s=busy, own_s=own)
 
 
-def others(before: Look, after: Look) -> float:
+def others(before: ProcessorTimes, after: ProcessorTimes) -> float:
     """The share of the processors that other work took between two looks, in [0, 1]. A process of the rehearsal that
     began in between counts as a whole, one that ended not at all."""
     passed_s = (after.time_s - before.time_s) * after.cores
@@ -64,7 +64,11 @@ class MachineWatch:
     """
 
     def __init__(
-        self, say: Callable[[str], None], *, look: Callable[[], Look] = look, every_s: float = EVERY_S
+        self,
+        say: Callable[[str], None],
+        *,
+        look: Callable[[], ProcessorTimes] = look,
+        every_s: float = EVERY_S,
     ) -> None:
         self._say = say
         self._look = look

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from orchestrator.analysis.effective_time import EffectiveTime, effective_time
 from orchestrator.client.blocking_client import BlockingJobClient
-from orchestrator.client.following import Observer, Run
+from orchestrator.client.following import JobResult, Observer
 from orchestrator.client.running import run
 from orchestrator.events import types as events
 from orchestrator.events.log import read_log
@@ -24,7 +24,7 @@ from orchestrator.history.job_view import fold
 from orchestrator.rehearsal.copies_saved import copies_saved
 from orchestrator.rehearsal.local_nodes import LocalNodes
 from orchestrator.rehearsal.trace_player import Script, TracePlayer
-from orchestrator.rehearsal.traces import Trace
+from orchestrator.rehearsal.traces import NodeTrace
 from orchestrator.spec.checks import AUTO
 from orchestrator.spec.job_spec import Spec
 from planner.schedule.expand import schedule_of
@@ -42,7 +42,7 @@ class Performance:
     """Inputs of a rehearsal."""
 
     spec: Spec
-    trace: Trace
+    trace: NodeTrace
     source: str
     """Where the trace came from, in words."""
     ranks: int
@@ -59,7 +59,7 @@ class Performance:
 class Rehearsal:
     """Result of a rehearsal."""
 
-    run: Run
+    run: JobResult
     found: EffectiveTime | None
     """None if the job ended before the trace began."""
     cut_short: str | None = None
@@ -107,13 +107,13 @@ def rehearse(
         goes_on = performance.finish or performance.speedup is None
         player = TracePlayer(script, nodes, say, lambda: _stop(spec.job.name), goes_on=goes_on)
 
-        def take(record: Record) -> None:
+        def fold(record: Record) -> None:
             player.observe(record)
             observe(record)
 
         player.start()
         try:
-            done = run(spec, resume=False, observe=take, say=say, profile=profile)
+            done = run(spec, resume=False, observe=fold, say=say, profile=profile)
         finally:
             player.end()
         for name, why in nodes.failed().items():
@@ -124,7 +124,7 @@ def rehearse(
     return Rehearsal(run=done, found=measure(done.events_path), cut_short=player.cut_short)
 
 
-def _saved(log: Path, rehearsed: Rehearsed, trace: Trace) -> tuple[CopiesSaved, ...]:
+def _saved(log: Path, rehearsed: Rehearsed, trace: NodeTrace) -> tuple[CopiesSaved, ...]:
     """Savings of copies on the whole of `trace`, by the job's first plan and its median step."""
     records = list(read_log(log))
     issued = [record.event.plan for record in records if isinstance(record.event, events.Issued)]
@@ -201,7 +201,7 @@ def ranks_of(spec: Spec, ranks: int | None, nodes: int) -> int:
     return ranks
 
 
-def nodes_wanted(spec: Spec, nodes: int | None, trace: Trace) -> int:
+def nodes_wanted(spec: Spec, nodes: int | None, trace: NodeTrace) -> int:
     """Number of trace slots to keep: `nodes` if given, else the job's number of ranks, at most the trace's slots."""
     if nodes is not None:
         return nodes
@@ -214,7 +214,7 @@ def _stop(job: str) -> None:
         BlockingJobClient().stop(job)
 
 
-def _log(done: Run, rehearsed: Rehearsed) -> None:
+def _log(done: JobResult, rehearsed: Rehearsed) -> None:
     """Add what was done to the nodes to the log of the job, which has ended.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from orchestrator.rehearsal.traces import Change, Kind, Trace, ordered
+from orchestrator.rehearsal.traces import NodeChange, NodeChangeKind, NodeTrace, ordered
 from workers.protocol.errors import JobError
 
 MINUTE_MS = 60_000
@@ -49,23 +49,23 @@ class Preemption:
         return Preemption(probability=probability, every_min=every_min, back_min=back_min)
 
 
-def synthetic(nodes: int, preemption: Preemption, length_min: float, seed: int) -> Trace:
+def synthetic(nodes: int, preemption: Preemption, length_min: float, seed: int) -> NodeTrace:
     """A trace of `nodes` slots, all of them live at time 0, that is `length_min` minutes long."""
     end_ms = round(length_min * MINUTE_MS)
-    changes: list[Change] = []
+    changes: list[NodeChange] = []
     for slot in range(nodes):
         changes += _slot(slot, preemption, end_ms, Random(f"{seed}/{slot}"))
-    return Trace(changes=ordered(changes), end_ms=end_ms)
+    return NodeTrace(changes=ordered(changes), end_ms=end_ms)
 
 
-def _slot(slot: int, preemption: Preemption, end_ms: int, random: Random) -> list[Change]:
+def _slot(slot: int, preemption: Preemption, end_ms: int, random: Random) -> list[NodeChange]:
     """The lives of one slot's nodes, one after the other."""
-    changes: list[Change] = []
+    changes: list[NodeChange] = []
     time_ms, life = 0, 1
     every_ms = preemption.every_min * MINUTE_MS
     while True:
         node = f"node{slot}.{life}"
-        changes.append(Change(time_ms=time_ms, kind=Kind.ADD, node=node))
+        changes.append(NodeChange(time_ms=time_ms, kind=NodeChangeKind.ADD, node=node))
         # All nodes are tried at the same times: as many as chance wills go at once.
         tick = int(time_ms // every_ms) + 1
         if round(tick * every_ms) <= time_ms:  # it came at a tick, whose time was rounded down
@@ -77,7 +77,7 @@ def _slot(slot: int, preemption: Preemption, end_ms: int, random: Random) -> lis
         time_ms = round(tick * every_ms)
         if time_ms > end_ms:
             return changes
-        changes.append(Change(time_ms=time_ms, kind=Kind.REMOVE, node=node))
+        changes.append(NodeChange(time_ms=time_ms, kind=NodeChangeKind.REMOVE, node=node))
         if preemption.back_min is None:
             return changes
         time_ms += round(preemption.back_min * MINUTE_MS)

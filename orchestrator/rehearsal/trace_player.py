@@ -17,7 +17,7 @@ from typing import Protocol
 from orchestrator.events.rehearsed import NodeLife, Rehearsed
 from orchestrator.events.types import Failed, Finished, Record, Regrouped, Requested
 from orchestrator.quantities import seconds
-from orchestrator.rehearsal.traces import Kind, Trace
+from orchestrator.rehearsal.traces import NodeChangeKind, NodeTrace
 from workers.protocol.errors import JobError
 from workers.protocol.reports import StepReport
 
@@ -33,7 +33,7 @@ SETTLE_S = 120.0
 class Script:
     """Trace to play, and the settings to play it with."""
 
-    trace: Trace
+    trace: NodeTrace
     source: str
     """Where it came from, in words."""
     speedup: float | None
@@ -226,29 +226,29 @@ class TracePlayer:
         return False
 
     def _do(self, act: _Act) -> None:
-        if act.what == Kind.ADD:
+        if act.what == NodeChangeKind.ADD:
             self._nodes.add(act.node, self._script.resources)
-        elif act.what == Kind.REMOVE:
+        elif act.what == NodeChangeKind.REMOVE:
             self._nodes.kill(act.node)
         else:
             assert self._script.grace_s is not None
             self._nodes.notice(act.node, time.time() + self._script.grace_s / self._speedup)
             self._say(f"{act.node} gets notice")
             return
-        self._say(f"{act.node} {'comes' if act.what == Kind.ADD else 'is gone'}")
+        self._say(f"{act.node} {'comes' if act.what == NodeChangeKind.ADD else 'is gone'}")
 
 
-def acts(trace: Trace, speedup: float, grace_s: float | None) -> list[_Act]:
+def acts(trace: NodeTrace, speedup: float, grace_s: float | None) -> list[_Act]:
     """Acts in order of time; the nodes of the beginning are there already."""
     found: list[_Act] = []
     came_s: dict[str, float] = {}
     for change in trace.changes:
         at_s = change.time_ms / 1e3
-        if change.kind is Kind.ADD:
+        if change.kind is NodeChangeKind.ADD:
             came_s[change.node] = at_s
         if change.time_ms == 0:
             continue
-        if change.kind is Kind.REMOVE and grace_s is not None:
+        if change.kind is NodeChangeKind.REMOVE and grace_s is not None:
             # A node that lives shorter than its notice gets it as it comes.
             told_s = max(came_s[change.node], at_s - grace_s)
             found.append(_Act(told_s / speedup, "notice", change.node))

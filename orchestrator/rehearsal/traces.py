@@ -15,7 +15,7 @@ from enum import StrEnum
 from workers.protocol.errors import JobError
 
 
-class Kind(StrEnum):
+class NodeChangeKind(StrEnum):
     """Kind of a node's change."""
 
     ADD = "add"
@@ -23,50 +23,52 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class NodeChange:
     """A node comes or goes."""
 
     time_ms: int
     """From the beginning of the trace."""
-    kind: Kind
+    kind: NodeChangeKind
     node: str
     """Its name; a node that went does not come back, another one comes."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trace:
+class NodeTrace:
     """Changes in order of time; those of one time in the order in which they happen."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[NodeChange, ...]
     end_ms: int
     """Length of the trace: at least the time of the last change."""
 
     @property
     def losses(self) -> int:
         """Number of nodes that go."""
-        return sum(change.kind is Kind.REMOVE for change in self.changes)
+        return sum(change.kind is NodeChangeKind.REMOVE for change in self.changes)
 
     @property
     def most(self) -> int:
         """Largest number of nodes at a time."""
         live = most = 0
         for change in self.changes:
-            live += 1 if change.kind is Kind.ADD else -1
+            live += 1 if change.kind is NodeChangeKind.ADD else -1
             most = max(most, live)
         return most
 
     def at_start(self) -> tuple[str, ...]:
         """The nodes that are there from time 0."""
         live = {
-            change.node: None for change in self.changes if change.time_ms == 0 and change.kind is Kind.ADD
+            change.node: None
+            for change in self.changes
+            if change.time_ms == 0 and change.kind is NodeChangeKind.ADD
         }
         for change in self.changes:
-            if change.time_ms == 0 and change.kind is Kind.REMOVE:
+            if change.time_ms == 0 and change.kind is NodeChangeKind.REMOVE:
                 del live[change.node]
         return tuple(live)
 
 
-def parse(text: str, source: str) -> Trace:
+def parse(text: str, source: str) -> NodeTrace:
     """The trace in `text`, which came from `source` (for messages); it ends with its last change.
 
     Raises:
@@ -74,7 +76,7 @@ def parse(text: str, source: str) -> Trace:
             remove, a node that is added while it is there or for a second time, removed while it is not, or no line
             at all. Names the line.
     """
-    changes: list[Change] = []
+    changes: list[NodeChange] = []
     live: set[str] = set()
     gone: set[str] = set()
 
@@ -97,11 +99,11 @@ def parse(text: str, source: str) -> Trace:
         time_ms = int(time)
         if changes and time_ms < changes[-1].time_ms:
             raise refuse(line, f"time {time_ms} comes after {changes[-1].time_ms}: sort the lines by time")
-        if kind not in {*Kind}:
+        if kind not in {*NodeChangeKind}:
             raise refuse(line, f"{kind[:40]!r} is neither add nor remove")
         if not node:
             raise refuse(line, "the node has no name")
-        if kind == Kind.ADD:
+        if kind == NodeChangeKind.ADD:
             if node in live:
                 raise refuse(line, f"node {node} is added, but it is there already")
             if node in gone:
@@ -113,13 +115,13 @@ def parse(text: str, source: str) -> Trace:
                 raise refuse(line, f"node {node} is removed, but it {how}")
             live.remove(node)
             gone.add(node)
-        changes.append(Change(time_ms=time_ms, kind=Kind(kind), node=node))
+        changes.append(NodeChange(time_ms=time_ms, kind=NodeChangeKind(kind), node=node))
     if not changes:
         raise JobError(f"trace {source} is empty: it needs lines of time_ms, add|remove, node")
-    return Trace(changes=tuple(changes), end_ms=changes[-1].time_ms)
+    return NodeTrace(changes=tuple(changes), end_ms=changes[-1].time_ms)
 
 
-def to_csv(trace: Trace) -> str:
+def to_csv(trace: NodeTrace) -> str:
     """The lines that `parse` reads. Where the trace ends after its last change is not in them."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -127,12 +129,12 @@ def to_csv(trace: Trace) -> str:
     return text.getvalue()
 
 
-def slots_of(trace: Trace) -> dict[str, int]:
+def slots_of(trace: NodeTrace) -> dict[str, int]:
     """Node -> slot: a node that is added takes the lowest slot that is free."""
     slots: dict[str, int] = {}
     held: set[int] = set()
     for change in trace.changes:
-        if change.kind is Kind.REMOVE:
+        if change.kind is NodeChangeKind.REMOVE:
             held.remove(slots[change.node])
             continue
         slot = next(number for number in range(len(held) + 1) if number not in held)
@@ -141,7 +143,7 @@ def slots_of(trace: Trace) -> dict[str, int]:
     return slots
 
 
-def keep(trace: Trace, nodes: int) -> Trace:
+def keep(trace: NodeTrace, nodes: int) -> NodeTrace:
     """`trace` with only the nodes of `nodes` of its slots, evenly spread, each with its own lifetime.
 
     Raises:
@@ -155,7 +157,7 @@ def keep(trace: Trace, nodes: int) -> Trace:
     return replace(trace, changes=tuple(change for change in trace.changes if slot[change.node] in kept))
 
 
-def window(trace: Trace, first_ms: int, last_ms: int) -> Trace:
+def window(trace: NodeTrace, first_ms: int, last_ms: int) -> NodeTrace:
     """Part of `trace` after `first_ms` and until `last_ms`; the nodes that are there at `first_ms` are added at 0.
 
     Raises:
@@ -167,34 +169,34 @@ def window(trace: Trace, first_ms: int, last_ms: int) -> Trace:
             f" {_minutes(trace.end_ms)}"
         )
     live: dict[str, None] = {}
-    inside: list[Change] = []
+    inside: list[NodeChange] = []
     for change in trace.changes:
         if change.time_ms > last_ms:
             break
         if change.time_ms > first_ms:
             inside.append(replace(change, time_ms=change.time_ms - first_ms))
-        elif change.kind is Kind.ADD:
+        elif change.kind is NodeChangeKind.ADD:
             live[change.node] = None
         else:
             del live[change.node]
-    there = (Change(time_ms=0, kind=Kind.ADD, node=node) for node in live)
+    there = (NodeChange(time_ms=0, kind=NodeChangeKind.ADD, node=node) for node in live)
     changes = (*there, *inside)
     if not changes:
         raise JobError(f"--window {_minutes(first_ms)}-{_minutes(last_ms)}: no node lives then")
-    return Trace(changes=changes, end_ms=last_ms - first_ms)
+    return NodeTrace(changes=changes, end_ms=last_ms - first_ms)
 
 
-def faster(trace: Trace, speedup: float) -> Trace:
+def faster(trace: NodeTrace, speedup: float) -> NodeTrace:
     """`trace` with all times divided by `speedup`, which is above 0."""
-    return Trace(
+    return NodeTrace(
         changes=tuple(replace(change, time_ms=round(change.time_ms / speedup)) for change in trace.changes),
         end_ms=round(trace.end_ms / speedup),
     )
 
 
-def ordered(changes: Iterable[Change]) -> tuple[Change, ...]:
+def ordered(changes: Iterable[NodeChange]) -> tuple[NodeChange, ...]:
     """`changes` by time; what goes at a time goes before what comes."""
-    return tuple(sorted(changes, key=lambda change: (change.time_ms, change.kind is Kind.ADD)))
+    return tuple(sorted(changes, key=lambda change: (change.time_ms, change.kind is NodeChangeKind.ADD)))
 
 
 def _minutes(time_ms: int) -> str:

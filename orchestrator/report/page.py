@@ -15,7 +15,7 @@ from orchestrator.events.segments import replace_file
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.history.unreported import unreported
 from orchestrator.report.assets import render_page
-from orchestrator.report.parts import Note, Table, Tile
+from orchestrator.report.parts import ReportNote, Table, Tile
 from orchestrator.report.run.freezing import FreezingPart, freezing
 from orchestrator.report.run.moves import moves
 from orchestrator.report.run.planning import PlanningPart, planning
@@ -23,7 +23,7 @@ from orchestrator.report.run.rank_memory import MemoryPart, rank_memory
 from orchestrator.report.run.recovery import RecoveryPart, recovery
 from orchestrator.report.run.sections import (
     Header,
-    Training,
+    TrainingCurves,
     checkpoints,
     footer,
     header,
@@ -47,9 +47,9 @@ class Report:
     """The content of the page; a section with nothing to show is None or empty."""
 
     header: Header
-    notes: tuple[Note, ...]
+    notes: tuple[ReportNote, ...]
     tiles: tuple[Tile, ...]
-    training: Training | None
+    training: TrainingCurves | None
     recovery: RecoveryPart | None
     speeds: SpeedsPart | None
     surroundings: SurroundingsPart | None

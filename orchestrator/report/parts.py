@@ -25,7 +25,7 @@ def tile(name: str, figure: str, detail: str) -> Tile:
 
 
 @dataclass(frozen=True)
-class Note:
+class ReportNote:
     """A line that readers must not miss."""
 
     tone: Tone

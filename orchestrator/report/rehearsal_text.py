@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from orchestrator.analysis.effective_time import EffectiveTime
-from orchestrator.analysis.node_time import PARTS, Use
+from orchestrator.analysis.node_time import PARTS, NodeUse
 from orchestrator.quantities import percent, seconds, significant
 from planner.wording import counted
 
 USES = {
-    Use.TRAINED: "in committed steps",
-    Use.STALLED: "in committed steps, longer than usual: a rank stood still",
-    Use.IN_FLIGHT: "in steps that a failure cut off",
-    Use.RECOVERING: "recovering",
-    Use.UNDONE: "in steps undone by a return to a checkpoint",
-    Use.JOINING: "joining: live, not yet training",
-    Use.PAUSED: "paused for capacity",
-    Use.LEAVING: "leaving: noticed, and no longer training",
-    Use.IDLE: "idle: the plan does not use them",
+    NodeUse.TRAINED: "in committed steps",
+    NodeUse.STALLED: "in committed steps, longer than usual: a rank stood still",
+    NodeUse.IN_FLIGHT: "in steps that a failure cut off",
+    NodeUse.RECOVERING: "recovering",
+    NodeUse.UNDONE: "in steps undone by a return to a checkpoint",
+    NodeUse.JOINING: "joining: live, not yet training",
+    NodeUse.PAUSED: "paused for capacity",
+    NodeUse.LEAVING: "leaving: noticed, and no longer training",
+    NodeUse.IDLE: "idle: the plan does not use them",
 }
 """The uses of a live node's time, in words."""
 

@@ -11,7 +11,7 @@ from orchestrator.spec.job_spec import PipelineConfig, Spec
 from planner.schedule import registry, table_format
 from planner.schedule.table_format import CSV_PREFIX
 from planner.schedule.validate import ScheduleError
-from planner.search.shapes import Shape, shape_of
+from planner.search.shapes import PipelineShape, shape_of
 from planner.wording import counted
 from workers.config import ElasticConfig
 from workers.protocol.errors import JobError
@@ -118,7 +118,7 @@ def settle_elastic(elastic: ElasticConfig, ranks: int) -> ElasticConfig:
     return elastic.model_copy(update={"redundancy": "peer" if ranks > 1 else "checkpoint"})
 
 
-def given_shape(pipeline: PipelineConfig) -> Shape:
+def given_shape(pipeline: PipelineConfig) -> PipelineShape:
     """One replica's pipeline as the spec gives it: its schedule and its numbers, without a cut.
 
     `pipeline` must need no search, see `searched`.
@@ -135,7 +135,7 @@ def given_shape(pipeline: PipelineConfig) -> Shape:
             family = registry.family(pipeline.schedule)
             chunks = family.default_chunks if pipeline.chunks is None else pipeline.chunks
             family.check(ranks, microbatches, chunks)
-            return Shape(name=family.name, ranks=ranks, chunks=chunks, microbatches=microbatches)
+            return PipelineShape(name=family.name, ranks=ranks, chunks=chunks, microbatches=microbatches)
         if pipeline.chunks is not None:
             raise JobError("pipeline.chunks does not go with a csv: schedule, whose table places the stages")
         path = Path(pipeline.schedule.removeprefix(CSV_PREFIX))
@@ -169,7 +169,7 @@ def _check_shard(spec: Spec) -> None:
         )
 
 
-def _check_partition(pipeline: PipelineConfig, shape: Shape) -> None:
+def _check_partition(pipeline: PipelineConfig, shape: PipelineShape) -> None:
     if not isinstance(pipeline.partition, str) and len(pipeline.partition) != shape.stages:
         raise JobError(
             f"pipeline.partition lists {counted(len(pipeline.partition), 'stage')}, but {pipeline.schedule} on"

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from orchestrator.history.job_view import JobView
 from orchestrator.telemetry.metrics import METRICS
-from orchestrator.telemetry.samples import Sample, samples
+from orchestrator.telemetry.samples import MetricSample, samples
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Content type of a route that answers with `exposition`."""
@@ -24,7 +24,7 @@ def exposition(views: Iterable[JobView]) -> str:
 
 
 class _Jobs(Collector):
-    def __init__(self, by_job: dict[str, list[Sample]]) -> None:
+    def __init__(self, by_job: dict[str, list[MetricSample]]) -> None:
         self._by_job = by_job
 
     def collect(self) -> Iterator[Metric]:

@@ -13,7 +13,7 @@ from workers.protocol.reports import StepReport, ValidationReport
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class StepValues:
     """Values of one step."""
 
     step: int
@@ -25,7 +25,7 @@ class Entry:
 class Logger(Protocol):
     """One run at an experiment logger."""
 
-    def log(self, entries: Sequence[Entry]) -> None:
+    def log(self, entries: Sequence[StepValues]) -> None:
         """Write `entries`; their steps need not ascend."""
         ...
 
@@ -48,7 +48,7 @@ class LoggerSink:
         self._logger = logger
         self._step = self._validated = step
 
-    def take(self, records: Sequence[Record]) -> None:
+    def accept(self, records: Sequence[Record]) -> None:
         """Write what loggers show of `records`."""
         entries = []
         for record in records:
@@ -71,7 +71,7 @@ class LoggerSink:
         self._logger.close()
 
 
-def entry_of(event: Event, time_s: float) -> Entry | None:
+def entry_of(event: Event, time_s: float) -> StepValues | None:
     """Values of `event` that loggers show; the names are those of the metrics, without `freshet_`."""
     match event:
         case StepReport(step=step):
@@ -84,18 +84,18 @@ def entry_of(event: Event, time_s: float) -> Entry | None:
             }
             if event.step_s > 0:
                 values["tokens_per_second"] = throughput(event)
-            return Entry(step=step, time_s=event.committed_s or time_s, values=values)
+            return StepValues(step=step, time_s=event.committed_s or time_s, values=values)
         case ValidationReport(step=step, loss=loss):
-            return Entry(step=step, time_s=time_s, values={"validation_loss": loss})
+            return StepValues(step=step, time_s=time_s, values={"validation_loss": loss})
         case Regrouped(step=step):
             parts = {f"recovery_seconds/{part}": seconds for part, seconds in part_seconds(event).items()}
             counts = {
                 "ranks_lost": float(len(event.lost)),
                 "steps_rerun": float(event.rerun + event.steps_lost),
             }
-            return Entry(step=step, time_s=time_s, values={**parts, **counts})
+            return StepValues(step=step, time_s=time_s, values={**parts, **counts})
         case Migrated(step=step):
             values = {"move_seconds": event.seconds, "moved_layers": float(len(event.layers))}
-            return Entry(step=step, time_s=time_s, values=values)
+            return StepValues(step=step, time_s=time_s, values=values)
         case _:
             return None

@@ -11,7 +11,7 @@ from mlflow.entities import Metric, Param
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from orchestrator.telemetry.loggers import Entry
+from orchestrator.telemetry.loggers import StepValues
 
 RUN_TAG = "freshet.run"
 """Tag by which a resumed job finds its run."""
@@ -60,7 +60,7 @@ class MlflowLogger:
                 raise
             return found.experiment_id
 
-    def log(self, entries: Sequence[Entry]) -> None:
+    def log(self, entries: Sequence[StepValues]) -> None:
         """Send `entries`."""
         metrics = [
             Metric(name, value, round(entry.time_s * 1e3), entry.step)

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export import (
 from opentelemetry.trace import Tracer, set_span_in_context
 
 from orchestrator.events.types import Record
-from orchestrator.telemetry.spans import Span, Spans
+from orchestrator.telemetry.spans import Spans, TimeSpan
 
 EVERY_MS = 1_000
 """Between two exports."""
@@ -45,10 +45,10 @@ class SpanSink:
         self._tracer = self._provider.get_tracer("freshet")
         self._spans = Spans()
 
-    def take(self, records: Sequence[Record]) -> None:
+    def accept(self, records: Sequence[Record]) -> None:
         """Export the spans that end with `records`."""
         for record in records:
-            if (span := self._spans.take(record)) is not None:
+            if (span := self._spans.fold(record)) is not None:
                 emit(span, self._tracer)
 
     def close(self) -> None:
@@ -56,7 +56,7 @@ class SpanSink:
         self._provider.shutdown()
 
 
-def emit(span: Span, tracer: Tracer, parent: Context | None = None) -> None:
+def emit(span: TimeSpan, tracer: Tracer, parent: Context | None = None) -> None:
     """Hand `span` and its children to `tracer`, with their own times."""
     started = tracer.start_span(
         span.name,

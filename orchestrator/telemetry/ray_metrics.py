@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ray.util.metrics import Counter, Gauge
 
 from orchestrator.telemetry.metrics import METRICS
-from orchestrator.telemetry.samples import Sample
+from orchestrator.telemetry.samples import MetricSample
 
 Series = tuple[str, tuple[str, ...]]
 """Name of a metric, and the values of its labels."""
@@ -32,7 +32,7 @@ class RayMetrics:
         self._counted: dict[Series, float] = {}
         self._set: dict[Series, dict[str, str]] = {}
 
-    def record(self, samples: Sequence[Sample]) -> None:
+    def record(self, samples: Sequence[MetricSample]) -> None:
         """Pass on the job's newest values."""
         gone = dict(self._set)
         for sample in samples:

@@ -10,12 +10,12 @@ from orchestrator.analysis.training_time import training_time_ratio
 from orchestrator.history.job_view import JobView
 from orchestrator.history.totals import PARTS
 from orchestrator.telemetry.metrics import BY_NAME, CAUSES, MODES, STATES, Metric
-from planner.ir import Action, Kind
+from planner.ir import Action, ActionKind
 from workers.protocol.reports import TimelineReport
 
 
 @dataclass(frozen=True)
-class Sample:
+class MetricSample:
     """One value of a metric."""
 
     metric: Metric
@@ -24,18 +24,18 @@ class Sample:
     """Values of `metric.labels`, in their order."""
 
 
-def samples(view: JobView) -> list[Sample]:
+def samples(view: JobView) -> list[MetricSample]:
     """All values that `view` has. What has no value yet is left out; a counter that has not counted is 0."""
     return [*_state(view), *_steps(view), *_freezing(view), *_ranks(view), *_recoveries(view)]
 
 
-def _sample(name: str, value: float, *labels: object) -> Sample:
+def _sample(name: str, value: float, *labels: object) -> MetricSample:
     metric = BY_NAME[f"freshet_{name}"]
     assert len(labels) == len(metric.labels), name
-    return Sample(metric, float(value), tuple(map(str, labels)))
+    return MetricSample(metric, float(value), tuple(map(str, labels)))
 
 
-def _state(view: JobView) -> Iterator[Sample]:
+def _state(view: JobView) -> Iterator[MetricSample]:
     for state in STATES:
         yield _sample("job_state", view.state == state, state)
     yield _sample("controller_up", not view.trouble)
@@ -49,7 +49,7 @@ def _trains(view: JobView) -> bool:
     return view.state == "training"
 
 
-def _steps(view: JobView) -> Iterator[Sample]:
+def _steps(view: JobView) -> Iterator[MetricSample]:
     committed_s = max((commit.time_s for commit in view.recovery.commits[-1:]), default=0.0)
     yield _sample("last_step_timestamp_seconds", max(committed_s, view.started_s))
     if view.steps:
@@ -65,7 +65,7 @@ def _steps(view: JobView) -> Iterator[Sample]:
         yield _sample("training_time_ratio", ratio)
 
 
-def _rates(view: JobView) -> Iterator[Sample]:
+def _rates(view: JobView) -> Iterator[MetricSample]:
     now = pace(view)
     if now is None:
         return
@@ -79,7 +79,7 @@ def _rates(view: JobView) -> Iterator[Sample]:
             yield _sample("predicted_step_ratio", plan.predicted_step_s / now.step_s)
 
 
-def _freezing(view: JobView) -> Iterator[Sample]:
+def _freezing(view: JobView) -> Iterator[MetricSample]:
     # The newest step may lack the reports of some ranks.
     whole = [frozen for _, frozen in sorted(view.freeze.steps.items()) if frozen.actions][-2:]
     if whole:
@@ -89,7 +89,7 @@ def _freezing(view: JobView) -> Iterator[Sample]:
         yield _sample("planner_seconds", view.freeze.solved.solve_s, "freeze")
 
 
-def _ranks(view: JobView) -> Iterator[Sample]:
+def _ranks(view: JobView) -> Iterator[MetricSample]:
     yield _sample("ranks", len(view.ranks.members) if view.outcome is None else 0)
     yield _sample("spare_ranks", len(view.ranks.spares) if view.outcome is None else 0)
     if _trains(view):
@@ -103,7 +103,7 @@ def _ranks(view: JobView) -> Iterator[Sample]:
         yield _sample("checkpoint_step", view.ranks.checkpoints[0].step)
 
 
-def _recoveries(view: JobView) -> Iterator[Sample]:
+def _recoveries(view: JobView) -> Iterator[MetricSample]:
     totals = view.totals
     # Queries look for increases: a counter must be there before it counts for the first time.
     for cause in dict.fromkeys((*CAUSES, *totals.recoveries)):
@@ -161,6 +161,8 @@ def slowdowns(view: JobView) -> dict[int, float]:
 def forwards(report: TimelineReport) -> tuple[float, int]:
     """Seconds that a rank's forwards took, and how many there were."""
     lengths = [
-        span.end_s - span.start_s for span in report.spans if Action.parse(span.action).kind is Kind.FORWARD
+        span.end_s - span.start_s
+        for span in report.spans
+        if Action.parse(span.action).kind is ActionKind.FORWARD
     ]
     return sum(lengths), len(lengths)

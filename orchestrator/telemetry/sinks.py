@@ -20,7 +20,7 @@ BATCH = 1_000
 class Sink(Protocol):
     """Takes a job's events in order. All its methods run in one thread; whatever they raise ends it."""
 
-    def take(self, records: Sequence[Record]) -> None:
+    def accept(self, records: Sequence[Record]) -> None:
         """Take the events since the last call."""
         ...
 
@@ -48,7 +48,7 @@ class SinkThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def take(self, record: Record) -> None:
+    def accept(self, record: Record) -> None:
         """Pass `record` on; returns at once."""
         if self._over.is_set():
             return
@@ -74,7 +74,7 @@ class SinkThread:
         try:
             sink = self._open()
             while (records := self._next()) is not None:
-                sink.take(records)
+                sink.accept(records)
             sink.close()
         except Exception as error:
             text = str(error).strip().splitlines()

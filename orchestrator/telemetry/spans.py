@@ -16,14 +16,14 @@ Value = str | int | float
 
 
 @dataclass(frozen=True, kw_only=True)
-class Span:
+class TimeSpan:
     """A stretch of time; seconds since the Unix epoch."""
 
     name: str
     start_s: float
     end_s: float
     attributes: dict[str, Value] = field(default_factory=dict)
-    children: tuple[Span, ...] = ()
+    children: tuple[TimeSpan, ...] = ()
 
 
 class Spans:
@@ -33,7 +33,7 @@ class Spans:
         self._paused_s: float | None = None
         self._switches: list[SwitchReport] = []
 
-    def take(self, record: Record) -> Span | None:
+    def fold(self, record: Record) -> TimeSpan | None:
         """Return the span that ends with `record`, if one does."""
         match record.event:
             case Paused():
@@ -53,7 +53,7 @@ class Spans:
         return None
 
 
-def recovery(regrouped: Regrouped, end_s: float, paused_s: float | None = None) -> Span:
+def recovery(regrouped: Regrouped, end_s: float, paused_s: float | None = None) -> TimeSpan:
     """The span of a recovery that ended at `end_s`, with one child for each of its parts.
 
     Args:
@@ -66,8 +66,8 @@ def recovery(regrouped: Regrouped, end_s: float, paused_s: float | None = None) 
         late = _in_a_row({part: seconds[part] for part in seconds if part not in BEFORE_A_PAUSE}, end_s)
         paused_s = min(paused_s, late[0].start_s)
         early = _in_a_row({part: seconds[part] for part in BEFORE_A_PAUSE}, paused_s)
-        children = [*early, Span(name="wait", start_s=paused_s, end_s=late[0].start_s), *late]
-    return Span(
+        children = [*early, TimeSpan(name="wait", start_s=paused_s, end_s=late[0].start_s), *late]
+    return TimeSpan(
         name="recovery",
         start_s=children[0].start_s,
         end_s=end_s,
@@ -84,20 +84,20 @@ def recovery(regrouped: Regrouped, end_s: float, paused_s: float | None = None) 
     )
 
 
-def _in_a_row(seconds: dict[str, float], end_s: float) -> list[Span]:
+def _in_a_row(seconds: dict[str, float], end_s: float) -> list[TimeSpan]:
     """Spans of these names and lengths, one after the other; the last ends at `end_s`."""
     times_s = [*accumulate(seconds.values(), initial=end_s - sum(seconds.values())), end_s]
     return [
-        Span(name=part, start_s=start_s, end_s=stop_s)
+        TimeSpan(name=part, start_s=start_s, end_s=stop_s)
         for part, (start_s, stop_s) in zip(seconds, pairwise(times_s), strict=False)
     ]
 
 
-def move(moved: Migrated, end_s: float, switches: list[SwitchReport]) -> Span:
+def move(moved: Migrated, end_s: float, switches: list[SwitchReport]) -> TimeSpan:
     """The span of a move that was complete at `end_s`, with one child for each rank's switch."""
     start_s = end_s - moved.seconds
     ours = [switch for switch in switches if switch.switched_s >= start_s]
-    return Span(
+    return TimeSpan(
         name="move",
         start_s=start_s,
         end_s=end_s,
@@ -112,7 +112,7 @@ def move(moved: Migrated, end_s: float, switches: list[SwitchReport]) -> Span:
             "freshet.stall_s": moved.stall_s,
         },
         children=tuple(
-            Span(
+            TimeSpan(
                 name="switch",
                 start_s=switch.switched_s - switch.stall_s,
                 end_s=switch.switched_s,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tensorboardX import SummaryWriter
 
-from orchestrator.telemetry.loggers import Entry
+from orchestrator.telemetry.loggers import StepValues
 
 FLUSH_S = 2
 """Between two writes to the file."""
@@ -22,7 +22,7 @@ class TensorBoardLogger:
         suffix = f".{time.time_ns()}"
         self._writer = SummaryWriter(logdir=str(folder), flush_secs=FLUSH_S, filename_suffix=suffix)
 
-    def log(self, entries: Sequence[Entry]) -> None:
+    def log(self, entries: Sequence[StepValues]) -> None:
         """Write `entries`."""
         for entry in entries:
             for name, value in entry.values.items():

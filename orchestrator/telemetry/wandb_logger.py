@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import wandb
 
-from orchestrator.telemetry.loggers import Entry
+from orchestrator.telemetry.loggers import StepValues
 
 
 class WandbLogger:
@@ -45,7 +45,7 @@ class WandbLogger:
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
-    def log(self, entries: Sequence[Entry]) -> None:
+    def log(self, entries: Sequence[StepValues]) -> None:
         """Write `entries`."""
         for entry in entries:
             self._run.log({"step": entry.step, **entry.values})

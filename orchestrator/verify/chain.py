@@ -20,7 +20,7 @@ SHOWN = 12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class LogLine:
     """One line of a log."""
 
     file: str
@@ -35,17 +35,17 @@ class Line:
 
 
 @dataclass
-class Chain:
+class LogChain:
     """The lines of a log, and what their hashes say of it."""
 
-    lines: list[Line] = field(default_factory=list)
+    lines: list[LogLine] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     """Where the chain is broken, the first place first."""
     unchained: int = 0
     """Lines at the log's beginning that the chain does not cover: nothing carries their hashes."""
     unwitnessed: int = 0
     """Lines at its end after which there is no witness."""
-    late: list[tuple[Line, Line]] = field(default_factory=list)
+    late: list[tuple[LogLine, LogLine]] = field(default_factory=list)
     """First and last of lines that came to light after a later controller had gone on without them."""
     places: dict[str, int] = field(default_factory=dict)
     """Hash -> index of its line."""
@@ -87,14 +87,14 @@ class Chain:
         return f"{some[0]}, to {some[-1]}"
 
 
-def read_chain(files: Iterable[tuple[str, bytes]], heads: Iterable[tuple[str, str]] = ()) -> Chain:
+def read_chain(files: Iterable[tuple[str, bytes]], heads: Iterable[tuple[str, str]] = ()) -> LogChain:
     """Check the chain through `files`.
 
     Args:
         files: name and whole lines of each file of the log, oldest first.
         heads: witnesses: who names a line, and its hash.
     """
-    chain = Chain()
+    chain = LogChain()
     begins: list[int] = []
     for name, content in files:
         begins.append(len(chain.lines))
@@ -102,7 +102,7 @@ def read_chain(files: Iterable[tuple[str, bytes]], heads: Iterable[tuple[str, st
             text += b"\n"
             sha256 = line_sha256(text)
             chain.places.setdefault(sha256, len(chain.lines))
-            chain.lines.append(Line(file=name, number=number, sha256=sha256, previous=_previous(text)))
+            chain.lines.append(LogLine(file=name, number=number, sha256=sha256, previous=_previous(text)))
     _follow(chain, set(begins))
     _ask_witnesses(chain, heads)
     return chain
@@ -116,7 +116,7 @@ def _previous(line: bytes) -> str | None:
     return previous if isinstance(previous, str) else None
 
 
-def _follow(chain: Chain, begins: set[int]) -> None:
+def _follow(chain: LogChain, begins: set[int]) -> None:
     """Compare what each line carries with the line before it.
 
     Args:
@@ -153,7 +153,7 @@ def _follow(chain: Chain, begins: set[int]) -> None:
         )
 
 
-def _break(chain: Chain, index: int, next_too: bool) -> str:
+def _break(chain: LogChain, index: int, next_too: bool) -> str:
     """Say what is wrong where the line at `index` does not follow the one before it.
 
     Args:
@@ -195,7 +195,7 @@ def _break(chain: Chain, index: int, next_too: bool) -> str:
     )
 
 
-def _ask_witnesses(chain: Chain, heads: Iterable[tuple[str, str]]) -> None:
+def _ask_witnesses(chain: LogChain, heads: Iterable[tuple[str, str]]) -> None:
     reach = -1
     # The line that a witness names may be the one that was changed: the line after it says so.
     carried = {line.previous: index - 1 for index, line in enumerate(chain.lines)}

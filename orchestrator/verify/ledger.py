@@ -113,7 +113,7 @@ def audit(records: Iterable[Record], train_samples: int | None) -> Ledger:
     """
     reading = _Reading()
     for record in records:
-        reading.take(record)
+        reading.fold(record)
     ledger = reading.ledger
     if ledger.end is None:
         ledger.unproved.append("how the job ends: the log stops before, so it is at work or was killed")
@@ -138,7 +138,7 @@ class _Reading:
         """Steps voided by generations that formed and did not train, since one last trained."""
         self._outcomes: list[Outcome] = []
 
-    def take(self, record: Record) -> None:
+    def fold(self, record: Record) -> None:
         match record.event:
             case Submitted() as submitted:
                 self._submitted(submitted)

@@ -33,7 +33,7 @@ LAST_DIGITS = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stretch:
+class RerunStretch:
     """Consecutive steps that one state leads to."""
 
     start: CheckpointRef | None
@@ -113,7 +113,7 @@ def audit_by_rerun(
         )
 
 
-def _named(stretch: Stretch, count: int) -> str:
+def _named(stretch: RerunStretch, count: int) -> str:
     first = stretch.begun + 1
     which = f"step {first}" if count == 1 else f"steps {first} to {first + count - 1}"
     return f"{which} from the {'initial weights' if stretch.start is None else f'checkpoint of step {stretch.begun}'}"
@@ -162,7 +162,7 @@ class _Run:
             return "GPUs computed them, and this machine has none"
         return None
 
-    def stretches(self) -> tuple[Stretch, ...]:
+    def stretches(self) -> tuple[RerunStretch, ...]:
         """Its steps by the state that leads to them, oldest first."""
         from workers.checkpoint.folder import checkpoints
 
@@ -172,7 +172,7 @@ class _Run:
                 states[ref.step] = ref
         begins = sorted(states)
         found = [
-            Stretch(start=states[begin], last=self._alike(begin, last))
+            RerunStretch(start=states[begin], last=self._alike(begin, last))
             for begin, last in zip(begins, [*begins[1:], self._ledger.steps], strict=True)
         ]
         return tuple(stretch for stretch in found if stretch.steps)
@@ -192,7 +192,7 @@ class _Run:
                 return step - 1
         return last
 
-    def compare(self, stretch: Stretch, count: int) -> str | None:
+    def compare(self, stretch: RerunStretch, count: int) -> str | None:
         """Compute the first `count` steps of `stretch` again and compare them; return in words which state they ended
         in, if that was compared. None: something differs, and the ledger says what.
 
@@ -201,7 +201,7 @@ class _Run:
             RuntimeError: the rank failed.
         """
         from workers.checkpoint.folder import checkpoints, read_manifest
-        from workers.launch.ranks import Job, run_processes
+        from workers.launch.ranks import LaunchedJob, run_processes
 
         assert self._plan is not None
         last = stretch.begun + count
@@ -209,7 +209,7 @@ class _Run:
             config = self._config(self._report_of(stretch.begun + 1).generation, output)
             plan = _on_one_rank(self._plan)
             run = run_processes(
-                Job(
+                LaunchedJob(
                     config=config,
                     plan=plan,
                     schedule=schedule_of(plan),

@@ -13,10 +13,10 @@ from orchestrator.events import types as events
 from orchestrator.events.log import DamagedLogError, open_regular, parse_line
 from orchestrator.events.segments import head_of, whole_lines
 from orchestrator.history.folder import EVENTS, JobFolder
-from orchestrator.history.snapshot import Position, position, position_of
+from orchestrator.history.snapshot import LogPosition, position, position_of
 from orchestrator.history.unreported import unreported
 from orchestrator.spec.job_spec import Spec
-from orchestrator.verify.chain import Chain, read_chain
+from orchestrator.verify.chain import LogChain, read_chain
 from orchestrator.verify.checkpoint_audit import audit_checkpoints, log_heads
 from orchestrator.verify.ledger import Ledger, audit
 from orchestrator.verify.rerun import audit_by_rerun
@@ -96,7 +96,7 @@ class _Witnesses:
 
     heads: tuple[tuple[str, str], ...]
     """Pairs of a checkpoint and the hash of a log line."""
-    snapshot: Position | None
+    snapshot: LogPosition | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ class _Log:
     """A log as it was read."""
 
     records: list[events.Record]
-    chain: Chain
+    chain: LogChain
     wrong: list[str]
     """Lines that are no events, and a snapshot of another log."""
 
@@ -152,7 +152,7 @@ def _content(path: Path) -> bytes:
         return file.read()
 
 
-def _line_before(at: Position, contents: list[tuple[Path, bytes]]) -> tuple[str, str] | None:
+def _line_before(at: LogPosition, contents: list[tuple[Path, bytes]]) -> tuple[str, str] | None:
     """The line that ends at `at`, as a witness of it; None if the log is another one there."""
     for path, content in contents:
         if path.name == at.file and position(path, at.offset) == at:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from statistics import median_low
 from typing import Literal
 
-from planner.adapt.detection import Change, Watch, after, rebased
+from planner.adapt.detection import SlowdownChange, SlowdownWatch, after, rebased
 from planner.adapt.past import NO_PAST, Past
-from planner.adapt.speeds import NONE_KNOWN, NOTHING_EXPECTED, Slowdowns, slowdown_of
+from planner.adapt.speeds import NONE_KNOWN, NOTHING_EXPECTED, RankSlowdowns, slowdown_of
 from planner.observed import StepTimes
 from planner.plan import Plan
 from planner.profile import Profile
@@ -52,15 +52,15 @@ class Adviser:
         past: how it came to be so.
     """
 
-    def __init__(self, profile: Profile, known: Slowdowns = NONE_KNOWN, past: Past = NO_PAST) -> None:
+    def __init__(self, profile: Profile, known: RankSlowdowns = NONE_KNOWN, past: Past = NO_PAST) -> None:
         self._profile = profile
         self.known = known
         """The levels, as of the last change or material drift: noise does not make another plan look better."""
         self._past = past
         """Without what is `watched` now."""
-        watched = {rank: Watch(noise=noise, count=count) for rank, noise, count in past.watched}
-        self._watches: dict[int, Watch] = {
-            rank: replace(watched.get(rank, Watch()), level=level) for rank, level in known.by_rank
+        watched = {rank: SlowdownWatch(noise=noise, count=count) for rank, noise, count in past.watched}
+        self._watches: dict[int, SlowdownWatch] = {
+            rank: replace(watched.get(rank, SlowdownWatch()), level=level) for rank, level in known.by_rank
         }
         self._turns = Turns()
         self._odd: dict[int, int] = {}
@@ -72,9 +72,9 @@ class Adviser:
         self._measured_on: dict[int, tuple[tuple[int, ...], bool]] = {}
         """Rank -> its layers, and whether weight gradients counted: the profile's errors differ between them."""
 
-    def take(
+    def observe(
         self, observed: StepTimes, plans: Iterable[Plan], members: Sequence[int]
-    ) -> tuple[Change | None, Ignored | None]:
+    ) -> tuple[SlowdownChange | None, Ignored | None]:
         """Learn from one rank's step; return the change that it completes, and why it was ignored.
 
         Args:
@@ -109,7 +109,7 @@ class Adviser:
             return None, None
         self.newest[observed.rank] = slowdown
         measured_on = plan.layers_of_place(observed.place), observed.frozen
-        watch = self._watches.get(observed.rank, Watch())
+        watch = self._watches.get(observed.rank, SlowdownWatch())
         if self._measured_on.setdefault(observed.rank, measured_on) != measured_on:
             watch = rebased(watch, slowdown)
         self._measured_on[observed.rank] = measured_on
@@ -124,7 +124,7 @@ class Adviser:
             self.known = self.known.but([(observed.rank, watch.level)])
         return change, None
 
-    def _has_drifted(self, rank: int, watch: Watch) -> bool:
+    def _has_drifted(self, rank: int, watch: SlowdownWatch) -> bool:
         """Whether the level is another one than what is known of the rank, beyond its noise."""
         (known,) = self.known.of((rank,))
         if known is None or watch.level is None:

@@ -33,7 +33,7 @@ _SD_PER_DEVIATION = 1.25
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watch:
+class SlowdownWatch:
     """Detector state for one sequence of slowdowns."""
 
     level: float | None = None
@@ -60,7 +60,7 @@ class Watch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class SlowdownChange:
     """A rank's slowdown is another one from a step on."""
 
     before: float | None
@@ -79,7 +79,7 @@ class Change:
         return f"is {factor:.2f} times {how} since step {self.since} ({self.before:.2f} -> {self.after:.2f})"
 
 
-def after(watch: Watch, step: int, slowdown: float) -> tuple[Watch, Change | None]:
+def after(watch: SlowdownWatch, step: int, slowdown: float) -> tuple[SlowdownWatch, SlowdownChange | None]:
     """The watch after a measurement, and the change that it completes.
 
     Args:
@@ -110,7 +110,9 @@ def after(watch: Watch, step: int, slowdown: float) -> tuple[Watch, Change | Non
     ):
         if total > threshold:
             found = median(since)
-            return Watch(level=found, noise=watch.noise), Change(before=level, after=found, since=first)
+            return SlowdownWatch(level=found, noise=watch.noise), SlowdownChange(
+                before=level, after=found, since=first
+            )
     noise = watch.noise + NOISE_SMOOTHING * (abs(bounded) - watch.noise)
     watch = replace(watch, noise=noise)
     if max(up, down) > threshold / 2:
@@ -119,19 +121,21 @@ def after(watch: Watch, step: int, slowdown: float) -> tuple[Watch, Change | Non
     return replace(watch, level=level * math.exp(weight * bounded), count=watch.count + 1), None
 
 
-def rebased(watch: Watch, slowdown: float) -> Watch:
+def rebased(watch: SlowdownWatch, slowdown: float) -> SlowdownWatch:
     """The watch where `slowdown` is the first measurement on another basis, such as other layers. If it is near the
     level, the profile's errors explain the difference: the level follows, and nothing has changed."""
     if watch.level is None or abs(math.log(slowdown / watch.level)) > math.log(REBASED):
         return watch
-    return Watch(level=slowdown, noise=watch.noise)
+    return SlowdownWatch(level=slowdown, noise=watch.noise)
 
 
-def _settle(watch: Watch, step: int, slowdown: float) -> tuple[Watch, Change | None]:
+def _settle(watch: SlowdownWatch, step: int, slowdown: float) -> tuple[SlowdownWatch, SlowdownChange | None]:
     seen = (*watch.since_up, slowdown)
     if len(seen) < SETTLING:
         return replace(
             watch, since_up=seen, since_up_step=watch.since_up_step if watch.since_up else step
         ), None
     level = median(seen)
-    return Watch(level=level, noise=watch.noise), Change(before=None, after=level, since=watch.since_up_step)
+    return SlowdownWatch(level=level, noise=watch.noise), SlowdownChange(
+        before=None, after=level, since=watch.since_up_step
+    )

@@ -14,7 +14,7 @@ import numpy as np
 from planner.features import row
 from planner.interference.predictor import Predictor
 from planner.profile import ModelProfile
-from planner.repartition.slowdowns import Load
+from planner.repartition.slowdowns import PlaceLoad
 
 MOST = 2.0
 """Largest factor, either way, by which the forest may say that other layers change a slowdown."""
@@ -50,7 +50,7 @@ class ForestSlowdowns:
         self._sampled = sampled
         self._held = self._predicted(list(enumerate(held)))
 
-    def __call__(self, loads: Sequence[Load], /) -> list[float]:
+    def __call__(self, loads: Sequence[PlaceLoad], /) -> list[float]:
         predicted = self._predicted([(load.place, load.layers) for load in loads])
         return [
             carried_over(self._measured[load.place], factor, self._held[load.place])

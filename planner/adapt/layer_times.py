@@ -11,7 +11,7 @@ import math
 from dataclasses import replace
 from typing import Literal
 
-from planner.ir import Kind
+from planner.ir import ActionKind
 from planner.observed import StepTimes
 from planner.plan import Plan
 from planner.profile import Profile
@@ -25,11 +25,11 @@ MOST = 4.0
 
 Time = Literal["forward_s", "input_grad_s", "weight_grad_s"]
 TIMES: tuple[Time, ...] = ("forward_s", "input_grad_s", "weight_grad_s")
-_OF_KIND: dict[Kind, tuple[Time, ...]] = {
-    Kind.FORWARD: ("forward_s",),
-    Kind.BACKWARD: ("input_grad_s", "weight_grad_s"),
-    Kind.INPUT_GRAD: ("input_grad_s",),
-    Kind.WEIGHT_GRAD: ("weight_grad_s",),
+_OF_KIND: dict[ActionKind, tuple[Time, ...]] = {
+    ActionKind.FORWARD: ("forward_s",),
+    ActionKind.BACKWARD: ("input_grad_s", "weight_grad_s"),
+    ActionKind.INPUT_GRAD: ("input_grad_s",),
+    ActionKind.WEIGHT_GRAD: ("weight_grad_s",),
 }
 
 
@@ -55,7 +55,7 @@ def with_factors(profile: Profile, factors: Factors) -> Profile:
     return replace(profile, model=replace(profile.model, layers=layers))
 
 
-class LayerTimes:
+class LayerTimeCorrections:
     """Corrections of one profile's layer times.
 
     Args:
@@ -85,7 +85,7 @@ class LayerTimes:
             for layer in layers
         )
 
-    def take(self, observed: StepTimes, plan: Plan) -> bool:
+    def observe(self, observed: StepTimes, plan: Plan) -> bool:
         """Learn from one rank's step, which must make sense; return whether a time has become another since this was so
         last.
 
@@ -94,10 +94,10 @@ class LayerTimes:
         """
         if observed.frozen:
             return False
-        ratios: dict[tuple[int, Kind], float] = {}
+        ratios: dict[tuple[int, ActionKind], float] = {}
         measured_s = expected_s = 0.0
         for time in observed.times:
-            kind = Kind(time.kind)
+            kind = ActionKind(time.kind)
             if kind not in _OF_KIND:
                 continue
             once_s = self._expected_s(plan, time.stage, _OF_KIND[kind])

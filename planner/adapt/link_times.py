@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from planner.adapt.detection import Watch, after
+from planner.adapt.detection import SlowdownWatch, after
 from planner.observed import LinkTime, StepTimes
 from planner.profile import Link, Profile
 from planner.simulation.slow_links import SlowLink
@@ -40,8 +40,8 @@ _Ends = tuple[int, int]
 class _Known:
     """State of one link, as ratios to the profile's values."""
 
-    rate: Watch = field(default_factory=lambda: Watch(level=1.0))
-    latency: Watch = field(default_factory=lambda: Watch(level=1.0))
+    rate: SlowdownWatch = field(default_factory=lambda: SlowdownWatch(level=1.0))
+    latency: SlowdownWatch = field(default_factory=lambda: SlowdownWatch(level=1.0))
     measured: int | None = None
     """The newest step with a measurement of it."""
     given: tuple[float, float] = (1.0, 1.0)
@@ -52,7 +52,7 @@ class _Known:
         return self.rate.level or 1.0, self.latency.level or 1.0
 
 
-class LinkTimes:
+class LinkSlowdowns:
     """Tracks the slowdowns of one job's links.
 
     Args:
@@ -72,10 +72,10 @@ class LinkTimes:
             rate = self._rate_ratio(link, one.bytes_per_s)
             latency = self._latency_ratio(link, one.latency_s)
             self._known[one.source, one.target] = _Known(
-                Watch(level=rate), Watch(level=latency), given=(rate, latency)
+                SlowdownWatch(level=rate), SlowdownWatch(level=latency), given=(rate, latency)
             )
 
-    def take(self, observed: StepTimes, members: Sequence[int]) -> tuple[list[str], list[str]]:
+    def observe(self, observed: StepTimes, members: Sequence[int]) -> tuple[list[str], list[str]]:
         """Learn from one rank's report; return the changes that it completes and what was ignored, in words.
 
         Args:
@@ -107,7 +107,7 @@ class LinkTimes:
             # Of a link that is known from the log, no measurement counts as old before there is a step to count from.
             known.measured = known.measured or step
             if max(known.levels) > MATERIAL and step - known.measured > STALE_STEPS:
-                known.rate, known.latency = Watch(level=1.0), Watch(level=1.0)
+                known.rate, known.latency = SlowdownWatch(level=1.0), SlowdownWatch(level=1.0)
             pairs = zip(known.levels, known.given, strict=True)
             if any(abs(math.log(now / before)) > math.log(MATERIAL) for now, before in pairs):
                 known.given = known.levels

@@ -12,12 +12,12 @@ from statistics import median_low
 
 from planner.adapt.adviser import Adviser
 from planner.adapt.forest_slowdowns import ForestSlowdowns
-from planner.adapt.layer_times import Factors, LayerTimes
-from planner.adapt.link_times import Links, LinkTimes
+from planner.adapt.layer_times import Factors, LayerTimeCorrections
+from planner.adapt.link_times import Links, LinkSlowdowns
 from planner.adapt.past import NO_PAST, Past
-from planner.adapt.policy import Decision, decide
+from planner.adapt.policy import MoveDecision, decide
 from planner.adapt.samples import believed
-from planner.adapt.speeds import NONE_KNOWN, Slowdowns
+from planner.adapt.speeds import NONE_KNOWN, RankSlowdowns
 from planner.freezing import Ratios
 from planner.interference.model_file import forest_from
 from planner.interference.predictor import Predictor
@@ -35,7 +35,7 @@ class LiveStart:
     """Initial state of a planner."""
 
     profile: Profile
-    known: Slowdowns = NONE_KNOWN
+    known: RankSlowdowns = NONE_KNOWN
     """The ranks' slowdowns, from the log."""
     past: Past = NO_PAST
     """History of the slowdowns, from the log."""
@@ -53,7 +53,7 @@ class LiveStart:
 class Heard:
     """State of a planner after some observations."""
 
-    known: Slowdowns
+    known: RankSlowdowns
     past: Past
     """History of the slowdowns."""
     changes: tuple[str, ...]
@@ -98,8 +98,8 @@ class LivePlanner:
 
     def __init__(self, start: LiveStart) -> None:
         self._adviser = Adviser(start.profile, start.known, start.past)
-        self._times = LayerTimes(start.profile, start.factors)
-        self._links = LinkTimes(start.profile, start.links)
+        self._times = LayerTimeCorrections(start.profile, start.factors)
+        self._links = LinkSlowdowns(start.profile, start.links)
         self._replanner: Replanner | None = None
         self._predictor: Predictor | None = None
         if start.forest is not None:
@@ -109,7 +109,7 @@ class LivePlanner:
         self._said: set[tuple[int, str]] = set()
         """(rank, kind) of the nonsense that was told."""
 
-    def take(self, batch: Iterable[StepTimes], plans: Sequence[Plan], members: Sequence[int]) -> Heard:
+    def observe(self, batch: Iterable[StepTimes], plans: Sequence[Plan], members: Sequence[int]) -> Heard:
         """Learn from what ranks observed.
 
         Args:
@@ -129,7 +129,7 @@ class LivePlanner:
 
         for observed in batch:
             rank = observed.rank
-            change, refusal = self._adviser.take(observed, plans, members)
+            change, refusal = self._adviser.observe(observed, plans, members)
             if refusal is not None:
                 if not refusal.usual:
                     ignore(rank, refusal.kind, refusal.reason)
@@ -142,8 +142,8 @@ class LivePlanner:
             if change is not None and change.before is not None:
                 changes.append(f"rank {rank} {change.reason}")
             plan = next(plan for plan in plans if plan.key == observed.plan)
-            moved = self._times.take(observed, plan) or moved
-            linked, nonsense = self._links.take(observed, members)
+            moved = self._times.observe(observed, plan) or moved
+            linked, nonsense = self._links.observe(observed, members)
             link_changes += linked
             for why in nonsense:
                 ignore(rank, "links", why)
@@ -176,7 +176,7 @@ class LivePlanner:
         """Decide with `replanner` from now on."""
         self._replanner = replanner
 
-    def decide(self, question: Question) -> Decision:
+    def decide(self, question: Question) -> MoveDecision:
         """Whether another cut pays for what is known now.
 
         Raises:
@@ -184,7 +184,7 @@ class LivePlanner:
         """
         return self.considering(question)()
 
-    def considering(self, question: Question) -> Callable[[], Decision]:
+    def considering(self, question: Question) -> Callable[[], MoveDecision]:
         """`decide` for what is known now, to be called in any thread: what is learnt meanwhile does not count.
 
         Raises:
@@ -198,7 +198,7 @@ class LivePlanner:
         uncertainty = self._adviser.uncertainty(question.members)
         sampled = [self._sampled.get(rank, {}) for rank in question.members]
 
-        def answer() -> Decision:
+        def answer() -> MoveDecision:
             return decide(
                 replanner,
                 question.now,

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import median
 
-from planner.adapt.detection import Change
-from planner.adapt.speeds import Slowdowns
+from planner.adapt.detection import SlowdownChange
+from planner.adapt.speeds import RankSlowdowns
 
 LASTING_STEPS = 200
 """Assumed duration of speeds before the job has seen any."""
@@ -44,7 +44,7 @@ class Past:
     watched: tuple[tuple[int, float, int], ...] = ()
     """(rank, noise of its measurements, how many of them its level has followed), ascending, as in `Watch`."""
 
-    def after(self, rank: int, change: Change) -> Past:
+    def after(self, rank: int, change: SlowdownChange) -> Past:
         """This, and a change of `rank`."""
         changed = dict(self.changed)
         began = changed.get(rank)
@@ -98,7 +98,7 @@ class Past:
         present, other = self._usual_steps(self.slower), self._usual_steps(not self.slower)
         return present / (present + other)
 
-    def known_before(self, known: Slowdowns) -> Slowdowns | None:
+    def known_before(self, known: RankSlowdowns) -> RankSlowdowns | None:
         """Slowdowns before the last change of a rank and of those that changed together with it; None: none did, or a
         link did after them.
 

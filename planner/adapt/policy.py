@@ -11,7 +11,7 @@ from planner.freezing import Ratios
 from planner.plan import Plan, PlanError
 from planner.profile import Profile
 from planner.repartition import repartition
-from planner.repartition.slowdowns import Slowdowns
+from planner.repartition.slowdowns import SlowdownModel
 from planner.schedule.expand import schedule_after
 from planner.search import recut
 from planner.search.replan import Replanner
@@ -36,7 +36,7 @@ BOTH_STEPS = 200
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decision:
+class MoveDecision:
     """Whether to move, and the numbers behind it."""
 
     plan: Plan | None
@@ -65,10 +65,10 @@ def decide(
     before: Sequence[float | None] | None = None,
     share: float = 0.5,
     uncertainty: float = 0.0,
-    predicts: Slowdowns | None = None,
+    predicts: SlowdownModel | None = None,
     ratios: Ratios | None = None,
     r_max: float | None = None,
-) -> Decision:
+) -> MoveDecision:
     """Search the best cut, order of the ranks and shares of pipelines for the known speeds, and weigh them against the
     present ones (DynPipe, Algorithm 2, lines 9 ff.). Of the plans found, the one counts that saves most beyond what its
     move costs, and for whose layers there is room beside those that places hold until they have moved.
@@ -103,7 +103,7 @@ def decide(
     except PlanError as error:
         known = recut.predicted(replanner, now, domains, slowdowns)
         assert known is not None, "there is a profile"
-        return Decision(plan=None, reason=str(error), now_s=known.step_s, then_s=known.step_s)
+        return MoveDecision(plan=None, reason=str(error), now_s=known.step_s, then_s=known.step_s)
     present = search.now
     worth = _Worth(replanner, present, domains, remaining_steps, lasting_steps, before, share)
     least_gain = max(LEAST_GAIN, SURE * uncertainty)
@@ -120,7 +120,7 @@ def decide(
     )
     after, (worth_s, cost_s, over) = chosen or weighed[0]
     best = after.plan
-    found = Decision(
+    found = MoveDecision(
         plan=None,
         reason="",
         now_s=present.step_s,

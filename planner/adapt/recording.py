@@ -19,7 +19,7 @@ from typing import get_args
 
 from planner.adapt.gzip_members import BEGIN, members
 from planner.adapt.live import Heard, LivePlanner, LiveStart, Question
-from planner.adapt.policy import Decision
+from planner.adapt.policy import MoveDecision
 from planner.codec import from_json, to_json
 from planner.observed import StepTimes
 from planner.plan import Plan
@@ -87,11 +87,11 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answered:
+class PlannerAnswered:
     """The answer to the question of this number."""
 
     number: int
-    decision: Decision
+    decision: MoveDecision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +101,11 @@ class Ended:
     reason: str
 
 
-Entry = Began | Planned | Took | Kept | Given | Asked | Answered | Ended
-KINDS: dict[str, type[Entry]] = {kind.__name__: kind for kind in get_args(Entry)}
+Entry = Began | Planned | Took | Kept | Given | Asked | PlannerAnswered | Ended
+KINDS: dict[str, type[Entry]] = {kind.__name__: kind for kind in get_args(Entry)} | {
+    "Answered": PlannerAnswered
+}
+"""By the name in a line; `Answered` is that of earlier recordings."""
 
 
 def line_of(entry: Entry) -> bytes:
@@ -201,9 +204,9 @@ class RecordedPlanner(LivePlanner):
         self._questions = 0
         writer.write(Began(start=start), now=True)
 
-    def take(self, batch: Iterable[StepTimes], plans: Sequence[Plan], members: Sequence[int]) -> Heard:
+    def observe(self, batch: Iterable[StepTimes], plans: Sequence[Plan], members: Sequence[int]) -> Heard:
         taken = tuple(batch)
-        heard = super().take(taken, plans, members)
+        heard = super().observe(taken, plans, members)
         numbers = tuple(self._number(plan) for plan in plans)
         self._writer.write(
             Took(batch=taken, plans=numbers, members=tuple(members), heard=heard), now=bool(heard.changes)
@@ -220,15 +223,15 @@ class RecordedPlanner(LivePlanner):
         super().plan_with(replanner)
         self._writer.write(Given(replanner=replanner), now=True)
 
-    def considering(self, question: Question) -> Callable[[], Decision]:
+    def considering(self, question: Question) -> Callable[[], MoveDecision]:
         decide = super().considering(question)
         self._questions += 1
         number = self._questions
         self._writer.write(Asked(number=number, question=question), now=True)
 
-        def answer() -> Decision:
+        def answer() -> MoveDecision:
             decision = decide()
-            self._writer.write(Answered(number=number, decision=decision), now=True)
+            self._writer.write(PlannerAnswered(number=number, decision=decision), now=True)
             return decision
 
         return answer

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from planner.adapt.live import Heard, LivePlanner
-from planner.adapt.policy import Decision
-from planner.adapt.recording import Answered, Asked, Began, Ended, Entry, Given, Kept, Planned, Took
+from planner.adapt.policy import MoveDecision
+from planner.adapt.recording import Asked, Began, Ended, Entry, Given, Kept, Planned, PlannerAnswered, Took
 from planner.plan import Plan
 
 
@@ -24,20 +24,20 @@ class Observed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decided:
+class ReplayedDecision:
     """The planner's decision, recorded and replayed."""
 
     asked: Asked
-    recorded: Decision | None
+    recorded: MoveDecision | None
     """None: the recording ends before."""
-    decision: Decision
+    decision: MoveDecision
 
     @property
     def same(self) -> bool:
         return self.recorded is None or self.recorded == self.decision
 
 
-def replayed(entries: Iterable[Entry]) -> Iterator[Observed | Decided]:
+def replayed(entries: Iterable[Entry]) -> Iterator[Observed | ReplayedDecision]:
     """Feed a planner with what another one was told, in that order; yield what it answers.
 
     Raises:
@@ -45,7 +45,7 @@ def replayed(entries: Iterable[Entry]) -> Iterator[Observed | Decided]:
     """
     planner: LivePlanner | None = None
     plans: dict[int, Plan] = {}
-    waiting: dict[int, tuple[Asked, Decision]] = {}
+    waiting: dict[int, tuple[Asked, MoveDecision]] = {}
     for entry in entries:
         if isinstance(entry, Began):
             yield from _unanswered(waiting)
@@ -59,7 +59,7 @@ def replayed(entries: Iterable[Entry]) -> Iterator[Observed | Decided]:
             case Took():
                 if missing := set(entry.plans) - plans.keys():
                     raise ValueError(f"plan {min(missing)} is named before it is there")
-                heard = planner.take(entry.batch, [plans[number] for number in entry.plans], entry.members)
+                heard = planner.observe(entry.batch, [plans[number] for number in entry.plans], entry.members)
                 yield Observed(took=entry, heard=heard)
             case Kept():
                 planner.keep(entry.ranks)
@@ -67,16 +67,16 @@ def replayed(entries: Iterable[Entry]) -> Iterator[Observed | Decided]:
                 planner.plan_with(entry.replanner)
             case Asked():
                 waiting[entry.number] = entry, planner.decide(entry.question)
-            case Answered():
+            case PlannerAnswered():
                 if entry.number not in waiting:
                     raise ValueError(f"decision {entry.number} answers no question")
                 asked, decision = waiting.pop(entry.number)
-                yield Decided(asked=asked, recorded=entry.decision, decision=decision)
+                yield ReplayedDecision(asked=asked, recorded=entry.decision, decision=decision)
             case Ended():
                 pass
     yield from _unanswered(waiting)
 
 
-def _unanswered(waiting: dict[int, tuple[Asked, Decision]]) -> Iterator[Decided]:
+def _unanswered(waiting: dict[int, tuple[Asked, MoveDecision]]) -> Iterator[ReplayedDecision]:
     for asked, decision in waiting.values():
-        yield Decided(asked=asked, recorded=None, decision=decision)
+        yield ReplayedDecision(asked=asked, recorded=None, decision=decision)

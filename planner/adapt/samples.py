@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from planner.features import SAMPLED, VERSION, Sample
+from planner.features import SAMPLED, VERSION, FeatureSample
 
 MOST_OF_UNIT = {
     "share": 10.0,
@@ -21,7 +21,7 @@ _MOST = {feature.name: MOST_OF_UNIT[feature.unit] for feature in SAMPLED}
 _SHOWN = 3
 
 
-def believed(sample: Sample) -> tuple[dict[str, float], str]:
+def believed(sample: FeatureSample) -> tuple[dict[str, float], str]:
     """(the features that can be, what is wrong with the others or "")."""
     if sample.version != VERSION:
         return {}, f"they are of version {sample.version}, this program knows version {VERSION}"

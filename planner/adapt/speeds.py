@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from planner.ir import Kind
+from planner.ir import ActionKind
 from planner.observed import StageTime
 from planner.plan import Plan
 from planner.profile import Profile
@@ -17,7 +17,7 @@ NOTHING_EXPECTED = "none of its actions has an expected time"
 
 
 @dataclass(frozen=True)
-class Slowdowns:
+class RankSlowdowns:
     """Slowdown by rank number: the factor on the profile's times. Ranks that have not been measured have none."""
 
     by_rank: tuple[tuple[int, float], ...] = ()
@@ -28,16 +28,16 @@ class Slowdowns:
         known = dict(self.by_rank)
         return tuple(known.get(rank) for rank in ranks)
 
-    def but(self, changed: Iterable[tuple[int, float]]) -> Slowdowns:
+    def but(self, changed: Iterable[tuple[int, float]]) -> RankSlowdowns:
         """A copy with the slowdowns that `changed` names replaced."""
-        return Slowdowns(tuple(sorted({**dict(self.by_rank), **dict(changed)}.items())))
+        return RankSlowdowns(tuple(sorted({**dict(self.by_rank), **dict(changed)}.items())))
 
-    def among(self, ranks: Iterable[int]) -> Slowdowns:
+    def among(self, ranks: Iterable[int]) -> RankSlowdowns:
         """Slowdowns of `ranks` alone."""
         kept = frozenset(ranks)
-        return Slowdowns(tuple(entry for entry in self.by_rank if entry[0] in kept))
+        return RankSlowdowns(tuple(entry for entry in self.by_rank if entry[0] in kept))
 
-    def far_from(self, other: Slowdowns, factor: float) -> bool:
+    def far_from(self, other: RankSlowdowns, factor: float) -> bool:
         """Whether a rank's slowdown differs from that in `other` by more than `factor`, or is new or gone."""
         mine, theirs = dict(self.by_rank), dict(other.by_rank)
         if mine.keys() != theirs.keys():
@@ -45,7 +45,7 @@ class Slowdowns:
         return any(abs(math.log(mine[rank] / theirs[rank])) > math.log(factor) for rank in mine)
 
 
-NONE_KNOWN = Slowdowns()
+NONE_KNOWN = RankSlowdowns()
 """Before anything is measured."""
 
 
@@ -60,7 +60,7 @@ def slowdown_of(
     """
     expected_s = measured_s = 0.0
     for time in times:
-        if time.kind not in set(Kind) or not 0 <= time.stage < plan.stages:
+        if time.kind not in set(ActionKind) or not 0 <= time.stage < plan.stages:
             return None, f"no such action: {time.kind} of stage {time.stage}, of {plan.stages}"
         if plan.stage_ranks[time.stage] != pipeline_rank:
             return None, f"stage {time.stage} is rank {plan.stage_ranks[time.stage]}'s, not {pipeline_rank}'s"
@@ -69,9 +69,9 @@ def slowdown_of(
                 None,
                 f"{time.kind} of stage {time.stage} took {time.seconds} s in {time.count} microbatches",
             )
-        kind = Kind(time.kind)
+        kind = ActionKind(time.kind)
         # Of an update no time is expected.
-        if kind is Kind.UPDATE or (frozen and kind in (Kind.BACKWARD, Kind.WEIGHT_GRAD)):
+        if kind is ActionKind.UPDATE or (frozen and kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRAD)):
             continue
         once_s = _expected_s(profile, plan, kind, time.stage)
         expected_s += once_s * time.count
@@ -84,20 +84,20 @@ def slowdown_of(
     return slowdown, ""
 
 
-def _expected_s(profile: Profile, plan: Plan, kind: Kind, stage: int) -> float:
+def _expected_s(profile: Profile, plan: Plan, kind: ActionKind, stage: int) -> float:
     """Seconds of one action on a device whose slowdown is 1."""
     first, stop = plan.layers[stage]
     layers = profile.model.layers[first:stop]
     match kind:
-        case Kind.FORWARD:
+        case ActionKind.FORWARD:
             return sum(layer.forward_s for layer in layers)
-        case Kind.BACKWARD:
+        case ActionKind.BACKWARD:
             return sum(layer.backward_s for layer in layers)
-        case Kind.INPUT_GRAD:
+        case ActionKind.INPUT_GRAD:
             return sum(layer.input_grad_s for layer in layers)
-        case Kind.WEIGHT_GRAD:
+        case ActionKind.WEIGHT_GRAD:
             return sum(layer.weight_grad_s for layer in layers)
-        case Kind.RECOMPUTE:
+        case ActionKind.RECOMPUTE:
             return sum(layer.forward_s for i, layer in enumerate(layers, first) if i in plan.recompute)
-        case Kind.UPDATE:
+        case ActionKind.UPDATE:
             raise AssertionError("updates are left out")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from planner.freeze.monitoring import Bounds, MonitoringError, Observation, measure
 from planner.freeze.program import FreezeSolution, layer_ratios, solve
 from planner.freeze.time_to_accuracy import kappa
-from planner.freezing import Control, FreezePlan, Phases, Ratios, Weights
+from planner.freezing import FreezeOverrides, FreezePlan, Phases, Ratios, Weights
 from planner.ir import Schedule
 from planner.plan import Plan
 from planner.profile import Profile
@@ -53,7 +53,7 @@ class FreezeDecision:
     variance."""
 
     def freeze_plan(
-        self, plan: Plan, *, epoch: int, version: int = 1, control: Control | None = None
+        self, plan: Plan, *, epoch: int, version: int = 1, control: FreezeOverrides | None = None
     ) -> FreezePlan:
         """The freeze plan `version` of `epoch`, for a job that runs `plan`."""
         return FreezePlan(

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from statistics import mean, median
 
 from planner.freezing import Phase, Phases
-from planner.ir import FREEZABLE, Action, Kind, Schedule
+from planner.ir import FREEZABLE, Action, ActionKind, Schedule
 from planner.plan import Place
 from planner.schedule.graph import build_graph
 from planner.simulation.simulate import Costs
 
 Spans = tuple[tuple[str, float, float], ...]
 """(token, start, end) of measured actions; seconds since the start of the step."""
-Key = tuple[Kind, int]
+Key = tuple[ActionKind, int]
 """Kind and stage."""
 
 
@@ -83,7 +83,7 @@ def measure(schedule: Schedule, phases: Phases, observations: Iterable[Observati
         if key[0] in FREEZABLE:
             upper_s[key] = _known(longest, key, phases, Phase.UPPER)
             # A weight gradient that is never computed has no time.
-            gone = key[0] is Kind.WEIGHT_GRAD and lower and key not in shortest
+            gone = key[0] is ActionKind.WEIGHT_GRAD and lower and key not in shortest
             lower_s[key] = 0.0 if gone else min(upper_s[key], _known(shortest, key, phases, Phase.LOWER))
         else:
             upper_s[key] = lower_s[key] = _known(both, key, phases, Phase.UPPER)

@@ -24,7 +24,7 @@ SMALLEST_LEAF = 3
 """Windows at a leaf: fewer would follow single windows' noise."""
 
 
-class Model(Protocol):
+class RatioModel(Protocol):
     """Predicts, from rows, ratios over the last measured ones."""
 
     def predict(self, rows: Rows) -> NDArray[np.float64]: ...
@@ -66,7 +66,9 @@ def fit(windows: Windows, *, warnings: Sequence[str] = (), seed: int = 0) -> Fit
     )
 
 
-def left_out(windows: Windows, fitter: Callable[[Windows, int], Model], seed: int) -> NDArray[np.float64]:
+def left_out(
+    windows: Windows, fitter: Callable[[Windows, int], RatioModel], seed: int
+) -> NDArray[np.float64]:
     """Predicted ratios of the windows beside neighbours, each by a model that has not seen its kind; NaN alone."""
     predicted = np.full(len(windows), np.nan)
     kinds = np.array(windows.kinds)
@@ -158,13 +160,13 @@ def _importances(regressor: Any) -> tuple[tuple[str, float], ...]:
     )
 
 
-def _linear(windows: Windows, seed: int) -> Model:
+def _linear(windows: Windows, seed: int) -> RatioModel:
     from sklearn.linear_model import Ridge
 
     return _scaled(Ridge(1.0), windows)
 
 
-def _network(windows: Windows, seed: int) -> Model:
+def _network(windows: Windows, seed: int) -> RatioModel:
     from sklearn.neural_network import MLPRegressor
 
     return _scaled(
@@ -195,7 +197,7 @@ class _Unchanged:
         return np.ones(len(rows))
 
 
-FITTERS: dict[str, Callable[[Windows, int], Model]] = {
+FITTERS: dict[str, Callable[[Windows, int], RatioModel]] = {
     "forest": lambda windows, seed: _arrays(_regressor(windows, seed)),
     "linear": _linear,
     "network": _network,

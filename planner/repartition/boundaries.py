@@ -16,7 +16,7 @@ from planner.partition.minmax import backtrack, legal
 from planner.partition.stage_costs import Ranges, StageCosts
 from planner.plan import PlanError
 from planner.repartition.condensation import Blocks, condense
-from planner.repartition.problem import Floats, Integers, Order, Problem
+from planner.repartition.problem import Floats, Integers, Order, RepartitionProblem
 
 SLACKS = (0.0, 0.003, 0.01, 0.03, 0.1)
 """Relative slacks of the busiest stage over its minimum, for less time until the first microbatch is through."""
@@ -26,7 +26,7 @@ _FIT_ROUNDS = 16
 """Halvings of the interval in which the shortest bottleneck lies: to 2e-5 of it."""
 
 
-def blocks_of(problem: Problem, *, pivotal: int | None = None) -> Blocks:
+def blocks_of(problem: RepartitionProblem, *, pivotal: int | None = None) -> Blocks:
     """The problem's condensed model."""
     layers, links = problem.profile.model.layers, problem.profile.cluster.links
     again = frozenset(problem.now.recompute)
@@ -46,7 +46,11 @@ def blocks_of(problem: Problem, *, pivotal: int | None = None) -> Blocks:
 
 
 def condensed_cut(
-    problem: Problem, cut: Integers, order: Order, blocks: Blocks, reserved_bytes: dict[int, int] | None
+    problem: RepartitionProblem,
+    cut: Integers,
+    order: Order,
+    blocks: Blocks,
+    reserved_bytes: dict[int, int] | None,
 ) -> Integers | None:
     """The cut between blocks with the shortest bottleneck, for the slowdowns of `cut`.
 
@@ -110,7 +114,7 @@ def nearby_cuts(costs: StageCosts, cut: Integers, radius: int, *, limited: bool)
     return np.array([[first for first, _ in ranges] + [layers] for ranges in dict.fromkeys(found)])
 
 
-def quick_cuts(problem: Problem, cut: Integers, orders: Integers) -> Integers:
+def quick_cuts(problem: RepartitionProblem, cut: Integers, orders: Integers) -> Integers:
     """int[N, S + 1]: for each order a cut with the shortest slowest stage, found by halving; messages and memory do not
     count, and a rank's stages get equal shares.
 

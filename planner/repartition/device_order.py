@@ -13,7 +13,7 @@ from statistics import median
 import numpy as np
 
 from planner.profile import Link
-from planner.repartition.problem import Floats, Integers, Order, Problem
+from planner.repartition.problem import Floats, Integers, Order, RepartitionProblem
 
 UNUSUAL = 1.05
 """Factor between a rank's slowdown and the median's beyond which it may change its part."""
@@ -23,7 +23,7 @@ MOST_ORDERS = 720
 """Most orders of which all are tried."""
 
 
-def all_orders(problem: Problem) -> Integers | None:
+def all_orders(problem: RepartitionProblem) -> Integers | None:
     """int[N, R]: every order of the ranks, the present one first; None if there are more than `MOST_ORDERS`."""
     if factorial(problem.ranks) > MOST_ORDERS:
         return None
@@ -32,7 +32,7 @@ def all_orders(problem: Problem) -> Integers | None:
     return np.concatenate([orders[present], orders[~present]])
 
 
-def exchanged_orders(problem: Problem, order: Order) -> Integers:
+def exchanged_orders(problem: RepartitionProblem, order: Order) -> Integers:
     """int[N, R]: `order` with one unusual rank in exchange with any other: of unusual speed, or at the slowest link
     that messages take; there may be none."""
     slow = rank_slowdowns(problem)
@@ -52,7 +52,7 @@ def exchanged_orders(problem: Problem, order: Order) -> Integers:
     return np.array(list(found), dtype=np.int64).reshape(-1, problem.ranks)
 
 
-def _at_slow_links(problem: Problem, order: Order) -> list[int]:
+def _at_slow_links(problem: RepartitionProblem, order: Order) -> list[int]:
     """The two ranks at the slowest link that messages take in `order`, if it is unlike the others."""
     layers, links = problem.profile.model.layers[:-1], problem.profile.cluster.links
     there, back = (
@@ -78,7 +78,7 @@ def _message_s(link: Link, size: float) -> float:
     return link.sender_busy_s(size) + link.transfer_s(size) + link.receiver_busy_s(size)
 
 
-def rank_slowdowns(problem: Problem) -> Floats:
+def rank_slowdowns(problem: RepartitionProblem) -> Floats:
     """float[P]: of each pipeline rank with its present layers; of siblings, the slowest."""
     places = np.array(problem.slowdowns_of(problem.cut_now, problem.order_now))
     return places.reshape(problem.now.pipeline_count, problem.ranks).max(axis=0)

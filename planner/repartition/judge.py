@@ -12,9 +12,9 @@ from itertools import accumulate
 
 import numpy as np
 
-from planner.ir import Kind
+from planner.ir import ActionKind
 from planner.repartition.link_times import LINK, RECEIVER, SENDER, LinkTimes
-from planner.repartition.problem import Candidates, Floats, Integers, Order, Problem
+from planner.repartition.problem import Candidates, Floats, Integers, Order, RepartitionProblem
 from planner.shards import Piece, Shard
 from planner.simulation.gradient_communication import fold_s, folding_s
 from planner.simulation.many import Levels, ManyMessages, levels_of, neighbour_of, rank_ends_s
@@ -24,7 +24,7 @@ from planner.simulation.shard_parts import part_of
 class Judge:
     """Times of candidates of one problem."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: RepartitionProblem) -> None:
         self._problem = problem
         self._links = LinkTimes(problem)
         self.simulated = 0
@@ -39,7 +39,7 @@ class Judge:
         slow = self._slow(candidates)
         stage_s = self._stage_s(candidates.cuts, slow)
         there, back = self._links.messages(candidates)
-        parts = {Kind.FORWARD: there, Kind.BACKWARD: back, Kind.INPUT_GRAD: back}
+        parts = {ActionKind.FORWARD: there, ActionKind.BACKWARD: back, ActionKind.INPUT_GRAD: back}
         silent = np.zeros((4, len(candidates)))
         messages = [
             parts[kind][:, stage].T
@@ -179,11 +179,11 @@ class Judge:
         """float[G, N] by group of actions; float[A, N] by action if weight gradients are frozen."""
         cuts = candidates.cuts
         of_kind = {
-            Kind.FORWARD: times["forward"],
-            Kind.INPUT_GRAD: times["input_grad"],
-            Kind.WEIGHT_GRAD: times["weight_grad"],
-            Kind.BACKWARD: times["input_grad"] + times["weight_grad"],
-            Kind.RECOMPUTE: times["recompute"],
+            ActionKind.FORWARD: times["forward"],
+            ActionKind.INPUT_GRAD: times["input_grad"],
+            ActionKind.WEIGHT_GRAD: times["weight_grad"],
+            ActionKind.BACKWARD: times["input_grad"] + times["weight_grad"],
+            ActionKind.RECOMPUTE: times["recompute"],
         }
         folds = self._folds_s(candidates, slow) if self._folding else {}
         if self._problem.ratios is None:
@@ -199,7 +199,9 @@ class Judge:
         saved = (frozen[:, cuts[:, 1:]] - frozen[:, cuts[:, :-1]]) * slow
         kinds = [kind for kind, _ in levels.groups]
         stages = np.array([stage for _, stage in levels.groups])[levels.group_of]
-        forms = np.array([kind in (Kind.BACKWARD, Kind.WEIGHT_GRAD) for kind in kinds])[levels.group_of]
+        forms = np.array([kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRAD) for kind in kinds])[
+            levels.group_of
+        ]
         rows = np.flatnonzero(forms)
         by_action[rows] -= saved[levels.index_of[rows], :, stages[rows]]
         for kind, longer_s in folds.items():
@@ -217,17 +219,19 @@ class Judge:
         if not self._folding:
             return np.zeros((1, 1))
         problem = self._problem
-        folds = self._folds_s(candidates, slow)[Kind.WEIGHT_GRAD if problem.splits else Kind.BACKWARD]
+        folds = self._folds_s(candidates, slow)[
+            ActionKind.WEIGHT_GRAD if problem.splits else ActionKind.BACKWARD
+        ]
         return folds.sum(axis=0) * (problem.window.microbatches / len(folds))
 
-    def _folds_s(self, candidates: Candidates, slow: Floats) -> dict[Kind, Floats]:
+    def _folds_s(self, candidates: Candidates, slow: Floats) -> dict[ActionKind, Floats]:
         """By kind of action, float[M, N, S]: how much longer it takes because its gradients travel; as `folded_s`. M is
         1 where nothing is frozen: all microbatches take as long."""
         layers = self._problem.profile.model.layers
         left = np.ones((1, len(layers))) if self._problem.ratios is None else self._unfrozen
         weight_s = left * np.array([layer.weight_grad_s for layer in layers])
         whole_s = weight_s + np.array([layer.input_grad_s for layer in layers])
-        formed = {Kind.BACKWARD: whole_s, Kind.WEIGHT_GRAD: weight_s}
+        formed = {ActionKind.BACKWARD: whole_s, ActionKind.WEIGHT_GRAD: weight_s}
         numbers, held_s, travel_s = self._fold_table
         count = np.arange(len(numbers))
         first = np.searchsorted(numbers, candidates.cuts[:, :-1])[..., None]

@@ -8,7 +8,7 @@ from itertools import accumulate
 import numpy as np
 
 from planner.profile import Link
-from planner.repartition.problem import Candidates, Floats, Integers, Problem
+from planner.repartition.problem import Candidates, Floats, Integers, RepartitionProblem
 from planner.simulation.shard_parts import weight_bytes
 
 _FIELDS = ("sender_s", "sender_s_per_byte", "bytes_per_s", "latency_s", "receiver_s", "receiver_s_per_byte")
@@ -22,7 +22,7 @@ NO_LINK = Link(latency_s=0.0, bytes_per_s=float("inf"))
 class LinkTimes:
     """Times on the links of one problem's devices."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: RepartitionProblem) -> None:
         self._problem = problem
 
     @cached_property

@@ -65,7 +65,7 @@ class Pool:
             rows = promising[begin : begin + min(BATCH, self.left)]
             if not len(rows):
                 return None
-            found = self._simulate(candidates.take(rows))
+            found = self._simulate(candidates.select(rows))
             if found.step_s < limit_s * (1 - NEAR):
                 return found
         return None
@@ -83,7 +83,7 @@ class Pool:
             rows = rows[bounds_s[rows] < limit_s * (1 - NEAR)]
             if not len(rows):
                 break
-            found = self._simulate(candidates.take(rows))
+            found = self._simulate(candidates.select(rows))
             if found.step_s < limit_s * (1 - NEAR):
                 best, limit_s = found, found.step_s
             begin += len(rows)
@@ -94,7 +94,7 @@ class Pool:
         candidates = self._new(candidates)
         rows = np.flatnonzero(self._judge.bound_s(candidates) < limit_s)[: min(BATCH, self.left)]
         if len(rows):
-            self._simulate(candidates.take(rows))
+            self._simulate(candidates.select(rows))
 
     def _new(self, candidates: Candidates) -> Candidates:
         if self._seen:
@@ -102,8 +102,8 @@ class Pool:
             size = rows.shape[1] * rows.itemsize
             raw = rows.tobytes()
             new = [raw[begin : begin + size] not in self._seen for begin in range(0, len(raw), size)]
-            candidates = candidates.take(np.array(new, dtype=bool))
-        return candidates.take(self._fits(candidates))
+            candidates = candidates.select(np.array(new, dtype=bool))
+        return candidates.select(self._fits(candidates))
 
     def _simulate(self, candidates: Candidates) -> Judged:
         """The fastest."""

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.freezing import Ratios
-from planner.ir import Kind, Schedule
+from planner.ir import ActionKind, Schedule
 from planner.partition.stage_costs import StageCosts
 from planner.plan import Plan
 from planner.profile import Cluster, Profile
-from planner.repartition.slowdowns import Slowdowns, SlowdownTable
+from planner.repartition.slowdowns import SlowdownModel, SlowdownTable
 from planner.schedule.expand import recomputing_stages, with_recompute
 from planner.schedule.in_flight import Counts, largest_counts
 from planner.schedule.passes import repeat, with_stage_ranks
@@ -47,7 +47,7 @@ class Candidates:
         orders = self.orders
         return orders[:1] if len(orders) and (orders == orders[0]).all() else orders
 
-    def take(self, rows: Integers | NDArray[np.bool_]) -> Candidates:
+    def select(self, rows: Integers | NDArray[np.bool_]) -> Candidates:
         return Candidates(self.cuts[rows], self.orders[rows])
 
     @staticmethod
@@ -61,7 +61,7 @@ class Candidates:
         )
 
 
-class Problem:
+class RepartitionProblem:
     """The search for another plan of the same ranks.
 
     Args:
@@ -77,7 +77,7 @@ class Problem:
         profile: Profile,
         now: Plan,
         schedule: Schedule,
-        slowdowns: Slowdowns,
+        slowdowns: SlowdownModel,
         ratios: Ratios | None = None,
     ) -> None:
         self.profile, self.now, self.schedule, self.ratios = profile, now, schedule, ratios
@@ -118,7 +118,7 @@ class Problem:
     @cached_property
     def splits(self) -> bool:
         """Whether weight gradients have actions of their own."""
-        return any(action.kind is Kind.WEIGHT_GRAD for action in self.schedule.programs[0])
+        return any(action.kind is ActionKind.WEIGHT_GRAD for action in self.schedule.programs[0])
 
     def plan(self, cut: Integers, order: Sequence[int], partition: str) -> Plan:
         """`now` with another cut and order, and with even shares. Its standbys are those of `now`."""

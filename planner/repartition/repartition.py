@@ -20,9 +20,9 @@ from planner.repartition.boundaries import blocks_of, rank_bytes
 from planner.repartition.condensation import Blocks
 from planner.repartition.judge import Judge
 from planner.repartition.pool import Judged
-from planner.repartition.problem import Order, Problem
-from planner.repartition.search import ALIKE, QUICK, Effort, Search
-from planner.repartition.slowdowns import Known, Slowdowns
+from planner.repartition.problem import Order, RepartitionProblem
+from planner.repartition.search import ALIKE, QUICK, RepartitionEffort, Search
+from planner.repartition.slowdowns import Known, SlowdownModel
 from planner.schedule.expand import schedule_after, without_recompute
 from planner.search.balanced_shares import balanced_shares
 from planner.search.replan import Replanner
@@ -47,7 +47,7 @@ TIGHTENINGS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class FoundPlan:
     """The result of a search."""
 
     now: Prediction
@@ -79,15 +79,15 @@ def best(
     replanner: Replanner,
     now: Plan,
     domains: Sequence[str],
-    slowdowns: Sequence[float | None] | Slowdowns | None = None,
+    slowdowns: Sequence[float | None] | SlowdownModel | None = None,
     *,
     ratios: Ratios | None = None,
     r_max: float | None = None,
     reorder: bool = True,
     share: bool = False,
     blocks: Blocks | None = None,
-    effort: Effort = QUICK,
-) -> Found:
+    effort: RepartitionEffort = QUICK,
+) -> FoundPlan:
     """Search the fastest plan for the places of `now`: other layers per stage, other ranks for the stages, and other
     shares of a step for the pipelines.
 
@@ -119,7 +119,7 @@ def best(
     programs = 0 if r_max is None else affordable_programs(schedule)
     # Of the present plan and another one, or neither would compare with the other.
     own = r_max if programs > 1 else None
-    problem = Problem(profile, now, schedule, known, ratios if own is None else evenly(now, own))
+    problem = RepartitionProblem(profile, now, schedule, known, ratios if own is None else evenly(now, own))
     judge = Judge(problem)
     blocks = blocks_of(problem) if blocks is None else blocks
     finals = _Finals(replanner, problem, domains)
@@ -139,7 +139,7 @@ def best(
                 choices = finals.all_with_own_ratios(choices, own, ratios, programs - 1)
                 if not choices:
                     break
-            return Found(
+            return FoundPlan(
                 now=present,
                 choices=choices,
                 blocks=len(blocks),
@@ -156,7 +156,7 @@ def best(
 class _Finals:
     """The exact predictions at the end of a search."""
 
-    def __init__(self, replanner: Replanner, problem: Problem, domains: Sequence[str]) -> None:
+    def __init__(self, replanner: Replanner, problem: RepartitionProblem, domains: Sequence[str]) -> None:
         self._replanner, self._problem, self._domains = replanner, problem, domains
 
     def choices(self, judged: Sequence[Judged]) -> tuple[Prediction, ...]:

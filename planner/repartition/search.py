@@ -24,7 +24,7 @@ from planner.repartition.condensation import Blocks
 from planner.repartition.device_order import all_orders, exchanged_orders
 from planner.repartition.judge import Judge
 from planner.repartition.pool import BATCH, Judged, Pool
-from planner.repartition.problem import Candidates, Integers, Order, Problem
+from planner.repartition.problem import Candidates, Integers, Order, RepartitionProblem
 
 MOST_CUTS = 3_000
 """Most cuts of a model of which all are tried."""
@@ -51,7 +51,7 @@ EXCHANGES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Effort:
+class RepartitionEffort:
     """The budget of a search."""
 
     actions: int
@@ -64,7 +64,7 @@ class Effort:
         return max(1, min(self.simulations, self.actions // actions))
 
 
-QUICK = Effort(actions=20_000_000, simulations=3_000)
+QUICK = RepartitionEffort(actions=20_000_000, simulations=3_000)
 """About half a second at most, while ranks train."""
 
 
@@ -78,10 +78,10 @@ class Search:
 
     def __init__(
         self,
-        problem: Problem,
+        problem: RepartitionProblem,
         judge: Judge,
         blocks: Blocks,
-        effort: Effort,
+        effort: RepartitionEffort,
         reserved_bytes: dict[int, int] | None = None,
     ) -> None:
         self._problem, self._judge, self._blocks = problem, judge, blocks

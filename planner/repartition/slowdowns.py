@@ -18,7 +18,7 @@ Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Load:
+class PlaceLoad:
     """Layers that a place is to hold."""
 
     place: int
@@ -27,10 +27,10 @@ class Load:
     """[first, stop) of each of its stages, ascending."""
 
 
-class Slowdowns(Protocol):
+class SlowdownModel(Protocol):
     """Predicts slowdowns."""
 
-    def __call__(self, loads: Sequence[Load], /) -> Sequence[float]:
+    def __call__(self, loads: Sequence[PlaceLoad], /) -> Sequence[float]:
         """The factor on the profile's times for each load; above 0. Equal loads have equal factors."""
         ...
 
@@ -41,7 +41,7 @@ class Known:
 
     by_place: tuple[float, ...]
 
-    def __call__(self, loads: Sequence[Load], /) -> Sequence[float]:
+    def __call__(self, loads: Sequence[PlaceLoad], /) -> Sequence[float]:
         return [self.by_place[load.place] for load in loads]
 
 
@@ -53,11 +53,11 @@ class SlowdownTable:
         pipelines: how many copies of the pipeline run.
     """
 
-    def __init__(self, slowdowns: Slowdowns, stages: Sequence[Sequence[int]], pipelines: int) -> None:
+    def __init__(self, slowdowns: SlowdownModel, stages: Sequence[Sequence[int]], pipelines: int) -> None:
         self._slowdowns = slowdowns
         self._stages = [tuple(own) for own in stages]
         self._pipelines = pipelines
-        self._known: dict[Load, float] = {}
+        self._known: dict[PlaceLoad, float] = {}
 
     @property
     def constant(self) -> bool:
@@ -96,7 +96,7 @@ class SlowdownTable:
             key = np.unique(key, return_inverse=True)[1] * (int(column.max()) + 1) + column
         _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
         loads = [
-            Load(
+            PlaceLoad(
                 int(places[row]), tuple(zip(spans[row, ::2].tolist(), spans[row, 1::2].tolist(), strict=True))
             )
             for row in first.tolist()

@@ -11,10 +11,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.ir import Kind, Schedule
+from planner.ir import ActionKind, Schedule
 
 Integers = NDArray[np.int64]
-KINDS = tuple(Kind)
+KINDS = tuple(ActionKind)
 """A kind's number is its place here."""
 NUMBER_OF = {kind: number for number, kind in enumerate(KINDS)}
 NONE = -1
@@ -61,23 +61,23 @@ class ActionArrays:
         nodes[self.kinds, self.stages, self.indices] = np.arange(len(self))
         return nodes
 
-    def nodes(self, kind: Kind) -> Integers:
+    def nodes(self, kind: ActionKind) -> Integers:
         """int64[stages, microbatches], of one kind, or `NONE`."""
         return self.node_of[NUMBER_OF[kind]]
 
     @cached_property
     def backwards(self) -> Integers:
         """int64[stages, microbatches]: the backward or input gradient, or `NONE`."""
-        whole = self.nodes(Kind.BACKWARD)
-        return np.where(whole != NONE, whole, self.nodes(Kind.INPUT_GRAD))
+        whole = self.nodes(ActionKind.BACKWARD)
+        return np.where(whole != NONE, whole, self.nodes(ActionKind.INPUT_GRAD))
 
     @cached_property
     def inputs(self) -> Integers:
         """int64[A]: the node of another stage whose output each action awaits, or `NONE`; as `graph.awaited`."""
         awaited = np.full(len(self), NONE)
-        forward = (self.kinds == NUMBER_OF[Kind.FORWARD]) & (self.stages > 0)
-        awaited[forward] = self.nodes(Kind.FORWARD)[self.stages[forward] - 1, self.indices[forward]]
-        back = np.isin(self.kinds, [NUMBER_OF[Kind.BACKWARD], NUMBER_OF[Kind.INPUT_GRAD]])
+        forward = (self.kinds == NUMBER_OF[ActionKind.FORWARD]) & (self.stages > 0)
+        awaited[forward] = self.nodes(ActionKind.FORWARD)[self.stages[forward] - 1, self.indices[forward]]
+        back = np.isin(self.kinds, [NUMBER_OF[ActionKind.BACKWARD], NUMBER_OF[ActionKind.INPUT_GRAD]])
         back &= self.stages + 1 < self.schedule.stages
         awaited[back] = self.backwards[self.stages[back] + 1, self.indices[back]]
         return awaited

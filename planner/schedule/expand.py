@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from planner.ir import Kind, Schedule
+from planner.ir import ActionKind, Schedule
 from planner.plan import Plan
 from planner.schedule.passes import add_recompute, with_stage_ranks
 from planner.schedule.registry import build, families
@@ -89,10 +89,10 @@ def with_recompute(schedule: Schedule, stages: Collection[int]) -> Schedule:
 
 def without_recompute(schedule: Schedule) -> Schedule:
     """`schedule` without its R actions: what `with_recompute` was given; `schedule` itself if it has none."""
-    if all(action.kind is not Kind.RECOMPUTE for program in schedule.programs for action in program):
+    if all(action.kind is not ActionKind.RECOMPUTE for program in schedule.programs for action in program):
         return schedule
     kept = [
-        tuple(action for action in program if action.kind is not Kind.RECOMPUTE)
+        tuple(action for action in program if action.kind is not ActionKind.RECOMPUTE)
         for program in schedule.programs
     ]
     return replace(schedule, programs=tuple(kept))

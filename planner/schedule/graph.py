@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from planner.ir import Action, Kind, Schedule
+from planner.ir import Action, ActionKind, Schedule
 from planner.schedule.action_arrays import NONE, ActionArrays
 
 
@@ -24,11 +24,11 @@ def awaited(action: Action, stages: int, actions: Container[Action]) -> Action |
     gradient of the stage after, whichever of the two is among `actions`. What an action needs of its own
     stage (its forward, its input gradient) is on its own rank, earlier in the program.
     """
-    if action.kind is Kind.FORWARD:
-        return Action(Kind.FORWARD, action.stage - 1, action.index) if action.stage > 0 else None
-    if action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD) and action.stage + 1 < stages:
-        full = Action(Kind.BACKWARD, action.stage + 1, action.index)
-        return full if full in actions else Action(Kind.INPUT_GRAD, action.stage + 1, action.index)
+    if action.kind is ActionKind.FORWARD:
+        return Action(ActionKind.FORWARD, action.stage - 1, action.index) if action.stage > 0 else None
+    if action.kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRAD) and action.stage + 1 < stages:
+        full = Action(ActionKind.BACKWARD, action.stage + 1, action.index)
+        return full if full in actions else Action(ActionKind.INPUT_GRAD, action.stage + 1, action.index)
     return None
 
 
@@ -60,9 +60,9 @@ class Graph:
         return tuple(consumers)
 
     @cached_property
-    def by_kind_and_stage(self) -> tuple[tuple[Kind, int, tuple[int, ...]], ...]:
+    def by_kind_and_stage(self) -> tuple[tuple[ActionKind, int, tuple[int, ...]], ...]:
         """(kind, stage, the nodes of that kind on that stage)."""
-        groups: dict[tuple[Kind, int], list[int]] = {}
+        groups: dict[tuple[ActionKind, int], list[int]] = {}
         for node, action in enumerate(self.actions):
             groups.setdefault((action.kind, action.stage), []).append(node)
         return tuple((kind, stage, tuple(nodes)) for (kind, stage), nodes in groups.items())

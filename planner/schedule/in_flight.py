@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from planner.ir import Action, Kind, Program, Schedule
+from planner.ir import Action, ActionKind, Program, Schedule
 
 
 class Counts(NamedTuple):
@@ -32,12 +32,12 @@ class Effect(NamedTuple):
 
 
 _EFFECTS = {
-    Kind.FORWARD: Effect(start=Counts(activations=1)),
-    Kind.RECOMPUTE: Effect(start=Counts(rebuilt=1)),
-    Kind.BACKWARD: Effect(end=Counts(activations=-1, rebuilt=-1)),
-    Kind.INPUT_GRAD: Effect(end=Counts(activations=-1, rebuilt=-1, waiting=1)),
-    Kind.WEIGHT_GRAD: Effect(end=Counts(waiting=-1)),
-    Kind.UPDATE: Effect(),
+    ActionKind.FORWARD: Effect(start=Counts(activations=1)),
+    ActionKind.RECOMPUTE: Effect(start=Counts(rebuilt=1)),
+    ActionKind.BACKWARD: Effect(end=Counts(activations=-1, rebuilt=-1)),
+    ActionKind.INPUT_GRAD: Effect(end=Counts(activations=-1, rebuilt=-1, waiting=1)),
+    ActionKind.WEIGHT_GRAD: Effect(end=Counts(waiting=-1)),
+    ActionKind.UPDATE: Effect(),
 }
 _FROZEN_FORWARD = Effect(start=Counts(activations=1), end=Counts(activations=-1))
 
@@ -47,8 +47,8 @@ def effect_of(action: Action, frozen_stages: int) -> Effect:
     return _effect(action.kind, action.stage, frozen_stages)
 
 
-def _effect(kind: Kind, stage: int, frozen_stages: int) -> Effect:
-    if kind is Kind.FORWARD and stage < frozen_stages:
+def _effect(kind: ActionKind, stage: int, frozen_stages: int) -> Effect:
+    if kind is ActionKind.FORWARD and stage < frozen_stages:
         return _FROZEN_FORWARD
     return _EFFECTS[kind]
 
@@ -61,21 +61,21 @@ def largest_counts(schedule: Schedule, stage: int) -> tuple[Counts, ...]:
     changes = {
         kind: (
             _effect(kind, stage, schedule.frozen_stages),
-            kind in (Kind.BACKWARD, Kind.INPUT_GRAD),
+            kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRAD),
         )
-        for kind in Kind
-        if kind is not Kind.RECOMPUTE
+        for kind in ActionKind
+        if kind is not ActionKind.RECOMPUTE
     }
     reached: set[tuple[int, int, int]] = set()
     activations = rebuilt = waiting = gradients = 0
     for action in schedule.programs[schedule.rank_of_stage[stage]]:
-        if action.stage != stage or action.kind is Kind.RECOMPUTE:
+        if action.stage != stage or action.kind is ActionKind.RECOMPUTE:
             continue
         (start, end), rebuilds = changes[action.kind]
         activations += start.activations
         rebuilt += start.rebuilt + rebuilds
         waiting += start.waiting
-        gradients |= action.kind in (Kind.BACKWARD, Kind.WEIGHT_GRAD)
+        gradients |= action.kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRAD)
         reached.add((activations, rebuilt, waiting))
         activations += end.activations
         rebuilt += end.rebuilt

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from planner.ir import Action, Kind, Program, Schedule
+from planner.ir import Action, ActionKind, Program, Schedule
 from planner.schedule.validate import ScheduleError, validate
 
 
@@ -26,8 +26,8 @@ def add_recompute(schedule: Schedule, stages: Collection[int]) -> Schedule:
     def expand(program: Program) -> Program:
         result: list[Action] = []
         for action in program:
-            if action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD) and action.stage in stages:
-                result.append(Action(Kind.RECOMPUTE, action.stage, action.index))
+            if action.kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRAD) and action.stage in stages:
+                result.append(Action(ActionKind.RECOMPUTE, action.stage, action.index))
             result.append(action)
         return tuple(result)
 

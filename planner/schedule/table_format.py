@@ -12,14 +12,14 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from planner.ir import Action, Kind, Program, Schedule
+from planner.ir import Action, ActionKind, Program, Schedule
 from planner.schedule.graph import build_graph
 from planner.schedule.validate import ScheduleError, validate
 from planner.wording import counted
 
 CSV_PREFIX = "csv:"
 """Before the path of a user's own table, where a schedule is named."""
-_NOT_IN_FORMAT = (Kind.RECOMPUTE, Kind.UPDATE)
+_NOT_IN_FORMAT = (ActionKind.RECOMPUTE, ActionKind.UPDATE)
 _COMMUNICATION = re.compile(r"SEND|RECV|SHARD|REDUCE_GRAD")
 _OVERLAPPED = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
 
@@ -75,7 +75,7 @@ def parse(text: str, name: str, *, ranks: int | None = None, microbatches: int |
 def frozen_prefix(programs: Iterable[Program]) -> int:
     """Number of stages from the input up that have only F; 0 if all have, as a training window goes backward."""
     return min(
-        (action.stage for program in programs for action in program if action.kind is not Kind.FORWARD),
+        (action.stage for program in programs for action in program if action.kind is not ActionKind.FORWARD),
         default=0,
     )
 

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from planner.ir import FREEZABLE, Action, Kind, Schedule
+from planner.ir import FREEZABLE, Action, ActionKind, Schedule
 from planner.schedule.action_arrays import NONE, NUMBER_OF, ActionArrays, Integers
 from planner.schedule.graph import awaited
 from planner.wording import counted
@@ -22,7 +22,7 @@ Place = tuple[int, int]
 ROWS_AROUND = 8
 COLUMNS_AROUND = 7
 
-_BACKWARDS = (Kind.BACKWARD, Kind.INPUT_GRAD)
+_BACKWARDS = (ActionKind.BACKWARD, ActionKind.INPUT_GRAD)
 
 
 class ScheduleError(ValueError):
@@ -60,7 +60,9 @@ def _plainly_valid(schedule: Schedule) -> bool:
     if min(schedule.ranks, schedule.stages, schedule.microbatches) < 1 or not all(schedule.programs):
         return False
     if any(
-        type(a) is not Action or type(a.kind) is not Kind for program in schedule.programs for a in program
+        type(a) is not Action or type(a.kind) is not ActionKind
+        for program in schedule.programs
+        for a in program
     ):
         return False
     if not 0 <= schedule.frozen_stages <= schedule.stages:
@@ -77,10 +79,10 @@ def _in_range(arrays: ActionArrays) -> bool:
     for numbers, limit in ((stages, schedule.stages), (arrays.indices, schedule.microbatches)):
         if numbers.min() < 0 or numbers.max() >= limit:
             return False
-    update = kinds == NUMBER_OF[Kind.UPDATE]
+    update = kinds == NUMBER_OF[ActionKind.UPDATE]
     if schedule.synchronous and update.any():
         return False
-    if (~update & (kinds != NUMBER_OF[Kind.FORWARD]) & (stages < schedule.frozen_stages)).any():
+    if (~update & (kinds != NUMBER_OF[ActionKind.FORWARD]) & (stages < schedule.frozen_stages)).any():
         return False
     if (arrays.node_of[kinds, stages, arrays.indices] != np.arange(len(arrays))).any():  # doubled
         return False
@@ -94,7 +96,13 @@ def _has_what_it_needs(arrays: ActionArrays) -> bool:
     schedule = arrays.schedule
     forward, whole, split, weight, again = map(
         arrays.nodes,
-        (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD, Kind.RECOMPUTE),
+        (
+            ActionKind.FORWARD,
+            ActionKind.BACKWARD,
+            ActionKind.INPUT_GRAD,
+            ActionKind.WEIGHT_GRAD,
+            ActionKind.RECOMPUTE,
+        ),
     )
     back, trains = arrays.backwards, np.arange(schedule.stages) >= schedule.frozen_stages
     formed = np.where(whole != NONE, whole, weight)
@@ -172,15 +180,18 @@ def _check_actions(schedule: Schedule) -> dict[Action, Place]:
     for rank, program in enumerate(schedule.programs):
         for position, action in enumerate(program):
             place = (rank, position)
-            if not (isinstance(action, Action) and isinstance(action.kind, Kind)):
+            if not (isinstance(action, Action) and isinstance(action.kind, ActionKind)):
                 _fail(schedule, place, "unknown action: the kinds are F, B, I, W, R and U")
             if not 0 <= action.stage < schedule.stages:
                 _fail(schedule, place, f"stage {action.stage} is not in 0..{schedule.stages - 1}")
             if not 0 <= action.index < schedule.microbatches:
                 _fail(schedule, place, f"microbatch {action.index} is not in 0..{schedule.microbatches - 1}")
-            if action.kind is Kind.UPDATE and schedule.synchronous:
+            if action.kind is ActionKind.UPDATE and schedule.synchronous:
                 _fail(schedule, place, "a synchronous window has no U: its updates follow the commit")
-            if action.kind not in (Kind.FORWARD, Kind.UPDATE) and action.stage < schedule.frozen_stages:
+            if (
+                action.kind not in (ActionKind.FORWARD, ActionKind.UPDATE)
+                and action.stage < schedule.frozen_stages
+            ):
                 _fail(
                     schedule,
                     place,
@@ -206,18 +217,18 @@ def _check_needs(schedule: Schedule, places: dict[Action, Place]) -> None:
     """Check that each action follows what it needs of its own stage and microbatch, and that B excludes I and W."""
     for action, place in places.items():
         stage, index = action.stage, action.index
-        if action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD, Kind.RECOMPUTE):
-            _check_after(schedule, places, action, Action(Kind.FORWARD, stage, index))
-        if action.kind is Kind.WEIGHT_GRAD:
-            full = Action(Kind.BACKWARD, stage, index)
+        if action.kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRAD, ActionKind.RECOMPUTE):
+            _check_after(schedule, places, action, Action(ActionKind.FORWARD, stage, index))
+        if action.kind is ActionKind.WEIGHT_GRAD:
+            full = Action(ActionKind.BACKWARD, stage, index)
             if full in places:
                 _fail(schedule, place, f"{full} forms this weight gradient already", [places[full]])
-            _check_after(schedule, places, action, Action(Kind.INPUT_GRAD, stage, index))
-        if action.kind is Kind.INPUT_GRAD:
-            full = Action(Kind.BACKWARD, stage, index)
+            _check_after(schedule, places, action, Action(ActionKind.INPUT_GRAD, stage, index))
+        if action.kind is ActionKind.INPUT_GRAD:
+            full = Action(ActionKind.BACKWARD, stage, index)
             if full in places:
                 _fail(schedule, place, f"{full} forms this input gradient already", [places[full]])
-        if action.kind is Kind.RECOMPUTE:
+        if action.kind is ActionKind.RECOMPUTE:
             backward = _backward_of(stage, index, places)
             if backward is None:
                 _fail(schedule, place, "recompute without a backward that uses it")
@@ -246,7 +257,7 @@ def _check_complete(schedule: Schedule, places: dict[Action, Place]) -> None:
     """Check that every stage has a forward of every microbatch and, above the frozen prefix, a whole backward."""
     for stage in range(schedule.stages):
         for index in range(schedule.microbatches):
-            forward = Action(Kind.FORWARD, stage, index)
+            forward = Action(ActionKind.FORWARD, stage, index)
             if forward not in places:
                 rank = schedule.rank_of_stage.get(stage)
                 where = f"rank {rank}" if rank is not None else f"no rank holds stage {stage}"
@@ -261,8 +272,8 @@ def _check_complete(schedule: Schedule, places: dict[Action, Place]) -> None:
             if backward is None:
                 full, split = f"{stage}B{index}", f"{stage}I{index} and {stage}W{index}"
                 _fail(schedule, places[forward], f"its backward is missing: {full}, or {split}")
-            weight_grad = Action(Kind.WEIGHT_GRAD, stage, index)
-            if backward.kind is Kind.INPUT_GRAD and weight_grad not in places:
+            weight_grad = Action(ActionKind.WEIGHT_GRAD, stage, index)
+            if backward.kind is ActionKind.INPUT_GRAD and weight_grad not in places:
                 _fail(schedule, places[backward], f"its weight gradient {weight_grad} is missing")
 
 
@@ -272,7 +283,7 @@ def _check_microbatch_order(schedule: Schedule) -> None:
     Forwards update buffers; I adds gradients of small parameters, W those of matrices, B both.
     """
     orders = (
-        ((Kind.FORWARD,), "forwards"),
+        ((ActionKind.FORWARD,), "forwards"),
         (_BACKWARDS, "backwards and input gradients"),
         (FREEZABLE, "weight gradients"),
     )

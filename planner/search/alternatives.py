@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.plan import Plan
-from planner.search.shapes import Shape
+from planner.search.shapes import PipelineShape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Alternative:
         )
 
     @staticmethod
-    def uncut(shape: Shape, name: str, why_not: str) -> Alternative:
+    def uncut(shape: PipelineShape, name: str, why_not: str) -> Alternative:
         """A shape without a simulated cut."""
         return Alternative(
             name=name,

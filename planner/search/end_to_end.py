@@ -56,7 +56,7 @@ class EndToEnd:
 
 
 @dataclass(frozen=True)
-class Group:
+class DeviceGroup:
     """Neighbouring devices of one machine."""
 
     first: int
@@ -136,7 +136,7 @@ def plan(
     )
 
 
-Reached = dict[Group, Matrix]
+Reached = dict[DeviceGroup, Matrix]
 """`reached[group][s, l]`: W of the first l layers on s + 1 stages, the last of them on the group's devices, with all
 devices before it in use; infinite if impossible."""
 
@@ -161,23 +161,23 @@ class Program:
         self._message_bytes = self._costs.forward_bytes + self._costs.backward_bytes
         machines = [device.machine for device in self._cluster.devices]
         self.groups = [
-            Group(first, size)
+            DeviceGroup(first, size)
             for first in range(len(machines))
             for size in sizes
             if first + size <= len(machines) and len(set(machines[first : first + size])) == 1
         ]
 
-        self._ending_at: dict[int, list[Group]] = {}
+        self._ending_at: dict[int, list[DeviceGroup]] = {}
         for group in self.groups:
             self._ending_at.setdefault(group.stop, []).append(group)
-        self._stage_s: dict[Group, Matrix] = {}
-        self._communication_s: dict[tuple[Group, Group], Vector] = {}
+        self._stage_s: dict[DeviceGroup, Matrix] = {}
+        self._communication_s: dict[tuple[DeviceGroup, DeviceGroup], Vector] = {}
 
     @property
     def layers(self) -> int:
         return self._costs.layers
 
-    def stage_s(self, group: Group) -> Matrix:
+    def stage_s(self, group: DeviceGroup) -> Matrix:
         """Eq. 6 for every layer range: computation in equal parts at the speed of the slowest device, and the ring
         all-reduce of the gradients, 2 (r - 1) messages of an r-th each."""
         slowdown = max(self._cluster.devices[device].slowdown for device in group.devices)
@@ -188,7 +188,7 @@ class Program:
             time_s = time_s + 2 * (group.size - 1) * each_s / self._microbatches
         return time_s
 
-    def communication_s(self, before: Group, after: Group) -> Vector:
+    def communication_s(self, before: DeviceGroup, after: DeviceGroup) -> Vector:
         """Eq. 7 for every cut: over the least bandwidth between the devices of the two stages."""
         known = self._communication_s.get((before, after))
         if known is None:
@@ -202,7 +202,7 @@ class Program:
             self._communication_s[before, after] = known
         return known
 
-    def allowed(self, group: Group, kept: int) -> NDArray[np.bool_]:
+    def allowed(self, group: DeviceGroup, kept: int) -> NDArray[np.bool_]:
         """Whether a layer range fits the group's memory with `kept` microbatches in flight, bool[L + 1, L + 1]."""
         limit = min(self._cluster.devices[device].memory_bytes for device in group.devices)
         shared = self._costs.in_flight_bytes([Counts(activations=kept, rebuilt=1)], arrives=group.first > 0)
@@ -221,7 +221,7 @@ class Program:
 
     def fits(self, stages: tuple[SharedStage, ...]) -> bool:
         return all(
-            self.allowed(Group(stage.device, stage.devices), self.kept(index, len(stages)))[
+            self.allowed(DeviceGroup(stage.device, stage.devices), self.kept(index, len(stages)))[
                 stage.stop, stage.first
             ]
             for index, stage in enumerate(stages)
@@ -272,17 +272,17 @@ class Program:
         """W of a given pipeline."""
         merged, before = 0.0, None
         for stage in stages:
-            group = Group(stage.device, stage.devices)
+            group = DeviceGroup(stage.device, stage.devices)
             last = self.stage_s(group)[stage.stop, stage.first]
             communication_s = self.communication_s(before, group)[stage.first] if before else 0.0
             merged = float(merge(merged, last, communication_s)) if before else float(last)
             before = group
         return merged
 
-    def _before(self, group: Group) -> list[Group]:
+    def _before(self, group: DeviceGroup) -> list[DeviceGroup]:
         return self._ending_at.get(group.first, [])
 
-    def _last_s(self, group: Group, stage: int, stages: int | None) -> Matrix:
+    def _last_s(self, group: DeviceGroup, stage: int, stages: int | None) -> Matrix:
         """`stage_s` where a stage is allowed, else infinite."""
         if group not in self._stage_s:
             steps = np.arange(self.layers + 1)

@@ -16,7 +16,7 @@ from planner.plan import Plan, recomputable
 from planner.profile import Profile
 from planner.schedule.expand import recomputing_stages, with_recompute
 from planner.search.least_step import can_take
-from planner.search.shapes import Shape
+from planner.search.shapes import PipelineShape
 from planner.search.standbys import protected
 from planner.simulation.costs import memory_limits, rank_slowdowns
 from planner.simulation.memory import most_bytes
@@ -42,7 +42,7 @@ class Evaluator:
     """Simulates the cuts of one shape on one profile."""
 
     profile: Profile
-    shape: Shape
+    shape: PipelineShape
     _: KW_ONLY
     replicas: int
     recompute: tuple[int, ...]

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.ir import Kind, Schedule
+from planner.ir import ActionKind, Schedule
 from planner.plan import Plan
 from planner.schedule.registry import Family, families
 from planner.schedule.validate import ScheduleError
-from planner.search.shapes import Shape, shape_of
+from planner.search.shapes import PipelineShape, shape_of
 from planner.wording import counted
 
 
@@ -19,7 +19,7 @@ from planner.wording import counted
 class Option:
     """A number of copies of one shape."""
 
-    shape: Shape
+    shape: PipelineShape
     pipelines: int
 
     @property
@@ -28,7 +28,7 @@ class Option:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class ShapeOptions:
     """The options for a number of ranks, most ranks first."""
 
     own: tuple[Option, ...]
@@ -44,7 +44,7 @@ class Options:
         return (*self.own, *self.others) if self.why_not else self.own
 
 
-def options(first: Plan, schedule: Schedule, ranks: int) -> Options:
+def options(first: Plan, schedule: Schedule, ranks: int) -> ShapeOptions:
     """The options of `ranks` ranks in place of `first`, whose schedule is `schedule`.
 
     There are at most as many pipelines as replicas, and each has at most an equal part of the ranks.
@@ -75,7 +75,7 @@ def options(first: Plan, schedule: Schedule, ranks: int) -> Options:
             why_not = refusal
         else:
             fully = True
-    return Options(
+    return ShapeOptions(
         own=tuple(sorted(own, key=lambda option: -option.ranks)),
         others=tuple(sorted(others, key=lambda option: -option.ranks)),
         why_not="" if fully else why_not,
@@ -84,16 +84,18 @@ def options(first: Plan, schedule: Schedule, ranks: int) -> Options:
 
 def _of_family(
     family: Family, chunks: int, microbatches: int, most: int, layers: int
-) -> tuple[list[Shape], str]:
+) -> tuple[list[PipelineShape], str]:
     """The family's shapes of up to `most` ranks, the largest first; and why none has `most`, if so."""
-    found: list[Shape] = []
+    found: list[PipelineShape] = []
     why_not = ""
     for ranks in range(min(most, layers), 0, -1):
         refusal = _refusal(family, ranks, chunks, microbatches, layers)
         if refusal:
             why_not = why_not or refusal
         else:
-            found.append(Shape(name=family.name, ranks=ranks, chunks=chunks, microbatches=microbatches))
+            found.append(
+                PipelineShape(name=family.name, ranks=ranks, chunks=chunks, microbatches=microbatches)
+            )
     return found, why_not
 
 
@@ -118,7 +120,7 @@ def _most_similar(first: Plan, schedule: Schedule) -> list[Family]:
 
     GPipe is left out: 1F1B fits wherever GPipe does, keeps less and is as fast.
     """
-    splits = any(action.kind is Kind.WEIGHT_GRAD for action in schedule.programs[0])
+    splits = any(action.kind is ActionKind.WEIGHT_GRAD for action in schedule.programs[0])
     others = [family for name, family in families().items() if name not in (first.schedule, "gpipe")]
     return sorted(
         others,

@@ -17,13 +17,15 @@ import numpy as np
 
 from planner.profile import Profile
 from planner.schedule.registry import families
-from planner.search.shapes import Shape
+from planner.search.shapes import PipelineShape
 
 _ROUNDING = 1e-9
 """Relative: sums in different orders differ by less."""
 
 
-def can_take(profile: Profile, shape: Shape, recompute: Collection[int], windows: int, step_s: float) -> bool:
+def can_take(
+    profile: Profile, shape: PipelineShape, recompute: Collection[int], windows: int, step_s: float
+) -> bool:
     """False: no cut of `shape` has a step of at most `step_s`, with `windows` windows in a row and the commit.
 
     Args:
@@ -97,7 +99,7 @@ class _Chain:
     compute: _Compute
     slowdowns: list[float]
     hop_s: float
-    shape: Shape
+    shape: PipelineShape
     windows: int
     ahead: Callable[[int, int], int]
 

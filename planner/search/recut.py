@@ -13,7 +13,7 @@ from planner.search.alternatives import Alternative
 from planner.search.evaluate import Evaluator
 from planner.search.replan import Replanner
 from planner.search.search import END_TO_END, QUICK, choose_among
-from planner.search.shapes import Shape, shape_of
+from planner.search.shapes import PipelineShape, shape_of
 from planner.search.unmeasured import unmeasured_plan
 from planner.simulation.predict import Prediction, predict
 
@@ -50,7 +50,7 @@ def best(
         return replace(now, layers=cut.layers, partition=cut.partition), ()
     shape = shape_of(running)
     if now.schedule in families():
-        shape = Shape(
+        shape = PipelineShape(
             name=now.schedule, ranks=now.pipeline_ranks, chunks=now.chunks, microbatches=now.microbatches
         )
     evaluator = Evaluator(

@@ -17,9 +17,9 @@ from planner.schedule.expand import schedule_after, without_recompute
 from planner.schedule.validate import validate
 from planner.search.balanced_shares import balanced_shares
 from planner.search.evaluate import PROGRAMS, Evaluator
-from planner.search.fallback_shapes import Option, Options, options
+from planner.search.fallback_shapes import Option, ShapeOptions, options
 from planner.search.recomputing import every_recompute, least_recompute
-from planner.search.search import END_TO_END, QUICK, Choice, choose_among
+from planner.search.search import END_TO_END, QUICK, ChosenPlan, choose_among
 from planner.search.standbys import protected
 from planner.search.unmeasured import unmeasured_plan
 from planner.shards import Piece
@@ -295,7 +295,7 @@ class Replanner:
                     return replace(answer, plan=_with_prediction(plan, prediction))
         return None
 
-    def _by_profile(self, profile: Profile, found: Options, sites: Sites) -> _Answer:
+    def _by_profile(self, profile: Profile, found: ShapeOptions, sites: Sites) -> _Answer:
         if not self.limits:
             return self._searched(profile, found, sites, self.first.recompute)
         answers: list[_Answer] = []
@@ -322,7 +322,7 @@ class Replanner:
         return _Answer(plan, self._schedule_of(plan), why)
 
     def _searched(
-        self, profile: Profile, found: Options, sites: Sites, recompute: tuple[int, ...]
+        self, profile: Profile, found: ShapeOptions, sites: Sites, recompute: tuple[int, ...]
     ) -> _Answer:
         resized_profile, pattern = self._profile_on(profile, sites), sites.domains
         # The other programs were chosen for devices and links that are alike, and some know no memory.
@@ -330,7 +330,7 @@ class Replanner:
         as_first = alike and self.first.partition in PROGRAMS
         program = self.first.partition if as_first else END_TO_END
 
-        def chosen(pool: Sequence[Option]) -> Choice:
+        def chosen(pool: Sequence[Option]) -> ChosenPlan:
             evaluators = [
                 Evaluator(
                     resized_profile,
@@ -364,7 +364,7 @@ class Replanner:
         # The second refusal is of the option with the most ranks.
         raise PlanError(f"no plan for {counted(len(pattern), 'rank')}: {refusals[1]}") from refusals[1]
 
-    def _by_parameters(self, found: Options, sites: Sites) -> _Answer:
+    def _by_parameters(self, found: ShapeOptions, sites: Sites) -> _Answer:
         first, pattern = self.first, sites.domains
 
         def order(option: Option) -> tuple[float, int]:

@@ -50,7 +50,7 @@ QUICK = Effort(finalists=1, actions=5_000, ranking_actions=40_000)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class PlanWish:
     """The request. None: to be searched."""
 
     ranks: int | None
@@ -79,7 +79,7 @@ class Wish:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class ChosenPlan:
     """The chosen plan and its alternatives."""
 
     plan: Plan
@@ -124,7 +124,7 @@ class Choice:
         return min(pipelines, key=lambda pipeline: pipeline.wall_clock_s)
 
 
-def choose(profile: Profile, wish: Wish) -> Choice:
+def choose(profile: Profile, wish: PlanWish) -> ChosenPlan:
     """The plan with the most samples per second that fits the memory.
 
     Each stage has one device, as in the engine; `end_to_end.py` shows what several would give.
@@ -150,11 +150,11 @@ def choose_among(
     refused: Sequence[Alternative] = (),
     effort: Effort = THOROUGH,
     compare: bool = True,
-) -> Choice:
+) -> ChosenPlan:
     """The best plan of some shapes, by the time per microbatch.
 
     Args:
-        partition: as in `Wish`.
+        partition: as in `PlanWish`.
         compare: whether to name what else was considered, which takes a whole prediction of each. False: the choice
             has neither alternatives nor the cuts of the programs.
         refused: shapes that cannot be built, for the alternatives of the choice.
@@ -173,7 +173,7 @@ def choose_among(
         raise PlanError(_why_nothing(best or nearest, nearest))
 
     step_s = best.prediction.step_s
-    return Choice(
+    return ChosenPlan(
         plan=replace(
             best.prediction.plan,
             reason=f"{step_s:.4g} s a step predicted",
@@ -222,7 +222,7 @@ class _Search:
         }
 
 
-def _evaluators(profile: Profile, wish: Wish) -> tuple[list[Evaluator], list[Alternative]]:
+def _evaluators(profile: Profile, wish: PlanWish) -> tuple[list[Evaluator], list[Alternative]]:
     """An evaluator per shape that the wish allows, and the shapes that cannot be built.
 
     Raises:

@@ -15,7 +15,7 @@ from planner.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class PipelineShape:
     """A pipeline without its cut."""
 
     name: str
@@ -45,17 +45,17 @@ class Shape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refused:
+class RefusedShape:
     """A shape that its family does not allow, or that has more stages than the model has layers."""
 
-    shape: Shape
+    shape: PipelineShape
     why: str
 
 
-def shape_of(schedule: Schedule) -> Shape:
+def shape_of(schedule: Schedule) -> PipelineShape:
     """The shape of the user's own schedule."""
     chunks = max(len(schedule.stages_of_rank(rank)) for rank in range(schedule.ranks))
-    return Shape(
+    return PipelineShape(
         name=schedule.name,
         ranks=schedule.ranks,
         chunks=chunks,
@@ -72,7 +72,7 @@ def shapes(
     name: str | None,
     chunks: int | None,
     microbatches: int | None,
-) -> tuple[list[Shape], list[Refused]]:
+) -> tuple[list[PipelineShape], list[RefusedShape]]:
     """All shapes with the given arguments and any value for those that are None, most ranks first; and the refused
     ones.
 
@@ -83,23 +83,23 @@ def shapes(
         ScheduleError: no such family.
     """
     chosen = families().values() if name is None else (family(name),)
-    built: list[Shape] = []
-    refused: list[Refused] = []
+    built: list[PipelineShape] = []
+    refused: list[RefusedShape] = []
     for size in _rank_counts(most_ranks) if ranks is None else (ranks,):
         for each in chosen:
             per_rank = each.default_chunks if chunks is None else chunks
             for count in (size, 2 * size, 4 * size) if microbatches is None else (microbatches,):
-                shape = Shape(name=each.name, ranks=size, chunks=per_rank, microbatches=count)
+                shape = PipelineShape(name=each.name, ranks=size, chunks=per_rank, microbatches=count)
                 try:
                     _check(each, shape, layers)
                 except ScheduleError as error:
-                    refused.append(Refused(shape=shape, why=str(error)))
+                    refused.append(RefusedShape(shape=shape, why=str(error)))
                 else:
                     built.append(shape)
     return built, refused
 
 
-def _check(family: Family, shape: Shape, layers: int) -> None:
+def _check(family: Family, shape: PipelineShape, layers: int) -> None:
     family.check(shape.ranks, shape.microbatches, shape.chunks)
     stages = family.stages(shape.ranks, shape.chunks)
     if stages > layers:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.freezing import Ratios
-from planner.ir import Action, Kind, Schedule
+from planner.ir import Action, ActionKind, Schedule
 from planner.plan import Plan
 from planner.profile import Cluster, LayerProfile, Profile
 from planner.simulation.gradient_communication import folded_s
@@ -52,21 +52,21 @@ def action_costs(
         return tuple(sum(layers) * slow for layers, slow in zip(of_layer, slowdown, strict=True))
 
     per_kind = {
-        Kind.FORWARD: seconds([[layer.forward_s for layer in stage] for stage in stages]),
-        Kind.BACKWARD: seconds([[layer.backward_s for layer in stage] for stage in stages]),
-        Kind.INPUT_GRAD: seconds([[layer.input_grad_s for layer in stage] for stage in stages]),
-        Kind.WEIGHT_GRAD: seconds([[layer.weight_grad_s for layer in stage] for stage in stages]),
-        Kind.RECOMPUTE: seconds(
+        ActionKind.FORWARD: seconds([[layer.forward_s for layer in stage] for stage in stages]),
+        ActionKind.BACKWARD: seconds([[layer.backward_s for layer in stage] for stage in stages]),
+        ActionKind.INPUT_GRAD: seconds([[layer.input_grad_s for layer in stage] for stage in stages]),
+        ActionKind.WEIGHT_GRAD: seconds([[layer.weight_grad_s for layer in stage] for stage in stages]),
+        ActionKind.RECOMPUTE: seconds(
             [
                 [profile.model.layers[i].forward_s for i in range(first, stop) if i in recompute]
                 for first, stop in plan.layers
             ]
         ),
-        Kind.UPDATE: seconds([[layer.update_s for layer in stage] for stage in stages]),
+        ActionKind.UPDATE: seconds([[layer.update_s for layer in stage] for stage in stages]),
     }
     formed_s = {
-        Kind.BACKWARD: [[layer.backward_s for layer in stage] for stage in stages],
-        Kind.WEIGHT_GRAD: [[layer.weight_grad_s for layer in stage] for stage in stages],
+        ActionKind.BACKWARD: [[layer.backward_s for layer in stage] for stage in stages],
+        ActionKind.WEIGHT_GRAD: [[layer.weight_grad_s for layer in stage] for stage in stages],
     }
     for kind, times_s in formed_s.items() if plan.shard == "gradients" else ():
         longer_s = _folded_s(profile, plan, slowdown, times_s)
@@ -189,13 +189,13 @@ def _frozen(
 ) -> dict[Action, float]:
     """Seconds of every action that forms weight gradients. Those of frozen parameters travel like others."""
     kinds = {action.kind for program in schedule.programs for action in program}
-    of_kind: dict[Kind, list[list[float]]] = {}
-    for kind in kinds & {Kind.WEIGHT_GRAD, Kind.BACKWARD}:
+    of_kind: dict[ActionKind, list[list[float]]] = {}
+    for kind in kinds & {ActionKind.WEIGHT_GRAD, ActionKind.BACKWARD}:
         for index in range(schedule.microbatches):
             times_s = [
                 [
                     layer.weight_grad_s * (1.0 - ratios[first + i][index])
-                    + (layer.input_grad_s if kind is Kind.BACKWARD else 0.0)
+                    + (layer.input_grad_s if kind is ActionKind.BACKWARD else 0.0)
                     for i, layer in enumerate(stage)
                 ]
                 for (first, _), stage in zip(plan.layers, stages, strict=True)

@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.ir import Kind, Schedule
+from planner.ir import ActionKind, Schedule
 from planner.schedule.graph import build_graph
 
 Floats = NDArray[np.float64]
@@ -49,7 +49,7 @@ class _Level:
 class Levels:
     """A schedule's actions by level. `groups` are the (kind, stage) of all actions, G of them."""
 
-    groups: tuple[tuple[Kind, int], ...]
+    groups: tuple[tuple[ActionKind, int], ...]
     links: Integers
     """int[G]: the link that a group's messages take; the groups of one link have the same number."""
     group_of: Integers
@@ -105,12 +105,12 @@ def levels_of(schedule: Schedule) -> Levels:
     )
 
 
-def neighbour_of(kind: Kind, stage: int) -> int:
+def neighbour_of(kind: ActionKind, stage: int) -> int:
     """The stage that awaits the output of an action of `kind` on `stage`, if there is such a stage."""
-    return stage + 1 if kind is Kind.FORWARD else stage - 1
+    return stage + 1 if kind is ActionKind.FORWARD else stage - 1
 
 
-def _links(schedule: Schedule, groups: list[tuple[Kind, int]]) -> Integers:
+def _links(schedule: Schedule, groups: list[tuple[ActionKind, int]]) -> Integers:
     known: dict[tuple[object, ...], int] = {}
     links: list[int] = []
     for group, (kind, stage) in enumerate(groups):

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.freezing import Ratios
-from planner.ir import Kind, Schedule
+from planner.ir import ActionKind, Schedule
 from planner.plan import Plan
 from planner.profile import Cluster, LayerProfile, Profile
 from planner.schedule.action_arrays import NONE, Integers
@@ -167,7 +167,7 @@ def most_bytes(
         in_flight: per stage, the largest counts of microbatches that it holds; see `largest_counts`.
     """
     fullest = _fullest(profile, plan)
-    splits = any(action.kind is Kind.WEIGHT_GRAD for action in schedule.programs[0])
+    splits = any(action.kind is ActionKind.WEIGHT_GRAD for action in schedule.programs[0])
     stages = stage_memory(
         profile,
         plan,
@@ -196,7 +196,7 @@ def most_bytes(
         )
         most[rank] += schedule.microbatches * (forward_bytes[number] + backward_bytes[number])
         most[rank] += min(schedule.microbatches, profile.cluster.receives_ahead) * arriving
-        working[rank] = max(working[rank], *(stage.working(kind) for kind in Kind))
+        working[rank] = max(working[rank], *(stage.working(kind) for kind in ActionKind))
     return tuple(a + b for a, b in zip(most, working, strict=True))
 
 
@@ -221,7 +221,7 @@ def _ranks(
         ratios,
         schedule.microbatches,
         schedule.frozen_stages,
-        splits=any(kind is Kind.WEIGHT_GRAD for kind, _, _ in graph.by_kind_and_stage),
+        splits=any(kind is ActionKind.WEIGHT_GRAD for kind, _, _ in graph.by_kind_and_stage),
         places=[each.place for each in fullest],
     )
     _check_recomputes(graph, plan, schedule.frozen_stages)
@@ -291,7 +291,7 @@ class _Recorder:
         for kind, stage, of_kind in graph.by_kind_and_stage:
             nodes = np.array(of_kind)
             self._compute(kind, stage, nodes)
-            if kind in (Kind.BACKWARD, Kind.WEIGHT_GRAD):
+            if kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRAD):
                 sums = self._stages[stage].gradients
                 self._record(graph.ranks[nodes[0]], np.zeros(1), np.zeros(1, int), _Part.GRADIENTS, sums)
             self._send(kind, stage, nodes[self._consumers[nodes] != NONE], left_s)
@@ -324,7 +324,7 @@ class _Recorder:
         """The numbers of the `slot`th changes that actions make on their own rank: after all that others release."""
         return (len(self._graph.actions) + nodes) * _SLOTS + slot
 
-    def _compute(self, kind: Kind, number: int, nodes: Integers) -> None:
+    def _compute(self, kind: ActionKind, number: int, nodes: Integers) -> None:
         """Records what the actions take and free as they start, and as they end."""
         stage, rank, indices = self._stages[number], self._graph.ranks[nodes[0]], self._indices[nodes]
         start, end = effect_of(self._graph.actions[nodes[0]], self._frozen_stages)
@@ -339,13 +339,13 @@ class _Recorder:
                 self._record(rank, at_s[some], self._own(nodes[some], slot), part, sizes[some])
                 slot += 1
 
-    def _send(self, kind: Kind, number: int, nodes: Integers, left_s: NDArray[np.float64]) -> None:
+    def _send(self, kind: ActionKind, number: int, nodes: Integers, left_s: NDArray[np.float64]) -> None:
         """An output stays on its rank until the next stage has taken it in and the rank's outbox has freed it."""
         if not len(nodes):
             return
         rank, from_s = self._graph.ranks[nodes[0]], self._end_s[nodes]
         until_s = np.maximum(self._start_s[self._consumers[nodes]], left_s[nodes])
-        if kind is Kind.FORWARD:
+        if kind is ActionKind.FORWARD:
             size = self._forward_bytes[number]
             if self._stages[number].keeps_output:
                 # It is one of the activations until the backward ends.
@@ -360,13 +360,13 @@ class _Recorder:
 
     def _backwards_of(self, stage: int, forwards: Integers) -> Integers:
         backward_of = np.full(int(self._indices.max()) + 1, NONE)
-        for kind in (Kind.INPUT_GRAD, Kind.BACKWARD):
+        for kind in (ActionKind.INPUT_GRAD, ActionKind.BACKWARD):
             nodes = np.array(self._nodes.get((kind, stage), ()), dtype=np.int64)
             backward_of[self._indices[nodes]] = nodes
         return backward_of[self._indices[forwards]]
 
     @cached_property
-    def _nodes(self) -> dict[tuple[Kind, int], tuple[int, ...]]:
+    def _nodes(self) -> dict[tuple[ActionKind, int], tuple[int, ...]]:
         return {(kind, stage): nodes for kind, stage, nodes in self._graph.by_kind_and_stage}
 
     def _leave(self, kept: int) -> NDArray[np.float64]:
@@ -405,7 +405,7 @@ class _Recorder:
             rank = graph.ranks[taken[0]]
             if rank == graph.ranks[nodes[0]]:
                 continue
-            size = (self._forward_bytes if kind is Kind.FORWARD else self._backward_bytes)[stage]
+            size = (self._forward_bytes if kind is ActionKind.FORWARD else self._backward_bytes)[stage]
             last = taken[-ahead:]
             numbers = number + np.arange(len(last) + 1)
             number += len(numbers)
@@ -428,7 +428,7 @@ def _sizes(stage: StageMemory, counts: Counts) -> _Sizes:
 
 
 def _check_recomputes(graph: Graph, plan: Plan, frozen_stages: int) -> None:
-    again = {stage for kind, stage, _ in graph.by_kind_and_stage if kind is Kind.RECOMPUTE}
+    again = {stage for kind, stage, _ in graph.by_kind_and_stage if kind is ActionKind.RECOMPUTE}
     for stage, (first, stop) in enumerate(plan.layers):
         layers = [layer for layer in plan.recompute if first <= layer < stop]
         if layers and stage not in again and stage >= frozen_stages:

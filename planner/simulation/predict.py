@@ -10,7 +10,7 @@ from statistics import fmean
 
 from planner.final_gradients import final_gradients
 from planner.freezing import Ratios
-from planner.ir import Kind, Schedule
+from planner.ir import ActionKind, Schedule
 from planner.plan import Plan
 from planner.profile import Profile
 from planner.schedule.expand import schedule_of_pipeline
@@ -266,6 +266,6 @@ def early_gradients_s(
             for layer in range(*plan.layers[action.stage]):
                 early[layer] = left_s
                 one = layers[layer]
-                taken_s = one.backward_s if action.kind is Kind.BACKWARD else one.weight_grad_s
+                taken_s = one.backward_s if action.kind is ActionKind.BACKWARD else one.weight_grad_s
                 left_s -= slowdowns[rank] * taken_s
     return early

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from planner.ir import Action, Kind, Schedule
+from planner.ir import Action, ActionKind, Schedule
 from planner.profile import Link
 from planner.schedule.graph import Graph, build_graph
 from planner.schedule.in_flight import in_flight
@@ -42,7 +42,7 @@ class Costs:
     receiver computes. Stages of one rank pass their outputs without a message, at no cost.
     """
 
-    seconds: Mapping[Kind, Seconds]
+    seconds: Mapping[ActionKind, Seconds]
     """Per kind, for one microbatch on one stage."""
     communication_s: float = 0.0
     """Without `messages`: seconds from the end of an action until its output has arrived on another rank. It holds
@@ -61,11 +61,11 @@ class Costs:
         """Equal stages; a full backward takes input plus weight gradient, a recompute takes a forward."""
         return Costs(
             {
-                Kind.FORWARD: forward_s,
-                Kind.BACKWARD: input_grad_s + weight_grad_s,
-                Kind.INPUT_GRAD: input_grad_s,
-                Kind.WEIGHT_GRAD: weight_grad_s,
-                Kind.RECOMPUTE: forward_s,
+                ActionKind.FORWARD: forward_s,
+                ActionKind.BACKWARD: input_grad_s + weight_grad_s,
+                ActionKind.INPUT_GRAD: input_grad_s,
+                ActionKind.WEIGHT_GRAD: weight_grad_s,
+                ActionKind.RECOMPUTE: forward_s,
             },
             communication_s,
         )
@@ -102,7 +102,7 @@ class Costs:
                 cost[node] = seconds
         return cost
 
-    def _of_kind(self, kind: Kind, stage: int) -> float | None:
+    def _of_kind(self, kind: ActionKind, stage: int) -> float | None:
         cost = self.seconds.get(kind)
         if isinstance(cost, tuple):
             return cost[stage] if stage < len(cost) else None
@@ -119,7 +119,7 @@ class TimedAction:
 
 
 @dataclass(frozen=True)
-class Transfer:
+class SimulatedTransfer:
     """One message between two ranks."""
 
     action: Action
@@ -160,14 +160,16 @@ class Simulation:
         )
 
     @cached_property
-    def transfers(self) -> tuple[Transfer, ...]:
+    def transfers(self) -> tuple[SimulatedTransfer, ...]:
         """Every message, in the order of each sender."""
         graph = build_graph(self.schedule)
-        transfers: list[Transfer] = []
+        transfers: list[SimulatedTransfer] = []
         for node, *times in self.on_link:
             consumer = graph.consumers[node]
             assert consumer is not None
-            transfers.append(Transfer(graph.actions[node], graph.ranks[node], graph.ranks[consumer], *times))
+            transfers.append(
+                SimulatedTransfer(graph.actions[node], graph.ranks[node], graph.ranks[consumer], *times)
+            )
         return tuple(transfers)
 
     @property
@@ -270,7 +272,7 @@ def _messages(
 ) -> Iterator[tuple[list[int], tuple[int, int], MessageCost]]:
     """(the nodes of one kind and stage that send, from which rank to which, what each message costs)."""
     for kind, stage, nodes in graph.by_kind_and_stage:
-        neighbour = stage + 1 if kind is Kind.FORWARD else stage - 1
+        neighbour = stage + 1 if kind is ActionKind.FORWARD else stage - 1
         source, target = graph.ranks[nodes[0]], schedule.rank_of_stage.get(neighbour)
         if target is None or target == source:
             continue
@@ -279,7 +281,7 @@ def _messages(
             yield senders, (source, target), _message(kind, stage, source, target, costs)
 
 
-def _message(kind: Kind, stage: int, source: int, target: int, costs: Costs) -> MessageCost:
+def _message(kind: ActionKind, stage: int, source: int, target: int, costs: Costs) -> MessageCost:
     messages = costs.messages
     if messages is None:
         total_s = costs.communication_s
@@ -291,7 +293,7 @@ def _message(kind: Kind, stage: int, source: int, target: int, costs: Costs) -> 
         link = messages.links[source][target]
     if link is None:
         raise ValueError(f"no link from rank {source} to rank {target}, over which stage {stage} sends")
-    sizes = messages.forward_bytes if kind is Kind.FORWARD else messages.backward_bytes
+    sizes = messages.forward_bytes if kind is ActionKind.FORWARD else messages.backward_bytes
     if stage >= len(sizes):
         raise ValueError(f"the costs lack the size of the message that {kind} of stage {stage} sends")
     size = sizes[stage]

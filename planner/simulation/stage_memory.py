@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from planner.freezing import Ratios
-from planner.ir import Kind
+from planner.ir import ActionKind
 from planner.plan import Plan
 from planner.profile import LayerProfile, Profile
 from planner.simulation.gradient_memory import GradientMemory, gradient_memory
@@ -40,20 +40,20 @@ class StageMemory:
     keeps_output: bool
     """Whether its forward's output is part of `kept`."""
 
-    def working(self, kind: Kind) -> int:
+    def working(self, kind: ActionKind) -> int:
         """The most that an action of `kind` needs while it runs."""
         match kind:
-            case Kind.FORWARD:
+            case ActionKind.FORWARD:
                 return self.forward_working
-            case Kind.RECOMPUTE:
+            case ActionKind.RECOMPUTE:
                 return self.recompute_working
-            case Kind.BACKWARD:
+            case ActionKind.BACKWARD:
                 return self.backward_working
-            case Kind.INPUT_GRAD:
+            case ActionKind.INPUT_GRAD:
                 return self.input_grad_working
-            case Kind.WEIGHT_GRAD:
+            case ActionKind.WEIGHT_GRAD:
                 return self.weight_grad_working
-            case Kind.UPDATE:
+            case ActionKind.UPDATE:
                 return 0
 
 

@@ -10,7 +10,7 @@ from made_profile import made_profile
 from serving import settings_in, write_run
 from synthetic_run import plan, records
 
-from dashboard.service.settings import Settings
+from dashboard.service.settings import ServiceSettings
 from orchestrator.events.types import Event, Finished, Issued, Record
 from orchestrator.history.job_view import JobView, fold
 from planner.plan import Plan
@@ -25,7 +25,7 @@ def profile() -> Profile:
     return made_profile(names, [100_000] * 10, 4, weights=[1.0] * 9 + [2.0], memory_bytes=12_000_000)
 
 
-def page_settings(folder: Path) -> Settings:
+def page_settings(folder: Path) -> ServiceSettings:
     """A service that shows `gpt`, `frozen`, a `rehearsal`, and `half`, which has no log yet."""
     settings = settings_in(folder)
     run = elastic_run.eventful()

@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from dashboard.app import create_app
 from dashboard.jobs.live_job import LiveJob, frame_of
 from dashboard.service.access import Role, open_tokens
-from dashboard.service.settings import Settings
+from dashboard.service.settings import ServiceSettings
 from orchestrator.client.errors import NoSuchJob
 from orchestrator.client.job_client import JobClient
 from orchestrator.events.types import Record
@@ -42,9 +42,9 @@ def made_runs(folder: Path) -> Path:
     return folder
 
 
-def settings_in(folder: Path) -> Settings:
+def settings_in(folder: Path) -> ServiceSettings:
     """Settings of a service that shows made-up runs and keeps its files in `folder`."""
-    return Settings(
+    return ServiceSettings(
         address=None,
         runs=(made_runs(folder / "runs"),),
         tokens=folder / "tokens.json",
@@ -53,7 +53,7 @@ def settings_in(folder: Path) -> Settings:
     )
 
 
-def token(settings: Settings, role: Role = Role.CONTROL) -> str:
+def token(settings: ServiceSettings, role: Role = Role.CONTROL) -> str:
     """The token for `role`."""
     return open_tokens(settings.tokens)[role]
 
@@ -65,7 +65,7 @@ def client_of(app: FastAPI, bearer: str | None = None, host: str = "127.0.0.1") 
     return httpx.AsyncClient(transport=transport, base_url=f"http://{host}:8270", headers=headers)
 
 
-def audited(settings: Settings) -> list[dict[str, object]]:
+def audited(settings: ServiceSettings) -> list[dict[str, object]]:
     """The lines of the audit log."""
     if not settings.audit.exists():
         return []
@@ -77,7 +77,7 @@ def live_job(name: str = "gpt") -> LiveJob:
     job = LiveJob(name, JobClient())
     job.gone = True
     for number, record in enumerate(synthetic_run.freezing_records(), 1):
-        job.view.take(record)
+        job.view.fold(record)
         job.frames.append(frame_of(number, record))
     job.ready.set()
     return job
@@ -92,7 +92,7 @@ class Made(LiveJob):
 
     def take(self, record: Record) -> None:
         """Take one event. Call it on the service's event loop."""
-        self.view.take(record)
+        self.view.fold(record)
         self.frames.append(frame_of(self.frames.newest + 1, record))
         self._notify()
 
@@ -117,7 +117,7 @@ def show(app: FastAPI, job: LiveJob) -> None:
 
 
 @contextmanager
-def served(settings: Settings) -> Iterator[str]:
+def served(settings: ServiceSettings) -> Iterator[str]:
     """A service on a free port; yields its address."""
     with listening(create_app(replace(settings, port=0))) as address:
         yield address

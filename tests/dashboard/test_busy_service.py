@@ -29,7 +29,7 @@ from dashboard.app import create_app
 from dashboard.jobs.live_jobs import LiveJobs
 from dashboard.jobs.past_runs import PastRuns
 from dashboard.server import listener_of
-from dashboard.service.settings import Settings
+from dashboard.service.settings import ServiceSettings
 from orchestrator.client import asking, job_client
 from orchestrator.client.errors import Refused
 from orchestrator.client.job_client import Command, JobClient
@@ -41,7 +41,7 @@ PAST = ("/healthz", "/metrics", "/runs/gpt", "/api/v1/runs/gpt", "/api/v1/jobs/g
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
+def settings(tmp_path: Path) -> ServiceSettings:
     return settings_in(tmp_path)
 
 
@@ -64,7 +64,7 @@ class Held:
 
 @asynccontextmanager
 async def waiting(
-    held: Held, paths: Sequence[str], app: FastAPI, settings: Settings
+    held: Held, paths: Sequence[str], app: FastAPI, settings: ServiceSettings
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of `app`, while requests for `paths` wait for `held`; they are answered in the end."""
     async with client_of(app, token(settings)) as client:
@@ -86,7 +86,7 @@ def what_ifs(monkeypatch: pytest.MonkeyPatch) -> Held:
     return held
 
 
-def test_reads_do_not_wait_for_simulations(settings: Settings, what_ifs: Held) -> None:
+def test_reads_do_not_wait_for_simulations(settings: ServiceSettings, what_ifs: Held) -> None:
     """More what-ifs than there are threads hold their simulations until the reads are answered."""
 
     async def run() -> None:
@@ -106,7 +106,7 @@ class Refusing(JobClient):
 
 
 def test_controls_do_not_wait_for_simulations_that_they_do_not_need(
-    settings: Settings, what_ifs: Held
+    settings: ServiceSettings, what_ifs: Held
 ) -> None:
     """Someone stops the job while others look at what-ifs; a refused move is told at once, too."""
     plain = ("pause", "resume", "checkpoint", "cancel", "cancelnow", "scale?spares=1", "freeze?method=apf")
@@ -125,7 +125,7 @@ def test_controls_do_not_wait_for_simulations_that_they_do_not_need(
     asyncio.run(run())
 
 
-def test_reads_do_not_wait_for_past_runs(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_do_not_wait_for_past_runs(settings: ServiceSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     """More requests for past runs than there are threads wait until the reads of a live job are answered."""
     held = Held(dashboard.jobs.past_runs.placed_view_in)
     monkeypatch.setattr(dashboard.jobs.past_runs, "placed_view_in", held)
@@ -140,7 +140,7 @@ def test_reads_do_not_wait_for_past_runs(settings: Settings, monkeypatch: pytest
     asyncio.run(run())
 
 
-def test_nothing_is_kept_of_a_read_that_is_over(settings: Settings) -> None:
+def test_nothing_is_kept_of_a_read_that_is_over(settings: ServiceSettings) -> None:
     past = PastRuns(settings.runs)
     for name in ("gpt", "frozen", "gpt"):
         past.view(past.find(name))
@@ -148,7 +148,7 @@ def test_nothing_is_kept_of_a_read_that_is_over(settings: Settings) -> None:
 
 
 def test_a_cluster_that_does_not_answer_costs_only_what_needs_it(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+    settings: ServiceSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every call to Ray blocks, more often than there are threads; nothing else waits."""
     go = threading.Event()
@@ -195,7 +195,7 @@ def test_a_cluster_that_does_not_answer_costs_only_what_needs_it(
 
 
 def test_a_stalled_client_is_dropped_with_what_is_kept_for_it(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+    settings: ServiceSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It asks for more than the sockets hold, reads nothing and stays connected."""
     monkeypatch.setattr(dashboard.server, "STALLED_MS", 1_000)

@@ -150,7 +150,7 @@ def test_a_drain_that_a_user_requested_has_its_deadline(client: TestClient) -> N
 def test_a_node_that_a_job_has_left_on_request_can_be_undrained(client: TestClient, job: Made) -> None:
     node = client.get("/api/v1/cluster").json()["nodes"][0]
     assert node["drained_by"] == []  # its rank is still leaving
-    job.view.ranks.take(Dismissed(ranks=(0,)))
+    job.view.ranks.fold(Dismissed(ranks=(0,)))
     node = client.get("/api/v1/cluster").json()["nodes"][0]
     assert (node["users"], node["drained_by"]) == ([], ["spot"])
     page = client.get("/cluster").text
@@ -158,7 +158,7 @@ def test_a_node_that_a_job_has_left_on_request_can_be_undrained(client: TestClie
     form = client.get(f"/jobs/spot/controls/undrain?node={node['id']}")
     assert f'href="/jobs/spot/controls/undrain?node={node["id"]}"' in page
     assert f"The job may start ranks on {node['id']} again" in " ".join(Page(form.text).text.split())
-    job.view.ranks.take(Undrained(node=node["id"], host=node["host"]))
+    job.view.ranks.fold(Undrained(node=node["id"], host=node["host"]))
     assert client.get("/api/v1/cluster").json()["nodes"][0]["drained_by"] == []
     assert "no Freshet job" in client.get("/cluster").text
 

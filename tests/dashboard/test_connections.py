@@ -6,15 +6,15 @@ import logging
 
 import pytest
 
-from dashboard.service.connections import Admission, Connections, Limits, network_of
+from dashboard.service.connections import Admission, Limits, OpenConnections, network_of
 from dashboard.service.http_connection import MOST_HEADERS, refused_head
 from dashboard.service.limits import FewOfAKind
 
 LIMITS = Limits(most=8, most_each=6, strangers=5, strangers_each=3)
 
 
-def connected(*addresses: str) -> Connections:
-    found = Connections(LIMITS)
+def connected(*addresses: str) -> OpenConnections:
+    found = OpenConnections(LIMITS)
     for number, address in enumerate(addresses):
         assert not found.admit(number, address).refused
     return found

@@ -22,18 +22,18 @@ from dashboard.service.access import COOKIE, SESSION_S, Access, Role, open_token
 from dashboard.service.audit import other_audit
 from dashboard.service.guard import SIMULATIONS
 from dashboard.service.guarded import POLICY
-from dashboard.service.settings import MOST_BODY_BYTES, Settings
+from dashboard.service.settings import MOST_BODY_BYTES, ServiceSettings
 
 RUNS, CANCEL = "/api/v1/runs", "/api/v1/jobs/gpt/cancel"
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+def settings(tmp_path_factory: pytest.TempPathFactory) -> ServiceSettings:
     return settings_in(tmp_path_factory.mktemp("service"))
 
 
 @pytest.fixture
-def app(settings: Settings) -> FastAPI:
+def app(settings: ServiceSettings) -> FastAPI:
     """A service of its own for each test: rate limits start afresh."""
     return create_app(settings)
 
@@ -58,14 +58,14 @@ def cookie(value: str) -> dict[str, str]:
     return {"Cookie": f"{COOKIE}={value}"}
 
 
-def others(settings: Settings) -> list[dict[str, object]]:
+def others(settings: ServiceSettings) -> list[dict[str, object]]:
     """The lines of the audit log that tell of no control."""
     file = other_audit(settings.audit)
     return list(map(json.loads, file.read_text().splitlines())) if file.exists() else []
 
 
 def refused(
-    settings: Settings, answer: httpx.Response, status: int, why: str, *, control: bool = False
+    settings: ServiceSettings, answer: httpx.Response, status: int, why: str, *, control: bool = False
 ) -> None:
     """Assert that the answer is a problem, and that the audit log has it, among the controls if it is one."""
     assert answer.status_code == status, answer.text
@@ -80,19 +80,19 @@ def refused(
     assert why in str(line["why"])
 
 
-def test_no_token(settings: Settings, app: FastAPI) -> None:
+def test_no_token(settings: ServiceSettings, app: FastAPI) -> None:
     answer = ask(app, "GET", RUNS)
     refused(settings, answer, 401, "no valid token")
     assert answer.headers["www-authenticate"] == "Bearer"
 
 
-def test_wrong_token(settings: Settings, app: FastAPI) -> None:
+def test_wrong_token(settings: ServiceSettings, app: FastAPI) -> None:
     wrong = token(settings)[:-1] + "?"
     refused(settings, ask(app, "GET", RUNS, headers=bearer(wrong)), 401, "no valid token")
     assert wrong not in other_audit(settings.audit).read_text()
 
 
-def test_tokens_get_in_and_are_never_logged(settings: Settings, app: FastAPI) -> None:
+def test_tokens_get_in_and_are_never_logged(settings: ServiceSettings, app: FastAPI) -> None:
     for role in Role:
         assert ask(app, "GET", RUNS, headers=bearer(token(settings, role))).status_code == 200
     ask(app, "POST", CANCEL, headers=bearer(token(settings)))
@@ -102,13 +102,13 @@ def test_tokens_get_in_and_are_never_logged(settings: Settings, app: FastAPI) ->
     assert not any(value in log for value in open_tokens(settings.tokens).values())
 
 
-def test_the_read_token_changes_nothing(settings: Settings, app: FastAPI) -> None:
+def test_the_read_token_changes_nothing(settings: ServiceSettings, app: FastAPI) -> None:
     answer = ask(app, "POST", CANCEL, headers=bearer(token(settings, Role.READ)))
     refused(settings, answer, 403, "the read token changes nothing")
     assert others(settings)[-1]["caller"] == "read from 127.0.0.1"
 
 
-def test_sessions(settings: Settings, app: FastAPI) -> None:
+def test_sessions(settings: ServiceSettings, app: FastAPI) -> None:
     access, now_s = Access(open_tokens(settings.tokens)), time.time()
     assert ask(app, "GET", RUNS, headers=cookie(access.make_cookie(Role.READ, now_s))).status_code == 200
     expired = access.make_cookie(Role.CONTROL, now_s - SESSION_S - 1)
@@ -120,19 +120,19 @@ def test_sessions(settings: Settings, app: FastAPI) -> None:
 
 
 @pytest.mark.parametrize("value", ["", ".", "a.b", "control.1.x.y", "é.9.9.9"])
-def test_cookies_that_are_none(settings: Settings, app: FastAPI, value: str) -> None:
+def test_cookies_that_are_none(settings: ServiceSettings, app: FastAPI, value: str) -> None:
     headers = [(b"cookie", f"{COOKIE}={value}".encode("latin-1"))]
     assert ask(app, "GET", RUNS, headers=headers).status_code == 401
 
 
-def test_foreign_host(settings: Settings, app: FastAPI) -> None:
+def test_foreign_host(settings: ServiceSettings, app: FastAPI) -> None:
     """DNS rebinding: another site's name that points here."""
     answer = ask(app, "GET", RUNS, host="evil.example", headers=bearer(token(settings)))
     refused(settings, answer, 403, "this service is not 'evil.example")
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "0:0::0"])
-def test_a_service_on_every_address_answers_to_its_names(settings: Settings, host: str) -> None:
+def test_a_service_on_every_address_answers_to_its_names(settings: ServiceSettings, host: str) -> None:
     app = create_app(replace(settings, host=host, hosts=("freshet-service", "2001:db8::7")))
     for name in ("freshet-service", "[2001:db8::7]", "127.0.0.1", "[::1]"):
         assert ask(app, "GET", RUNS, host=name, headers=bearer(token(settings))).status_code == 200
@@ -141,7 +141,7 @@ def test_a_service_on_every_address_answers_to_its_names(settings: Settings, hos
         refused(settings, answer, 403, "this service is not")
 
 
-def test_cross_site_post(settings: Settings, app: FastAPI) -> None:
+def test_cross_site_post(settings: ServiceSettings, app: FastAPI) -> None:
     session = cookie(Access(open_tokens(settings.tokens)).make_cookie(Role.CONTROL, time.time()))
     for header in ({"Origin": "https://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}):
         answer = ask(app, "POST", CANCEL, headers=session | header)
@@ -150,7 +150,7 @@ def test_cross_site_post(settings: Settings, app: FastAPI) -> None:
     assert ask(app, "POST", CANCEL, headers=own).status_code == 409  # past the guard: there is no cluster
 
 
-def test_large_bodies(settings: Settings, app: FastAPI) -> None:
+def test_large_bodies(settings: ServiceSettings, app: FastAPI) -> None:
     big = b" " * (MOST_BODY_BYTES + 1)
     answer = ask(app, "POST", "/api/v1/jobs", headers=bearer(token(settings)), content=big)
     refused(settings, answer, 413, "larger than")
@@ -173,13 +173,13 @@ def test_large_bodies(settings: Settings, app: FastAPI) -> None:
         "/static/%2e%2e%2ftokens.json",
     ],
 )
-def test_path_traversal(settings: Settings, app: FastAPI, path: str) -> None:
+def test_path_traversal(settings: ServiceSettings, app: FastAPI, path: str) -> None:
     answer = ask(app, "GET", path, headers=bearer(token(settings)))
     refused(settings, answer, 404, "there is no")
     assert others(settings)[-1]["caller"] == "control from 127.0.0.1"
 
 
-def test_a_page_that_is_asked_to_leave_its_folder(settings: Settings, app: FastAPI) -> None:
+def test_a_page_that_is_asked_to_leave_its_folder(settings: ServiceSettings, app: FastAPI) -> None:
     """A path that its route takes, but not its check; and one that is encoded twice."""
     for path, status in (("/jobs/%2e%2e/steps", 422), ("/runs/%252e%252e%252fetc", 404)):
         answer = ask(app, "GET", path, headers=bearer(token(settings, Role.READ)))
@@ -188,14 +188,14 @@ def test_a_page_that_is_asked_to_leave_its_folder(settings: Settings, app: FastA
         assert line["why"]
 
 
-def test_what_is_merely_not_there_needs_no_line(settings: Settings, app: FastAPI) -> None:
+def test_what_is_merely_not_there_needs_no_line(settings: ServiceSettings, app: FastAPI) -> None:
     before = others(settings)
     for path in ("/api/v1/runs/no-such-run", "/static/other.css", "/nowhere"):
         assert ask(app, "GET", path, headers=bearer(token(settings))).status_code == 404
     assert others(settings) == before
 
 
-def test_a_control_s_form_is_not_for_the_read_token(settings: Settings, app: FastAPI) -> None:
+def test_a_control_s_form_is_not_for_the_read_token(settings: ServiceSettings, app: FastAPI) -> None:
     """Its route refuses it, for a request that by itself changes nothing."""
     show(app, live_job())
     answer = ask(app, "GET", "/jobs/gpt/controls/pause", headers=bearer(token(settings, Role.READ)))
@@ -204,7 +204,7 @@ def test_a_control_s_form_is_not_for_the_read_token(settings: Settings, app: Fas
     assert (line["caller"], line["why"]) == ("read from 127.0.0.1", "the read token changes nothing")
 
 
-def test_log_in_and_out(settings: Settings, app: FastAPI) -> None:
+def test_log_in_and_out(settings: ServiceSettings, app: FastAPI) -> None:
     page = ask(app, "GET", "/", headers={"Accept": "text/html"})
     assert (page.status_code, page.headers["location"]) == (303, "/login?next=/")
     wrong = ask(app, "POST", "/login", data={"token": "no such token"})
@@ -224,7 +224,9 @@ def test_log_in_and_out(settings: Settings, app: FastAPI) -> None:
     assert 'freshet_session=""' in out.headers["set-cookie"]
 
 
-def test_a_session_behind_a_proxy_that_ends_tls_is_for_tls_alone(settings: Settings, app: FastAPI) -> None:
+def test_a_session_behind_a_proxy_that_ends_tls_is_for_tls_alone(
+    settings: ServiceSettings, app: FastAPI
+) -> None:
     login = {"token": token(settings)}
     answer = ask(app, "POST", "/login", data=login, headers={"Origin": "https://127.0.0.1:8270"})
     assert "Secure" in answer.headers["set-cookie"]
@@ -239,7 +241,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("stopped")
-def test_logins_and_controls_are_limited(settings: Settings, app: FastAPI) -> None:
+def test_logins_and_controls_are_limited(settings: ServiceSettings, app: FastAPI) -> None:
     answers = [ask(app, "POST", "/login", data={"token": str(n)}) for n in range(12)]
     assert [answer.status_code for answer in answers] == [401] * 10 + [429] * 2
     refused(settings, answers[-1], 429, "too many requests from 127.0.0.1")
@@ -252,7 +254,7 @@ def test_logins_and_controls_are_limited(settings: Settings, app: FastAPI) -> No
 
 @pytest.mark.usefixtures("stopped")
 def test_a_reader_is_limited_before_it_is_refused_and_takes_no_control_away(
-    settings: Settings, app: FastAPI
+    settings: ServiceSettings, app: FastAPI
 ) -> None:
     reader = bearer(token(settings, Role.READ))
     answers = [ask(app, "POST", CANCEL, headers=reader) for _ in range(32)]
@@ -261,7 +263,7 @@ def test_a_reader_is_limited_before_it_is_refused_and_takes_no_control_away(
 
 
 def test_mistakes_are_answered_and_audited(
-    settings: Settings, app: FastAPI, monkeypatch: pytest.MonkeyPatch
+    settings: ServiceSettings, app: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(job: str) -> None:
         raise ZeroDivisionError
@@ -274,7 +276,7 @@ def test_mistakes_are_answered_and_audited(
     assert answer.headers["content-security-policy"] == POLICY
 
 
-def test_a_body_that_is_cut_off_controls_nothing(settings: Settings, app: FastAPI) -> None:
+def test_a_body_that_is_cut_off_controls_nothing(settings: ServiceSettings, app: FastAPI) -> None:
     """The sender is gone after half of the body."""
     sent: list[object] = []
     messages = [
@@ -295,7 +297,7 @@ def test_a_body_that_is_cut_off_controls_nothing(settings: Settings, app: FastAP
     assert audited(settings)[-1]["why"] == "the sender was gone before all of it had arrived"
 
 
-def test_strangers_cannot_flood_the_audit_log(settings: Settings, app: FastAPI) -> None:
+def test_strangers_cannot_flood_the_audit_log(settings: ServiceSettings, app: FastAPI) -> None:
     ask(app, "GET", RUNS)
     before = other_audit(settings.audit).stat().st_size
     for _ in range(150):
@@ -313,7 +315,7 @@ def test_strangers_cannot_flood_the_audit_log(settings: Settings, app: FastAPI) 
     ],
 )
 def test_a_reader_cannot_flood_the_audit_log(
-    settings: Settings, app: FastAPI, method: str, path: str, monkeypatch: pytest.MonkeyPatch
+    settings: ServiceSettings, app: FastAPI, method: str, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of refusals, the role's and the limits', and of logouts."""
     monkeypatch.setattr(audit, "OTHERS_PER_S", 1e-6)
@@ -328,7 +330,7 @@ def test_a_reader_cannot_flood_the_audit_log(
 
 
 def test_nothing_that_is_refused_pushes_a_control_out(
-    settings: Settings, app: FastAPI, monkeypatch: pytest.MonkeyPatch
+    settings: ServiceSettings, app: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask(app, "POST", CANCEL, headers=bearer(token(settings)))
     control = audited(settings)[-1]
@@ -343,7 +345,7 @@ def test_nothing_that_is_refused_pushes_a_control_out(
 
 @pytest.mark.usefixtures("stopped")
 @pytest.mark.parametrize("method", SIMULATIONS)
-def test_simulations_are_limited(settings: Settings, app: FastAPI, method: str) -> None:
+def test_simulations_are_limited(settings: ServiceSettings, app: FastAPI, method: str) -> None:
     reader = bearer(token(settings, Role.READ))
     ends = itertools.islice(itertools.cycle(SIMULATIONS[method]), 12)
     answers = [ask(app, method, f"/jobs/gpt{end}", headers=reader) for end in ends]
@@ -355,7 +357,7 @@ def test_the_pages_of_controls_that_simulate_are_limited() -> None:
     assert {end for end in SIMULATIONS["GET"] if end.startswith("/controls/")} == simulate
 
 
-def test_every_answer_has_the_security_headers(settings: Settings, app: FastAPI) -> None:
+def test_every_answer_has_the_security_headers(settings: ServiceSettings, app: FastAPI) -> None:
     for path in ("/login", "/healthz", RUNS, "/nowhere"):
         answer = ask(app, "GET", path)
         assert answer.headers["content-security-policy"] == POLICY
@@ -387,7 +389,7 @@ def test_the_token_file_is_its_owners_alone(tmp_path: Path) -> None:
         open_tokens(path)
 
 
-def test_the_audit_log_is_its_owners_alone(settings: Settings, app: FastAPI) -> None:
+def test_the_audit_log_is_its_owners_alone(settings: ServiceSettings, app: FastAPI) -> None:
     ask(app, "GET", RUNS)
     ask(app, "POST", CANCEL, headers=bearer(token(settings)))
     for file in (settings.audit, other_audit(settings.audit)):

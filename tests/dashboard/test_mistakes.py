@@ -12,12 +12,12 @@ from pydantic import ValidationError
 from serving import live_job, settings_in, show, token
 
 from dashboard.api.controls import BODIES
-from dashboard.api.faults import Drill
+from dashboard.api.faults import DrillOrder
 from dashboard.app import create_app
 from dashboard.pages.controls import CONTROLS
-from dashboard.pages.what_if_page import Asked
+from dashboard.pages.what_if_page import WhatIfForm
 from dashboard.service.mistakes import ALLOWED, LONGEST, mistakes
-from dashboard.service.problems import Problem
+from dashboard.service.problems import ProblemAnswer
 from orchestrator.commands.apply import Apply
 from orchestrator.commands.drain import Drain
 from orchestrator.commands.freeze import Freeze
@@ -49,9 +49,9 @@ def said(model: type, body: object) -> str:
         (Apply, {"partition": []}, "partition is [], and must be at least 1 entry long"),
         (Apply, {"partition": [3, "x"]}, 'partition.1 is "x", and must be a whole number'),
         (Apply, {"partition": 3}, "partition is 3, and must be a list"),
-        (Drill, {"fault": {"kind": "no"}}, "fault.kind is \"no\", and must be one of 'kill', 'stop', 'slow',"),
-        (Drill, {"fault": {"kind": "oom", "after_s": float("inf")}}, "a number that is not infinite"),
-        (Asked, {"cut": "half"}, 'cut is "half", and must be best, keep, or layers per stage such as 3+2+1+2'),
+        (DrillOrder, {"fault": {"kind": "no"}}, "fault.kind is \"no\", and must be one of 'kill', 'stop', 'slow',"),
+        (DrillOrder, {"fault": {"kind": "oom", "after_s": float("inf")}}, "a number that is not infinite"),
+        (WhatIfForm, {"cut": "half"}, 'cut is "half", and must be best, keep, or layers per stage such as 3+2+1+2'),
         (Scale, {"ranks": "9" * 10_000}, 'and must be a whole number'),
     ],
 )  # fmt: skip
@@ -68,7 +68,7 @@ def test_many_mistakes_are_counted_and_those_of_a_form_have_its_labels() -> None
     told = said(Apply, {"partition": ["x"] * 9})
     assert told.count("must be") == 5
     assert told.endswith("; and 4 more")
-    with pytest.raises(Problem, match=r'^To rank is "far", and must be a whole number$'):
+    with pytest.raises(ProblemAnswer, match=r'^To rank is "far", and must be a whole number$'):
         CONTROLS["move"].parse({"layers": "3", "rank": "far"})
 
 

@@ -22,7 +22,7 @@ import dashboard.api.jobs_stream
 import dashboard.service.guard
 from dashboard.app import create_app
 from dashboard.service.limits import RateLimit
-from dashboard.service.settings import Settings
+from dashboard.service.settings import ServiceSettings
 
 CHECKS = [
     not_a_server_error,
@@ -33,12 +33,12 @@ CHECKS = [
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+def settings(tmp_path_factory: pytest.TempPathFactory) -> ServiceSettings:
     return settings_in(tmp_path_factory.mktemp("service"))
 
 
 @pytest.fixture(scope="module")
-def headers(settings: Settings) -> dict[str, str]:
+def headers(settings: ServiceSettings) -> dict[str, str]:
     return {"Authorization": f"Bearer {token(settings)}"}
 
 
@@ -51,7 +51,7 @@ def statuses() -> Iterator[Counter[int]]:
 
 
 @pytest.fixture(scope="module")
-def document(settings: Settings, headers: dict[str, str]) -> Iterator[Any]:
+def document(settings: ServiceSettings, headers: dict[str, str]) -> Iterator[Any]:
     """The document of a service of past runs and one live job, which has no controller, on a socket."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dashboard.service.guard, "RateLimit", lambda per_s, burst: RateLimit(1e6, 10**9))

@@ -14,7 +14,7 @@ from serving import settings_in
 from synthetic_run import records
 
 from dashboard.api import examples
-from dashboard.api.faults import Drill, Fault, Kind, Phase
+from dashboard.api.faults import DrillOrder, FaultOrder, Kind, Phase
 from dashboard.api.models import Summary
 from dashboard.app import create_app
 from orchestrator.analysis.job_summary import JobSummary
@@ -117,12 +117,12 @@ def test_the_name_of_a_job_is_described_everywhere(document: Json) -> None:
 
 def test_a_fault_has_the_fields_of_the_ranks_own() -> None:
     assert set(get_args(Kind)) == {*kinds.FaultKind}
-    assert set(get_args(Phase)) == {*kinds.Phase}
-    for ours, theirs in ((Drill, drill.Drill), (Fault, fault.Fault)):
+    assert set(get_args(Phase)) == {*kinds.FaultPhase}
+    for ours, theirs in ((DrillOrder, drill.Drill), (FaultOrder, fault.Fault)):
         defaults = {name: field.default for name, field in theirs.model_fields.items()}
         assert {name: field.default for name, field in ours.model_fields.items()} == defaults
     given = {"rank": 1, "fault": {"kind": "slow", "factor": 2.0, "steps": 10, "phase": "forward"}}
-    sent = Drill.model_validate(given).model_dump(mode="json", exclude_defaults=True)
+    sent = DrillOrder.model_validate(given).model_dump(mode="json", exclude_defaults=True)
     assert sent == given == drill.Drill.from_json(given).to_json()
 
 

@@ -20,7 +20,7 @@ from ray_jobs import add_node, assert_nothing_left, driver_of, job_of, start_hea
 from serving import served, token
 from tiny_jobs import tiny
 
-from dashboard.service.settings import Settings
+from dashboard.service.settings import ServiceSettings
 from orchestrator.cli.exit_codes import DONE, USER_ERROR
 from orchestrator.client.access_token import TOKEN, TOKEN_FILE
 from orchestrator.client.blocking_client import BlockingJobClient
@@ -57,7 +57,7 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture
 def service(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A service of the cluster's jobs, to which commands go unless told otherwise."""
-    settings = Settings(
+    settings = ServiceSettings(
         tokens=tmp_path / "tokens.json", audit=tmp_path / "audit.jsonl", trust_specs=True, roots=(tmp_path,)
     )
     with served(settings) as address:

@@ -33,7 +33,7 @@ def job(name: str, ended_s: float | None = None) -> Copied:
     made = Copied(name)
     for record in synthetic_run.records(steps=20):
         if ended_s is not None or not isinstance(record.event, Finished):
-            made.view.take(record)
+            made.view.fold(record)
     made.view.job = name
     if ended_s is not None:
         made.view.last_s = ended_s

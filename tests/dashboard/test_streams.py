@@ -27,7 +27,7 @@ import dashboard.api.streams
 from dashboard.app import create_app
 from dashboard.service.access import Role
 from dashboard.service.limits import AtOnce
-from dashboard.service.settings import Settings
+from dashboard.service.settings import ServiceSettings
 from orchestrator.events.types import Record
 
 
@@ -37,12 +37,12 @@ def step(number: int, size: int = 0) -> Record:
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
+def settings(tmp_path: Path) -> ServiceSettings:
     return settings_in(tmp_path)
 
 
 @asynccontextmanager
-async def serving(settings: Settings, job: Made) -> AsyncIterator[tuple[httpx.AsyncClient, int]]:
+async def serving(settings: ServiceSettings, job: Made) -> AsyncIterator[tuple[httpx.AsyncClient, int]]:
     """A service that shows `job`; yields a client and its port."""
     app = create_app(settings)
     show(app, job)
@@ -51,7 +51,7 @@ async def serving(settings: Settings, job: Made) -> AsyncIterator[tuple[httpx.As
 
 
 @asynccontextmanager
-async def serving_app(settings: Settings, app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+async def serving_app(settings: ServiceSettings, app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     """A client of `app` on a socket."""
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=1))
     task = asyncio.create_task(server.serve())
@@ -89,7 +89,7 @@ async def read(
     return kinds, steps, missed
 
 
-def test_a_reader_that_reconnects_misses_nothing(settings: Settings) -> None:
+def test_a_reader_that_reconnects_misses_nothing(settings: ServiceSettings) -> None:
     async def run() -> None:
         job = Made("made")
         async with serving(settings, job) as (client, _):
@@ -114,7 +114,7 @@ def test_a_reader_that_reconnects_misses_nothing(settings: Settings) -> None:
     [("?after=500", {}), ("", {"Last-Event-ID": "0-500"}), ("?after=0", {"Last-Event-ID": "0-500"})],
 )
 def test_after_the_end_there_are_only_new_events(
-    settings: Settings, query: str, headers: dict[str, str]
+    settings: ServiceSettings, query: str, headers: dict[str, str]
 ) -> None:
     async def run() -> None:
         job = Made("made")
@@ -134,7 +134,7 @@ def test_after_the_end_there_are_only_new_events(
     asyncio.run(run())
 
 
-def test_a_page_after_the_end_is_empty_and_says_where_the_end_is(settings: Settings) -> None:
+def test_a_page_after_the_end_is_empty_and_says_where_the_end_is(settings: ServiceSettings) -> None:
     async def run() -> None:
         job = Made("made")
         for number in range(1, 9):
@@ -147,7 +147,7 @@ def test_a_page_after_the_end_is_empty_and_says_where_the_end_is(settings: Setti
 
 
 @pytest.mark.parametrize("last", ["-5", "0--5", "5", "0-5-1", "0-", "0-99999999999999999999", "0-٣", "x-5"])
-def test_an_id_that_no_stream_sends_is_refused(settings: Settings, last: str) -> None:
+def test_an_id_that_no_stream_sends_is_refused(settings: ServiceSettings, last: str) -> None:
     async def run() -> None:
         job = Made("made")
         job.take(step(1))
@@ -159,7 +159,7 @@ def test_an_id_that_no_stream_sends_is_refused(settings: Settings, last: str) ->
     asyncio.run(run())
 
 
-def test_a_page_follows_the_job_from_what_it_shows(settings: Settings) -> None:
+def test_a_page_follows_the_job_from_what_it_shows(settings: ServiceSettings) -> None:
     """An event may come between the page and its stream."""
 
     async def run() -> None:
@@ -175,7 +175,7 @@ def test_a_page_follows_the_job_from_what_it_shows(settings: Settings) -> None:
     asyncio.run(run())
 
 
-def test_what_is_no_longer_kept_is_told(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_longer_kept_is_told(settings: ServiceSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dashboard.jobs.frames.KEPT_FRAMES", 10)
 
     async def run() -> None:
@@ -192,7 +192,7 @@ def test_what_is_no_longer_kept_is_told(settings: Settings, monkeypatch: pytest.
 
 
 def test_all_jobs_are_followed_by_their_summaries(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+    settings: ServiceSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """First every job, then those that have changed, and those that are gone; then why it may be old."""
     monkeypatch.setattr(dashboard.api.jobs_stream, "TURN_S", 0.01)
@@ -221,7 +221,7 @@ def test_all_jobs_are_followed_by_their_summaries(
 
 
 def test_a_stream_of_all_jobs_ends_so_that_its_session_is_looked_at_again(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+    settings: ServiceSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dashboard.api.jobs_stream, "LONGEST_S", 0.01)
 
@@ -233,7 +233,7 @@ def test_a_stream_of_all_jobs_ends_so_that_its_session_is_looked_at_again(
 
 
 def test_a_stream_of_a_job_ends_so_that_its_session_is_looked_at_again(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+    settings: ServiceSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dashboard.api.events, "LONGEST_S", 0.01)
 
@@ -244,7 +244,7 @@ def test_a_stream_of_a_job_ends_so_that_its_session_is_looked_at_again(
     asyncio.run(asyncio.wait_for(run(), 30))
 
 
-def test_one_caller_does_not_hold_all_streams(settings: Settings) -> None:
+def test_one_caller_does_not_hold_all_streams(settings: ServiceSettings) -> None:
     async def run() -> None:
         app = create_app(settings)
         show(app, Made("made"))
@@ -275,7 +275,9 @@ async def events_of(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
             yield json.loads(line.removeprefix("data: "))
 
 
-def test_a_client_that_takes_nothing_is_dropped(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_takes_nothing_is_dropped(
+    settings: ServiceSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dashboard.api.streams, "SLOW_S", 0.5)
 
     async def run() -> None:

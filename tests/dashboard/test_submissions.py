@@ -16,7 +16,7 @@ from dashboard.app import create_app
 from dashboard.jobs import submission
 from dashboard.jobs.live_job import LiveJob
 from dashboard.jobs.live_jobs import LiveJobs
-from dashboard.jobs.submission import Submission, Submissions
+from dashboard.jobs.submission import PendingSubmission, Submissions
 from orchestrator.client.errors import ClusterSilent, JobError, NoSuchJob
 from orchestrator.client.job_client import JobClient
 from orchestrator.spec.job_spec import Spec
@@ -42,26 +42,26 @@ def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TestClien
         yield client
 
 
-def submitted(client: TestClient, sent: Submission) -> None:
+def submitted(client: TestClient, sent: PendingSubmission) -> None:
     client.app.state.services.submissions._known["new"] = sent  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def test_a_job_that_is_being_submitted(client: TestClient) -> None:
-    submitted(client, Submission("new", "runs/new"))
+    submitted(client, PendingSubmission("new", "runs/new"))
     summary = client.get("/api/v1/jobs/new").json()
     assert (summary["state"], summary["folder"]) == ("submitting", "runs/new")
     assert "being submitted" in client.get("/jobs/new").text
 
 
 def test_a_job_that_was_refused(client: TestClient) -> None:
-    submitted(client, Submission("new", "runs/new", done=True, error="nothing fits the memory"))
+    submitted(client, PendingSubmission("new", "runs/new", done=True, error="nothing fits the memory"))
     summary = client.get("/api/v1/jobs/new").json()
     assert (summary["state"], summary["trouble"]) == ("refused", "nothing fits the memory")
     assert "nothing fits the memory" in client.get("/jobs/new").text
 
 
 def test_a_job_that_was_accepted_is_no_submission_any_more(client: TestClient) -> None:
-    submitted(client, Submission("new", "runs/new", done=True))
+    submitted(client, PendingSubmission("new", "runs/new", done=True))
     for path in ("/api/v1/jobs/new", "/jobs/new"):
         assert client.get(path).status_code in (404, 503)
 
@@ -198,7 +198,7 @@ def test_an_accepted_job_is_looked_for_before_it_counts_as_accepted() -> None:
         submissions.decide.set()
         seen: list[object] = []
 
-        async def decided(submission: Submission) -> None:
+        async def decided(submission: PendingSubmission) -> None:
             await jobs.look()
             seen.extend([submission.done, jobs.known("gpt") is not None])
 

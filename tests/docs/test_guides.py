@@ -26,7 +26,7 @@ from orchestrator.cli.main import app
 from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.spec.job_spec import Spec, load, parse_override
 from planner.partition.rank_sums import MOST_CUTS
-from workers.launch.ranks import Job, Run, run_threads
+from workers.launch.ranks import LaunchedJob, LaunchedRun, run_threads
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
@@ -167,7 +167,7 @@ def test_models_and_data_of_the_guides_train(
     spec = absolute(Spec.model_validate(given))
     found = outline_model(spec)
     resolved = resolve_spec(spec, found, {}, epoch=1)
-    done = run_threads(Job(resolved.config, resolved.plan, resolved.schedule))
+    done = run_threads(LaunchedJob(resolved.config, resolved.plan, resolved.schedule))
     assert all(outcome.layer_digests for outcome in done.outcomes)
 
 
@@ -176,14 +176,16 @@ def test_the_second_example_goes_on_from_the_weights_of_the_first(tmp_path: Path
     (tmp_path / "pages").mkdir()
     (tmp_path / "pages" / "page.md").write_text((ROOT / "README.md").read_text())
 
-    def run(example: str, *overrides: str) -> tuple[Spec, Run]:
+    def run(example: str, *overrides: str) -> tuple[Spec, LaunchedRun]:
         small = [*SMALL, "pipeline.partition=parameter", "job.validate_every=0", "checkpoint.every_steps=0"]
         given = load(
             ROOT / "examples" / f"{example}.toml", [*small, f"job.output={tmp_path / example}", *overrides]
         )
         spec = absolute(given)
         resolved = resolve_spec(spec, outline_model(spec), {}, epoch=1)
-        return resolved.spec, run_threads(Job(resolved.config, resolved.plan, resolved.schedule, stop_at=2))
+        return resolved.spec, run_threads(
+            LaunchedJob(resolved.config, resolved.plan, resolved.schedule, stop_at=2)
+        )
 
     run("gpt", "job.steps=30")
     assert freshet_here("export", str(tmp_path / "gpt"), "--out", str(tmp_path / "gpt.safetensors")) in (

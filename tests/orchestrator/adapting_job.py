@@ -46,7 +46,7 @@ class AdaptingJob(ElasticJob):
             self._adaptation.observe([observed])
 
     def _take(self, event: events.Event) -> None:
-        self.view.take(events.Record(time_s=time.time(), event=event))
+        self.view.fold(events.Record(time_s=time.time(), event=event))
         super()._take(event)
         if self._adaptation is not None:
-            self._adaptation.take(event)
+            self._adaptation.fold(event)

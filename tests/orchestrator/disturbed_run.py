@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from synthetic_run import START_S, plan, spec
 
-from orchestrator.events.rehearsed import Disturbed, Visit
+from orchestrator.events.rehearsed import Disturbed, DisturbedSteps
 from orchestrator.events.types import (
     Adapted,
     Event,
@@ -21,7 +21,7 @@ from orchestrator.history.job_view import JobView, fold
 from workers.protocol.reports import StepReport
 
 STEPS = 100
-VISITS = (Visit(first=21, last=40), Visit(first=61, last=80))
+VISITS = (DisturbedSteps(first=21, last=40), DisturbedSteps(first=61, last=80))
 ALONE_S, SLOW_S, BEST_S = 0.1, 0.3, 0.15
 STATE = "a" * 64
 
@@ -70,7 +70,7 @@ def disturbed(
     *,
     last: int = STEPS,
     state: str = STATE,
-    visits: Sequence[Visit] = VISITS,
+    visits: Sequence[DisturbedSteps] = VISITS,
     logged: Mapping[int, tuple[Event, ...]] | None = None,
     told: bool = True,
 ) -> JobView:

@@ -14,9 +14,9 @@ from process_hosts import Ran
 from resting import Resting
 
 from orchestrator.events import types as events
-from orchestrator.lifecycle.stimuli import Asked
+from orchestrator.lifecycle.stimuli import SaveOrStop
 from workers.fault_injection.fault import Fault
-from workers.fault_injection.kinds import FaultKind, Phase
+from workers.fault_injection.kinds import FaultKind, FaultPhase
 from workers.protocol.orders import Request
 from workers.protocol.reports import FaultReport, StepReport
 
@@ -30,7 +30,7 @@ STOPPED_S = 60.0
 class Row:
     """One fault of the table."""
 
-    phase: Phase
+    phase: FaultPhase
     where: str
     """`first`, `middle` or `last` of the ranks."""
     kind: FaultKind
@@ -87,7 +87,7 @@ class Running(Protocol):
         """Call ranks in turn, each after the one before has answered, without waiting for the calls."""
         ...
 
-    def post(self, stimulus: Asked) -> None: ...
+    def post(self, stimulus: SaveOrStop) -> None: ...
 
 
 class Table:
@@ -119,11 +119,11 @@ class Table:
 
     def _ready(self) -> bool:
         """Whether the job is at rest and has a spare for each place that becomes free."""
-        migrates = bool(self._rows) and self._rows[0].phase is Phase.MIGRATING
+        migrates = bool(self._rows) and self._rows[0].phase is FaultPhase.MIGRATING
         return self.job.at_rest and len(self.job.up) - len(self.job.members) >= (2 if migrates else 1)
 
     def _end(self, running: Running) -> None:
-        running.post(Asked(Request.STOP))
+        running.post(SaveOrStop(Request.STOP))
 
     def _done(self) -> bool:
         """Whether the newest row's fault has fired and the job has since formed a new generation."""
@@ -137,11 +137,11 @@ class Table:
     def _arm(self, running: Running, row: Row) -> None:
         members = self.job.members
         rank = members[row.place(len(members))]
-        if row.phase is Phase.MIGRATING:
+        if row.phase is FaultPhase.MIGRATING:
             self._migrate(running, row, rank)
             return
         # The job needs something to recover from.
-        after = ((rank, Fault(kind=FaultKind.DROP_LINK)),) if row.phase is Phase.RECOVERING else ()
+        after = ((rank, Fault(kind=FaultKind.DROP_LINK)),) if row.phase is FaultPhase.RECOVERING else ()
         self._inject(running, row, Told(rank, members, self.job.step, self.job.saved), *after)
 
     def _migrate(self, running: Running, row: Row, rank: int) -> None:

@@ -7,17 +7,17 @@ from collections.abc import Iterable
 
 from orchestrator.events import types as events
 from orchestrator.lifecycle import states
-from orchestrator.lifecycle.commands import Command, Log
+from orchestrator.lifecycle.commands import AppendToLog, Command
 from orchestrator.lifecycle.machine import handle
 from orchestrator.lifecycle.states import Live, Order, Pending, Planning, Settling, State
 from orchestrator.lifecycle.stimuli import (
     Joined,
-    Loaded,
     Placed,
-    Planned,
+    PlanReady,
+    RankLoaded,
     RankLost,
+    RankSettled,
     Ready,
-    Settled,
     Start,
     Stimulus,
     StoreUp,
@@ -32,7 +32,7 @@ from workers.protocol.orders import CheckpointRef
 from workers.protocol.reports import (
     CheckpointReport,
     Outcome,
-    Position,
+    RankPosition,
     StandbyReport,
     StepReport,
     SwitchReport,
@@ -145,29 +145,29 @@ class Job:
         return self
 
     @property
-    def has(self) -> states.Job:
+    def has(self) -> states.JobData:
         assert isinstance(self.state, Live)
         return self.state.job
 
     @property
     def effects(self) -> list[Command]:
-        return [command for command in self.commands if not isinstance(command, Log)]
+        return [command for command in self.commands if not isinstance(command, AppendToLog)]
 
     @property
     def logged(self) -> list[events.Event]:
-        return [command.event for command in self.commands if isinstance(command, Log)]
+        return [command.event for command in self.commands if isinstance(command, AppendToLog)]
 
 
 def ready(rank: int) -> Ready:
     return Ready(rank, f"node{rank}", f"10.0.0.{rank}", 100 + rank)
 
 
-PLANNED = Planned(PLAN, ORDER.schedule)
+PLANNED = PlanReady(PLAN, ORDER.schedule)
 TO_PREPARED: tuple[Stimulus, ...] = (Start(), Placed(), ready(0), ready(1), PLANNED)
 TO_TRAINING: tuple[Stimulus, ...] = (
     *TO_PREPARED,
-    Loaded(0, None),
-    Loaded(1, None),
+    RankLoaded(0, None),
+    RankLoaded(1, None),
     StoreUp("h", 7),
     Joined(1),
     Joined(0),
@@ -178,7 +178,7 @@ def train(job: Job) -> Job:
     """Bring `job` to its first step."""
     ranks = range(job.order.wanted)
     job.take(Start(), Placed(), *(ready(rank) for rank in ranks))
-    job.take(Planned(job.order.plan, job.order.schedule), *(Loaded(rank, None) for rank in ranks))
+    job.take(PlanReady(job.order.plan, job.order.schedule), *(RankLoaded(rank, None) for rank in ranks))
     return job.take(StoreUp("h", 7), *(Joined(rank) for rank in ranks))
 
 
@@ -194,7 +194,7 @@ def position(
     *,
     weights: Iterable[int | Piece] = (),
     **changes: object,
-) -> Position:
+) -> RankPosition:
     """The position that `rank` reports: its step, the layers, or shards of them, whose state it holds, and those of
     which it has only weights."""
     fields = {
@@ -206,7 +206,7 @@ def position(
         "port": 50 + rank,
         **changes,
     }
-    return Position(**fields)  # pyright: ignore[reportArgumentType]
+    return RankPosition(**fields)  # pyright: ignore[reportArgumentType]
 
 
 SOLUTION = events.FreezeSolved(
@@ -237,8 +237,8 @@ def recovered(job: Job, plan: Plan, members: tuple[int, ...]) -> Job:
     """Bring `job`, whose step is settled, to a new generation of `members`."""
     number = job.has.progress.round
     if isinstance(job.state, Settling):
-        job.take(*(Settled(rank, number) for rank in job.state.waiting))
+        job.take(*(RankSettled(rank, number) for rank in job.state.waiting))
     if isinstance(job.state, Planning):
-        job.take(Planned(plan, build("1f1b", plan.pipeline_ranks, 2, 1), number))
-    job.take(*(Loaded(rank, None, number) for rank in members), StoreUp("h", 8, number))
+        job.take(PlanReady(plan, build("1f1b", plan.pipeline_ranks, 2, 1), number))
+    job.take(*(RankLoaded(rank, None, number) for rank in members), StoreUp("h", 8, number))
     return job.take(*(Joined(rank, number) for rank in members))

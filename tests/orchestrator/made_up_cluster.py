@@ -18,6 +18,7 @@ from lifecycle_jobs import (
 
 from orchestrator.events import types as events
 from orchestrator.lifecycle.commands import (
+    AppendToLog,
     Ask,
     Assess,
     AwaitCopies,
@@ -28,7 +29,6 @@ from orchestrator.lifecycle.commands import (
     Follow,
     HostStore,
     Join,
-    Log,
     LogRegroup,
     MakePlan,
     PlanAhead,
@@ -47,8 +47,8 @@ from orchestrator.lifecycle.machine import handle
 from orchestrator.lifecycle.recovery import Handover
 from orchestrator.lifecycle.states import (
     Closing,
-    Failed,
-    Finished,
+    JobFailed,
+    JobFinished,
     Live,
     Pending,
     Regrouping,
@@ -57,24 +57,24 @@ from orchestrator.lifecycle.states import (
     Training,
 )
 from orchestrator.lifecycle.stimuli import (
-    Asked,
     CopiesOverdue,
     Departed,
     Going,
     Joined,
-    Loaded,
     Placed,
-    Planned,
     PlannedAhead,
+    PlanReady,
     Positioned,
+    RankLoaded,
     RankLost,
+    RankSettled,
     RanksOverdue,
     Ready,
     Released,
     Reported,
     Room,
-    Scale,
-    Settled,
+    SaveOrStop,
+    ScaleRequested,
     Start,
     Stimulus,
     StoreUp,
@@ -87,8 +87,8 @@ from planner.schedule.registry import build
 from planner.shards import Piece, made_of
 from workers.config import ElasticConfig
 from workers.control.records_digest import vector_sha256
-from workers.protocol.orders import Assignment, Part, Request, Settlement
-from workers.protocol.reports import CheckpointReport, CopiedAhead, Parted, Position, Report, StepReport
+from workers.protocol.orders import Assignment, Request, Settlement, StatePart
+from workers.protocol.reports import CheckpointReport, CopiedAhead, Parted, RankPosition, Report, StepReport
 
 LAYERS = 6
 LAST = 1 << 30
@@ -184,7 +184,7 @@ class World:
                     return  # its death is an answer that is still to come
                 for rank in self.standing(ranks):
                     self.settle(rank, settlement, handover)
-                    self.answers.append(Settled(rank, number))
+                    self.answers.append(RankSettled(rank, number))
             case Save(rescue, _, generation):
                 handover = rescue.handover
                 needed = rescue.settling | rescue.layers.keys() | {source.rank for source in rescue.sources}
@@ -216,13 +216,13 @@ class World:
                 self.answers.append(Reported(replace(checkpoint_report(rescue.step, path), error=error)))
             case MakePlan(recovery_plan, _, _, epoch, version, number):
                 plan = self.plan(len(recovery_plan.lineup), epoch=epoch, version=version)
-                self.answers.append(Planned(plan, build("1f1b", plan.pipeline_ranks, 2, 1), number))
+                self.answers.append(PlanReady(plan, build("1f1b", plan.pipeline_ranks, 2, 1), number))
             case Follow(assignments, number):
                 if self.random.random() < 0.2:
                     self.kill_a_source(assignments.values())
                 for rank in self.standing(assignments):
                     if self.follow(rank, command):
-                        self.answers.append(Loaded(rank, None, number))
+                        self.answers.append(RankLoaded(rank, None, number))
                     else:
                         self.answers.append(RankLost(rank, "a source is gone", cut_off=True, round=number))
             case HostStore(rank, number):
@@ -263,7 +263,7 @@ class World:
                 self.answers.append(RanksOverdue(id)) if self.random.random() < 0.1 else None
             case Release():
                 self.answers.append(Released())
-            case Log(event):
+            case AppendToLog(event):
                 self.check(event)
             case LogRegroup(event):
                 assert event.step >= self.announced or event.steps_lost >= self.announced - event.step
@@ -281,7 +281,7 @@ class World:
         assert isinstance(self.state, Live)
         return self.state
 
-    def position(self, rank: int) -> Position:
+    def position(self, rank: int) -> RankPosition:
         one = self.ranks[rank]
         holds = tuple(sorted(piece for piece, step in one.pieces.items() if step == one.step))
         weights = tuple(sorted(one.weights - {*holds}))
@@ -356,7 +356,7 @@ class World:
         for source in assignment.sources:
             if salvages and (all_weights or self.random.random() < 0.5):
                 one.weights.add(source.piece)
-            if (all_weights or not salvages) and source.part is Part.ALL and self.random.random() < 0.3:
+            if (all_weights or not salvages) and source.part is StatePart.ALL and self.random.random() < 0.3:
                 one.pieces[source.piece] = assignment.step
 
     def plan_ahead(self, command: PlanAhead) -> PlannedAhead:
@@ -514,13 +514,13 @@ class World:
             count = self.random.randrange(1, len(self.ranks) + 1)
             self.answers.append(Going(frozenset(self.random.sample(sorted(self.ranks), count)), "file"))
         elif draw < 0.985 and isinstance(self.state, Live):
-            self.answers.append(Asked(Request.CHECKPOINT))
+            self.answers.append(SaveOrStop(Request.CHECKPOINT))
         elif isinstance(self.state, Live):
             places = self.random.randrange(max(1, self.order.elastic.min_ranks), 6)
             size = events.Scaled(
                 ranks=places, spares=self.random.randrange(3), places=places, id=str(len(self.history))
             )
-            self.answers.append(Scale(size))
+            self.answers.append(ScaleRequested(size))
 
     def take(self, stimulus: Stimulus) -> None:
         self.history.append(stimulus)
@@ -544,7 +544,7 @@ class World:
 
     def run(self, happenings: int) -> None:
         while happenings or self.answers:
-            if isinstance(self.state, Closing | Finished | Failed):
+            if isinstance(self.state, Closing | JobFinished | JobFailed):
                 return
             if happenings and (not self.answers or self.random.random() < 0.15):
                 happenings -= 1

@@ -24,12 +24,12 @@ from pace import patient
 from served_rank import SECRET, serve
 
 from orchestrator.cluster.exits import UNKNOWN
-from orchestrator.cluster.hosts import Gone
+from orchestrator.cluster.hosts import RankGone
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.event_loop import EventLoop
 from orchestrator.controller.ranks.runtime import Runtime
 from orchestrator.events import types as events
-from orchestrator.lifecycle.states import Finished, Order, State
+from orchestrator.lifecycle.states import JobFinished, Order, State
 from orchestrator.lifecycle.stimuli import Reported, Stimulus
 from orchestrator.prepare.planning import replanner_of
 from orchestrator.prepare.settling import Settled
@@ -103,14 +103,14 @@ class ProcessHosts:
         asyncio.get_running_loop().add_reader(ours.fileno(), self._hear, rank)
 
     async def reclaim(self, rank: int) -> Home:
-        raise Gone("no controller came before this one")
+        raise RankGone("no controller came before this one")
 
     def call(self, rank: int, method: str, *arguments: Any) -> Awaitable[Any]:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         answer.add_done_callback(_retrieved)
         held = self._processes.get(rank)
         if held is None:
-            answer.set_exception(Gone(UNKNOWN))
+            answer.set_exception(RankGone(UNKNOWN))
             return answer
         self._next += 1
         held.calls[self._next] = answer
@@ -184,7 +184,7 @@ class ProcessHosts:
         held.pipe.close()
         for answer in held.calls.values():
             if not answer.done():
-                answer.set_exception(Gone(UNKNOWN))
+                answer.set_exception(RankGone(UNKNOWN))
 
 
 def _retrieved(answer: asyncio.Future[Any]) -> None:
@@ -206,7 +206,7 @@ class Ran:
 
     @property
     def state_sha256(self) -> str | None:
-        assert isinstance(self.state, Finished), self.state
+        assert isinstance(self.state, JobFinished), self.state
         return self.state.state_sha256
 
     @property
@@ -321,10 +321,10 @@ class ElasticJob:
         self.loop.spawn(each())
 
     async def _quietly(self, answer: Awaitable[Any]) -> None:
-        with suppress(Gone, RankError):
+        with suppress(RankGone, RankError):
             await answer
 
     def _take(self, event: events.Event) -> None:
         self.log.append(event)
-        self.runtime.take(event)
+        self.runtime.fold(event)
         self._act(self, event)

@@ -28,7 +28,7 @@ from orchestrator.events import types as events
 from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.prepare.settling import Settled
 from orchestrator.spec.job_spec import Spec
-from workers.launch.ranks import Job, run_threads
+from workers.launch.ranks import LaunchedJob, run_threads
 
 Kind = TypeVar("Kind")
 Made = TypeVar("Made")
@@ -173,6 +173,6 @@ def resolved(spec: Spec) -> Settled:
     return resolve_spec(spec, outline_model(spec), {}, epoch=1)
 
 
-def job_of(spec: Spec) -> Job:
+def job_of(spec: Spec) -> LaunchedJob:
     done = resolved(spec)
-    return Job(done.config, done.plan, done.schedule)
+    return LaunchedJob(done.config, done.plan, done.schedule)

@@ -26,7 +26,7 @@ class RelievedJob(ElasticJob):
         )
 
     def _take(self, event: events.Event) -> None:
-        self.view.take(events.Record(time_s=time.time(), event=event))
+        self.view.fold(events.Record(time_s=time.time(), event=event))
         if self._relief is not None:
-            self._relief.take(event)
+            self._relief.fold(event)
         super()._take(event)

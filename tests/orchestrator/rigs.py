@@ -30,7 +30,7 @@ from workers.state.layer_state import LayerState
 from workers.state_stream.following import Parcels
 from workers.state_stream.sending import Delivery
 from workers.step.engine import Engine
-from workers.transport.channel import ChannelError, Stream
+from workers.transport.channel import ChannelError, MessageStream
 from workers.transport.process_group import ProcessGroupChannel
 
 TORN_MESSAGE = 6
@@ -138,7 +138,7 @@ def dies_sending(rank: int) -> None:
         return
     send, sent = ProcessGroupChannel.send, 0
 
-    def torn(self: ProcessGroupChannel, stream: Stream, tensors: Sequence[Tensor]) -> None:
+    def torn(self: ProcessGroupChannel, stream: MessageStream, tensors: Sequence[Tensor]) -> None:
         nonlocal sent
         send(self, stream, tensors)
         sent += tensors[0].numel() >= LARGE

@@ -24,13 +24,13 @@ from planner.freezing import FreezePlan, Phase, Phases
 from planner.plan import Plan
 from workers.protocol.orders import Generation
 from workers.protocol.reports import (
+    ActionSpan,
     CheckpointReport,
     FreezeReport,
     FreezeStarted,
     FrozenAction,
     FrozenCounts,
     SampleReport,
-    Span,
     StepReport,
     TimelineReport,
     ValidationReport,
@@ -66,7 +66,7 @@ def timelines(
     """
     programs = [one_f_one_b(rank) * windows for rank in range(RANKS)]
     done: dict[tuple[int, str], float] = {}
-    spans: list[list[Span]] = [[] for _ in range(RANKS)]
+    spans: list[list[ActionSpan]] = [[] for _ in range(RANKS)]
     while any(len(spans[rank]) < len(programs[rank]) for rank in range(RANKS)):
         for rank in range(RANKS):
             if len(spans[rank]) == len(programs[rank]):
@@ -83,7 +83,7 @@ def timelines(
             usual_s = 0.004 if kind == "F" else 0.008 - 0.004 * frozen(rank, int(index))
             end_s = start_s + usual_s * random.uniform(0.93, 1.1)
             done[window, token] = end_s
-            spans[rank].append(Span(action=token, start_s=start_s, end_s=end_s))
+            spans[rank].append(ActionSpan(action=token, start_s=start_s, end_s=end_s))
     step_s = max(done.values()) + 0.003
     return [
         TimelineReport(step=step, rank=rank, step_s=step_s, spans=tuple(spans[rank]), memory_bytes=0)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from planner.ir import Action, Kind, Schedule
+from planner.ir import Action, ActionKind, Schedule
 
 
 def table(text: str, stages: int, microbatches: int, **fields: Any) -> Schedule:
@@ -29,7 +29,7 @@ def forwards_of(schedule: Schedule) -> Schedule:
 def freeze_prefix(schedule: Schedule, stages: int) -> Schedule:
     """`schedule` with its first `stages` stages frozen, so that they only run forward."""
     programs = tuple(
-        tuple(action for action in program if action.kind is Kind.FORWARD or action.stage >= stages)
+        tuple(action for action in program if action.kind is ActionKind.FORWARD or action.stage >= stages)
         for program in schedule.programs
     )
     return replace(schedule, programs=programs, frozen_stages=stages)

@@ -2,19 +2,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.ir import Action, Kind, Schedule
+from planner.ir import Action, ActionKind, Schedule
 
 
-@given(kind=st.sampled_from(Kind), stage=st.integers(0, 10**6), index=st.integers(0, 10**6))
-def test_a_token_round_trips(kind: Kind, stage: int, index: int):
+@given(kind=st.sampled_from(ActionKind), stage=st.integers(0, 10**6), index=st.integers(0, 10**6))
+def test_a_token_round_trips(kind: ActionKind, stage: int, index: int):
     action = Action(kind, stage, index)
     assert Action.parse(str(action)) == action
 
 
 def test_tokens_read_as_in_pytorch():
-    assert Action.parse("2F0") == Action(Kind.FORWARD, 2, 0)
-    assert Action.parse(" 3I4 ") == Action(Kind.INPUT_GRAD, 3, 4)
-    assert str(Action(Kind.WEIGHT_GRAD, 1, 7)) == "1W7"
+    assert Action.parse("2F0") == Action(ActionKind.FORWARD, 2, 0)
+    assert Action.parse(" 3I4 ") == Action(ActionKind.INPUT_GRAD, 3, 4)
+    assert str(Action(ActionKind.WEIGHT_GRAD, 1, 7)) == "1W7"
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,17 @@ from small_profile import plan
 
 from planner.codec import from_json, to_json
 from planner.plan import Plan, PlanError
-from planner.shares import Part, check_shares, most_parts, numbers_of, parts, parts_of
+from planner.shares import ReplicaPart, check_shares, most_parts, numbers_of, parts, parts_of
 
 
 def test_the_first_microbatches_of_a_replica_are_one_part_and_those_given_away_one_each() -> None:
     uneven = plan(1, 1, microbatches=8, replicas=2, shares=(10, 6))
-    assert parts(uneven) == (Part(0, 0, 8, 0), Part(1, 0, 6, 1), Part(1, 6, 7, 0), Part(1, 7, 8, 0))
+    assert parts(uneven) == (
+        ReplicaPart(0, 0, 8, 0),
+        ReplicaPart(1, 0, 6, 1),
+        ReplicaPart(1, 6, 7, 0),
+        ReplicaPart(1, 7, 8, 0),
+    )
     assert numbers_of(uneven, 0) == (*range(8), 14, 15)
     assert numbers_of(uneven, 1) == tuple(range(8, 14))
     assert most_parts(uneven) == 3
@@ -24,20 +29,25 @@ def test_the_first_microbatches_of_a_replica_are_one_part_and_those_given_away_o
 
 def test_who_executes_most_of_a_replica_takes_its_first_microbatches() -> None:
     uneven = plan(1, 1, microbatches=8, replicas=2, shares=(3, 13))
-    assert parts_of(uneven, 1) == (Part(0, 0, 5, 1), Part(1, 0, 8, 1))
+    assert parts_of(uneven, 1) == (ReplicaPart(0, 0, 5, 1), ReplicaPart(1, 0, 8, 1))
     assert numbers_of(uneven, 0) == (5, 6, 7)
     assert most_parts(uneven) == 3
 
 
 def test_without_shares_each_replica_is_one_part() -> None:
     even = plan(1, 1, microbatches=2, replicas=3, pipelines=2)
-    assert parts(even) == (Part(0, 0, 2, 0), Part(1, 0, 2, 1), Part(2, 0, 2, 0))
+    assert parts(even) == (ReplicaPart(0, 0, 2, 0), ReplicaPart(1, 0, 2, 1), ReplicaPart(2, 0, 2, 0))
     assert most_parts(even) == 2
 
 
 def test_replicas_that_change_pipelines_whole_stay_whole() -> None:
     uneven = plan(1, 1, microbatches=2, replicas=4, pipelines=2, shares=(6, 2))
-    assert parts(uneven) == (Part(0, 0, 2, 0), Part(1, 0, 2, 1), Part(2, 0, 2, 0), Part(3, 0, 2, 0))
+    assert parts(uneven) == (
+        ReplicaPart(0, 0, 2, 0),
+        ReplicaPart(1, 0, 2, 1),
+        ReplicaPart(2, 0, 2, 0),
+        ReplicaPart(3, 0, 2, 0),
+    )
 
 
 def test_every_microbatch_is_executed_once_and_each_replica_summed_in_order() -> None:

@@ -21,7 +21,7 @@ from workers.config import (
     PipelineConfig,
     WorkerConfig,
 )
-from workers.launch.ranks import Job
+from workers.launch.ranks import LaunchedJob
 
 DEVICE = torch.device(os.environ.get("FRESHET_TEST_DEVICE", "cpu"))
 os.environ.setdefault(
@@ -76,7 +76,7 @@ def job(
     layers: int = 8,
     recompute: bool | tuple[int, ...] = False,
     **fields: Any,
-) -> Job:
+) -> LaunchedJob:
     """A job of `config` on `ranks` ranks per pipeline. `counts` has the layers per stage, by default even."""
     family = families()[schedule]
     chunks = family.default_chunks
@@ -101,4 +101,4 @@ def job(
         replicas=config.pipeline.replicas,
         recompute=again,
     )
-    return Job(config, plan, table, **fields)
+    return LaunchedJob(config, plan, table, **fields)

@@ -23,11 +23,19 @@ from planner.rank_program import place_programs
 from workers.config import ElasticConfig, WorkerConfig
 from workers.control.records_digest import vector_sha256
 from workers.fault_injection.fault import Fault
-from workers.launch.processes import Died, RankProcesses
-from workers.launch.ranks import Job, run_threads
+from workers.launch.processes import Died, LaunchedProcesses
+from workers.launch.ranks import LaunchedJob, run_threads
 from workers.loss_scale import LossScale
-from workers.protocol.orders import Assignment, Generation, Request, Settlement, Source
-from workers.protocol.reports import FaultReport, Outcome, Parted, Position, Report, StandbyReport, StepReport
+from workers.protocol.orders import Assignment, Generation, Request, Settlement, StateSource
+from workers.protocol.reports import (
+    FaultReport,
+    Outcome,
+    Parted,
+    RankPosition,
+    Report,
+    StandbyReport,
+    StepReport,
+)
 from workers.rank import Rank
 from workers.state.layer_state import state_digest
 from workers.transport.channel import ChannelError
@@ -59,7 +67,7 @@ def drilled(config: WorkerConfig) -> WorkerConfig:
     return config.model_copy(update={"elastic": ElasticConfig(allow_faults=True)})
 
 
-def with_standbys(job: Job, shift: int = 1) -> Plan:
+def with_standbys(job: LaunchedJob, shift: int = 1) -> Plan:
     """The plan of `job` with a copy of each layer `shift` places further."""
     plan = job.plan
     places = [
@@ -73,7 +81,7 @@ class RankGroup:
     """A context with processes 0, 1, ... that host one rank each."""
 
     def __init__(self, config: WorkerConfig, ranks: int) -> None:
-        self._processes = RankProcesses(ranks, _serve, config)
+        self._processes = LaunchedProcesses(ranks, _serve, config)
         self._pipes = self._processes._pipes
         self.alive = list(range(ranks))
         self.reports: list[tuple[int, Report]] = []
@@ -143,12 +151,12 @@ class RankGroup:
 
     def train(
         self,
-        job: Job,
+        job: LaunchedJob,
         members: Sequence[int],
         *,
         plan: Plan | None = None,
         step: int = 0,
-        sources: Sequence[Source] = (),
+        sources: Sequence[StateSource] = (),
         start: Any = None,
         regroup_by: int | None = None,
         loss_scale: LossScale | None = None,
@@ -209,10 +217,10 @@ class RankGroup:
         for number, answer in answers.items():
             assert answer is None, f"rank {number}: {answer}"
 
-    def settle(self) -> tuple[int, dict[int, Position], list[Source]]:
+    def settle(self) -> tuple[int, dict[int, RankPosition], list[StateSource]]:
         """Settle the step; returns it, the survivors' positions, and the sources of the layers."""
         answers = self.each("position")
-        positions = {n: p for n, p in answers.items() if isinstance(p, Position)}
+        positions = {n: p for n, p in answers.items() if isinstance(p, RankPosition)}
         newest = max(p.step for p in positions.values())
         undecided = [n for n, p in positions.items() if p.undecided == newest]
         vector = None
@@ -227,7 +235,7 @@ class RankGroup:
         self._check(self.call("settle", told))
         positions = self.each("position")
         sources = [
-            Source(layer=piece.layer, shard=piece.shard, rank=number, host=p.host, port=p.port)
+            StateSource(layer=piece.layer, shard=piece.shard, rank=number, host=p.host, port=p.port)
             for number, p in positions.items()
             if p.step == newest
             for piece in p.holds
@@ -274,7 +282,7 @@ def state_sha256(outcomes: Mapping[int, Any]) -> str:
     return state_digest([layers[layer] for layer in sorted(layers)])
 
 
-def quiet_sha256(job: Job, ended: Mapping[int, Any]) -> str:
+def quiet_sha256(job: LaunchedJob, ended: Mapping[int, Any]) -> str:
     """The state of an undisturbed run of `job` that stops at the step at which `ended` did."""
     (step,) = {outcome.step for outcome in ended.values()}
     return run_threads(replace(job, stop_at=step)).state_sha256

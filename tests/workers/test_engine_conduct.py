@@ -9,7 +9,7 @@ import torch
 from jobs import FAMILIES, job, small_config
 from small_models import Head, Residual, Vectors, cross_entropy
 
-from planner.ir import Action, Kind
+from planner.ir import Action, ActionKind
 from workers.checkpoint.folder import checkpoints, read_manifest
 from workers.config import CheckpointConfig, DataConfig, EmulatedConfig, ModelConfig, OptimizerConfig
 from workers.data.dataset import Batch
@@ -152,7 +152,7 @@ def test_an_emulated_device_makes_good_what_it_oversleeps(monkeypatch: pytest.Mo
         begun_s = clock_s
         device.begin()
         clock_s += computed_s
-        device.end(Action(Kind.FORWARD, 0, 0), (0,))
+        device.end(Action(ActionKind.FORWARD, 0, 0), (0,))
         return clock_s - begun_s
 
     assert act(0.0) == 1.5

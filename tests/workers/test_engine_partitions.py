@@ -8,7 +8,7 @@ from test_engine_bits import losses, real_config
 
 from workers.checkpoint.folder import checkpoints, read_layer, read_manifest
 from workers.config import CheckpointConfig, ModelConfig, OptimizerConfig
-from workers.launch.ranks import Run, run_processes, run_threads
+from workers.launch.ranks import LaunchedRun, run_processes, run_threads
 from workers.protocol.reports import SampleReport, StepReport, ValidationReport
 
 TRAITS = ("plain", "dropout", "twice", "tied", "batchnorm")
@@ -106,7 +106,7 @@ def test_replicas_follow_the_doubled_batch_and_siblings_stay_equal(tmp_path: Pat
     assert_siblings_equal(run_threads(job(three, ranks=2, schedule="gpipe")), 2)
 
 
-def assert_siblings_equal(run: Run, pipeline_ranks: int) -> None:
+def assert_siblings_equal(run: LaunchedRun, pipeline_ranks: int) -> None:
     assert len(run.outcomes) > pipeline_ranks
     for outcome in run.outcomes:
         assert outcome.layer_digests == run.outcomes[outcome.rank % pipeline_ranks].layer_digests

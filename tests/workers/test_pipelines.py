@@ -13,12 +13,12 @@ from test_engine_bits import losses
 from test_freezing_training import FIRST, METHODS, SECOND
 
 from workers.config import CheckpointConfig
-from workers.fault_injection.fault import Fault, FaultKind, Phase
-from workers.launch.ranks import Job, run_processes, run_threads
+from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
+from workers.launch.ranks import LaunchedJob, run_processes, run_threads
 from workers.protocol.reports import FrozenCounts, ValidationReport
 
 
-def on(pipelines: int, work: Job) -> Job:
+def on(pipelines: int, work: LaunchedJob) -> LaunchedJob:
     return replace(work, plan=replace(work.plan, pipelines=pipelines))
 
 
@@ -71,7 +71,7 @@ def test_a_lost_pipelines_replica_goes_on_at_the_other(tmp_path: Path) -> None:
     expected = run_threads(job(config, ranks=2, schedule="1f1b"))
     both = job(config, ranks=2, schedule="1f1b")
     with RankGroup(config, 4) as group:
-        group.arm(0, Fault(kind=FaultKind.KILL, step=3, phase=Phase.BACKWARD))
+        group.arm(0, Fault(kind=FaultKind.KILL, step=3, phase=FaultPhase.BACKWARD))
         group.train(both, range(4))
         step, positions, sources = group.settle()
         assert step == 2

@@ -8,15 +8,15 @@ from pathlib import Path
 from jobs import job, small_config
 from rank_group import RankGroup
 
-from workers.commit.commit import Decision
+from workers.commit.commit import CommitDecision
 from workers.config import OptimizerConfig
 from workers.loss_scale import LossScale
-from workers.protocol.reports import Position, WarningReport
+from workers.protocol.reports import RankPosition, WarningReport
 from workers.step.skipped_steps import SkippedSteps
 
 
-def decision(step: int, norm: float) -> Decision:
-    return Decision(
+def decision(step: int, norm: float) -> CommitDecision:
+    return CommitDecision(
         step=step,
         loss=1.0,
         grad_norm=norm,
@@ -53,7 +53,7 @@ def test_a_learning_rate_out_of_all_bounds_ends_the_job_with_no_step_half_done(t
     config = small_config(tmp_path, steps=50, optimizer=optimizer)
     with RankGroup(config, 2) as group:
         ended = group.train(job(config, ranks=2, schedule="1f1b"), range(2))
-        positions: dict[int, Position] = group.each("position")
+        positions: dict[int, RankPosition] = group.each("position")
         steps, warnings = group.steps(), group.of(WarningReport)
     for error in (answer.error for answer in ended.values()):
         assert error.startswith("JobError: 4 steps in a row up to step")

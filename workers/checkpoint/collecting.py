@@ -13,10 +13,10 @@ from torch import Tensor
 
 from planner.shards import Shard
 from workers.layers.sharded_weights import ComputeWeights
-from workers.protocol.orders import Part
+from workers.protocol.orders import StatePart
 from workers.state.flat import Cut
 from workers.state.layer_state import LayerState, host_copy, part_of, whole_of
-from workers.transport.channel import Channel, Stream
+from workers.transport.channel import Channel, MessageStream
 
 TAGS = 2**20
 """More tags than any job has streams between two ranks."""
@@ -62,7 +62,7 @@ class Collector:
         found: list[LayerState] = []
         for layer, state in self._states.items():
             writer = layer % len(self._siblings)
-            mine = state if moments else part_of(state, Part.WEIGHTS)
+            mine = state if moments else part_of(state, StatePart.WEIGHTS)
             if writer == own:
                 shards = [
                     mine if number == own else self._received(layer, number, moments)
@@ -82,11 +82,11 @@ class Collector:
             tensors = self._channel.receive(stream)
         return _shard(own, cut, number, tensors, moments)
 
-    def _stream(self, layer: int, source: int, target: int, moments: bool) -> Stream:
+    def _stream(self, layer: int, source: int, target: int, moments: bool) -> MessageStream:
         statistics = tuple(sorted(self._states[layer].freezing)) if moments else ()
         if statistics not in self._statistics:
             self._statistics.append(statistics)
-        return Stream(
+        return MessageStream(
             self._siblings[source],
             self._siblings[target],
             self._tags + 2 * layer + moments + TAGS * self._statistics.index(statistics),

@@ -16,7 +16,7 @@ from workers.checkpoint.writer import CheckpointWriter, WriteResult
 from workers.commit.commit import CommitRecord
 from workers.commit.unfinished import Unfinished
 from workers.config import FreezeConfig, WorkerConfig
-from workers.fault_injection.points import FaultPoints, Phase
+from workers.fault_injection.points import FaultPhase, FaultPoints
 from workers.loss_scale import LossScale
 from workers.models.model_config import of_one_family
 from workers.protocol.orders import Generation
@@ -175,7 +175,7 @@ class Checkpointing:
         step = self._steps[folder]
         try:
             if self._faults is not None:
-                self._faults.reach(Phase.SAVING, step)
+                self._faults.reach(FaultPhase.SAVING, step)
             number, scale = self._generation.number, self._scales[folder]
             log = self._log_sha256()
             seal(self._config, self._names, self.plan, folder, step, number, files, scale, log)

@@ -13,13 +13,13 @@ from workers.config import WorkerConfig
 from workers.fault_injection.points import FaultPoints
 from workers.loss_scale import LossScale
 from workers.protocol.errors import JobError
-from workers.protocol.orders import Source
+from workers.protocol.orders import StateSource
 from workers.state.layer_state import LayerState
 from workers.state.precision import scales_loss
 
 
 @dataclass(frozen=True, kw_only=True)
-class Saving:
+class CheckpointSaver:
     """One rank's part in it."""
 
     config: WorkerConfig
@@ -28,7 +28,7 @@ class Saving:
     names: tuple[str, ...]
     """The names of all the model's layers, in order."""
     faults: FaultPoints
-    copies: Callable[[int, Sequence[int], Sequence[Source]], list[LayerState]]
+    copies: Callable[[int, Sequence[int], Sequence[StateSource]], list[LayerState]]
     """Step, layers, sources of all their shards -> host copies of the whole layers."""
     loss_scale: Callable[[int], LossScale | None]
     """Step -> loss scale of the step after it, where this rank knows it."""
@@ -36,7 +36,7 @@ class Saving:
     """Returns the hash of a line of the job's event log, if one is known."""
 
     def save(
-        self, folder: str, step: int, layers: Sequence[int], sources: Sequence[Source] = ()
+        self, folder: str, step: int, layers: Sequence[int], sources: Sequence[StateSource] = ()
     ) -> tuple[FileRecord, ...]:
         """Write `layers` into the checkpoint of `step` at `folder`.
 

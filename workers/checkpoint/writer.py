@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from workers.checkpoint.folder import write_layer
 from workers.checkpoint.manifest import FileRecord, layer_files
 from workers.checkpoint.storage import open_folder
-from workers.fault_injection.points import FaultPoints, Phase
+from workers.fault_injection.points import FaultPhase, FaultPoints
 from workers.protocol.errors import JobError
 from workers.state.layer_state import LayerState
 
@@ -85,7 +85,7 @@ def write_layers(folder: str, step: int, states: list[LayerState], faults: Fault
     try:
         for state in states:
             if faults is not None:
-                faults.reach(Phase.SAVING, step)
+                faults.reach(FaultPhase.SAVING, step)
             records.extend(write_layer(folder, state))
     except (OSError, JobError) as failure:
         error = (failure.strerror if isinstance(failure, OSError) else None) or str(failure)

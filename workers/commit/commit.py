@@ -108,7 +108,7 @@ class CommitRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decision:
+class CommitDecision:
     """The decision that follows from the records, the same on every rank."""
 
     step: int
@@ -153,7 +153,7 @@ def settle(
     clip_norm: float | None,
     newest: tuple[int, int] | None = None,
     shards: int = 1,
-) -> Decision:
+) -> CommitDecision:
     """The decision of a commit.
 
     The global norm is a float64 sum in layer order; the loss is a float64 sum in order of global microbatch.
@@ -192,7 +192,7 @@ def settle(
     for microbatch in range(microbatches):
         loss += losses[microbatch]
     energy, effective = _effective_update(records, layers, shards)
-    return Decision(
+    return CommitDecision(
         step=first.step,
         loss=loss / microbatches,
         grad_norm=grad_norm,

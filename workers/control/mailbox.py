@@ -24,7 +24,7 @@ class Mailbox:
         with self._lock:
             self._requests.append(request)
 
-    def take(self) -> tuple[Request, ...]:
+    def drain(self) -> tuple[Request, ...]:
         """Return the requests since the last call."""
         with self._lock:
             requests, self._requests = tuple(self._requests), []

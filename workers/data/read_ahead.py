@@ -33,7 +33,7 @@ AGAIN = 256
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedRead:
     """One read."""
 
     step: int
@@ -45,14 +45,14 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Found:
+class ReadResult:
     """Result of one read."""
 
     samples: list[int]
     batch: Batch
 
 
-Read = Callable[[Wanted], Found]
+Read = Callable[[WantedRead], ReadResult]
 Made = TypeVar("Made")
 
 
@@ -60,7 +60,7 @@ Made = TypeVar("Made")
 class _Ahead:
     """Result of one read ahead, on its way to the device; or the error that prevented it."""
 
-    found: Found | None = None
+    found: ReadResult | None = None
     staged: Staged | None = None
     error: BaseException | None = None
     drew: bool = False
@@ -157,7 +157,7 @@ class ReadAhead:
         self._staging = Staging(device)
         self._changed = threading.Condition()
         self._read: Read | None = None
-        self._coming: deque[Wanted] = deque()
+        self._coming: deque[WantedRead] = deque()
         """Not taken yet, in order."""
         self._there: deque[_Ahead] = deque()
         """Results of the first reads of `_coming`."""
@@ -176,7 +176,7 @@ class ReadAhead:
         """Whether the source was read in another thread."""
         self._refused = False
 
-    def begin(self, coming: Sequence[Wanted], read: Read) -> None:
+    def begin(self, coming: Sequence[WantedRead], read: Read) -> None:
         """Announce the next reads, in order. The last of them may never be taken.
 
         Args:
@@ -193,7 +193,7 @@ class ReadAhead:
         if self.ahead and coming:
             self._start()
 
-    def take(self, step: int, microbatch: int) -> Found:
+    def collect(self, step: int, microbatch: int) -> ReadResult:
         """The next of what was to come: tensors of the host, or already on their way to the device.
 
         Raises:
@@ -226,7 +226,7 @@ class ReadAhead:
             self._end()
         assert ahead.found is not None
         assert ahead.staged is not None
-        tensors = ahead.staged.take()
+        tensors = ahead.staged.collect()
         inputs = len(ahead.found.batch.inputs)
         return replace(ahead.found, batch=Batch(tensors[:inputs], tensors[inputs:]))
 
@@ -251,7 +251,7 @@ class ReadAhead:
         if thread is not None:
             self._leaving = thread
 
-    def _read_here(self) -> Found:
+    def _read_here(self) -> ReadResult:
         self.wait()
         read, wanted = self._read, self._coming[0]
         assert read is not None
@@ -303,7 +303,7 @@ class ReadAhead:
         failed = there and self._there[-1].error is not None
         return not failed and there < min(AHEAD, len(self._coming), AGAIN - self._taken)
 
-    def _read_ahead(self, wanted: Wanted, read: Read) -> _Ahead:
+    def _read_ahead(self, wanted: WantedRead, read: Read) -> _Ahead:
         draws = _Draws(refuse=True)
         try:
             with draws:

@@ -10,7 +10,7 @@ import torch
 from planner.ir import Action
 from workers.devices.device import Device
 from workers.protocol.errors import JobError
-from workers.protocol.reports import Span
+from workers.protocol.reports import ActionSpan
 
 
 class CudaDevice(Device):
@@ -49,11 +49,11 @@ class CudaDevice(Device):
             time.sleep((self.slowdown - 1.0) * max(0.0, computed_s))
         self._events.append((action, self._begun, self._mark()))
 
-    def spans(self) -> tuple[Span, ...]:
+    def spans(self) -> tuple[ActionSpan, ...]:
         if self._events:
             self._events[-1][2].synchronize()  # the actions alone, not what other threads have the device do
         return tuple(
-            Span(
+            ActionSpan(
                 action=str(action),
                 start_s=self._window.elapsed_time(start) / 1e3,
                 end_s=self._window.elapsed_time(end) / 1e3,

@@ -13,7 +13,7 @@ import torch
 from planner.ir import Action
 from workers.devices.machine import host_memory_bytes
 from workers.process.host_memory import free_host_bytes, give_freed_pages_back
-from workers.protocol.reports import Span
+from workers.protocol.reports import ActionSpan
 
 
 class Device(ABC):
@@ -42,7 +42,7 @@ class Device(ABC):
         """
 
     @abstractmethod
-    def spans(self) -> tuple[Span, ...]:
+    def spans(self) -> tuple[ActionSpan, ...]:
         """The window's actions so far, complete: waits for the device to finish them."""
 
     def memory_bytes(self) -> int:
@@ -91,8 +91,8 @@ class CpuDevice(Device):
     def _record(self, action: Action) -> None:
         self._spans.append((action, self._begun_s, time.perf_counter()))
 
-    def spans(self) -> tuple[Span, ...]:
+    def spans(self) -> tuple[ActionSpan, ...]:
         return tuple(
-            Span(action=str(action), start_s=start - self._window_s, end_s=end - self._window_s)
+            ActionSpan(action=str(action), start_s=start - self._window_s, end_s=end - self._window_s)
             for action, start, end in self._spans
         )

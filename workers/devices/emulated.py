@@ -10,18 +10,18 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from planner.ir import Action, Kind
+from planner.ir import Action, ActionKind
 from workers.config import EmulatedConfig
 from workers.devices.device import CpuDevice
 from workers.protocol.errors import JobError
 
 _PARTS = {
-    Kind.FORWARD: ("forward_s",),
-    Kind.RECOMPUTE: ("forward_s",),
-    Kind.INPUT_GRAD: ("input_grad_s",),
-    Kind.WEIGHT_GRAD: ("weight_grad_s",),
-    Kind.BACKWARD: ("input_grad_s", "weight_grad_s"),
-    Kind.UPDATE: (),
+    ActionKind.FORWARD: ("forward_s",),
+    ActionKind.RECOMPUTE: ("forward_s",),
+    ActionKind.INPUT_GRAD: ("input_grad_s",),
+    ActionKind.WEIGHT_GRAD: ("weight_grad_s",),
+    ActionKind.BACKWARD: ("input_grad_s", "weight_grad_s"),
+    ActionKind.UPDATE: (),
 }
 
 

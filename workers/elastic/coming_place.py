@@ -12,14 +12,14 @@ from workers.config import FreezeConfig
 from workers.elastic.copies_ahead import CopiesAhead
 from workers.elastic.layer_source import Held, LayerSource
 from workers.elastic.modules_ahead import ModulesAhead
-from workers.freezing.plans import Plans, Settings
+from workers.freezing.plans import FreezePlans, FreezeSettings
 from workers.layers.layer import Layer
 from workers.process.host_memory import collect_objects
 from workers.protocol.orders import Assignment, CopyAhead
 from workers.protocol.reports import Report, WarningReport
 from workers.state.layer_state import LayerState
 from workers.state.optim import Optimizer
-from workers.transport.membership import Membership
+from workers.transport.membership import ChannelMembership
 
 
 @dataclass(kw_only=True)
@@ -30,7 +30,7 @@ class ComingPlace:
     """Its number."""
     source: LayerSource
     """Builds modules and copies."""
-    membership: Membership
+    membership: ChannelMembership
     freeze: FreezeConfig
     """The job's own settings."""
     optimizer: Optimizer
@@ -51,7 +51,7 @@ class ComingPlace:
         """Copy layers in threads, and build modules. Takes the place of an earlier order; one that another has
         overtaken, or for a generation that is over, is ignored. One without layers lets go of what was copied and
         built."""
-        freeze = Settings(self.freeze, Plans(order.freeze))
+        freeze = FreezeSettings(self.freeze, FreezePlans(order.freeze))
         with self.membership.lasting(order.generation) as lasts:
             if not lasts or (order.epoch, order.change) < self._newest:
                 return

@@ -14,13 +14,13 @@ from collections.abc import Callable
 from planner.shards import Piece
 from workers.elastic.layer_source import LayerSource
 from workers.elastic.standby import Base, Standbys
-from workers.freezing.plans import Settings
+from workers.freezing.plans import FreezeSettings
 from workers.protocol.orders import Assignment, CopyAhead
 from workers.protocol.reports import CopiedAhead, WarningReport
 from workers.state.layer_state import bytes_of, load_
 from workers.state.optim import Optimizer
-from workers.state_stream.follow import Following, follow
-from workers.state_stream.following import Change, Parcels, Subject
+from workers.state_stream.follow import FollowedOwner, follow
+from workers.state_stream.following import CommittedChange, Parcels, Subscription
 from workers.state_stream.frames import StateStreamError
 
 MOST_SIGNS = 2
@@ -37,7 +37,7 @@ class _Owner:
         self.pieces = {piece.layer: piece for piece in pieces}
         """By layer: an owner has one piece of each."""
         self.layers = tuple(self.pieces)
-        self.following: Following | None = None
+        self.following: FollowedOwner | None = None
         """Connection that its thread waits on."""
         self.copies: Standbys | None = None
         self.step: int | None = None
@@ -68,7 +68,7 @@ class CopiesAhead:
         rank: int,
         *,
         source: LayerSource,
-        freeze: Settings,
+        freeze: FreezeSettings,
         optimizer: Optimizer,
         secret: bytes,
         report: Callable[[CopiedAhead | WarningReport], None],
@@ -184,7 +184,7 @@ class CopiesAhead:
 
     def _follow(self, host: str, port: int, owner: _Owner) -> None:
         order, plans = self._order, self._freeze.plans
-        subject = Subject(layers=owner.layers, generation=order.generation, freeze=plans.newest)
+        subject = Subscription(layers=owner.layers, generation=order.generation, freeze=plans.newest)
         try:
             with follow(
                 host,
@@ -225,7 +225,7 @@ class CopiesAhead:
         except Exception as error:
             self._fail(owner, f"{type(error).__name__}: {error}")
 
-    def _take(self, owner: _Owner, copies: Standbys, change: Change, parcels: Parcels) -> bool:
+    def _take(self, owner: _Owner, copies: Standbys, change: CommittedChange, parcels: Parcels) -> bool:
         """Apply a change; returns whether more may come."""
         if change.step != (owner.step or 0) + 1:
             self._fail(owner, f"step {change.step} came after step {owner.step}")

@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 from torch import Tensor
 
-from workers.commit.commit import Decision
+from workers.commit.commit import CommitDecision
 from workers.elastic.redundancy import Packing
 from workers.layers.layer import Layer
 from workers.state.layer_state import LayerState, fresh, host_copy
-from workers.state_stream.following import Change, Followers, Parcels
+from workers.state_stream.following import CommittedChange, Followers, Parcels
 
 
 class Followed:
@@ -50,7 +50,7 @@ class Followed:
             parcels[index] = fresh(raw) if raw.is_cuda or index in packed else raw
         self._followers.send(Parcels(step=step, of_layers=parcels))
 
-    def commit(self, decision: Decision, freeze: tuple[int, int] | None) -> None:
+    def commit(self, decision: CommitDecision, freeze: tuple[int, int] | None) -> None:
         """Pass on a commit that is applied here; `send` sent its parcels.
 
         Args:
@@ -63,7 +63,7 @@ class Followed:
                 copies[layer] = host_copy(self._layers[layer][1])
             return copies.get(layer)
 
-        change = Change(
+        change = CommittedChange(
             step=decision.step,
             scale=decision.scale,
             skipped=decision.skipped,

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from workers.commit.commit import Decision
+from workers.commit.commit import CommitDecision
 from workers.elastic.redundancy import Packing
 from workers.elastic.updates import Update
 from workers.layers.layer import Layer
@@ -38,7 +38,7 @@ class HeldUpdates:
         """Whether updates of `layer` are held back now."""
         return layer in self._layers and not self._over
 
-    def hold(self, step: int, energies: Mapping[int, Sequence[float]], decision: Decision) -> None:
+    def hold(self, step: int, energies: Mapping[int, Sequence[float]], decision: CommitDecision) -> None:
         """Keep the gradients of `step`, which is committed.
 
         Args:

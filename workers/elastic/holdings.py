@@ -19,14 +19,14 @@ from workers.layers.layer import Layer
 from workers.loss_scale import LossScale
 from workers.process.host_memory import collect_objects
 from workers.protocol.errors import JobError
-from workers.protocol.orders import Assignment, Part, Source
+from workers.protocol.orders import Assignment, StatePart, StateSource
 from workers.state.layer_state import LayerState, host_copy, whole_of
 from workers.state_stream.stream import StateServer
 
 MOST_REFUSED = 2
 """Tries in which others may find no room for a copy in host memory before this rank gives it up."""
 
-Fetch = Callable[[Sequence[Source], int], dict[Piece, LayerState]]
+Fetch = Callable[[Sequence[StateSource], int], dict[Piece, LayerState]]
 """Fetches states of a step from other ranks."""
 
 
@@ -208,7 +208,7 @@ class Holdings:
     def offer_weights_only(self) -> None:
         """Offer the weights of what lacks its moments."""
         if self._server is not None:
-            self._server.offer(self._commit.step, self.weights_only().values(), Part.WEIGHTS)
+            self._server.offer(self._commit.step, self.weights_only().values(), StatePart.WEIGHTS)
 
     def offer_bases(self, pieces: Iterable[Piece]) -> None:
         """Offer copies of those of `pieces` that it owns, as they are now."""
@@ -224,7 +224,7 @@ class Holdings:
             self._server.withdraw()
 
     def copies(
-        self, step: int, layers: Sequence[int], sources: Sequence[Source], fetch: Fetch
+        self, step: int, layers: Sequence[int], sources: Sequence[StateSource], fetch: Fetch
     ) -> list[LayerState]:
         """Return host copies of whole layers of `step`, at which the rank stands or of which it has a snapshot.
 

@@ -17,7 +17,7 @@ import torch
 from planner.shards import Piece
 from workers.elastic.updates import Update, Updates, looks_at_whole_layers, updated_in_parts
 from workers.freezing.freezer import begin_statistics
-from workers.freezing.plans import Settings
+from workers.freezing.plans import FreezeSettings
 from workers.layers.layer import Layer
 from workers.memory.shortage import shortage_in
 from workers.process.host_memory import check_room, free_host_bytes, give_freed_pages_back
@@ -51,7 +51,7 @@ class HostCopy:
         *,
         device: torch.device,
         stream: SideStream,
-        freeze: Settings,
+        freeze: FreezeSettings,
         optimizer: Optimizer,
         check_room: Callable[[int, str], None],
     ) -> None:

@@ -16,15 +16,15 @@ from workers.commit.unfinished import Greeting
 from workers.config import WorkerConfig
 from workers.devices.device import Device
 from workers.elastic.standby import Base
-from workers.fault_injection.points import FaultPoints, Phase
+from workers.fault_injection.points import FaultPhase, FaultPoints
 from workers.freezing.freezer import begin_statistics
-from workers.freezing.plans import Plans, Settings
+from workers.freezing.plans import FreezePlans, FreezeSettings
 from workers.layers.compiler import Compiler
 from workers.layers.deferred.queue import Workspace
 from workers.layers.layer import Layer
 from workers.models.definition import ModelDefinition
 from workers.models.weights import read_weights
-from workers.protocol.orders import Assignment, CheckpointRef, Part, Source
+from workers.protocol.orders import Assignment, CheckpointRef, StatePart, StateSource
 from workers.state.layer_state import (
     LayerState,
     apart,
@@ -103,7 +103,7 @@ class LayerSource:
         self._secret = secret
         self._faults = faults
         self._compiler = compiler
-        self._freeze = Settings(config.freeze, Plans())
+        self._freeze = FreezeSettings(config.freeze, FreezePlans())
         self._shard = WHOLE
         self._stopped = threading.Event()
         self._ahead: Built = {}
@@ -212,7 +212,7 @@ class LayerSource:
 
     def begin(
         self,
-        freeze: Settings,
+        freeze: FreezeSettings,
         shard: Shard = WHOLE,
         ahead: Mapping[Piece, tuple[Layer, LayerState]] | None = None,
         wanted: Collection[int] | None = None,
@@ -277,12 +277,12 @@ class LayerSource:
             self._taken.pop(layer, None)
             loaded.add(layer)
 
-        def begin(pieces: Iterable[Piece], part: Part) -> dict[Future[LayerState], Piece]:
+        def begin(pieces: Iterable[Piece], part: StatePart) -> dict[Future[LayerState], Piece]:
             return {
                 fetching.submit(self._fetch, sources[piece], step, stopped, part): piece for piece in pieces
             }
 
-        def take(piece: Piece, state: LayerState) -> None:
+        def receive(piece: Piece, state: LayerState) -> None:
             if piece.shard == self._shard:
                 load(piece.layer, state)
             else:
@@ -291,14 +291,16 @@ class LayerSource:
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="fetch") as fetching:
             try:
                 salvages = self._config.elastic.salvage != "none"
-                coming = begin(lacking, Part.WEIGHTS if salvages else Part.ALL)
+                coming = begin(lacking, StatePart.WEIGHTS if salvages else StatePart.ALL)
                 built |= self.build(layers, step)
-                self._take_all(coming, haul.weights.__setitem__ if salvages else take)
+                self._take_all(coming, haul.weights.__setitem__ if salvages else receive)
                 if salvages:
                     coming = begin(
-                        [each for each in lacking if each not in assignment.salvaged], Part.MOMENTS
+                        [each for each in lacking if each not in assignment.salvaged], StatePart.MOMENTS
                     )
-                    self._take_all(coming, lambda piece, rest: take(piece, united(haul.weights[piece], rest)))
+                    self._take_all(
+                        coming, lambda piece, rest: receive(piece, united(haul.weights[piece], rest))
+                    )
             finally:
                 stopped.set()
         mixed = self._with_saved_moments(
@@ -350,7 +352,7 @@ class LayerSource:
                 if state is not None:
                     load_(part, state)
                 state = part
-            mixed[piece] = united(weights[piece], part_of(state, Part.MOMENTS))
+            mixed[piece] = united(weights[piece], part_of(state, StatePart.MOMENTS))
         return mixed
 
     def fetch_base(
@@ -381,10 +383,10 @@ class LayerSource:
         Raises:
             StateStreamError: the owner is gone, or does not offer it.
         """
-        source = Source(layer=piece.layer, shard=piece.shard, rank=-1, host=owner.host, port=owner.port)
+        source = StateSource(layer=piece.layer, shard=piece.shard, rank=-1, host=owner.host, port=owner.port)
         return self._fetch(source, step, stopped)
 
-    def fetch(self, sources: Sequence[Source], step: int) -> dict[Piece, LayerState]:
+    def fetch(self, sources: Sequence[StateSource], step: int) -> dict[Piece, LayerState]:
         """Fetch states, `AT_ONCE` at a time, until `stop`.
 
         Raises:
@@ -399,9 +401,9 @@ class LayerSource:
                 stopped.set()
 
     def _fetch(
-        self, source: Source, step: int, stopped: threading.Event, part: Part = Part.ALL
+        self, source: StateSource, step: int, stopped: threading.Event, part: StatePart = StatePart.ALL
     ) -> LayerState:
-        self._faults.reach(Phase.MIGRATING, step)
+        self._faults.reach(FaultPhase.MIGRATING, step)
         return fetch(
             source.host,
             source.port,

@@ -21,7 +21,7 @@ from workers.elastic.host_copies import HostForm
 from workers.elastic.layer_source import LayerSource
 from workers.elastic.standby import Base, Standbys
 from workers.elastic.switch import Switched, take_up
-from workers.freezing.plans import Plans, Settings, check_plan
+from workers.freezing.plans import FreezePlans, FreezeSettings, check_plan
 from workers.layers.layer import Layer
 from workers.loss_scale import LossScale
 from workers.protocol.errors import DamagedCheckpoint
@@ -44,7 +44,7 @@ class RankPlace:
     """Its next place, for which it gets things ready."""
     host_form: HostForm | None
     """Settings of its copies in host memory; None: it keeps them on its device."""
-    freeze_plans: Plans = field(default_factory=Plans)
+    freeze_plans: FreezePlans = field(default_factory=FreezePlans)
     """Freeze plans whose start is known; training adds those that are adopted."""
     assignment: Assignment | None = None
     """The one that it follows, with the newest plan."""
@@ -53,7 +53,7 @@ class RankPlace:
         """Begin an attempt to follow `assignment`: from here on the source can be stopped."""
         plan = assignment.plan
         self.source.begin(
-            Settings(self.config.freeze, Plans(assignment.freeze)),
+            FreezeSettings(self.config.freeze, FreezePlans(assignment.freeze)),
             plan.shard_of_place(assignment.place),
             self.coming.modules.taken(),
             plan.layers_of_place(assignment.place),
@@ -64,12 +64,12 @@ class RankPlace:
         """Whether what the rank holds is of no use for `assignment`."""
         return assignment.start is not None or assignment.step != self.commit.step
 
-    def take(self, assignment: Assignment) -> DamagedCheckpoint | None:
+    def accept(self, assignment: Assignment) -> DamagedCheckpoint | None:
         """Take up the layers and copies that `assignment` gives the rank; see `Rank.follow`. Call `begin` before."""
         plan, step, plans, holdings = (
             assignment.plan,
             assignment.step,
-            Plans(assignment.freeze),
+            FreezePlans(assignment.freeze),
             self.holdings,
         )
         if self.leaves_step(assignment):
@@ -87,7 +87,7 @@ class RankPlace:
         standbys = Standbys(
             plan.copies_at(assignment.place),
             has.bases,
-            freeze=Settings(self.config.freeze, plans),
+            freeze=FreezeSettings(self.config.freeze, plans),
             optimizer=self.optimizer,
             step=step,
             host=self.host_form,
@@ -118,7 +118,7 @@ class RankPlace:
             holdings.layers,
             holdings.standbys,
             modules,
-            freeze=Settings(self.config.freeze, self.freeze_plans),
+            freeze=FreezeSettings(self.config.freeze, self.freeze_plans),
             optimizer=self.optimizer,
             step=self.commit.step,
         )

@@ -18,7 +18,7 @@ from workers.layers.layer import Layer
 from workers.process.pinned_memory import pinned, to_device
 from workers.state.flat import FlatGradients, aligned, side_by_side
 from workers.state.layer_state import Gradients, LayerState
-from workers.transport.channel import Channel, Stream
+from workers.transport.channel import Channel, MessageStream
 
 
 @dataclass(frozen=True)
@@ -184,13 +184,15 @@ class Shipping(GradientSink):
         self._channel = channel
         self._on_host = on_host
         self._owned = layers
-        self._late: list[tuple[Piece, Stream]] = []
+        self._late: list[tuple[Piece, MessageStream]] = []
         self._place = place
-        self._outgoing: list[tuple[int, list[Stream]]] = []
-        self._incoming: list[tuple[Piece, Stream]] = []
+        self._outgoing: list[tuple[int, list[MessageStream]]] = []
+        self._incoming: list[tuple[Piece, MessageStream]] = []
         for piece, targets in plan.copied:
             owner, layer = plan.owner_of(piece), piece.layer
-            streams = [Stream(owner, target, tags + layer, f"standby of layer {piece}") for target in targets]
+            streams = [
+                MessageStream(owner, target, tags + layer, f"standby of layer {piece}") for target in targets
+            ]
             self._late += [(piece, stream) for stream in streams if (piece, stream.target) in held]
             streams = [stream for stream in streams if (piece, stream.target) not in held]
             if owner == place and streams:
@@ -266,7 +268,7 @@ class Shipping(GradientSink):
     def _packed(self, index: int, buffers: Mapping[str, Tensor], energies: Sequence[float]) -> Tensor:
         return self._packings[index].pack_in_place(self._owned[index][0].gradients(), buffers, energies)
 
-    def _put(self, streams: Sequence[Stream], raw: Tensor) -> None:
+    def _put(self, streams: Sequence[MessageStream], raw: Tensor) -> None:
         for stream in streams:
             self._channel.send(stream, (raw,))
 
@@ -294,6 +296,6 @@ class Shipping(GradientSink):
         self._channel.flush()
         return received
 
-    def _receive(self, stream: Stream) -> Tensor:
+    def _receive(self, stream: MessageStream) -> Tensor:
         (parcel,) = self._channel.receive(stream, on_host=self._on_host)
         return parcel

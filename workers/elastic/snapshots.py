@@ -84,7 +84,7 @@ class Snapshots:
         self.fetched_s = 0.0
         """Time that it took to complete."""
 
-    def take(
+    def capture(
         self,
         step: int,
         own: Iterable[LayerState],

@@ -21,8 +21,8 @@ from torch import Tensor
 from planner.shards import Piece
 from workers.elastic.fetch_in_rounds import fetch_in_rounds
 from workers.elastic.host_copies import HostCopy, HostForm
-from workers.elastic.updates import Decided, Update, Updates
-from workers.freezing.plans import Settings
+from workers.elastic.updates import Update, UpdateDecision, Updates
+from workers.freezing.plans import FreezeSettings
 from workers.layers.layer import Layer
 from workers.memory.shortage import shortage_in
 from workers.process.host_memory import give_freed_pages_back
@@ -43,7 +43,7 @@ CLOSE_S = 5.0
 class LiveCopy(Updates):
     """A copy on this rank's device, with all commits applied; `HostCopy` is one in host memory."""
 
-    def __init__(self, base: Base, freeze: Settings, optimizer: Optimizer, step: int) -> None:
+    def __init__(self, base: Base, freeze: FreezeSettings, optimizer: Optimizer, step: int) -> None:
         super().__init__(base[1], freeze, optimizer, step)
         self.base = base
 
@@ -55,7 +55,7 @@ class _Copy:
     kept: LiveCopy | HostCopy | None = None
     """With all updates but those that wait; None: its base is still to come."""
     waiting: deque[Update] = field(default_factory=deque)
-    late: list[tuple[int, Decided]] = field(default_factory=list)
+    late: list[tuple[int, UpdateDecision]] = field(default_factory=list)
     """Commits whose parcels the owner holds back."""
     given_up: bool = False
     """There is no base, and none will arrive: its updates are dropped."""
@@ -101,7 +101,7 @@ class Standbys:
         pieces: Sequence[Piece],
         bases: Mapping[Piece, Base],
         *,
-        freeze: Settings,
+        freeze: FreezeSettings,
         optimizer: Optimizer,
         step: int,
         host: HostForm | None = None,
@@ -227,7 +227,7 @@ class Standbys:
                 target=self._build, args=(self.host, rising), name="standby-raising", daemon=True
             ).start()
 
-    def apply(self, step: int, parcels: Mapping[Piece, Tensor], decision: Decided) -> None:
+    def apply(self, step: int, parcels: Mapping[Piece, Tensor], decision: UpdateDecision) -> None:
         """Apply the commit of `step` to the copies.
 
         Args:

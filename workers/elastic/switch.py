@@ -10,7 +10,7 @@ from planner.plan import Plan
 from planner.shards import WHOLE, Piece
 from workers.elastic.handover import given_up, taken_up
 from workers.elastic.standby import Base, Standbys
-from workers.freezing.plans import Settings
+from workers.freezing.plans import FreezeSettings
 from workers.layers.layer import Layer
 from workers.state.layer_state import LayerState
 from workers.state.optim import Optimizer
@@ -39,7 +39,7 @@ def take_up(
     standbys: Standbys,
     modules: Mapping[Piece, Layer],
     *,
-    freeze: Settings,
+    freeze: FreezeSettings,
     optimizer: Optimizer,
     step: int,
 ) -> Switched:

@@ -15,7 +15,7 @@ from workers.elastic.redundancy import Packing
 from workers.freezing.checks import Checks
 from workers.freezing.freezer import begin_statistics
 from workers.freezing.mask import LayerParameters
-from workers.freezing.plans import Settings
+from workers.freezing.plans import FreezeSettings
 from workers.freezing.stability import make_metric
 from workers.process.pinned_memory import parts_on_host, to_device
 from workers.state.flat import FlatGradients
@@ -23,7 +23,7 @@ from workers.state.layer_state import LayerState, apart_on
 from workers.state.optim import Optimizer
 
 
-class Decided(Protocol):
+class UpdateDecision(Protocol):
     """Part of a commit's decision that an update needs: see `workers.commit.commit.Decision`."""
 
     @property
@@ -43,7 +43,7 @@ class Update:
     step: int
     parcel: Tensor
     """See `Packing`."""
-    decision: Decided
+    decision: UpdateDecision
 
 
 class Updates:
@@ -55,7 +55,7 @@ class Updates:
         step: the last step committed in `state`.
     """
 
-    def __init__(self, state: LayerState, freeze: Settings, optimizer: Optimizer, step: int) -> None:
+    def __init__(self, state: LayerState, freeze: FreezeSettings, optimizer: Optimizer, step: int) -> None:
         self.step = step
         """The newest one applied."""
         self._state = state
@@ -81,7 +81,7 @@ class Updates:
             self._optimizer.update_(state, parcel.gradients, decision.scale, update.step - 1)
             if "energy" in state.freezing:
                 state.freezing["energy"].copy_(parcel.energies)
-        self._checks.take(decision.scores)
+        self._checks.accept(decision.scores)
         before, following = self._settings, self._freeze.at(update.step + 1)
         if following != before:
             if following.method != before.method:
@@ -90,7 +90,7 @@ class Updates:
         self.step = update.step
 
 
-def looks_at_whole_layers(freeze: Settings, first: int, last: int) -> bool:
+def looks_at_whole_layers(freeze: FreezeSettings, first: int, last: int) -> bool:
     """Whether the commits of these steps need more of a layer than each element by itself: for its stability, or
     because other statistics begin."""
     settings = freeze.at(first)

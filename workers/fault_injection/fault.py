@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, ValidationError, model_validator
 
 from planner.wording import counted
-from workers.fault_injection.kinds import FaultKind, Phase
+from workers.fault_injection.kinds import FaultKind, FaultPhase
 from workers.protocol.errors import JobError
 from workers.section import Positive, Section
 
@@ -18,12 +18,12 @@ AT_ANY_TIME = frozenset(
 )
 """Kinds that can fire at any time, outside of a phase."""
 _ONLY_PHASE = {
-    FaultKind.SLOW: Phase.FORWARD,
-    FaultKind.THROTTLE_LINK: Phase.FORWARD,
-    FaultKind.OOM: Phase.FORWARD,
-    FaultKind.NAN: Phase.BACKWARD,
-    FaultKind.FILL_DISK: Phase.SAVING,
-    FaultKind.BLIND: Phase.IN_COMMIT,
+    FaultKind.SLOW: FaultPhase.FORWARD,
+    FaultKind.THROTTLE_LINK: FaultPhase.FORWARD,
+    FaultKind.OOM: FaultPhase.FORWARD,
+    FaultKind.NAN: FaultPhase.BACKWARD,
+    FaultKind.FILL_DISK: FaultPhase.SAVING,
+    FaultKind.BLIND: FaultPhase.IN_COMMIT,
 }
 _NEEDED = {
     FaultKind.STOP: ("seconds",),
@@ -49,7 +49,7 @@ class Fault(Section):
     """The kind of fault."""
     step: Positive | None = None
     """It fires in this step or a later one; unset: in any."""
-    phase: Phase | None = None
+    phase: FaultPhase | None = None
     """The phase it fires in; unset: any."""
     after_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Seconds from arming."""
@@ -83,7 +83,7 @@ class Fault(Section):
         return self
 
     @property
-    def where(self) -> Phase | None:
+    def where(self) -> FaultPhase | None:
         """The phase it fires in; None for any."""
         return self.phase or _ONLY_PHASE.get(self.kind)
 

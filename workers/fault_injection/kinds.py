@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 
-class Phase(StrEnum):
+class FaultPhase(StrEnum):
     """Points in a rank's life where a fault can fire."""
 
     FORWARD = "forward"

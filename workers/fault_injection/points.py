@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 from workers.fault_injection import effects
 from workers.fault_injection.fault import AT_ANY_TIME, Fault
-from workers.fault_injection.kinds import FaultKind, Phase
+from workers.fault_injection.kinds import FaultKind, FaultPhase
 from workers.protocol.errors import JobError
 from workers.protocol.reports import FaultReport, NoticeReport, Report, WarningReport
 
-__all__ = ["Fault", "FaultKind", "FaultPoints", "Phase"]
+__all__ = ["Fault", "FaultKind", "FaultPhase", "FaultPoints"]
 
 ANSWER_S = 0.1
 """A fault that fires at once waits so long, so that the answer to `arm` leaves first."""
@@ -88,7 +88,7 @@ class FaultPoints:
             self._faults.append(_Armed(fault, time.monotonic() + fault.after_s, fault.times))
             self.armed = True
 
-    def reach(self, phase: Phase, step: int) -> None:
+    def reach(self, phase: FaultPhase, step: int) -> None:
         """Fire what is armed for `phase` of `step`, where this rank is now.
 
         Raises:
@@ -118,9 +118,9 @@ class FaultPoints:
 
     def poisons(self, step: int) -> bool:
         """Whether the gradients of `step` are to hold a NaN."""
-        due = self._take(lambda fault: fault.kind is FaultKind.NAN, Phase.BACKWARD, step)
+        due = self._take(lambda fault: fault.kind is FaultKind.NAN, FaultPhase.BACKWARD, step)
         for fault in due:
-            self._tell(fault, step, Phase.BACKWARD)
+            self._tell(fault, step, FaultPhase.BACKWARD)
         return bool(due)
 
     def close(self) -> None:
@@ -146,11 +146,11 @@ class FaultPoints:
             self._timers = [t for t in self._timers if t.is_alive()] + [timer]
         timer.start()
 
-    def _due(self, phase: Phase, step: int) -> list[Fault]:
+    def _due(self, phase: FaultPhase, step: int) -> list[Fault]:
         apart = (*_LASTING, FaultKind.NAN)
         return self._take(lambda fault: fault.kind not in apart, phase, step)
 
-    def _take(self, wanted: Callable[[Fault], bool], phase: Phase, step: int) -> list[Fault]:
+    def _take(self, wanted: Callable[[Fault], bool], phase: FaultPhase, step: int) -> list[Fault]:
         """Return and count those of `wanted` that fire here."""
         now_s = time.monotonic()
         due: list[Fault] = []
@@ -181,7 +181,7 @@ class FaultPoints:
         with self._lock:
             for armed in list(self._faults):
                 fault = armed.fault
-                if fault.kind is not kind or not _matches(armed, Phase.FORWARD, step, now_s):
+                if fault.kind is not kind or not _matches(armed, FaultPhase.FORWARD, step, now_s):
                     continue
                 if armed.began is None:
                     armed.began = step
@@ -192,10 +192,10 @@ class FaultPoints:
                     active.append(fault)
             self.armed = bool(self._faults)
         for fault in begun:
-            self._tell(fault, step, Phase.FORWARD)
+            self._tell(fault, step, FaultPhase.FORWARD)
         return active
 
-    def _inject(self, fault: Fault, step: int, phase: Phase | None) -> None:
+    def _inject(self, fault: Fault, step: int, phase: FaultPhase | None) -> None:
         if fault.kind is FaultKind.CORRUPT_CHECKPOINT:
             self._corrupt(fault, step, phase)
             return
@@ -219,7 +219,7 @@ class FaultPoints:
             case FaultKind.BLIND:
                 effects.lose_records(step)
 
-    def _corrupt(self, fault: Fault, step: int, phase: Phase | None) -> None:
+    def _corrupt(self, fault: Fault, step: int, phase: FaultPhase | None) -> None:
         """Report afterwards: only then is it known which file was damaged, if any."""
         why_not = "the job has no checkpoint yet; set checkpoint.every_steps, or inject it once one is saved"
         try:
@@ -236,7 +236,7 @@ class FaultPoints:
         self._send(NoticeReport(rank=self._rank, source="sigterm", left_s=seconds, text="a drill"))
         self._start_timer(seconds, effects.kill)
 
-    def _tell(self, fault: Fault, step: int, phase: Phase | None, file: str = "") -> None:
+    def _tell(self, fault: Fault, step: int, phase: FaultPhase | None, file: str = "") -> None:
         self._send(
             FaultReport(
                 rank=self._rank,
@@ -254,7 +254,7 @@ class FaultPoints:
             self._report(report)
 
 
-def _matches(armed: _Armed, phase: Phase, step: int, now_s: float) -> bool:
+def _matches(armed: _Armed, phase: FaultPhase, step: int, now_s: float) -> bool:
     fault = armed.fault
     return (
         fault.where in (None, phase)

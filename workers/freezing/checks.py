@@ -19,7 +19,7 @@ from workers.state.layer_state import LayerState
 
 
 @dataclass(frozen=True)
-class Found:
+class CheckFindings:
     """Findings of a check, for the commit record; empty where none was due."""
 
     scores: dict[int, float] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Found:
     """The parameters of each layer that APF calls settled."""
 
 
-NOTHING_FOUND = Found()
+NOTHING_FOUND = CheckFindings()
 
 
 class Checks:
@@ -59,7 +59,7 @@ class Checks:
         """Whether the method has a metric."""
         return self._metric is not None
 
-    def look(self, step: int) -> Found:
+    def look(self, step: int) -> CheckFindings:
         """Check, if one is due before the commit of `step`: every `check_every` steps, from the end of the warm-up
         on."""
         metric, warm_up = self._metric, self._config.warm_up
@@ -73,13 +73,13 @@ class Checks:
             layer: metric.check(state, self._parameters[layer]) for layer, state in self._states.items()
         }
         if not isinstance(metric, AutoFreeze):
-            return Found(settled={layer: self._found_settled(layer) for layer in self._findings})
+            return CheckFindings(settled={layer: self._found_settled(layer) for layer in self._findings})
         still = {layer: 0.0 for layer, state in self._states.items() if bool(state.freezing["settled"].all())}
         scores = still | first
         moves = {layer: found.moves for layer, found in self._findings.items() if layer not in scores}
-        return Found(scores=scores, moves=moves)
+        return CheckFindings(scores=scores, moves=moves)
 
-    def take(self, scores: Mapping[int, float]) -> int:
+    def accept(self, scores: Mapping[int, float]) -> int:
         """Take over what was found, after the commit; `scores` are all layers'. Returns how many layers, from the input
         up, AutoFreeze calls settled."""
         prefix = settled_prefix(scores, self._config.autofreeze_percentile)

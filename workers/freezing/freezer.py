@@ -13,15 +13,15 @@ from dataclasses import dataclass
 import torch
 
 from planner.freezing import FreezePlan, Weights
-from workers.commit.commit import Decision, Prepared
+from workers.commit.commit import CommitDecision, Prepared
 from workers.commit.freezing_scores import Energy
 from workers.config import FreezeConfig
-from workers.freezing.checks import Checks, Found
+from workers.freezing.checks import CheckFindings, Checks
 from workers.freezing.energy import estimate
 from workers.freezing.mask import NOTHING, Chance, LayerParameters, Mask, draw
-from workers.freezing.plans import Plans, Settings
+from workers.freezing.plans import FreezePlans, FreezeSettings
 from workers.freezing.ratios import Budgets, phases_of
-from workers.freezing.settled import Settled, flags_of
+from workers.freezing.settled import SettledLayers, flags_of
 from workers.freezing.stability import make_metric
 from workers.freezing.tally import Tally
 from workers.protocol.reports import FreezeReport, FreezeStarted, FrozenCounts
@@ -81,10 +81,10 @@ class Freezer:
         extent: Extent,
         states: Mapping[int, LayerState],
         parameters: Mapping[int, LayerParameters],
-        plans: Plans,
+        plans: FreezePlans,
         step: int,
     ) -> None:
-        self._settings = Settings(config, plans)
+        self._settings = FreezeSettings(config, plans)
         self._extent = extent
         self._states = states
         self._own = {layer: LayerParameters.of(state) for layer, state in states.items()}
@@ -116,7 +116,7 @@ class Freezer:
         self._phases = phases_of(config)
         self._unfrozen_until = (self._phases.middle if self._phases is not None else config.warm_up) or 0
         self._hybrid = self._phases is not None and make_metric(config) is not None
-        self._settled = Settled(self._extent.layers)
+        self._settled = SettledLayers(self._extent.layers)
         self._budgets = Budgets(self._phases, self._plans, hybrid=self._hybrid, shares=self._settled.shares)
         self._weights = ()
         self._parameters.update(self._unmeasured)
@@ -172,7 +172,7 @@ class Freezer:
         self._tally.note(layer, microbatch, mask)
         return mask
 
-    def check(self) -> tuple[Found, dict[int, int]]:
+    def check(self) -> tuple[CheckFindings, dict[int, int]]:
         """For the commit record: what a stability check finds, if one is due, and in the form of `flags_of` which
         parameters it calls settled, by layer."""
         found = self._checks.look(self._step)
@@ -225,10 +225,10 @@ class Freezer:
         """Epoch and version of the newest plan that is followed, or will be."""
         return self._plans.newest
 
-    def commit(self, decision: Decision) -> list[FreezeReport | FreezeStarted]:
+    def commit(self, decision: CommitDecision) -> list[FreezeReport | FreezeStarted]:
         """Take over what the step found and what the ranks agreed on; what is to be reported."""
-        prefix = self._checks.take(decision.scores)
-        self._settled.take(decision.settled, prefix)
+        prefix = self._checks.accept(decision.scores)
+        self._settled.accept(decision.settled, prefix)
         if not decision.skipped:
             for layer, energies in self._energies.items():
                 self._states[layer].freezing["energy"].copy_(torch.tensor(energies, dtype=torch.float64))

@@ -11,7 +11,7 @@ from workers.config import FreezeConfig
 from workers.protocol.errors import JobError
 
 
-class Plans:
+class FreezePlans:
     """Plans by the step they start at.
 
     Args:
@@ -55,12 +55,12 @@ class Plans:
 
 
 @dataclass(frozen=True)
-class Settings:
+class FreezeSettings:
     """The `[freeze]` section in force at each step."""
 
     spec: FreezeConfig
     """The job's own."""
-    plans: Plans
+    plans: FreezePlans
     """Live."""
 
     def at(self, step: int) -> FreezeConfig:

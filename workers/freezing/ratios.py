@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from planner.freezing import FreezePlan, Phase, Phases
 from workers.config import FreezeConfig
 from workers.freezing.mask import Chance, topped_up_or_thinned
-from workers.freezing.plans import Plans
+from workers.freezing.plans import FreezePlans
 from workers.protocol.errors import JobError
 
 NEVER, ALWAYS = Chance(0.0, 0.0), Chance(1.0, 1.0)
@@ -56,7 +56,7 @@ class Budgets:
     """
 
     def __init__(
-        self, phases: Phases | None, plans: Plans, *, hybrid: bool, shares: Sequence[Share] = ()
+        self, phases: Phases | None, plans: FreezePlans, *, hybrid: bool, shares: Sequence[Share] = ()
     ) -> None:
         self._phases = phases
         self._plans = plans

@@ -17,7 +17,7 @@ from workers.freezing.ratios import Share
 from workers.transport.channel import Channel
 
 
-class Settled:
+class SettledLayers:
     """All layers of the model, as every rank knows them; of none before `meet`."""
 
     def __init__(self, layers: int) -> None:
@@ -51,7 +51,7 @@ class Settled:
         self._weights = weights
         self._weigh(self._parameters)
 
-    def take(self, flags: Mapping[int, int], prefix: int) -> None:
+    def accept(self, flags: Mapping[int, int], prefix: int) -> None:
         """Take over a check's findings: `flags` of layers, and that the first `prefix` layers are settled as a
         whole."""
         self._flags.update(flags)

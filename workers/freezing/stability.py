@@ -29,7 +29,7 @@ class Finding:
     """For AutoFreeze's score (`score_of`): by parameter, from the second check on; other metrics leave it."""
 
 
-class Metric(ABC):
+class StabilityMetric(ABC):
     """A stability metric. Its memory is in `LayerState.freezing`: `checks` made so far, `settled` (bool per
     parameter in name order), `reference`, the weights that it looks at as they were at the last check, and what the
     metric adds. These are flat, in name order, four bytes per parameter at most but for small layers."""
@@ -70,7 +70,7 @@ class Metric(ABC):
         """Form the scores of `updates`, the sums of what the weights moved by since the last check, flat."""
 
 
-class Apf(Metric):
+class Apf(StabilityMetric):
     """Adaptive parameter freezing: eq. 2 of TimelyFreeze. What oscillates without a trend is settled.
 
     Per scalar, E and E_abs are moving averages of the update and of its size. A tensor's score is the mean of
@@ -114,7 +114,7 @@ def perturbation(trend: Tensor, travel: Tensor) -> float:
     return float(ratios.sum(dtype=torch.float64)) / moved
 
 
-class AutoFreeze(Metric):
+class AutoFreeze(StabilityMetric):
     """AutoFreeze: eq. 1 of TimelyFreeze. Layers settle from the input up, once the size of their updates does.
 
     The score compares the norms of the updates of two successive intervals; which layers settle is decided over all
@@ -149,7 +149,7 @@ def settled_prefix(scores: Mapping[int, float], percentile: float) -> int:
     return prefix
 
 
-def make_metric(config: FreezeConfig) -> Metric | None:
+def make_metric(config: FreezeConfig) -> StabilityMetric | None:
     """The metric that `config.method` chooses by; None where it draws uniformly."""
     if config.method.endswith("apf"):
         return Apf(config.apf_threshold, config.apf_alpha)

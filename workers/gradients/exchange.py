@@ -13,11 +13,11 @@ from itertools import groupby
 import torch
 from torch import Tensor, nn
 
-from planner.shares import Part
+from planner.shares import ReplicaPart
 from workers.layers.backward import gradient_of
 from workers.reproducibility.canonical import canonical
 from workers.state.flat import NO_GRADIENTS, Cut, FlatGradients, GradientBuffers
-from workers.transport.channel import Channel, Stream
+from workers.transport.channel import Channel, MessageStream
 
 Parameters = dict[tuple[int, str], nn.Parameter]
 """(layer, name within the layer) -> parameter, in order of layer and name."""
@@ -62,10 +62,10 @@ class ReplicaExchange:
         siblings: Sequence[int],
         layers: Mapping[int, GradientBuffers],
         tags: int,
-        parts: Sequence[Part],
+        parts: Sequence[ReplicaPart],
         cuts: Mapping[int, Sequence[Cut]] = NO_CUTS,
     ) -> None:
-        self._taken: dict[Part, dict[int, FlatGradients]] = {}
+        self._taken: dict[ReplicaPart, dict[int, FlatGradients]] = {}
         """The gradients of the own parts, while they are summed."""
         self._cuts = cuts
         self._channel = channel
@@ -78,11 +78,11 @@ class ReplicaExchange:
         self._tags = tags
 
     @property
-    def own_parts(self) -> list[Part]:
+    def own_parts(self) -> list[ReplicaPart]:
         """The parts that this pipeline executes."""
         return self._parts_of(self._own)
 
-    def sum(self, taken: Mapping[Part, Mapping[int, FlatGradients]]) -> None:
+    def sum(self, taken: Mapping[ReplicaPart, Mapping[int, FlatGradients]]) -> None:
         """Have each layer's parameters, or those of the own shard, have the sum over replicas; a gradient absent
         everywhere stays absent.
 
@@ -116,7 +116,7 @@ class ReplicaExchange:
         """Drop what a sum that broke off has left."""
         self._taken = {}
 
-    def _groups(self, sent: int | None, summed: int | None) -> Iterator[list[Stream]]:
+    def _groups(self, sent: int | None, summed: int | None) -> Iterator[list[MessageStream]]:
         """The streams of one turn that begin or end here, those together whose messages travel together."""
         if sent is not None:
             yield [
@@ -137,10 +137,10 @@ class ReplicaExchange:
             yield self._own, sibling
             yield sibling, self._own
 
-    def _parts_of(self, sibling: int) -> list[Part]:
+    def _parts_of(self, sibling: int) -> list[ReplicaPart]:
         return [part for part in self._parts if part.pipeline == sibling]
 
-    def _mark_absent(self, layer: int, present: Mapping[Part, Mapping[int, frozenset[str]]]) -> None:
+    def _mark_absent(self, layer: int, present: Mapping[ReplicaPart, Mapping[int, frozenset[str]]]) -> None:
         """Have what is absent in a part change nothing in the sum of its replica: nothing was added for it. A replica
         without a gradient has zeros."""
         layouts = self._layers[layer].layouts
@@ -179,7 +179,7 @@ class ReplicaExchange:
         count = len(self._ranges(layer, self._own))
         if not count:
             return []
-        pieces: dict[Part, Sequence[Tensor]] = {}
+        pieces: dict[ReplicaPart, Sequence[Tensor]] = {}
         for sibling in range(len(self._siblings)):
             if sibling == self._own:
                 received: Sequence[Tensor] = self._cut(layer, self._own)
@@ -197,7 +197,7 @@ class ReplicaExchange:
         return totals
 
     def _put_total(
-        self, layer: int, own: Sequence[Tensor], present: Mapping[Part, Mapping[int, frozenset[str]]]
+        self, layer: int, own: Sequence[Tensor], present: Mapping[ReplicaPart, Mapping[int, frozenset[str]]]
     ) -> None:
         """Put the siblings' sums together, or with shards the own ones, in the memory of this pipeline's last part.
         Others' sums prove that what was sent of it has arrived."""
@@ -219,7 +219,7 @@ class ReplicaExchange:
         summed = self._layers[layer]
         summed.put(FlatGradients.of(summed.layouts, buffers, names))
 
-    def _agree_on_presence(self) -> dict[Part, dict[int, frozenset[str]]]:
+    def _agree_on_presence(self) -> dict[ReplicaPart, dict[int, frozenset[str]]]:
         """Part -> layer -> the parameters of which its pipeline has a gradient."""
         places = [(layer, name) for layer, summed in self._layers.items() for name in summed.names]
         own = self.own_parts
@@ -231,7 +231,7 @@ class ReplicaExchange:
         for sibling in self._others:
             theirs = self._channel.receive(self._stream(sibling, self._own, 0))[0].cpu().tolist()
             rows.update(zip(self._parts_of(sibling), theirs, strict=True))
-        found: dict[Part, dict[int, frozenset[str]]] = {}
+        found: dict[ReplicaPart, dict[int, frozenset[str]]] = {}
         for part, row in rows.items():
             names: dict[int, set[str]] = {layer: set() for layer in self._layers}
             for (layer, name), is_there in zip(places, row, strict=True):
@@ -240,18 +240,18 @@ class ReplicaExchange:
             found[part] = {layer: frozenset(of_layer) for layer, of_layer in names.items()}
         return found
 
-    def _send(self, stream: Stream, tensors: Sequence[Tensor]) -> None:
+    def _send(self, stream: MessageStream, tensors: Sequence[Tensor]) -> None:
         if tensors:
             self._channel.send(stream, tensors)
 
-    def _parts_stream(self, layer: int, source: int, target: int) -> Stream:
+    def _parts_stream(self, layer: int, source: int, target: int) -> MessageStream:
         return self._stream(source, target, 1 + 2 * self._number[layer])
 
-    def _sum_stream(self, layer: int, source: int, target: int) -> Stream:
+    def _sum_stream(self, layer: int, source: int, target: int) -> MessageStream:
         return self._stream(source, target, 2 + 2 * self._number[layer])
 
-    def _stream(self, source: int, target: int, tag: int) -> Stream:
-        return Stream(
+    def _stream(self, source: int, target: int, tag: int) -> MessageStream:
+        return MessageStream(
             self._siblings[source],
             self._siblings[target],
             self._tags + tag,
@@ -327,7 +327,7 @@ class TieExchange:
         for target in _other_ranks(use, group):
             self._channel.send(self._stream(use, target, tag), (present, grad))
 
-    def _streams(self, group: Sequence[TiedUse], tag: int) -> list[Stream]:
+    def _streams(self, group: Sequence[TiedUse], tag: int) -> list[MessageStream]:
         """Streams of one tied parameter that begin or end here."""
         return [
             self._stream(use, target, tag + number)
@@ -354,8 +354,10 @@ class TieExchange:
                 # Not in place: the use's own gradient may still be in flight to the others.
                 self._parameters[use.layer, use.name].grad = total
 
-    def _stream(self, use: TiedUse, target: int, tag: int) -> Stream:
-        return Stream(self._base + use.rank, self._base + target, tag, f"tied gradient of layer {use.layer}")
+    def _stream(self, use: TiedUse, target: int, tag: int) -> MessageStream:
+        return MessageStream(
+            self._base + use.rank, self._base + target, tag, f"tied gradient of layer {use.layer}"
+        )
 
 
 def _other_ranks(use: TiedUse, group: Iterable[TiedUse]) -> list[int]:

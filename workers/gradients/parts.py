@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from planner.shares import Part
+from planner.shares import ReplicaPart
 from workers.gradients.exchange import ReplicaExchange
 from workers.gradients.sink import GradientSink
 from workers.state.flat import NO_GRADIENTS, FlatGradients, GradientBuffers
@@ -28,9 +28,9 @@ class GradientParts(GradientSink):
         super().__init__(layers)
         self._exchange = exchange
         self._of = {g: part for part in exchange.own_parts for g in part.numbers(microbatches)}
-        self._open: dict[int, Part] = {}
+        self._open: dict[int, ReplicaPart] = {}
         """Layer -> the part whose sums its parameters have."""
-        self._kept: dict[Part, dict[int, FlatGradients]] = {}
+        self._kept: dict[ReplicaPart, dict[int, FlatGradients]] = {}
 
     def begin(self, layer: int, microbatch: int) -> None:
         part, before, summed = self._of[microbatch], self._open.get(layer), self._layers[layer]

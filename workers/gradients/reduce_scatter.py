@@ -19,7 +19,7 @@ from workers.devices.device import Device
 from workers.gradients.exchange import NO_CUTS
 from workers.gradients.sink import GradientSink
 from workers.state.flat import NO_GRADIENTS, Cut, FlatGradients, GradientBuffers, SetAside
-from workers.transport.channel import Channel, Stream
+from workers.transport.channel import Channel, MessageStream
 
 Tensors = Sequence[Tensor]
 
@@ -240,11 +240,11 @@ class MicrobatchReduceScatter(GradientSink):
                 found[layer].add(name)
         return found
 
-    def _stream(self, layer: int, source: int, target: int) -> Stream:
+    def _stream(self, layer: int, source: int, target: int) -> MessageStream:
         return self._tagged(source, target, 1 + self._number[layer])
 
-    def _tagged(self, source: int, target: int, tag: int) -> Stream:
-        return Stream(
+    def _tagged(self, source: int, target: int, tag: int) -> MessageStream:
+        return MessageStream(
             self._siblings[source],
             self._siblings[target],
             self._tags + tag,

@@ -21,7 +21,7 @@ CONTEXT, HEADS, SAMPLES = 64, 4, 4
 
 
 @dataclass(frozen=True)
-class Size:
+class StageSize:
     """Size of a stage."""
 
     blocks: int
@@ -31,7 +31,7 @@ class Size:
 class MeasuredStage:
     """A stage on this machine's CPU or GPU. Its features are those of `planner.features.STAGE` that need no timing."""
 
-    def __init__(self, size: Size, device: torch.device | None = None) -> None:
+    def __init__(self, size: StageSize, device: torch.device | None = None) -> None:
         self._device = device or torch.device("cpu")
         torch.set_num_threads(1)  # as a rank's by default; several would wait for each other
         block = partial(

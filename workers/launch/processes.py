@@ -40,7 +40,7 @@ class Died:
     """Minus the number of the signal that ended it; None: not known."""
 
 
-class RankProcesses:
+class LaunchedProcesses:
     """Started as the context is entered; on leaving, told to close (or ended, after an exception) and waited for.
 
     Args:
@@ -62,7 +62,7 @@ class RankProcesses:
         self._open = dict(zip(self._pipes, range(ranks), strict=True))
         self._failed = False
 
-    def __enter__(self) -> RankProcesses:
+    def __enter__(self) -> LaunchedProcesses:
         return self
 
     def __exit__(

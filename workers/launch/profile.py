@@ -21,7 +21,7 @@ import torch
 
 from workers.config import WorkerConfig
 from workers.control.rank_error import RankError, travelling_errors
-from workers.launch.processes import Died, RankProcesses
+from workers.launch.processes import Died, LaunchedProcesses
 from workers.launch.waiting import waits_for_a_rank
 from workers.process.host_memory import settle_objects
 from workers.process.output import cause_of_death, innermost_calls, keep_output, last_lines, rank_log_path
@@ -38,7 +38,7 @@ FAILURE = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class ProfileRequest:
     """Job that a process measures, and its limits."""
 
     config: WorkerConfig
@@ -51,12 +51,12 @@ class Request:
         return json.dumps({**vars(self), "config": self.config.model_dump(mode="json")})
 
     @staticmethod
-    def from_json(text: str) -> Request:
+    def from_json(text: str) -> ProfileRequest:
         fields = json.loads(text)
-        return Request(**{**fields, "config": WorkerConfig.model_validate(fields["config"])})
+        return ProfileRequest(**{**fields, "config": WorkerConfig.model_validate(fields["config"])})
 
 
-def profile_processes(request: Request) -> list[Measured]:
+def profile_processes(request: ProfileRequest) -> list[Measured]:
     """Return each rank's measurements, in rank order; over Gloo on the loopback interface, or NCCL.
 
     Raises:
@@ -67,7 +67,7 @@ def profile_processes(request: Request) -> list[Measured]:
     failures: list[tuple[int, RankError]] = []
     with (
         tempfile.TemporaryDirectory(prefix="freshet-output-") as output,
-        RankProcesses(request.ranks, _process, (request, output)) as ranks,
+        LaunchedProcesses(request.ranks, _process, (request, output)) as ranks,
     ):
         for number, message in ranks.receive():
             match message:
@@ -125,7 +125,7 @@ def _exit(code: int | None) -> str:
         return f"signal {-code}"
 
 
-def _process(given: tuple[Request, str], number: int, pipe: Connection) -> None:
+def _process(given: tuple[ProfileRequest, str], number: int, pipe: Connection) -> None:
     request, output = given
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if request.config.device == "cuda":
@@ -140,7 +140,7 @@ def _process(given: tuple[Request, str], number: int, pipe: Connection) -> None:
         pipe.send(error)
 
 
-def _measure(request: Request, number: int, pipe: Connection) -> None:
+def _measure(request: ProfileRequest, number: int, pipe: Connection) -> None:
     rank = Rank(request.config, number, _ignore)
     rank.setup()
     if number == 0:
@@ -178,7 +178,7 @@ def _ignore(report: Report) -> None:
 
 def main(request_path: Path, answer_path: Path) -> int:
     """Measure what the one file asks for and write the other: a profile, or what the user can mend."""
-    request = Request.from_json(request_path.read_text())
+    request = ProfileRequest.from_json(request_path.read_text())
     try:
         profile = combine(profile_processes(request), request.config)
     except JobError as error:

@@ -20,7 +20,7 @@ from planner.ir import Schedule
 from planner.plan import Plan
 from planner.rank_program import place_programs
 from workers.config import WorkerConfig
-from workers.launch.processes import Died, RankProcesses
+from workers.launch.processes import Died, LaunchedProcesses
 from workers.process.host_memory import settle_objects
 from workers.profiling.counted_memory import CountedMemory, LiveStorages
 from workers.protocol.orders import Assignment, CheckpointRef, Generation, Request
@@ -34,7 +34,7 @@ Observer = Callable[[Report], FreezePlan | None]
 
 
 @dataclass
-class Run:
+class LaunchedRun:
     """Result of a job: the outcome of each rank, and all reports in order of arrival."""
 
     outcomes: list[Outcome]
@@ -50,7 +50,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Job:
+class LaunchedJob:
     """Data that every rank receives at startup."""
 
     config: WorkerConfig
@@ -75,7 +75,7 @@ class Job:
     """Secret with which ranks fetch layers from each other; without one they serve none."""
 
 
-def assignment(job: Job, place: int) -> Assignment:
+def assignment(job: LaunchedJob, place: int) -> Assignment:
     """Return the assignment of the rank at `place` of the job's first generation."""
     return Assignment(
         place=place,
@@ -88,7 +88,7 @@ def assignment(job: Job, place: int) -> Assignment:
 
 
 def _host(
-    job: Job,
+    job: LaunchedJob,
     number: int,
     rank: Rank,
     join: Callable[[Rank], None],
@@ -109,7 +109,7 @@ def _host(
         return outcome
 
 
-def _react(job: Job, rank: Rank, report: Report) -> None:
+def _react(job: LaunchedJob, rank: Rank, report: Report) -> None:
     """Pass on the requests of `job` to a rank that has just sent `report`."""
     if isinstance(report, StepReport) and job.stop_at is not None and report.step == job.stop_at - 1:
         rank.request(Request.STOP)
@@ -117,13 +117,13 @@ def _react(job: Job, rank: Rank, report: Report) -> None:
         _prepare(job, rank, report.step)
 
 
-def _prepare(job: Job, rank: Rank, step: int) -> None:
+def _prepare(job: LaunchedJob, rank: Rank, step: int) -> None:
     for due, plan in job.prepare:
         if due == step:
             rank.prepare(plan)
 
 
-def _generation(job: Job, port: int) -> Generation:
+def _generation(job: LaunchedJob, port: int) -> Generation:
     members = tuple(range(job.plan.world_size))
     return Generation(
         number=job.generation,
@@ -135,7 +135,7 @@ def _generation(job: Job, port: int) -> Generation:
     )
 
 
-def run_threads(job: Job) -> Run:
+def run_threads(job: LaunchedJob) -> LaunchedRun:
     """Every rank a thread of this process."""
     world = job.plan.world_size
     hub = Hub(world, timeout_s=120.0)
@@ -143,7 +143,7 @@ def run_threads(job: Job) -> Run:
     results: list[Outcome | BaseException | None] = [None] * world
     ranks: list[Rank] = []
 
-    def take(number: int, report: Report) -> None:
+    def accept(number: int, report: Report) -> None:
         reports.append(report)
         _react(job, ranks[number], report)
 
@@ -157,7 +157,7 @@ def run_threads(job: Job) -> Run:
             hub.close()
 
     ranks.extend(
-        Rank(job.config, number, partial(take, number), secret=job.secret) for number in range(world)
+        Rank(job.config, number, partial(accept, number), secret=job.secret) for number in range(world)
     )
     threads = [threading.Thread(target=host, args=(number,)) for number in range(world)]
     for thread in threads:
@@ -167,7 +167,7 @@ def run_threads(job: Job) -> Run:
     for rank in ranks:
         rank.close()
     _raise_first(results)
-    return Run([r for r in results if isinstance(r, Outcome)], reports)
+    return LaunchedRun([r for r in results if isinstance(r, Outcome)], reports)
 
 
 def _raise_first(results: list[Outcome | BaseException | None]) -> None:
@@ -177,18 +177,18 @@ def _raise_first(results: list[Outcome | BaseException | None]) -> None:
         raise error
 
 
-def _process(job: Job, number: int, pipe: Connection) -> None:
+def _process(job: LaunchedJob, number: int, pipe: Connection) -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     rank: Rank
     counting = LiveStorages() if job.count_memory else None
 
-    def take(report: Report) -> None:
+    def accept(report: Report) -> None:
         pipe.send(report)
         if counting is not None and isinstance(report, TimelineReport):
             pipe.send(CountedMemory(rank=number, step=report.step, peak_bytes=counting.restart()))
         _react(job, rank, report)
 
-    rank = Rank(job.config, number, take, secret=job.secret)
+    rank = Rank(job.config, number, accept, secret=job.secret)
     closing = threading.Event()
 
     def join(rank: Rank) -> None:
@@ -217,7 +217,7 @@ def _obey(pipe: Connection, rank: Rank, closing: threading.Event) -> None:
         closing.set()
 
 
-def run_processes(job: Job, observe: Observer | None = None) -> Run:
+def run_processes(job: LaunchedJob, observe: Observer | None = None) -> LaunchedRun:
     """Every rank a process of its own, over Gloo on the loopback interface.
 
     Args:
@@ -227,7 +227,7 @@ def run_processes(job: Job, observe: Observer | None = None) -> Run:
     reports: list[Report] = []
     memory: list[CountedMemory] = []
     errors: list[str] = []
-    with RankProcesses(job.plan.world_size, _process, job) as ranks:
+    with LaunchedProcesses(job.plan.world_size, _process, job) as ranks:
         for number, message in ranks.receive():
             match message:
                 case ("port", port):
@@ -250,4 +250,4 @@ def run_processes(job: Job, observe: Observer | None = None) -> Run:
                         ranks.tell(plan)
         if errors:
             raise RuntimeError("\n".join(sorted(errors, key=lambda e: "ChannelError" in e)))
-    return Run([outcomes[number] for number in sorted(outcomes)], reports, memory)
+    return LaunchedRun([outcomes[number] for number in sorted(outcomes)], reports, memory)

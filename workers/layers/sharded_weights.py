@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from workers.state.flat import Cut
-from workers.transport.channel import Channel, Stream
+from workers.transport.channel import Channel, MessageStream
 
 
 class ComputeWeights:
@@ -44,7 +44,7 @@ class ComputeWeights:
         return [self.buffers[buffer][elements] for buffer, elements in self.cuts[number].parts]
 
     @torch.no_grad()
-    def take(self, number: int, weights: Sequence[Tensor]) -> None:
+    def receive(self, number: int, weights: Sequence[Tensor]) -> None:
         """Take the weights of another rank's shard."""
         for mine, theirs in zip(self.of(number), weights, strict=True):
             mine.copy_(theirs)
@@ -105,17 +105,17 @@ class WeightExchange:
         for layer, weights in self._layers.items():
             for other in others:
                 if weights.of(other):
-                    weights.take(other, self._channel.receive(self._stream(layer, other, own)))
+                    weights.receive(other, self._channel.receive(self._stream(layer, other, own)))
             weights.renewed()
         self._channel.flush()
         self._stale = False
 
-    def _send(self, stream: Stream, weights: Sequence[Tensor]) -> None:
+    def _send(self, stream: MessageStream, weights: Sequence[Tensor]) -> None:
         if weights:
             self._channel.send(stream, weights)
 
-    def _stream(self, layer: int, source: int, target: int) -> Stream:
-        return Stream(
+    def _stream(self, layer: int, source: int, target: int) -> MessageStream:
+        return MessageStream(
             self._siblings[source],
             self._siblings[target],
             self._tags + layer,

@@ -19,7 +19,7 @@ _TRIED = re.compile(r"[Tt]ried to allocate ([\d.]+) ?(bytes|[KMGT]iB)")
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
-class OutOfMemory(RuntimeError):
+class RankOutOfMemory(RuntimeError):
     """This rank ran out of memory. Nothing of the step is kept, and its process lives on."""
 
     def __init__(self, shortage: MemoryShortage) -> None:
@@ -34,7 +34,7 @@ def shortage_in(error: BaseException, device: Device | None = None) -> MemorySho
         device: of the rank. Call it before what the step holds is dropped; without it only the error's own numbers
             are known.
     """
-    if isinstance(error, OutOfMemory):
+    if isinstance(error, RankOutOfMemory):
         return error.shortage
     if isinstance(error, LimitReached):
         return MemoryShortage(

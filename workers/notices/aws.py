@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from workers.notices.metadata import Answer, ask, refusal
+from workers.notices.metadata import MetadataAnswer, ask, refusal
 from workers.notices.notice import Notice, NoticeError
 
 BASE = "http://169.254.169.254"
@@ -70,7 +70,7 @@ class Aws:
             raise refusal(self._base, path, answer)
         return answer.json()
 
-    def _get(self, path: str) -> Answer:
+    def _get(self, path: str) -> MetadataAnswer:
         if self._token is None:
             life = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_LIFE_S)}
             answer = ask(self._base, TOKEN, life, method="PUT")

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from workers.notices.metadata import TIMEOUT_S, Answer, ask, refusal
+from workers.notices.metadata import TIMEOUT_S, MetadataAnswer, ask, refusal
 from workers.notices.notice import Notice, NoticeError
 
 BASE = "http://169.254.169.254"
@@ -80,7 +80,7 @@ class Azure:
             return 0.0
         return max(0.0, _seconds(not_before) - self._now()) if not_before else None
 
-    def _get(self, path: str, timeout_s: float) -> Answer:
+    def _get(self, path: str, timeout_s: float) -> MetadataAnswer:
         answer = ask(self._base, path, {"Metadata": "true"}, timeout_s=timeout_s)
         if answer.status != 200:
             raise refusal(self._base, path, answer)

@@ -19,7 +19,7 @@ TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class MetadataAnswer:
     """An answer of the service."""
 
     status: int
@@ -43,7 +43,7 @@ class Answer:
 
 def ask(
     base: str, path: str, headers: Mapping[str, str], *, method: str = "GET", timeout_s: float = TIMEOUT_S
-) -> Answer:
+) -> MetadataAnswer:
     """The answer of `base`, an http address, to a request for `path`, with any status.
 
     Raises:
@@ -63,9 +63,11 @@ def ask(
         connection.close()
     if len(body) > LIMIT_BYTES:
         raise NoticeError(f"{base}{path} answered more than {LIMIT_BYTES} bytes")
-    return Answer(status=response.status, headers=response.headers, body=body.decode(errors="replace"))
+    return MetadataAnswer(
+        status=response.status, headers=response.headers, body=body.decode(errors="replace")
+    )
 
 
-def refusal(base: str, path: str, answer: Answer) -> NoticeError:
+def refusal(base: str, path: str, answer: MetadataAnswer) -> NoticeError:
     """The error to raise for an unexpected status."""
     return NoticeError(f"{base}{path} answered with status {answer.status}")

@@ -22,7 +22,7 @@ class NoticeError(Exception):
     """A source did not answer, or not as documented. Earlier notices still stand."""
 
 
-class Source(Protocol):
+class NoticeSource(Protocol):
     """A source of notices."""
 
     name: str

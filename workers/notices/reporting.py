@@ -11,15 +11,15 @@ from workers.notices.azure import Azure
 from workers.notices.file import NoticeFile
 from workers.notices.gcp import Gcp
 from workers.notices.node_turn import NodeTurn
-from workers.notices.notice import Notice, Source
+from workers.notices.notice import Notice, NoticeSource
 from workers.notices.sigterm import Sigterm
-from workers.notices.watch import Watch
+from workers.notices.watch import NoticeWatch
 from workers.protocol.reports import NoticeReport, Report, WarningReport
 
 
 def watch_node(
     config: ElasticConfig, run: bytes, node: str, rank: int, report: Callable[[Report], None]
-) -> Watch:
+) -> NoticeWatch:
     """Watch the sources that `config` names. Call it in the main thread, which alone can take over SIGTERM.
 
     Args:
@@ -37,10 +37,10 @@ def watch_node(
     def warn(text: str) -> None:
         report(WarningReport(rank=rank, text=text))
 
-    return Watch(sources(config, node), report_notice, warn, NodeTurn(run + node.encode()))
+    return NoticeWatch(sources(config, node), report_notice, warn, NodeTurn(run + node.encode()))
 
 
-def sources(config: ElasticConfig, node: str) -> tuple[Source, ...]:
+def sources(config: ElasticConfig, node: str) -> tuple[NoticeSource, ...]:
     """All sources in a job's `[elastic]` section that a rank can watch itself. Call it in the main thread: it may take
     over SIGTERM.
 
@@ -48,7 +48,12 @@ def sources(config: ElasticConfig, node: str) -> tuple[Source, ...]:
         node: this node's id in the cluster.
     """
     # The controller watches Ray's drains: they are in Ray's own tables.
-    makers: dict[str, Callable[[], Source]] = {"sigterm": Sigterm, "aws": Aws, "gcp": Gcp, "azure": Azure}
+    makers: dict[str, Callable[[], NoticeSource]] = {
+        "sigterm": Sigterm,
+        "aws": Aws,
+        "gcp": Gcp,
+        "azure": Azure,
+    }
     made = [makers[name]() for name in config.notices if name in makers]
     if config.notice_file is not None:
         made.append(NoticeFile(Path(config.notice_file.replace("{node}", node))))

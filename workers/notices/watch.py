@@ -6,13 +6,13 @@ import threading
 from collections.abc import Callable, Iterable
 
 from workers.notices.node_turn import NodeTurn
-from workers.notices.notice import Notice, NoticeError, Source
+from workers.notices.notice import Notice, NoticeError, NoticeSource
 
 PATIENCE = 3
 """Failed looks in a row before it warns."""
 
 
-class Watch:
+class NoticeWatch:
     """Starts watching as soon as it is created.
 
     Args:
@@ -24,7 +24,7 @@ class Watch:
 
     def __init__(
         self,
-        sources: Iterable[Source],
+        sources: Iterable[NoticeSource],
         report: Callable[[Notice], None],
         warn: Callable[[str], None],
         turn: NodeTurn | None = None,
@@ -48,7 +48,7 @@ class Watch:
         for thread in self._threads:
             thread.join()
 
-    def _follow_in_turn(self, source: Source) -> None:
+    def _follow_in_turn(self, source: NoticeSource) -> None:
         if self._turn is None or not source.of_node:
             self._follow(source)
             return
@@ -56,7 +56,7 @@ class Watch:
             if is_mine:
                 self._follow(source)
 
-    def _follow(self, source: Source) -> None:
+    def _follow(self, source: NoticeSource) -> None:
         standing: frozenset[str] = frozenset()
         failures, warned = 0, False
         while not self._closed.is_set():

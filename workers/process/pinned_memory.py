@@ -99,7 +99,7 @@ class Staged:
     there: torch.cuda.Event | None = None
     """When they are there; None: they are."""
 
-    def take(self) -> tuple[Tensor, ...]:
+    def collect(self) -> tuple[Tensor, ...]:
         """The tensors, for what the GPU is given on its current stream from now on."""
         if self.there is not None:
             for tensor in self.tensors:

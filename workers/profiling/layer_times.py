@@ -15,18 +15,18 @@ from statistics import fmean, median
 
 import torch
 
-from planner.ir import Action, Kind
+from planner.ir import Action, ActionKind
 from workers.layers.deferred.queue import Accumulator
 from workers.layers.layer import Tensors
 from workers.profiling.chain import Chain, Flight
 from workers.profiling.stopwatch import Stopwatch
 from workers.state.optim import Optimizer
 
-TIMED = (Kind.FORWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD, Kind.UPDATE)
+TIMED = (ActionKind.FORWARD, ActionKind.INPUT_GRAD, ActionKind.WEIGHT_GRAD, ActionKind.UPDATE)
 
 
 @dataclass(frozen=True)
-class Formed:
+class FormedGradient:
     """A weight gradient that W forms."""
 
     accumulator: Accumulator | None
@@ -61,7 +61,7 @@ class LayerTimes:
         self._read = read
         self._grads = grads
         self._formed: list[list[Accumulator | None]] = [[] for _ in chain.layers]
-        self._seconds: dict[tuple[Kind, int], list[float]] = defaultdict(list)
+        self._seconds: dict[tuple[ActionKind, int], list[float]] = defaultdict(list)
         """Per action of a layer, its mean in each repeat."""
         self._parts: list[list[list[float]]] = [[] for _ in chain.layers]
         """Per layer and repeat, the mean of each gradient that W forms."""
@@ -83,7 +83,7 @@ class LayerTimes:
             for number in reversed(numbers):
                 watch.begin()
                 chain.input_grad(number, flight)
-                self._end(Kind.INPUT_GRAD, number, flight)
+                self._end(ActionKind.INPUT_GRAD, number, flight)
             flight.tensors = ()
             for number in reversed(numbers):
                 self._weight_grads(number, flight)
@@ -91,7 +91,7 @@ class LayerTimes:
         for number in numbers:
             watch.begin()
             self._update(number)
-            self._end(Kind.UPDATE, number, flights[0])
+            self._end(ActionKind.UPDATE, number, flights[0])
         chain.forget_gradients()
         self._record()
 
@@ -101,16 +101,16 @@ class LayerTimes:
         self._parts = [[] for _ in self._chain.layers]
         self.repeats_s.clear()
 
-    def seconds(self, kind: Kind, number: int) -> float:
+    def seconds(self, kind: ActionKind, number: int) -> float:
         """Seconds of the action `kind` of layer `number` of the chain; the median over repeats."""
         return median(self._seconds[kind, number])
 
-    def formed(self, number: int) -> list[Formed]:
+    def formed(self, number: int) -> list[FormedGradient]:
         """Weight gradients that W forms in layer `number`, in order."""
         repeats = self._parts[number]
         whole = not self._watch.tells_parts_apart
         return [
-            Formed(accumulator, None if whole else median(repeat[part] for repeat in repeats))
+            FormedGradient(accumulator, None if whole else median(repeat[part] for repeat in repeats))
             for part, accumulator in enumerate(self._formed[number])
         ]
 
@@ -119,7 +119,7 @@ class LayerTimes:
         if self._read is not None and self._chain.reads(number):
             self._read(flight.microbatch)
         self._chain.forward(number, flight)
-        self._end(Kind.FORWARD, number, flight)
+        self._end(ActionKind.FORWARD, number, flight)
 
     def _weight_grads(self, number: int, flight: Flight) -> None:
         """Form them, each timed by itself where that can be."""
@@ -129,10 +129,10 @@ class LayerTimes:
         for accumulator in self._chain.weight_grads(number, flight):
             self._formed[number].append(accumulator)
             if apart:
-                self._end(Kind.WEIGHT_GRAD, number, flight)
+                self._end(ActionKind.WEIGHT_GRAD, number, flight)
                 self._watch.begin()
         if not apart:
-            self._end(Kind.WEIGHT_GRAD, number, flight)
+            self._end(ActionKind.WEIGHT_GRAD, number, flight)
 
     def _update(self, number: int) -> None:
         """Update as training does: the layer's norm, then its optimizer step."""
@@ -143,13 +143,13 @@ class LayerTimes:
             torch.stack(norms).tolist()
         self._optimizer.update_(state, gradients, 1.0, 0)
 
-    def _end(self, kind: Kind, number: int, flight: Flight) -> None:
+    def _end(self, kind: ActionKind, number: int, flight: Flight) -> None:
         self._watch.end(Action(kind, self._chain.layers[number].index, flight.microbatch))
 
     def _record(self) -> None:
         """Record how long the repeat took."""
         first = self._chain.layers[0].index
-        seconds: dict[tuple[Kind, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+        seconds: dict[tuple[ActionKind, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
         for action, taken_s in self._watch.seconds():
             seconds[action.kind, action.stage - first][action.index].append(taken_s)
         total_s = 0.0
@@ -158,6 +158,6 @@ class LayerTimes:
                 whole = fmean([sum(parts) for parts in seconds[kind, number].values()] or [0.0])
                 self._seconds[kind, number].append(whole)
                 total_s += whole
-            parts = zip(*seconds[Kind.WEIGHT_GRAD, number].values(), strict=True)
+            parts = zip(*seconds[ActionKind.WEIGHT_GRAD, number].values(), strict=True)
             self._parts[number].append([fmean(part) for part in parts])
         self.repeats_s.append(total_s)

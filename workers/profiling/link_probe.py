@@ -21,7 +21,7 @@ import torch
 from planner.profile import Link
 from workers.commit.commit import CommitRecord
 from workers.profiling.probe_rounds import rounds
-from workers.transport.channel import Channel, Stream, Tensors
+from workers.transport.channel import Channel, MessageStream, Tensors
 
 MOST_ROUNDS = 15
 """Enough for all pairs of up to 16 GPUs, or of up to 16 machines. It bounds the time that probing takes."""
@@ -155,8 +155,8 @@ class _Probing:
         receiver waits for the message: that is what a rank waits for. Then it comes late to a message that lies there:
         that is what a message takes of a rank that computes.
         """
-        there = Stream(source, target, tag, f"probe {source} -> {target}")
-        back = Stream(target, source, tag + 1, f"probe {source} -> {target}, back")
+        there = MessageStream(source, target, tag, f"probe {source} -> {target}")
+        back = MessageStream(target, source, tag + 1, f"probe {source} -> {target}, back")
         begins = self._channel.rank == source
         # A window as the engine announces it.
         self._channel.window([[there], [back]] * (2 * self._trips))
@@ -165,7 +165,7 @@ class _Probing:
         self._channel.flush()
         return seen
 
-    def _begin(self, there: Stream, back: Stream, size: int) -> Seen:
+    def _begin(self, there: MessageStream, back: MessageStream, size: int) -> Seen:
         sends: list[float] = []
         round_trips: list[float] = []
         for trip in range(2 * self._trips):
@@ -188,7 +188,7 @@ class _Probing:
             transfer_s=median(round_trips[WARM_UP:]) / 2,
         )
 
-    def _answer(self, there: Stream, back: Stream, size: int) -> Seen:
+    def _answer(self, there: MessageStream, back: MessageStream, size: int) -> Seen:
         waits: list[float] = []
         receives: list[float] = []
         for trip in range(2 * self._trips):
@@ -220,7 +220,7 @@ class _Probing:
             torch.mm(matrix, matrix)
 
 
-def _receive(channel: Channel, stream: Stream) -> Tensors:
+def _receive(channel: Channel, stream: MessageStream) -> Tensors:
     """Receive, and wait until the message is in the device's memory."""
     tensors = channel.receive(stream)
     for tensor in tensors:

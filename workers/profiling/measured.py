@@ -15,7 +15,7 @@ NOISE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Load:
+class ProcessorLoad:
     """The processors of one rank's machine while layers were measured."""
 
     window_s: float
@@ -44,7 +44,7 @@ class Measured:
     """See `Cluster.receives_ahead`."""
     sends_kept: int
     """See `Cluster.sends_kept`."""
-    load: Load | None = None
+    load: ProcessorLoad | None = None
     """None: its system does not tell."""
 
 
@@ -92,7 +92,7 @@ def combine(measured: Sequence[Measured], config: WorkerConfig) -> Profile:
 
 def _others(measured: Sequence[Measured]) -> float:
     """The largest share of a machine's processors that was busy with something else than its ranks."""
-    machines: dict[str, list[Load]] = {}
+    machines: dict[str, list[ProcessorLoad]] = {}
     for one in measured:
         if one.load is not None and one.load.window_s > 0:
             machines.setdefault(one.device.machine, []).append(one.load)

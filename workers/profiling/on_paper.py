@@ -31,7 +31,7 @@ from workers.profiling.layer_times import LayerTimes
 from workers.profiling.profiler import MICROBATCHES, layer_profile
 from workers.profiling.roofline import FusedAttention, Roofline
 from workers.profiling.stopwatch import Stopwatch
-from workers.protocol.reports import Span
+from workers.protocol.reports import ActionSpan
 from workers.state.optim import make_optimizer
 
 META = torch.device("meta")
@@ -44,7 +44,7 @@ class PaperDevice(Device):
         self.torch_device = META
         self._clock = clock
         self._begun_s = 0.0
-        self._spans: list[Span] = []
+        self._spans: list[ActionSpan] = []
 
     def start_window(self) -> None:
         self._spans = []
@@ -53,9 +53,9 @@ class PaperDevice(Device):
         self._begun_s = self._clock.now_s
 
     def end(self, action: Action, layers: Sequence[int], frozen: Sequence[float] = ()) -> None:
-        self._spans.append(Span(action=str(action), start_s=self._begun_s, end_s=self._clock.now_s))
+        self._spans.append(ActionSpan(action=str(action), start_s=self._begun_s, end_s=self._clock.now_s))
 
-    def spans(self) -> tuple[Span, ...]:
+    def spans(self) -> tuple[ActionSpan, ...]:
         return tuple(self._spans)
 
 

@@ -16,7 +16,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from planner.ir import Kind
+from planner.ir import ActionKind
 from planner.profile import LayerProfile, Matrix
 from planner.shards import first_of_ties
 from workers.build import build_layers
@@ -37,7 +37,7 @@ from workers.profiling.chain import Chain, Flight
 from workers.profiling.layer_bytes import LayerBytes, count_bytes
 from workers.profiling.layer_times import LayerTimes
 from workers.profiling.link_probe import probe_commit, probe_links
-from workers.profiling.measured import Load, Measured
+from workers.profiling.measured import Measured, ProcessorLoad
 from workers.profiling.stopwatch import Stopwatch
 from workers.profiling.stream_probe import probe_streams
 from workers.sampling.host import HostReader
@@ -77,7 +77,7 @@ class BatchReading:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class ProfiledJob:
     """Job to measure on one rank, and the means to measure it."""
 
     config: WorkerConfig
@@ -114,7 +114,7 @@ class Subject:
         return tuple(to_device(tensor, self.device.torch_device) for tensor in tensors)
 
 
-def measure(subject: Subject, budget_s: float = BUDGET_S) -> Measured:
+def measure(subject: ProfiledJob, budget_s: float = BUDGET_S) -> Measured:
     """Measure layers, links and commit. All ranks of the channel call it together.
 
     Raises:
@@ -151,13 +151,13 @@ def measure(subject: Subject, budget_s: float = BUDGET_S) -> Measured:
     )
 
 
-def _load(before: Reading, after: Reading) -> Load | None:
+def _load(before: Reading, after: Reading) -> ProcessorLoad | None:
     """The load of this rank's machine between two readings; None: the machine does not tell."""
     if not before.cores_s or len(before.cores_s) != len(after.cores_s):
         return None
     if before.own_s is None or after.own_s is None:
         return None
-    return Load(
+    return ProcessorLoad(
         window_s=after.time_s - before.time_s,
         cores=len(after.cores_s),
         # Counters of idle time may go back by a tick.
@@ -167,7 +167,7 @@ def _load(before: Reading, after: Reading) -> Load | None:
 
 
 def _measure_layers(
-    subject: Subject, budget_s: float, limit_bytes: int
+    subject: ProfiledJob, budget_s: float, limit_bytes: int
 ) -> tuple[list[LayerProfile], list[float], LayerTimes]:
     """All layers' profiles; the computing time of each repeat, summed over the parts; and the times of the last part,
     which keep its layers.
@@ -199,7 +199,7 @@ def _measure_layers(
     return profiles, totals_s, times
 
 
-def _next_part(subject: Subject, first: int, limit_bytes: int) -> Chain:
+def _next_part(subject: ProfiledJob, first: int, limit_bytes: int) -> Chain:
     """The layers from `first` on that fit, one at least."""
     config, definition = subject.config, subject.definition
     outlines = outline(definition)
@@ -233,7 +233,7 @@ def _next_part(subject: Subject, first: int, limit_bytes: int) -> Chain:
 
 
 def _measure_part(
-    subject: Subject,
+    subject: ProfiledJob,
     chain: Chain,
     begin: Callable[[int], Flight],
     reads: BatchReading,
@@ -298,16 +298,16 @@ def layer_profile(
     """
     layer, state = chain.layers[number], chain.states[number]
     accumulators = [one.accumulator for one in times.formed(number) if one.accumulator is not None]
-    weight_grad_s = times.seconds(Kind.WEIGHT_GRAD, number)
+    weight_grad_s = times.seconds(ActionKind.WEIGHT_GRAD, number)
     casts = [flat.cast for flat in state.flats if flat.cast is not None]
     cast_bytes = sum(cast.nbytes for cast in casts) + sum(one.cast_bytes for one in accumulators)
     trained = [place.stop - place.begin for flat in state.flats for place in flat.layout.places]
     return LayerProfile(
         name=layer.name,
-        forward_s=times.seconds(Kind.FORWARD, number),
-        input_grad_s=times.seconds(Kind.INPUT_GRAD, number),
+        forward_s=times.seconds(ActionKind.FORWARD, number),
+        input_grad_s=times.seconds(ActionKind.INPUT_GRAD, number),
         weight_grad_s=weight_grad_s,
-        update_s=times.seconds(Kind.UPDATE, number),
+        update_s=times.seconds(ActionKind.UPDATE, number),
         parameters=sum(weight.numel() for weight in state.weights.values()),
         parameter_bytes=_weight_bytes(state) + cast_bytes,
         cast_bytes=cast_bytes,

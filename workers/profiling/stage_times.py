@@ -7,7 +7,7 @@ from statistics import median
 
 from planner.ir import Action
 from planner.observed import StageTime
-from workers.protocol.reports import Span
+from workers.protocol.reports import ActionSpan
 
 LEAST_IN_HALF = 2
 """Actions of a kind that each half of a window must have."""
@@ -15,12 +15,12 @@ OUTLIER = 3.0
 """Most that an action may count for in a half, as a multiple of the median of its kind."""
 
 
-def stage_times(spans: Iterable[Span]) -> tuple[StageTime, ...]:
+def stage_times(spans: Iterable[ActionSpan]) -> tuple[StageTime, ...]:
     """Seconds and number of the actions of each kind of each stage."""
     return tuple(_added(stage, kind, seconds) for (stage, kind), seconds in _by_kind(spans))
 
 
-def half_times(spans: Iterable[Span]) -> tuple[tuple[StageTime, ...], ...]:
+def half_times(spans: Iterable[ActionSpan]) -> tuple[tuple[StageTime, ...], ...]:
     """The same for the earlier and the later half of each kind's actions: whether a rank was slow in both tells a
     lasting cause from a moment's. An action that takes longer than `OUTLIER` times the median counts for that.
 
@@ -37,7 +37,7 @@ def half_times(spans: Iterable[Span]) -> tuple[tuple[StageTime, ...], ...]:
     return (tuple(earlier), tuple(later)) if earlier else ()
 
 
-def _by_kind(spans: Iterable[Span]) -> list[tuple[tuple[int, str], list[float]]]:
+def _by_kind(spans: Iterable[ActionSpan]) -> list[tuple[tuple[int, str], list[float]]]:
     """(stage, kind) -> seconds of its actions, in the order in which they ran."""
     found: dict[tuple[int, str], list[float]] = {}
     for span in sorted(spans, key=lambda span: span.start_s):

@@ -19,7 +19,7 @@ import torch
 
 from planner.profile import Link
 from workers.state.layer_state import LayerState
-from workers.state_stream.frames import MOST_BYTES, Kind, Seal, StateStreamError
+from workers.state_stream.frames import MOST_BYTES, FrameKind, Seal, StateStreamError
 from workers.state_stream.stream import StateServer, fetch
 from workers.transport.channel import Channel
 
@@ -167,10 +167,10 @@ def _compute(
 
 
 def _digest_s_per_byte(secret: bytes) -> float:
-    seal, chunk = Seal(secret), bytes(MOST_BYTES[Kind.CHUNK])
+    seal, chunk = Seal(secret), bytes(MOST_BYTES[FrameKind.CHUNK])
     times: list[float] = []
     for number in range(ROUNDS):
         begun_s = time.perf_counter()
-        seal.frame(Kind.CHUNK, number, chunk)
+        seal.frame(FrameKind.CHUNK, number, chunk)
         times.append(time.perf_counter() - begun_s)
     return min(times) / len(chunk)

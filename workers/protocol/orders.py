@@ -28,7 +28,7 @@ class Request(StrEnum):
     head is lost. Ranks ask each other for it, not the controller."""
 
 
-class Part(StrEnum):
+class StatePart(StrEnum):
     """A part of a layer's state."""
 
     ALL = "all"
@@ -68,14 +68,14 @@ class Settlement:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class StateSource:
     """Where a layer's state can be fetched."""
 
     layer: int
     rank: int
     host: str
     port: int
-    part: Part = Part.ALL
+    part: StatePart = StatePart.ALL
     """The part that can be fetched."""
     shard: Shard = WHOLE
     """Shard of the layer's states."""
@@ -101,7 +101,7 @@ class Assignment:
     """Steps committed at the start of the generation."""
     start: CheckpointRef | None = None
     """The checkpoint of `step` from which all ranks start."""
-    sources: tuple[Source, ...] = ()
+    sources: tuple[StateSource, ...] = ()
     """Sources of the layers that it owns by `plan`, and of those of which only weights are left. Where a layer's states
     are in shards, of all of them."""
     moments: CheckpointRef | None = None
@@ -117,7 +117,7 @@ class Assignment:
     @property
     def salvaged(self) -> frozenset[Piece]:
         """Layers, or shards of them, whose moments are lost."""
-        return frozenset(source.piece for source in self.sources if source.part is Part.WEIGHTS)
+        return frozenset(source.piece for source in self.sources if source.part is StatePart.WEIGHTS)
 
     def offered_for(self, piece: Piece) -> tuple[Piece, ...]:
         """Offered pieces of which a rank makes `piece`: itself, or all of its layer, which was cut otherwise."""
@@ -135,7 +135,7 @@ class CopyAhead:
     change: int
     generation: int
     """The one that trains now: the copies are of no use after another one has formed."""
-    sources: tuple[Source, ...]
+    sources: tuple[StateSource, ...]
     """Owner of each layer."""
     building: tuple[Piece, ...] = ()
     """Layers, or shards, that come without modules: the rank builds those beforehand."""

@@ -297,7 +297,7 @@ class Rescued:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Span:
+class ActionSpan:
     """One action as it ran."""
 
     action: str
@@ -314,7 +314,7 @@ class TimelineReport:
     step: int
     rank: int
     step_s: float
-    spans: tuple[Span, ...]
+    spans: tuple[ActionSpan, ...]
     memory_bytes: int
     """Device memory that the rank takes: the peak of its tensors on a GPU, else its process's resident memory."""
 
@@ -398,7 +398,7 @@ class SnapshotHeld:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Position:
+class RankPosition:
     """The state of a rank between two generations."""
 
     rank: int

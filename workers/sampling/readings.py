@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from planner.features import SAMPLED, Sample
+from planner.features import SAMPLED, FeatureSample
 
 LEAST_BUSY_S = 0.002
 """A thread that could run for less than this says nothing about how long threads wait."""
@@ -31,7 +31,7 @@ class Reading:
     """Thread of the rank's process -> seconds that it ran, and seconds that it waited for a core, so far."""
 
 
-def between(before: Reading, after: Reading) -> Sample:
+def between(before: Reading, after: Reading) -> FeatureSample:
     """The sample of the time between two readings: values of the later one, rates over both.
 
     A total that has become smaller, as after a reset, and a value that is not finite are missing.
@@ -48,7 +48,7 @@ def between(before: Reading, after: Reading) -> Sample:
             found[name] = (total - before.totals[name]) / window_s
     found |= _cores(before, after, window_s) | _threads(before, after)
     kept = [(name, found[name]) for name in _NAMES if name in found]
-    return Sample(
+    return FeatureSample(
         values=tuple((name, value) for name, value in kept if math.isfinite(value) and value >= 0),
         window_s=window_s,
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from planner.features import Sample
+from planner.features import FeatureSample
 from workers.sampling.gpu import gpu_reader
 from workers.sampling.host import HostReader
 from workers.sampling.readings import Reading, between, merged
@@ -26,13 +26,13 @@ class Sampler:
     def __init__(self, readers: Sequence[Callable[[], Reading]], *, every_s: float = EVERY_S) -> None:
         self._readers = readers
         self._every_s = every_s
-        self._newest: Sample | None = None
+        self._newest: FeatureSample | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
         self._thread.start()
 
     @property
-    def newest(self) -> Sample | None:
+    def newest(self) -> FeatureSample | None:
         """The newest sample; None before the first, or where the machine tells nothing."""
         return self._newest
 

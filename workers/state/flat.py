@@ -25,7 +25,7 @@ ALIGNED_BYTES = 64
 
 
 @dataclass(frozen=True)
-class Place:
+class ParameterPlace:
     """Where a parameter lies."""
 
     name: str
@@ -39,7 +39,7 @@ class Place:
 class Layout:
     """Where parameters lie in a flat buffer: matrices first, then vectors and scalars, which do not decay."""
 
-    places: tuple[Place, ...]
+    places: tuple[ParameterPlace, ...]
     """In the order of the buffer."""
     size: int
     """Elements, with those between parameters, which are always 0."""
@@ -47,22 +47,22 @@ class Layout:
     @staticmethod
     def of(parameters: Mapping[str, Tensor]) -> Layout:
         """The layout of parameters of one dtype."""
-        places: list[Place] = []
+        places: list[ParameterPlace] = []
         end = 0
         for name, tensor in sorted(parameters.items(), key=lambda item: item[1].dim() < 2):
             begin = -(-end // ALIGNED) * ALIGNED
             end = begin + tensor.numel()
-            places.append(Place(name, tuple(tensor.shape), begin, end))
+            places.append(ParameterPlace(name, tuple(tensor.shape), begin, end))
         return Layout(tuple(places), end)
 
     def part(self, elements: slice) -> Layout:
         """Layout of the range `elements`: of each parameter the part that lies there, in one row."""
-        within: list[Place] = []
+        within: list[ParameterPlace] = []
         for each in self.places:
             begin, stop = max(each.begin, elements.start), min(each.stop, elements.stop)
             if begin < stop:
                 row = (1,) * (len(each.shape) - 1) + (stop - begin,)
-                within.append(Place(each.name, row, begin - elements.start, stop - elements.start))
+                within.append(ParameterPlace(each.name, row, begin - elements.start, stop - elements.start))
         return Layout(tuple(within), elements.stop - elements.start)
 
     def views(self, buffer: Tensor) -> dict[str, Tensor]:
@@ -187,7 +187,7 @@ def _side_by_side(parameters: Mapping[str, nn.Parameter], layout: Layout) -> Ten
     return buffer
 
 
-def _lies_at(parameter: Tensor, storage: torch.UntypedStorage, place: Place) -> bool:
+def _lies_at(parameter: Tensor, storage: torch.UntypedStorage, place: ParameterPlace) -> bool:
     return (
         parameter.untyped_storage()._cdata == storage._cdata
         and parameter.storage_offset() == place.begin

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from planner.shards import WHOLE, Shard
 from workers.process.pinned_memory import parts_on_host
 from workers.protocol.errors import JobError
-from workers.protocol.orders import Part
+from workers.protocol.orders import StatePart
 from workers.reproducibility.digest import state_digest as state_digest
 from workers.state.flat import Cut, Flat, flats_of
 from workers.state.own_memory import check_memory
@@ -255,9 +255,9 @@ def whole_of(shards: Sequence[LayerState]) -> LayerState:
     )
 
 
-def part_of(state: LayerState, part: Part) -> LayerState:
+def part_of(state: LayerState, part: StatePart) -> LayerState:
     """The `part` of `state`, with the same tensors; the rest is empty."""
-    weights, moments = part is not Part.MOMENTS, part is not Part.WEIGHTS
+    weights, moments = part is not StatePart.MOMENTS, part is not StatePart.WEIGHTS
     return LayerState(
         layer=state.layer,
         name=state.name,

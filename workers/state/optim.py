@@ -19,7 +19,7 @@ from torch.autograd.graph import increment_version
 from torch.optim.adamw import adamw
 
 from workers.protocol.errors import JobError
-from workers.state.flat import Layout, Place, side_by_side
+from workers.state.flat import Layout, ParameterPlace, side_by_side
 from workers.state.layer_state import Gradients, LayerState, ParameterRef
 from workers.state.optimizer_config import OptimizerConfig
 
@@ -28,7 +28,7 @@ from workers.state.optimizer_config import OptimizerConfig
 class _Run:
     """Parameters that lie side by side and are updated alike."""
 
-    places: tuple[Place, ...]
+    places: tuple[ParameterPlace, ...]
     count: int
     """Updates of each, with this one."""
     decay: float
@@ -127,7 +127,7 @@ class Optimizer(ABC):
     def _runs(self, state: LayerState, layout: Layout, names: Collection[str]) -> Iterator[_Run]:
         """The parameters `names`, together where they lie side by side and are updated alike."""
 
-        def alike(place: Place) -> tuple[bool, int, bool]:
+        def alike(place: ParameterPlace) -> tuple[bool, int, bool]:
             weight = state.weights[place.name]
             there = place.name in names
             return there, state.updates[place.name], self.decays(state.name, place.name, weight)

@@ -79,7 +79,7 @@ def chunks(state: LayerState, chunk_bytes: Callable[[], int]) -> Iterator[Chunk]
         yield b"".join(parts)
 
 
-class Loading:
+class PartialState:
     """A `LayerState` being filled from its chunks.
 
     Args:

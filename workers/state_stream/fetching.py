@@ -7,21 +7,21 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from planner.shards import WHOLE, Piece, Shard
-from workers.protocol.orders import Part
+from workers.protocol.orders import StatePart
 from workers.state.layer_state import LayerState
-from workers.state_stream.encoding import Loading
+from workers.state_stream.encoding import PartialState
 from workers.state_stream.flow import Flow
 from workers.state_stream.frames import (
     HANDSHAKE_S,
     SILENCE_S,
     Absent,
-    Gone,
-    Kind,
-    Line,
-    Refused,
+    FrameKind,
+    PeerGone,
     Seal,
     StateStreamError,
-    Wish,
+    StateWish,
+    StreamRefused,
+    WatchedSocket,
     ask,
     read_frame,
 )
@@ -37,7 +37,7 @@ def fetch(
     step: int,
     *,
     wait_s: float,
-    part: Part = Part.ALL,
+    part: StatePart = StatePart.ALL,
     shard: Shard = WHOLE,
     flow: Flow | None = None,
     stopped: threading.Event | None = None,
@@ -52,18 +52,18 @@ def fetch(
         stopped: setting it ends the fetch within a fraction of a second.
 
     Raises:
-        StateStreamError: the server is gone (`Gone`), does not know the secret or sends nonsense (`Refused`),
+        StateStreamError: the server is gone (`PeerGone`), does not know the secret or sends nonsense (`StreamRefused`),
             or was not offered this state in time (`Absent`).
     """
     where = f"layer {layer} of step {step} from {host}:{port}"
     try:
         with connect(host, port) as connected:
-            line = Line(connected, stopped or threading.Event(), HANDSHAKE_S)
-            return _fetch(line, secret, Wish(layer, step, wait_s, part, shard), flow or Flow())
+            line = WatchedSocket(connected, stopped or threading.Event(), HANDSHAKE_S)
+            return _fetch(line, secret, StateWish(layer, step, wait_s, part, shard), flow or Flow())
     except StateStreamError as error:
         raise type(error)(f"{where}: {error}") from error
     except OSError as error:
-        raise Gone(f"{where}: {error.strerror or error}") from error
+        raise PeerGone(f"{where}: {error.strerror or error}") from error
 
 
 def connect(host: str, port: int) -> socket.socket:
@@ -73,21 +73,21 @@ def connect(host: str, port: int) -> socket.socket:
     try:
         return socket.create_connection((host, port), CONNECT_S)
     except OSError as error:
-        raise Gone(f"cannot connect: {error.strerror or error}") from error
+        raise PeerGone(f"cannot connect: {error.strerror or error}") from error
 
 
-def _fetch(line: Line, secret: bytes, wish: Wish, flow: Flow) -> LayerState:
+def _fetch(line: WatchedSocket, secret: bytes, wish: StateWish, flow: Flow) -> LayerState:
     # Not tagged: this direction carries almost nothing, and delayed acknowledgements would stall the stream.
     seal, opener = ask(line, secret)
-    line.write(seal.frame(Kind.REQUEST, 0, wish.encode()))
+    line.write(seal.frame(FrameKind.REQUEST, 0, wish.encode()))
     line.silence_s = SILENCE_S
     answers = Answers(line, opener)
-    kind, payload, tag = answers.next([Kind.HEADER, Kind.ABSENT])
+    kind, payload, tag = answers.next([FrameKind.HEADER, FrameKind.ABSENT])
     opener.check(kind, 0, payload, tag)
-    if kind is Kind.ABSENT:
+    if kind is FrameKind.ABSENT:
         raise Absent(payload.decode())
     try:
-        loading = Loading(payload)
+        loading = PartialState(payload)
         came = Piece(loading.state.layer, loading.state.shard)
         if (came, loading.step) != (wish.piece, wish.step):
             raise ValueError(f"{came} of step {loading.step} came")
@@ -95,12 +95,12 @@ def _fetch(line: Line, secret: bytes, wish: Wish, flow: Flow) -> LayerState:
         # Pipelined: the kernel receives while this thread loads; another thread would only cost wake-ups.
         load(loading, arriving if flow.pipelined else list(arriving), opener)
     except ValueError as error:
-        raise Refused(str(error)) from error
+        raise StreamRefused(str(error)) from error
     return loading.state
 
 
 def load(
-    loading: Loading, arrived: Iterable[tuple[bytearray, bytearray]], opener: Seal, first: int = 0
+    loading: PartialState, arrived: Iterable[tuple[bytearray, bytearray]], opener: Seal, first: int = 0
 ) -> int:
     """Verify chunks, and load them; returns the number of the next one.
 
@@ -109,7 +109,7 @@ def load(
     """
     number = first
     for chunk, tag in arrived:
-        opener.check(Kind.CHUNK, number, chunk, tag)
+        opener.check(FrameKind.CHUNK, number, chunk, tag)
         loading.load(chunk)
         number += 1
     return number
@@ -122,16 +122,16 @@ class Answers:
         waited: called for each keepalive.
     """
 
-    def __init__(self, line: Line, opener: Seal, waited: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, line: WatchedSocket, opener: Seal, waited: Callable[[], None] = lambda: None) -> None:
         self._line = line
         self._opener = opener
         self._waited = waited
         self._signs = 0
 
-    def next(self, allowed: Sequence[Kind]) -> tuple[Kind, bytearray, bytearray]:
+    def next(self, allowed: Sequence[FrameKind]) -> tuple[FrameKind, bytearray, bytearray]:
         while True:
-            kind, payload, tag = read_frame(self._line, [*allowed, Kind.WAIT])
-            if kind is not Kind.WAIT:
+            kind, payload, tag = read_frame(self._line, [*allowed, FrameKind.WAIT])
+            if kind is not FrameKind.WAIT:
                 return kind, payload, tag
             self._opener.check(kind, self._signs, payload, tag)
             self._signs += 1
@@ -140,6 +140,6 @@ class Answers:
     def chunks(self, total_bytes: int) -> Iterator[tuple[bytearray, bytearray]]:
         """(chunk, tag) as they arrive, not yet verified, until they make up `total_bytes`."""
         while total_bytes > 0:
-            _, chunk, tag = self.next([Kind.CHUNK])
+            _, chunk, tag = self.next([FrameKind.CHUNK])
             total_bytes -= max(1, len(chunk))
             yield chunk, tag

@@ -79,7 +79,7 @@ def queue_length(training_rate: float, transfer_rate: float, service_rate: float
 
 
 @dataclass
-class Pace:
+class StreamPace:
     """Measurements of a state stream so far, and the chunk size and queue length that follow."""
 
     held_s: float = 0.0

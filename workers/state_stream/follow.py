@@ -7,27 +7,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from workers.state.layer_state import LayerState
-from workers.state_stream.encoding import Loading
+from workers.state_stream.encoding import PartialState
 from workers.state_stream.fetching import Answers, connect, load
-from workers.state_stream.following import Change, Parcels, States, Subject
+from workers.state_stream.following import CommittedChange, Parcels, States, Subscription
 from workers.state_stream.frames import (
     HANDSHAKE_S,
     SILENCE_S,
     Absent,
-    Gone,
-    Kind,
-    Line,
-    Refused,
+    FrameKind,
+    PeerGone,
     Seal,
     StateStreamError,
+    StreamRefused,
+    WatchedSocket,
     ask,
 )
 
 
-class Following:
+class FollowedOwner:
     """A connection to the owner of the followed layers, once the request is sent. Call `states` first."""
 
-    def __init__(self, subject: Subject, line: Line, answers: Answers, opener: Seal) -> None:
+    def __init__(self, subject: Subscription, line: WatchedSocket, answers: Answers, opener: Seal) -> None:
         self._subject = subject
         self._line = line
         self._answers = answers
@@ -44,10 +44,10 @@ class Following:
         steps = {step for step, _ in arrived}
         states = tuple(state for _, state in arrived)
         if len(steps) != 1 or tuple(state.layer for state in states) != self._subject.layers:
-            raise Refused(f"layers {[state.layer for state in states]} of steps {sorted(steps)} came")
+            raise StreamRefused(f"layers {[state.layer for state in states]} of steps {sorted(steps)} came")
         return States(step=steps.pop(), states=states)
 
-    def changes(self) -> Iterator[tuple[Change, Parcels]]:
+    def changes(self) -> Iterator[tuple[CommittedChange, Parcels]]:
         """Wait for each change and its parcels, in the order of commits.
 
         Raises:
@@ -55,12 +55,14 @@ class Following:
         """
         while True:
             parcels = Parcels.of_state(*self._state())
-            kind, payload, tag = self._next(Kind.CHANGE)
+            kind, payload, tag = self._next(FrameKind.CHANGE)
             self._opener.check(kind, self._changes, payload, tag)
             self._changes += 1
-            change = Change.decode(payload)
+            change = CommittedChange.decode(payload)
             if change.step != parcels.step or sorted(parcels.of_layers) != sorted(self._subject.layers):
-                raise Refused(f"parcels of layers {sorted(parcels.of_layers)} of step {parcels.step} came")
+                raise StreamRefused(
+                    f"parcels of layers {sorted(parcels.of_layers)} of step {parcels.step} came"
+                )
             yield change, parcels
 
     def cut(self) -> None:
@@ -68,19 +70,19 @@ class Following:
         self._line.cut()
 
     def _state(self) -> tuple[int, LayerState]:
-        kind, payload, tag = self._next(Kind.HEADER)
+        kind, payload, tag = self._next(FrameKind.HEADER)
         self._opener.check(kind, self._headers, payload, tag)
         self._headers += 1
         try:
-            loading = Loading(payload)
+            loading = PartialState(payload)
             self._chunks = load(loading, self._answers.chunks(loading.bytes), self._opener, self._chunks)
         except ValueError as error:
-            raise Refused(str(error)) from error
+            raise StreamRefused(str(error)) from error
         return loading.step, loading.state
 
-    def _next(self, wanted: Kind) -> tuple[Kind, bytearray, bytearray]:
-        kind, payload, tag = self._answers.next([wanted, Kind.ABSENT])
-        if kind is Kind.ABSENT:
+    def _next(self, wanted: FrameKind) -> tuple[FrameKind, bytearray, bytearray]:
+        kind, payload, tag = self._answers.next([wanted, FrameKind.ABSENT])
+        if kind is FrameKind.ABSENT:
             self._opener.check(kind, 0, payload, tag)
             raise Absent(payload.decode())
         return kind, payload, tag
@@ -91,11 +93,11 @@ def follow(
     host: str,
     port: int,
     secret: bytes,
-    subject: Subject,
+    subject: Subscription,
     *,
     waited: Callable[[], None],
     stopped: threading.Event,
-) -> Iterator[Following]:
+) -> Iterator[FollowedOwner]:
     """Follow layers of the rank whose `StateServer` listens at `host`:`port`.
 
     Args:
@@ -103,18 +105,18 @@ def follow(
         stopped: setting it ends all waiting within a fraction of a second.
 
     Raises:
-        StateStreamError: the owner is gone (`Gone`), does not know the secret or sends nonsense (`Refused`), or
-            no longer sends changes (`Absent`).
+        StateStreamError: the owner is gone (`PeerGone`), does not know the secret or sends nonsense (`StreamRefused`),
+            or no longer sends changes (`Absent`).
     """
     where = f"layers {list(subject.layers)} from {host}:{port}"
     try:
         with connect(host, port) as connected:
-            line = Line(connected, stopped, HANDSHAKE_S)
+            line = WatchedSocket(connected, stopped, HANDSHAKE_S)
             seal, opener = ask(line, secret)
-            line.write(seal.frame(Kind.FOLLOW, 0, subject.encode()))
+            line.write(seal.frame(FrameKind.FOLLOW, 0, subject.encode()))
             line.silence_s = SILENCE_S
-            yield Following(subject, line, Answers(line, opener, waited), opener)
+            yield FollowedOwner(subject, line, Answers(line, opener, waited), opener)
     except StateStreamError as error:
         raise type(error)(f"{where}: {error}") from error
     except OSError as error:
-        raise Gone(f"{where}: {error.strerror or error}") from error
+        raise PeerGone(f"{where}: {error.strerror or error}") from error

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from workers.state.layer_state import LayerState, bytes_of
-from workers.state_stream.frames import Refused
+from workers.state_stream.frames import StreamRefused
 
 MOST_BEHIND_BYTES = 2**28
 """Changes that may wait for a peer; more may where the states that it got first are larger. A link on which as many
@@ -28,7 +28,7 @@ class Over(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class Subscription:
     """Subscription of a peer: the payload of its `FOLLOW` frame."""
 
     layers: tuple[int, ...]
@@ -41,13 +41,13 @@ class Subject:
         return json.dumps([self.layers, self.generation, self.freeze]).encode()
 
     @staticmethod
-    def decode(text: bytes | bytearray) -> Subject:
+    def decode(text: bytes | bytearray) -> Subscription:
         try:
             layers, generation, freeze = json.loads(text)
             known = None if freeze is None else (int(freeze[0]), int(freeze[1]))
-            return Subject(layers=tuple(map(int, layers)), generation=int(generation), freeze=known)
+            return Subscription(layers=tuple(map(int, layers)), generation=int(generation), freeze=known)
         except (ValueError, TypeError, IndexError) as error:
-            raise Refused(f"a request to follow layers that is none: {error}") from error
+            raise StreamRefused(f"a request to follow layers that is none: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,11 +84,11 @@ class Parcels:
         try:
             return Parcels(step=step, of_layers={int(layer): raw for layer, raw in state.buffers.items()})
         except ValueError as error:
-            raise Refused(f"parcels of no layer: {error}") from error
+            raise StreamRefused(f"parcels of no layer: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class CommittedChange:
     """Commit of `step`, whose parcels came before, and how to apply them."""
 
     step: int
@@ -104,10 +104,10 @@ class Change:
         return json.dumps(said).encode()
 
     @staticmethod
-    def decode(text: bytes | bytearray) -> Change:
+    def decode(text: bytes | bytearray) -> CommittedChange:
         try:
             step, scale, skipped, scores, behind = json.loads(text)
-            return Change(
+            return CommittedChange(
                 step=int(step),
                 scale=float(scale),
                 skipped=bool(skipped),
@@ -115,17 +115,17 @@ class Change:
                 behind=int(behind),
             )
         except (ValueError, TypeError, AttributeError) as error:
-            raise Refused(f"a change of layers that is none: {error}") from error
+            raise StreamRefused(f"a change of layers that is none: {error}") from error
 
 
 class Follower:
     """One peer: what waits to be sent to it."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: Subscription) -> None:
         self.subject = subject
         self._there = threading.Condition()
         self._states: States | None = None
-        self._coming: deque[Parcels | Change] = deque()
+        self._coming: deque[Parcels | CommittedChange] = deque()
         self._behind_bytes = 0
         self._most_bytes = MOST_BEHIND_BYTES
         self.begun = False
@@ -139,7 +139,7 @@ class Follower:
             self._most_bytes = max(self._most_bytes, sum(map(bytes_of, states.states)))
             self._there.notify_all()
 
-    def put(self, coming: Parcels | Change) -> None:
+    def put(self, coming: Parcels | CommittedChange) -> None:
         with self._there:
             self._coming.append(coming)
             self._behind_bytes += coming.bytes if isinstance(coming, Parcels) else 0
@@ -158,7 +158,7 @@ class Follower:
         self._coming.clear()
         self._behind_bytes = 0
 
-    def next(self, wait_s: float) -> States | Parcels | Change | None:
+    def next(self, wait_s: float) -> States | Parcels | CommittedChange | None:
         """Return what is to be sent next; None: there is nothing yet.
 
         Raises:
@@ -177,7 +177,7 @@ class Follower:
             if isinstance(coming, Parcels):
                 self._behind_bytes -= coming.bytes
                 return coming
-            return replace(coming, behind=sum(isinstance(one, Change) for one in self._coming))
+            return replace(coming, behind=sum(isinstance(one, CommittedChange) for one in self._coming))
 
 
 class Followers:
@@ -189,7 +189,7 @@ class Followers:
         self._generation = 0
         self._closed = False
 
-    def open(self, subject: Subject) -> Follower:
+    def open(self, subject: Subscription) -> Follower:
         """A peer begins to follow; it gets the states of the next commit."""
         follower = Follower(subject)
         with self._lock:
@@ -222,7 +222,10 @@ class Followers:
                 one.put(replace(parcels, of_layers=its))
 
     def commit(
-        self, change: Change, state_of: Callable[[int], LayerState | None], freeze: tuple[int, int] | None
+        self,
+        change: CommittedChange,
+        state_of: Callable[[int], LayerState | None],
+        freeze: tuple[int, int] | None,
     ) -> None:
         """Pass a commit on; peers that have nothing yet begin with the states after it.
 

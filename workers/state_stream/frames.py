@@ -21,7 +21,7 @@ from enum import IntEnum
 from typing import TypeAlias
 
 from planner.shards import WHOLE, Piece, Shard
-from workers.protocol.orders import Part
+from workers.protocol.orders import StatePart
 from workers.transport.channel import ChannelError
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
@@ -49,11 +49,11 @@ class StateStreamError(ChannelError):
     """A layer's state did not arrive: its source is gone, refuses, lacks it, or sent something else."""
 
 
-class Refused(StateStreamError):
+class StreamRefused(StateStreamError):
     """The peer does not know the secret, or violated the protocol."""
 
 
-class Gone(StateStreamError):
+class PeerGone(StateStreamError):
     """The peer closed the connection or fell silent; or this end was closed."""
 
 
@@ -61,7 +61,7 @@ class Absent(StateStreamError):
     """The server is alive, but does not have the requested state."""
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """The kind of a frame."""
 
     REQUEST = 1
@@ -80,25 +80,25 @@ class Kind(IntEnum):
 
 
 MOST_BYTES = {
-    Kind.REQUEST: 4096,
-    Kind.HEADER: 4 << 20,
-    Kind.CHUNK: 1 << 20,
-    Kind.WAIT: 0,
-    Kind.ABSENT: 4096,
-    Kind.FOLLOW: 1 << 20,
-    Kind.CHANGE: 1 << 20,
+    FrameKind.REQUEST: 4096,
+    FrameKind.HEADER: 4 << 20,
+    FrameKind.CHUNK: 1 << 20,
+    FrameKind.WAIT: 0,
+    FrameKind.ABSENT: 4096,
+    FrameKind.FOLLOW: 1 << 20,
+    FrameKind.CHANGE: 1 << 20,
 }
 """Largest payload of each kind of frame, in bytes."""
 
 
 @dataclass(frozen=True)
-class Wish:
+class StateWish:
     """A client's request: the payload of its `REQUEST` frame."""
 
     layer: int
     step: int
     wait_s: float
-    part: Part = Part.ALL
+    part: StatePart = StatePart.ALL
     shard: Shard = WHOLE
 
     @property
@@ -109,23 +109,23 @@ class Wish:
         return json.dumps([self.layer, self.step, self.wait_s, self.part, self.shard]).encode()
 
     @staticmethod
-    def decode(text: bytes | bytearray) -> Wish:
+    def decode(text: bytes | bytearray) -> StateWish:
         try:
             layer, step, wait_s, part, (number, of) = json.loads(text)
             shard = Shard(int(number), int(of))
-            wish = Wish(int(layer), int(step), float(wait_s), Part(part), shard)
+            wish = StateWish(int(layer), int(step), float(wait_s), StatePart(part), shard)
         except (ValueError, TypeError) as error:
-            raise Refused(f"a request that is none: {error}") from error
+            raise StreamRefused(f"a request that is none: {error}") from error
         if not math.isfinite(wish.wait_s):
-            raise Refused("a request that waits for ever")
+            raise StreamRefused("a request that waits for ever")
         return wish
 
 
-class Line:
+class WatchedSocket:
     """A connected socket that limits the peer's silence and that another thread can stop.
 
     Args:
-        stopped: once it is set, reads and writes raise `Gone`, after `POLL_S` at the latest.
+        stopped: once it is set, reads and writes raise `PeerGone`, after `POLL_S` at the latest.
         silence_s: how long the peer may take to send the next `READ_AT_ONCE` bytes or the rest of a frame, or
             to accept the next byte.
     """
@@ -156,9 +156,9 @@ class Line:
                 self._check_silence(received_s)
                 continue
             except OSError as error:
-                raise Gone(f"the connection broke: {error.strerror or error}") from error
+                raise PeerGone(f"the connection broke: {error.strerror or error}") from error
             if not got:
-                raise Gone("the other end closed the connection")
+                raise PeerGone("the other end closed the connection")
             rest = rest[got:]
             received_s = time.monotonic()
         # A tool that inspects all threads' frames may keep this one alive, and with it the view, which would
@@ -187,7 +187,7 @@ class Line:
                 self._check_silence(received_s)
                 continue
             except OSError as error:
-                raise Gone(f"the connection broke: {error.strerror or error}") from error
+                raise PeerGone(f"the connection broke: {error.strerror or error}") from error
             received_s = time.monotonic()
             while rest and sent >= len(rest[0]):
                 sent -= len(rest.pop(0))
@@ -202,11 +202,11 @@ class Line:
 
     def _check_open(self) -> None:
         if self.stopped.is_set():
-            raise Gone("this end was closed")
+            raise PeerGone("this end was closed")
 
     def _check_silence(self, received_s: float) -> None:
         if time.monotonic() - received_s > self.silence_s:
-            raise Gone(f"the other end has been silent for {self.silence_s:g} s")
+            raise PeerGone(f"the other end has been silent for {self.silence_s:g} s")
 
 
 class Seal:
@@ -215,25 +215,25 @@ class Seal:
     def __init__(self, key: bytes) -> None:
         self._key = key
 
-    def frame(self, kind: Kind, number: int, payload: Bytes = b"") -> tuple[Bytes, ...]:
+    def frame(self, kind: FrameKind, number: int, payload: Bytes = b"") -> tuple[Bytes, ...]:
         """A frame, as parts to write one after the other."""
         assert len(payload) <= MOST_BYTES[kind]
         return _HEAD.pack(len(payload), kind), payload, self._tag(kind, number, payload)
 
-    def check(self, kind: Kind, number: int, payload: Bytes, tag: Bytes) -> None:
+    def check(self, kind: FrameKind, number: int, payload: Bytes, tag: Bytes) -> None:
         """Raises:
         Refused: `tag` does not match the frame.
         """
         if not hmac.compare_digest(self._tag(kind, number, payload), tag):
-            raise Refused(f"{kind.name.lower()} frame {number} was altered on the way")
+            raise StreamRefused(f"{kind.name.lower()} frame {number} was altered on the way")
 
-    def _tag(self, kind: Kind, number: int, payload: Bytes) -> bytes:
+    def _tag(self, kind: FrameKind, number: int, payload: Bytes) -> bytes:
         digest = hmac.new(self._key, _NUMBER.pack(kind, number, len(payload)), "sha256")
         digest.update(payload)
         return digest.digest()
 
 
-def read_frame(line: Line, allowed: Sequence[Kind]) -> tuple[Kind, bytearray, bytearray]:
+def read_frame(line: WatchedSocket, allowed: Sequence[FrameKind]) -> tuple[FrameKind, bytearray, bytearray]:
     """The next frame's kind, payload and tag. The caller verifies the tag.
 
     Raises:
@@ -243,17 +243,19 @@ def read_frame(line: Line, allowed: Sequence[Kind]) -> tuple[Kind, bytearray, by
     length, number = _HEAD.unpack(line.read(_HEAD.size))
     if number not in allowed:
         expected = " or ".join(str(int(kind)) for kind in allowed)
-        raise Refused(f"a frame of kind {number} came where {expected} was expected")
-    kind = Kind(number)
+        raise StreamRefused(f"a frame of kind {number} came where {expected} was expected")
+    kind = FrameKind(number)
     if length > MOST_BYTES[kind]:
-        raise Refused(f"a {kind.name.lower()} frame of {length} bytes: at most {MOST_BYTES[kind]} may come")
+        raise StreamRefused(
+            f"a {kind.name.lower()} frame of {length} bytes: at most {MOST_BYTES[kind]} may come"
+        )
     payload = line.read(length + TAG_BYTES)
     tag = payload[length:]
     del payload[length:]
     return kind, payload, tag
 
 
-def ask(line: Line, secret: bytes) -> tuple[Seal, Seal]:
+def ask(line: WatchedSocket, secret: bytes) -> tuple[Seal, Seal]:
     """The client's side of the handshake.
 
     Returns:
@@ -269,13 +271,13 @@ def ask(line: Line, secret: bytes) -> tuple[Seal, Seal]:
     line.write([_proof(secret, b"client", nonces)])
     proof = line.read(TAG_BYTES)
     if proof == REFUSAL:
-        raise Refused("it refused this rank's secret: both must be of one job")
+        raise StreamRefused("it refused this rank's secret: both must be of one job")
     if not hmac.compare_digest(proof, _proof(secret, b"server", nonces)):
-        raise Refused("it does not know the job's secret: another program listens there")
+        raise StreamRefused("it does not know the job's secret: another program listens there")
     return _seals(secret, nonces)
 
 
-def answer(line: Line, secret: bytes) -> tuple[Seal, Seal]:
+def answer(line: WatchedSocket, secret: bytes) -> tuple[Seal, Seal]:
     """The server's side of the handshake: it proves nothing to a client that has proved nothing.
 
     Returns:
@@ -286,15 +288,15 @@ def answer(line: Line, secret: bytes) -> tuple[Seal, Seal]:
         Gone: the client closed the connection or fell silent.
     """
     if line.read(len(MAGIC)) != MAGIC:
-        raise Refused("it speaks something else than state streams")
+        raise StreamRefused("it speaks something else than state streams")
     nonces = bytes(line.read(NONCE_BYTES))
     mine = secrets.token_bytes(NONCE_BYTES)
     line.write([mine])
     nonces += mine
     if not hmac.compare_digest(line.read(TAG_BYTES), _proof(secret, b"client", nonces)):
-        with suppress(Gone):
+        with suppress(PeerGone):
             line.write([REFUSAL])
-        raise Refused("it does not know the job's secret")
+        raise StreamRefused("it does not know the job's secret")
     line.write([_proof(secret, b"server", nonces)])
     sent, received = _seals(secret, nonces)
     return received, sent

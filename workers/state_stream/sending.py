@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 from workers.state.layer_state import LayerState
 from workers.state_stream.encoding import chunks, header
-from workers.state_stream.flow import Ahead, Flow, Pace, give_way
-from workers.state_stream.following import Change
-from workers.state_stream.frames import MOST_BYTES, Bytes, Kind, Line, Seal
+from workers.state_stream.flow import Ahead, Flow, StreamPace, give_way
+from workers.state_stream.following import CommittedChange
+from workers.state_stream.frames import MOST_BYTES, Bytes, FrameKind, Seal, WatchedSocket
 
 BULK = 2
 """Priority of the packets: Linux's TC_PRIO_BULK, which its default queue sends after all untagged traffic."""
@@ -30,7 +30,7 @@ class Delivery:
     def __init__(
         self,
         connected: socket.socket,
-        line: Line,
+        line: WatchedSocket,
         seal: Seal,
         flow: Flow,
         busy: Callable[[], bool],
@@ -42,24 +42,24 @@ class Delivery:
         self._busy = busy
         self._signs = self._headers = self._chunks = self._changes = 0
         """Frames of each kind sent so far."""
-        self._pace = Pace()
+        self._pace = StreamPace()
 
     def sign_of_life(self) -> None:
-        self._line.write(self._seal.frame(Kind.WAIT, self._signs))
+        self._line.write(self._seal.frame(FrameKind.WAIT, self._signs))
         self._signs += 1
 
     def decline(self, why: str) -> None:
-        self._line.write(self._seal.frame(Kind.ABSENT, 0, why.encode()))
+        self._line.write(self._seal.frame(FrameKind.ABSENT, 0, why.encode()))
 
-    def change(self, change: Change) -> None:
+    def change(self, change: CommittedChange) -> None:
         """Send what a commit decided about the parcels that were delivered last."""
-        self._line.write(self._seal.frame(Kind.CHANGE, self._changes, change.encode()))
+        self._line.write(self._seal.frame(FrameKind.CHANGE, self._changes, change.encode()))
         self._changes += 1
 
     def deliver(self, state: LayerState, step: int) -> None:
         try:
             about = header(state, step)
-            if len(about) > MOST_BYTES[Kind.HEADER]:
+            if len(about) > MOST_BYTES[FrameKind.HEADER]:
                 raise ValueError(f"its {len(about)} bytes of names and shapes are more than a stream takes")
         except ValueError as error:
             self.decline(f"cannot travel: {error}")
@@ -72,10 +72,10 @@ class Delivery:
             self._send(list(frames))
 
     def _frames(self, about: bytes, state: LayerState) -> Iterator[tuple[Bytes, ...]]:
-        yield self._seal.frame(Kind.HEADER, self._headers, about)
+        yield self._seal.frame(FrameKind.HEADER, self._headers, about)
         self._headers += 1
         for chunk in chunks(state, self._chunk_bytes):
-            yield self._seal.frame(Kind.CHUNK, self._chunks, chunk)
+            yield self._seal.frame(FrameKind.CHUNK, self._chunks, chunk)
             self._chunks += 1
 
     def _chunk_bytes(self) -> int:

@@ -15,20 +15,20 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 from planner.shards import Piece
-from workers.protocol.orders import Part
+from workers.protocol.orders import StatePart
 from workers.state.layer_state import LayerState, part_of
 from workers.state_stream.fetching import fetch as fetch
 from workers.state_stream.flow import JOIN_S, Flow
-from workers.state_stream.following import Change, Followers, Over, Parcels, States, Subject
+from workers.state_stream.following import CommittedChange, Followers, Over, Parcels, States, Subscription
 from workers.state_stream.frames import (
     HANDSHAKE_S,
     MOST_BYTES,
     SILENCE_S,
-    Gone,
-    Kind,
-    Line,
-    Refused,
-    Wish,
+    FrameKind,
+    PeerGone,
+    StateWish,
+    StreamRefused,
+    WatchedSocket,
     answer,
     read_frame,
 )
@@ -76,15 +76,15 @@ class StateServer:
         self._log = log or logging.getLogger(__name__).warning
         self._flow = flow or Flow()
         self._followers = followers
-        self._offers: dict[int, dict[tuple[Piece, Part], LayerState | MakeState]] = defaultdict(dict)
+        self._offers: dict[int, dict[tuple[Piece, StatePart], LayerState | MakeState]] = defaultdict(dict)
         self._kept: dict[int, dict[Piece, LayerState]] = defaultdict(dict)
         """The offers that `withdraw` leaves."""
-        self._leaving: dict[Line, Part] = {}
+        self._leaving: dict[WatchedSocket, StatePart] = {}
         """The deliveries of offers under way, each with the part of a layer that it sends."""
         self._offered = threading.Condition()
         self._closed = threading.Event()
-        self._peers: dict[threading.Thread, Line] = {}
-        self._strangers: dict[threading.Thread, Line] = {}
+        self._peers: dict[threading.Thread, WatchedSocket] = {}
+        self._strangers: dict[threading.Thread, WatchedSocket] = {}
         """The peers that have not yet proved that they know the secret; oldest first."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=MOST_PEERS + MOST_STRANGERS)
@@ -92,7 +92,7 @@ class StateServer:
         self._thread = threading.Thread(target=self._accept, name="state-server", daemon=True)
         self._thread.start()
 
-    def offer(self, step: int, states: Iterable[LayerState], part: Part = Part.ALL) -> None:
+    def offer(self, step: int, states: Iterable[LayerState], part: StatePart = StatePart.ALL) -> None:
         """Serve `states` as those of `step`, in addition to earlier offers.
 
         Args:
@@ -107,7 +107,7 @@ class StateServer:
         """Serve states as those of `step`, in addition to earlier offers. Each is made when it is asked for, on one of
         the server's threads, and every time."""
         with self._offered:
-            self._offers[step].update({(piece, Part.ALL): make for piece, make in states.items()})
+            self._offers[step].update({(piece, StatePart.ALL): make for piece, make in states.items()})
             self._offered.notify_all()
 
     def keep(self, step: int, states: Iterable[LayerState]) -> None:
@@ -154,7 +154,7 @@ class StateServer:
         while not self._closed.is_set():
             try:
                 connected, address = self._listener.accept()
-                line = Line(connected, threading.Event(), HANDSHAKE_S)
+                line = WatchedSocket(connected, threading.Event(), HANDSHAKE_S)
             except OSError:
                 # Closed; or the peer is gone, or no descriptors are left: later peers may still succeed.
                 if self._closed.wait(0.05):
@@ -174,7 +174,7 @@ class StateServer:
                 self._peers[thread] = self._strangers[thread] = line
             thread.start()
 
-    def _attend(self, connected: socket.socket, line: Line, peer: str) -> None:
+    def _attend(self, connected: socket.socket, line: WatchedSocket, peer: str) -> None:
         try:
             with connected:
                 if self._flow.prioritized:
@@ -182,26 +182,26 @@ class StateServer:
                 seal, opener = answer(line, self._secret)
                 with self._offered:
                     self._strangers.pop(threading.current_thread(), None)
-                kind, request, tag = read_frame(line, [Kind.REQUEST, Kind.FOLLOW])
+                kind, request, tag = read_frame(line, [FrameKind.REQUEST, FrameKind.FOLLOW])
                 opener.check(kind, 0, request, tag)
                 line.silence_s = SILENCE_S
-                if kind is Kind.FOLLOW:
+                if kind is FrameKind.FOLLOW:
                     self._lead(
-                        Subject.decode(request), Delivery(connected, line, seal, self._flow, self._busy)
+                        Subscription.decode(request), Delivery(connected, line, seal, self._flow, self._busy)
                     )
                     return
-                wish = Wish.decode(request)
-                busy = self._busy if wish.part is not Part.MOMENTS else self._busy_with_weights
+                wish = StateWish.decode(request)
+                busy = self._busy if wish.part is not StatePart.MOMENTS else self._busy_with_weights
                 delivery = Delivery(connected, line, seal, self._flow, busy)
                 state = self._await(wish, delivery, line)
                 if state is None:
                     delivery.decline(self._absence(wish))
                 else:
                     self._deliver(delivery, wish, state)
-        except (Gone, OSError):
+        except (PeerGone, OSError):
             # A liveness probe connects and leaves; a peer that was cut off retries.
             pass
-        except Refused as error:
+        except StreamRefused as error:
             self._log(f"state stream from {peer} refused: {error}")
         finally:
             with self._offered:
@@ -209,16 +209,16 @@ class StateServer:
                 del self._peers[threading.current_thread()]
                 self._strangers.pop(threading.current_thread(), None)
 
-    def _deliver(self, delivery: Delivery, wish: Wish, state: LayerState | MakeState) -> None:
+    def _deliver(self, delivery: Delivery, wish: StateWish, state: LayerState | MakeState) -> None:
         if not isinstance(state, LayerState):
             try:
                 state = state()
             except Exception as error:
-                delivery.decline(f"could not be made: {error}"[: MOST_BYTES[Kind.ABSENT] // 4])
+                delivery.decline(f"could not be made: {error}"[: MOST_BYTES[FrameKind.ABSENT] // 4])
                 return
         delivery.deliver(part_of(state, wish.part), wish.step)
 
-    def _lead(self, subject: Subject, delivery: Delivery) -> None:
+    def _lead(self, subject: Subscription, delivery: Delivery) -> None:
         """Send layers and their changes to a peer until it is gone, or nothing more comes."""
         if self._followers is None:
             delivery.decline("nobody can follow this rank's layers")
@@ -232,7 +232,7 @@ class StateServer:
                             delivery.deliver(state, step)
                     case Parcels() as parcels:
                         delivery.deliver(parcels.as_state(), parcels.step)
-                    case Change() as change:
+                    case CommittedChange() as change:
                         delivery.change(change)
                     case None:
                         delivery.sign_of_life()
@@ -244,19 +244,21 @@ class StateServer:
     def _busy_with_weights(self) -> bool:
         """Moments are of no use without their weights, so they wait for all weights, other peers' too."""
         with self._offered:
-            weights_leave = Part.WEIGHTS in self._leaving.values()
+            weights_leave = StatePart.WEIGHTS in self._leaving.values()
         return weights_leave or self._busy()
 
-    def _await(self, wish: Wish, delivery: Delivery, line: Line) -> LayerState | MakeState | None:
+    def _await(
+        self, wish: StateWish, delivery: Delivery, line: WatchedSocket
+    ) -> LayerState | MakeState | None:
         """The state that `wish` names, once it is offered. `line` counts as a delivery from then on."""
         deadline = time.monotonic() + wish.wait_s
         while True:
             with self._offered:
                 if self._closed.is_set():
-                    raise Gone("this end was closed")
+                    raise PeerGone("this end was closed")
                 kept = self._kept.get(wish.step, {}).get(wish.piece)
                 offers = self._offers.get(wish.step, {})
-                state = kept or offers.get((wish.piece, Part.ALL)) or offers.get((wish.piece, wish.part))
+                state = kept or offers.get((wish.piece, StatePart.ALL)) or offers.get((wish.piece, wish.part))
                 left_s = deadline - time.monotonic()
                 if state is not None and kept is None:
                     self._leaving[line] = wish.part
@@ -265,18 +267,18 @@ class StateServer:
                 self._offered.wait(min(left_s, self._flow.sign_of_life_s))
             delivery.sign_of_life()
 
-    def _absence(self, wish: Wish) -> str:
+    def _absence(self, wish: StateWish) -> str:
         """Why the state is not available."""
         with self._offered:
             there = {step: [*states] for step, states in self._offers.items()}
             for step, states in self._kept.items():
-                there[step] = [*there.get(step, ()), *((piece, Part.ALL) for piece in states)]
+                there[step] = [*there.get(step, ()), *((piece, StatePart.ALL) for piece in states)]
             offers = "; ".join(
                 f"step {step}: {part} of layers {', '.join(layers)}"
                 for step, states in sorted(there.items())
-                for part in Part
+                for part in StatePart
                 if (layers := [str(piece) for piece, offered in sorted(states) if offered is part])
             )
         return f"not offered within {wish.wait_s:g} s (there is {offers or 'nothing'})"[
-            : MOST_BYTES[Kind.ABSENT] // 4
+            : MOST_BYTES[FrameKind.ABSENT] // 4
         ]

@@ -13,18 +13,18 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from planner.final_gradients import final_gradients
-from planner.ir import Action, Kind
+from planner.ir import Action, ActionKind
 from planner.lowering import first_forwards
 from planner.rank_program import RankProgram
 from workers.control.activity import Activity
 from workers.data.dataset import Batch
 from workers.devices.device import Device
-from workers.fault_injection.points import FaultPoints, Phase
+from workers.fault_injection.points import FaultPhase, FaultPoints
 from workers.gradients.sink import GradientSink
 from workers.process.pinned_memory import to_device
-from workers.protocol.reports import Span
+from workers.protocol.reports import ActionSpan
 from workers.step.stage import Stage
-from workers.transport.channel import Channel, Stream
+from workers.transport.channel import Channel, MessageStream
 
 Tensors = tuple[Tensor, ...]
 Batches = Callable[[int], Batch]
@@ -37,7 +37,7 @@ class Window:
 
     losses: dict[int, float]
     """Global microbatch -> mean loss, on the rank with the last stage."""
-    spans: tuple[Span, ...]
+    spans: tuple[ActionSpan, ...]
     waited_s: float = 0.0
     """Seconds that its actions waited for what other ranks send."""
 
@@ -97,7 +97,7 @@ class Engine:
         """The send bandwidth that an injected fault leaves this rank, if the channel itself cannot hold messages up;
         None: no limit."""
         self._waited_s = 0.0
-        self._handed: dict[tuple[Stream, int], Tensors] = {}
+        self._handed: dict[tuple[MessageStream, int], Tensors] = {}
         self._final = final_gradients(
             program.actions,
             rank=program.rank,
@@ -105,7 +105,7 @@ class Engine:
             frozen_stages=program.frozen_stages,
             rank_of_stage=program.rank_of_stage,
         )
-        self._groups: dict[tuple[int | None, int], list[list[Stream]]] = {}
+        self._groups: dict[tuple[int | None, int], list[list[MessageStream]]] = {}
 
     def run(self, step: int, batches: Batches, numbers: Sequence[int]) -> Window:
         """Run one training window; gradients go to the sink.
@@ -151,7 +151,9 @@ class Engine:
             On the rank with the last stage: per microbatch the scalar loss, or the last layer's outputs if
             the batch has no targets. Empty on other ranks.
         """
-        program = [a for a in self._program.actions if a.kind is Kind.FORWARD and a.index < microbatches]
+        program = [
+            a for a in self._program.actions if a.kind is ActionKind.FORWARD and a.index < microbatches
+        ]
         self._announce(microbatches, purpose)
         self._expect(program, purpose)
         results: dict[int, Tensors] = {}
@@ -177,13 +179,13 @@ class Engine:
         microbatch = self._numbers[action.index]
         frozen = stage.frozen_shares(microbatch)
         match action.kind:
-            case Kind.FORWARD:
+            case ActionKind.FORWARD:
                 received = self._received(action, purpose=0)
                 if self._admit is not None:
                     with self._activity.waiting():
                         self._admit()
                 if self._armed is not None:
-                    self._armed.reach(Phase.FORWARD, step + 1)
+                    self._armed.reach(FaultPhase.FORWARD, step + 1)
                 # Reading is part of the action, as it is of a profile's first and last layer.
                 self._device.begin()
                 data = self._read(action, batches)
@@ -193,26 +195,28 @@ class Engine:
                     losses[microbatch] = outputs[0]
                 else:
                     self._send(self._forward_stream(action.stage + 1, 0), action.index, outputs)
-            case Kind.BACKWARD | Kind.INPUT_GRAD:
+            case ActionKind.BACKWARD | ActionKind.INPUT_GRAD:
                 grads = ()
                 if action.stage < self._program.stages - 1:
                     grads = self._receive(self._backward_stream(action.stage, 0), action.index)
                 if self._armed is not None:
-                    self._armed.reach(Phase.BACKWARD, step + 1)
+                    self._armed.reach(FaultPhase.BACKWARD, step + 1)
                 self._device.begin()
-                grads = stage.backward(microbatch, grads, weights=action.kind is Kind.BACKWARD, last=last)
+                grads = stage.backward(
+                    microbatch, grads, weights=action.kind is ActionKind.BACKWARD, last=last
+                )
                 self._device.end(action, layers, frozen)
                 if action.stage > self._program.frozen_stages:
                     self._send(self._backward_stream(action.stage - 1, 0), action.index, grads)
-            case Kind.WEIGHT_GRAD:
+            case ActionKind.WEIGHT_GRAD:
                 self._device.begin()
                 stage.weight_grad(microbatch, last=last)
                 self._device.end(action, layers, frozen)
-            case Kind.RECOMPUTE:
+            case ActionKind.RECOMPUTE:
                 self._device.begin()
                 stage.recompute(microbatch)
                 self._device.end(action, stage.recomputing)
-            case Kind.UPDATE:
+            case ActionKind.UPDATE:
                 raise AssertionError(f"{action}: a synchronous window's updates follow its commit")
 
     def _received(self, action: Action, purpose: int) -> Tensors:
@@ -233,7 +237,7 @@ class Engine:
             tuple(to_device(t, device) for t in inputs), tuple(to_device(t, device) for t in targets)
         )
 
-    def _send(self, stream: Stream, microbatch: int, tensors: Tensors) -> None:
+    def _send(self, stream: MessageStream, microbatch: int, tensors: Tensors) -> None:
         if stream.target == stream.source:
             self._handed[stream, microbatch] = tensors
             return
@@ -242,7 +246,7 @@ class Engine:
                 time.sleep(sum(t.nbytes for t in tensors) / self._bytes_per_s)
             self._channel.send(stream, tensors)
 
-    def _receive(self, stream: Stream, microbatch: int) -> Tensors:
+    def _receive(self, stream: MessageStream, microbatch: int) -> Tensors:
         if stream.target == stream.source:
             return self._handed.pop((stream, microbatch))
         begun_s = time.perf_counter()
@@ -264,30 +268,33 @@ class Engine:
         self._channel.window(self._groups[known])
 
     def _expect(self, program: Iterable[Action], purpose: int) -> None:
-        due: dict[Stream, int] = {}
+        due: dict[MessageStream, int] = {}
         for action in program:
             stream = None
-            if action.kind is Kind.FORWARD and action.stage > 0:
+            if action.kind is ActionKind.FORWARD and action.stage > 0:
                 stream = self._forward_stream(action.stage, purpose)
-            elif action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD) and action.stage < self._program.stages - 1:
+            elif (
+                action.kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRAD)
+                and action.stage < self._program.stages - 1
+            ):
                 stream = self._backward_stream(action.stage, purpose)
             if stream is not None and stream.source != stream.target:
                 due[stream] = due.get(stream, 0) + 1
         for stream, messages in due.items():
             self._channel.expect(stream, messages)
 
-    def _forward_stream(self, stage: int, purpose: int) -> Stream:
+    def _forward_stream(self, stage: int, purpose: int) -> MessageStream:
         """The stream into `stage` from the stage before."""
         return self._stream(stage - 1, stage, 2 * stage, purpose, "forward")
 
-    def _backward_stream(self, stage: int, purpose: int) -> Stream:
+    def _backward_stream(self, stage: int, purpose: int) -> MessageStream:
         """The stream into `stage` from the stage after."""
         return self._stream(stage + 1, stage, 2 * stage + 1, purpose, "backward")
 
-    def _stream(self, source: int, target: int, tag: int, purpose: int, direction: str) -> Stream:
+    def _stream(self, source: int, target: int, tag: int, purpose: int, direction: str) -> MessageStream:
         base = self._pipeline * self._program.ranks
         rank_of = self._program.rank_of_stage
-        return Stream(
+        return MessageStream(
             base + rank_of[source],
             base + rank_of[target],
             tag + purpose * 2 * self._program.stages,

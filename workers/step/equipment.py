@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from planner.features import Sample
+from planner.features import FeatureSample
 from planner.observed import StepTimes
 from workers.config import WorkerConfig
 from workers.control.activity import Activity
@@ -60,7 +60,7 @@ class Equipment:
     """Returns the hash of a line of the job's event log, if one is known."""
     observe: Callable[[StepTimes], None] | None = None
     """Takes the times of each step, before it is settled. None: nobody wants them."""
-    surroundings: Callable[[], Sample | None] = lambda: None
+    surroundings: Callable[[], FeatureSample | None] = lambda: None
     """Returns the newest sample of its device and host."""
 
 

@@ -26,7 +26,7 @@ from workers.elastic.snapshots import Snapshots
 from workers.elastic.standby import Base, Standbys
 from workers.freezing.freezer import Extent, Freezer
 from workers.freezing.mask import LayerParameters
-from workers.freezing.plans import Plans
+from workers.freezing.plans import FreezePlans
 from workers.gradients.curvature import CurvatureProbe, Place
 from workers.gradients.exchange import ReplicaExchange, TiedUse
 from workers.gradients.parts import GradientParts
@@ -90,7 +90,7 @@ class GenerationSetup(Equipment):
     """Whether all ranks start from a checkpoint."""
     held: Arrivals = ()
     """Layers, or shards, whose updates are held back, and their destinations."""
-    freeze_plans: Plans
+    freeze_plans: FreezePlans
     """Freeze plans whose start is known; adopted ones are added."""
 
     @property

@@ -15,13 +15,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from planner.ir import Kind
+from planner.ir import ActionKind
 from planner.shards import kept_whole
 from workers.checkpoint.collecting import Collector
 from workers.commit.freezing_scores import Energy, Moves, total_of
 from workers.config import WorkerConfig
 from workers.data.dataset import Batch, Dataset
-from workers.data.read_ahead import Found, Wanted
+from workers.data.read_ahead import ReadResult, WantedRead
 from workers.data.sampling import train_indices
 from workers.freezing.freezer import Freezer
 from workers.gradients.exchange import Parameters, TiedUse, TieExchange
@@ -29,7 +29,7 @@ from workers.gradients.sink import GradientSink
 from workers.layers.sharded_weights import WeightExchange
 from workers.step.engine import Engine, Window
 from workers.step.generation import GenerationSetup, make_stages, tied_uses
-from workers.transport.channel import Channel, Stream
+from workers.transport.channel import Channel, MessageStream
 
 Buffers = Mapping[int, Mapping[str, Tensor]]
 """Layer -> buffer -> value."""
@@ -90,7 +90,7 @@ class Minibatch:
         self._reads = [
             (action.index, action.stage == 0, action.stage == last)
             for action in setup.program.actions
-            if action.kind is Kind.FORWARD and action.stage in (0, last)
+            if action.kind is ActionKind.FORWARD and action.stage in (0, last)
         ]
         """A window's reads in the order of its actions: microbatch, whether inputs and whether targets are needed."""
         # Of no layer: a thread may hold it longer than the rank holds these.
@@ -231,7 +231,7 @@ class Minibatch:
                 continue
             names = sorted(state.buffers)
             for target in others:
-                stream = Stream(first, target, setup.tags.buffers + index, f"buffers of layer {index}")
+                stream = MessageStream(first, target, setup.tags.buffers + index, f"buffers of layer {index}")
                 if setup.place == first:
                     self._channel.send(stream, [state.buffers[name].clone() for name in names])
                 elif setup.place == target:
@@ -242,13 +242,13 @@ class Minibatch:
     def _batches(self, step: int, numbers: Sequence[int]) -> Callable[[int], Batch]:
         def batch(microbatch: int) -> Batch:
             index = numbers[microbatch]
-            found = self._setup.reading.take(step, index)
+            found = self._setup.reading.collect(step, index)
             self.samples[index] = found.samples
             return found.batch
 
         return batch
 
-    def _wanted(self, step: int) -> list[Wanted]:
+    def _wanted(self, step: int) -> list[WantedRead]:
         """Reads of the step after `step` committed ones; and the first read of the step that follows, unless held-out
         samples are read before it."""
         config = self._setup.config
@@ -256,15 +256,15 @@ class Minibatch:
         ends = step + 1 == config.job.steps or (every and (step + 1) % every == 0)
         return [*self._reads_of(step), *(() if ends else self._reads_of(step + 1)[:1])]
 
-    def _reads_of(self, step: int) -> list[Wanted]:
+    def _reads_of(self, step: int) -> list[WantedRead]:
         return [
-            Wanted(step, numbers[index], inputs, targets)
+            WantedRead(step, numbers[index], inputs, targets)
             for numbers in self._setup.windows
             for index, inputs, targets in self._reads
         ]
 
 
-def _read(config: WorkerConfig, dataset: Dataset, total: int, wanted: Wanted) -> Found:
+def _read(config: WorkerConfig, dataset: Dataset, total: int, wanted: WantedRead) -> ReadResult:
     samples = train_indices(
         config.job.seed,
         wanted.step,
@@ -273,7 +273,7 @@ def _read(config: WorkerConfig, dataset: Dataset, total: int, wanted: Wanted) ->
         config.pipeline.microbatch_size,
         dataset.train_samples,
     )
-    return Found(samples, dataset.train(samples))
+    return ReadResult(samples, dataset.train(samples))
 
 
 def _met_here(groups: Sequence[Sequence[TiedUse]], setup: GenerationSetup) -> list[Sequence[TiedUse]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from workers.commit.commit import Decision
+from workers.commit.commit import CommitDecision
 from workers.loss_scale import LossScale
 
 
@@ -28,7 +28,7 @@ class SkippedSteps:
     def too_many(self) -> bool:
         return self._in_a_row >= self._most
 
-    def count(self, decision: Decision, loss_scale: LossScale | None = None) -> str | None:
+    def count(self, decision: CommitDecision, loss_scale: LossScale | None = None) -> str | None:
         """Count the step of `decision`.
 
         Args:

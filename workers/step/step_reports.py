@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from planner.observed import StepTimes
-from workers.commit.commit import Decision
+from workers.commit.commit import CommitDecision
 from workers.data.sampling import samples_digest
 from workers.profiling.stage_times import half_times, stage_times
 from workers.protocol.reports import MemoryLow, StepReport, TimelineReport
@@ -14,7 +14,9 @@ from workers.step.generation import GenerationSetup
 from workers.transport.channel import Channel
 
 
-def step_report(setup: GenerationSetup, generation: int, decision: Decision, step_s: float) -> StepReport:
+def step_report(
+    setup: GenerationSetup, generation: int, decision: CommitDecision, step_s: float
+) -> StepReport:
     """The report of a committed step, which every rank makes alike.
 
     Args:

@@ -15,15 +15,15 @@ from torch import Tensor
 
 from planner.shards import Piece
 from workers.checkpoint.coordination import Checkpointing
-from workers.commit.commit import CommitError, CommitRecord, Decision, Prepared, settle
+from workers.commit.commit import CommitDecision, CommitError, CommitRecord, Prepared, settle
 from workers.commit.next_plan import NextPlan
 from workers.commit.unfinished import Greeting, Unfinished, agree, agreed_loss_scale
 from workers.control.announcements import Announcements
 from workers.elastic.snapshot_turns import SnapshotTurns
 from workers.elastic.snapshots import Bring
-from workers.fault_injection.points import Phase
+from workers.fault_injection.points import FaultPhase
 from workers.memory.limit import LimitedMemory
-from workers.memory.shortage import OutOfMemory, shortage_in
+from workers.memory.shortage import RankOutOfMemory, shortage_in
 from workers.memory.watch import MemoryWatch
 from workers.protocol.errors import JobError
 from workers.protocol.orders import Generation, Request, Settlement
@@ -59,7 +59,7 @@ class _Undecided:
     """When it lost the other ranks, on the same clock."""
 
 
-class Training:
+class TrainingLoop:
     """The loop of one rank, with one plan.
 
     Args:
@@ -73,7 +73,7 @@ class Training:
         generation: Generation,
         channel: Channel,
         step: int,
-        before: Training | None = None,
+        before: TrainingLoop | None = None,
     ) -> None:
         self._setup = setup
         self._generation = generation
@@ -134,7 +134,7 @@ class Training:
         if (checked := self._setup.check.taken(self._setup.rank)) is not None:
             self._setup.report(checked)
 
-    def _continue(self, before: Training) -> None:
+    def _continue(self, before: TrainingLoop) -> None:
         """Take over the state that lasts for a generation."""
         self.vector, self._owners = before.vector, before._owners
         self._requests = before._requests
@@ -312,7 +312,7 @@ class Training:
             return lambda stopped: setup.fetch(piece, step, owner, stopped)
 
         wanted = {piece: bring(piece) for piece in plan.snapshots_at(setup.place)}
-        setup.snapshots.take(step, own, wanted, self.loss_scale, sharing=self._sharing)
+        setup.snapshots.capture(step, own, wanted, self.loss_scale, sharing=self._sharing)
 
     @property
     def _sharing(self) -> int:
@@ -353,11 +353,11 @@ class Training:
             parcels, waited = self.upkeep.receive(step)
             if waited is not None:
                 self._announcements.add(self.step, waited)
-            faults.reach(Phase.BEFORE_COMMIT, step)
+            faults.reach(FaultPhase.BEFORE_COMMIT, step)
             record = self._record(window, findings)
             try:
                 vector = tuple(self._channel.all_gather(record.encode()))
-                faults.reach(Phase.IN_COMMIT, step)
+                faults.reach(FaultPhase.IN_COMMIT, step)
                 decision = self._decide(vector)
                 self._announcements.settle(self.step)
             except BaseException:
@@ -372,14 +372,14 @@ class Training:
             self._next = None if decision.switch is None else self._ready
         except Exception as error:
             if (shortage := shortage_in(error, self._setup.device)) is not None:
-                raise OutOfMemory(shortage) from error
+                raise RankOutOfMemory(shortage) from error
             raise
         finally:
             if not committed:
                 self._minibatch.load_buffers(before)
                 if self._undecided is None:
                     self._minibatch.drop()
-        faults.reach(Phase.AFTER_COMMIT, step)
+        faults.reach(FaultPhase.AFTER_COMMIT, step)
 
     def _limited_memory(self, step: int) -> AbstractContextManager[object]:
         """The limit that a drill sets to what the window's tensors take."""
@@ -424,7 +424,7 @@ class Training:
 
     def _own_requests(self) -> tuple[Request, ...]:
         """Requests to the commit, from the controller and from this rank itself."""
-        asked = self._setup.mailbox.take()
+        asked = self._setup.mailbox.drain()
         return (*asked, Request.RESCUE) if self._setup.rescues.due(time.time()) else asked
 
     def _ready_plan(self) -> Prepared | None:
@@ -433,7 +433,7 @@ class Training:
         self._ready = plan if self.upkeep.ready_for(plan) else None
         return None if self._ready is None else self._ready.key
 
-    def _decide(self, vector: tuple[bytes, ...]) -> Decision:
+    def _decide(self, vector: tuple[bytes, ...]) -> CommitDecision:
         """The decision that follows from all ranks' records; changes no layer."""
         records = [CommitRecord.decode(record) for record in vector]
         self._between.checkpointing.observe(records, self._setup.place)
@@ -446,7 +446,7 @@ class Training:
             shards=self._setup.plan.shards,
         )
 
-    def _take_up(self, step: _Undecided, vector: tuple[bytes, ...], decision: Decision) -> None:
+    def _take_up(self, step: _Undecided, vector: tuple[bytes, ...], decision: CommitDecision) -> None:
         """Apply the committed step. Only here do layers change, except for their buffers."""
         self._setup.snapshots.wait_copied()
         self.torn = True
@@ -471,7 +471,7 @@ class Training:
         if decision.bases_settled:
             self._setup.withdraw()
 
-    def _announce(self, step: _Undecided, decision: Decision, freezing: Iterable[Report]) -> None:
+    def _announce(self, step: _Undecided, decision: CommitDecision, freezing: Iterable[Report]) -> None:
         """Have the reports of the committed step sent once it is settled."""
         setup, step_s = self._setup, time.perf_counter() - step.begun_s
         self._announcements.add_shared(

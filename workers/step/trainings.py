@@ -9,13 +9,13 @@ from dataclasses import replace
 from workers.commit.next_plan import NextPlan
 from workers.commit.unfinished import Greeting
 from workers.elastic.rank_place import RankPlace
-from workers.fault_injection.points import Phase
+from workers.fault_injection.points import FaultPhase
 from workers.memory.shortage import shortage_in
 from workers.protocol.orders import Generation, Settlement
 from workers.protocol.reports import Outcome, Parted, SwitchReport, WarningReport
 from workers.step.equipment import Equipment
 from workers.step.generation import GenerationSetup
-from workers.step.training import Training
+from workers.step.training import TrainingLoop
 from workers.transport.channel import Channel
 
 
@@ -30,7 +30,7 @@ class Trainings:
         self._equipment = equipment
         self._place = place
         self._leave = leave
-        self._newest: Training | None = None
+        self._newest: TrainingLoop | None = None
         """The newest one, which settles an undecided commit; None: what it trained is of no use any more."""
         self._short = False
         """Whether it ended for want of memory."""
@@ -55,7 +55,7 @@ class Trainings:
         self._equipment.followers.begin(generation.number)
         setup = self._setup()
         self._tell_uncompiled(setup)
-        self._newest = Training(setup, generation, channel, self._place.commit.step)
+        self._newest = TrainingLoop(setup, generation, channel, self._place.commit.step)
         try:
             while isinstance(end := self._newest.run(), NextPlan):
                 setup = self._switch(end, setup, generation, channel)
@@ -83,7 +83,7 @@ class Trainings:
             keep: whether what it trained may still count.
         """
         if self._newest is not None:
-            self._equipment.faults.reach(Phase.RECOVERING, self._place.commit.step)
+            self._equipment.faults.reach(FaultPhase.RECOVERING, self._place.commit.step)
         if self._short:
             self._short = False
             self._equipment.device.release()
@@ -146,7 +146,7 @@ class Trainings:
             bring=place.bring_base(),
         )
         self._tell_uncompiled(setup)
-        self._newest = Training(setup, generation, channel, place.commit.step, before)
+        self._newest = TrainingLoop(setup, generation, channel, place.commit.step, before)
         # At once: the controller acts on it only when every rank has said so, and then the commit is settled.
         setup.report(
             SwitchReport(
@@ -164,7 +164,7 @@ class Trainings:
         )
         return setup
 
-    def _take_over(self, training: Training) -> None:
+    def _take_over(self, training: TrainingLoop) -> None:
         """Keep what outlives a generation."""
         commit = self._place.commit
         commit.step, commit.left, commit.loss_scale = training.step, training.left, training.loss_scale

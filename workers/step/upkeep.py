@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor
 
 from planner.shards import Piece
-from workers.commit.commit import Decision
+from workers.commit.commit import CommitDecision
 from workers.commit.next_plan import NextPlan
 from workers.commit.unfinished import Greeting
 from workers.elastic.followed import Followed
@@ -94,7 +94,7 @@ class Upkeep:
         """Whether updates of `layer`, an own one, are held back."""
         return self._held_updates.holds(layer)
 
-    def hold(self, step: int, energies: Energies, decision: Decision) -> None:
+    def hold(self, step: int, energies: Energies, decision: CommitDecision) -> None:
         """Keep the gradients of `step`, which is committed, of the layers whose updates are held back."""
         self._held_updates.hold(step, energies, decision)
 
@@ -102,7 +102,7 @@ class Upkeep:
         self,
         step: int,
         parcels: Mapping[Piece, Tensor],
-        decision: Decision,
+        decision: CommitDecision,
         freeze: tuple[int, int] | None,
     ) -> None:
         """Apply the commit of `step` to the copies here, and pass it on to those who follow own layers.

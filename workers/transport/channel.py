@@ -1,6 +1,6 @@
 """Network interface of the engine: ordered streams of tensors between ranks, and one collective.
 
-A `Stream` is one directed edge: its messages arrive in the order they were sent, and all have the same shape.
+A `MessageStream` is one directed edge: its messages arrive in the order they were sent, and all have the same shape.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Tensors = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class MessageStream:
     """A directed edge between two ranks."""
 
     source: int
@@ -37,7 +37,7 @@ class ChannelError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Shape:
+class MessageFormat:
     """Format of a stream's messages, fixed by the first one."""
 
     tensors: tuple[tuple[tuple[int, ...], str, bool], ...]
@@ -46,8 +46,8 @@ class Shape:
     """Per tensor that carries a gradient, the first that is the same one: they are one again where they arrive."""
 
     @staticmethod
-    def of(tensors: Sequence[Tensor]) -> Shape:
-        return Shape(
+    def of(tensors: Sequence[Tensor]) -> MessageFormat:
+        return MessageFormat(
             tuple((tuple(t.shape), str(t.dtype).removeprefix("torch."), t.requires_grad) for t in tensors),
             tuple(
                 first if t.requires_grad else number
@@ -72,19 +72,19 @@ class Shape:
         return json.dumps([self.tensors] if plain else [self.tensors, self.firsts]).encode()
 
     @staticmethod
-    def decode(text: bytes) -> Shape:
+    def decode(text: bytes) -> MessageFormat:
         tensors, *firsts = json.loads(text)
-        return Shape(
+        return MessageFormat(
             tuple((tuple(shape), dtype, carries) for shape, dtype, carries in tensors),
             tuple(*firsts) if firsts else tuple(range(len(tensors))),
         )
 
-    def check(self, stream: Stream, tensors: Sequence[Tensor]) -> None:
+    def check(self, stream: MessageStream, tensors: Sequence[Tensor]) -> None:
         """Raises:
         JobError: `tensors` are not of this shape, nor would they be if the step were repeated; names the stream and
             both shapes.
         """
-        got = Shape.of(tensors)
+        got = MessageFormat.of(tensors)
         if got != self:
             raise JobError(
                 f"{stream.name} (rank {stream.source} -> {stream.target}) carries {self}, but this message is {got}:"
@@ -110,13 +110,13 @@ class Channel(ABC):
     """Sent messages whose memory is still kept, over all streams. The next one frees all but half of them."""
 
     @abstractmethod
-    def send(self, stream: Stream, tensors: Sequence[Tensor]) -> None:
+    def send(self, stream: MessageStream, tensors: Sequence[Tensor]) -> None:
         """Queue `tensors` as the stream's next message; does not wait.
 
         They are canonical, and nobody changes them until `flush`.
         """
 
-    def send_apart(self, stream: Stream, tensors: Sequence[Tensor]) -> None:
+    def send_apart(self, stream: MessageStream, tensors: Sequence[Tensor]) -> None:
         """Send large messages like `send`: none is kept once it has left, and `flush_apart` waits for them alone."""
         self.send(stream, tensors)
 
@@ -125,15 +125,15 @@ class Channel(ABC):
         return
 
     @abstractmethod
-    def expect(self, stream: Stream, messages: int) -> None:
+    def expect(self, stream: MessageStream, messages: int) -> None:
         """Announce `messages` more messages, so that receives can be posted ahead."""
 
-    def expect_next(self, stream: Stream) -> None:
+    def expect_next(self, stream: MessageStream) -> None:
         """Announce one more message, which comes after all from that rank that were announced so: one thread can wait
         for them."""
         self.expect(stream, 1)
 
-    def window(self, groups: Sequence[Sequence[Stream]]) -> None:
+    def window(self, groups: Sequence[Sequence[MessageStream]]) -> None:
         """Announce the next messages: for each group of messages that travel together, their streams.
 
         The groups of all ranks follow one order (`lowering.py`). A channel whose streams are independent can
@@ -142,7 +142,7 @@ class Channel(ABC):
         return
 
     @abstractmethod
-    def receive(self, stream: Stream, *, on_host: bool = False) -> Tensors:
+    def receive(self, stream: MessageStream, *, on_host: bool = False) -> Tensors:
         """The stream's next message, in fresh tensors; waits for it.
 
         Args:

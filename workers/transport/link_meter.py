@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from planner.observed import LinkTime
-from workers.transport.peers import Peers, Way
+from workers.transport.peers import PeerRoute, Peers
 from workers.transport.tcp_state import TcpState, state_of, tcp_state
 
 EVERY_S = 1.0
@@ -45,7 +45,7 @@ _NO_LINGERING = struct.pack("ii", 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ConnectionReading:
     """At a connection."""
 
     at_s: float
@@ -55,9 +55,9 @@ class Look:
 @dataclass(frozen=True, slots=True)
 class _Followed:
     target: int
-    way: Way
+    way: PeerRoute
     size: int
-    begun: Look
+    begun: ConnectionReading
 
 
 class LinkMeter:
@@ -71,7 +71,7 @@ class LinkMeter:
     def __init__(self, peers: Peers, clock: Callable[[], float] = time.perf_counter) -> None:
         self._peers = peers
         self._clock = clock
-        self._ways: dict[int, Way | None] = {}
+        self._ways: dict[int, PeerRoute | None] = {}
         """Ways to the ranks that are sent to; None: not known yet."""
         self._due_s: dict[int, float] = {}
         self._largest: dict[int, int] = {}
@@ -101,9 +101,9 @@ class LinkMeter:
         self._due_s[target] = now_s + EVERY_S
         state = state_of(way.connection)
         if state is not None:
-            self._asked.put(_Followed(target, way, size, Look(now_s, state)))
+            self._asked.put(_Followed(target, way, size, ConnectionReading(now_s, state)))
 
-    def take(self) -> tuple[LinkTime, ...]:
+    def drain(self) -> tuple[LinkTime, ...]:
         """Link times measured since the last call, the newest of each link."""
         with self._lock:
             found, self._found = self._found, {}
@@ -152,7 +152,7 @@ class LinkMeter:
             state = state_of(message.way.connection)
             if self._closed or state is None:
                 return
-            looks.append(Look(self._clock(), state))
+            looks.append(ConnectionReading(self._clock(), state))
             arrived = state.acked_bytes - message.begun.state.acked_bytes
             if arrived >= message.size and not state.waiting:
                 break
@@ -176,7 +176,7 @@ class LinkMeter:
             )
 
 
-def passage(looks: Sequence[Look], size: int) -> tuple[int, float, bool] | None:
+def passage(looks: Sequence[ConnectionReading], size: int) -> tuple[int, float, bool] | None:
     """(bytes that passed, seconds, whether the link may be faster) of a message that was looked at again and again;
     None: it tells nothing.
 

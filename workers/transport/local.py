@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from workers.process.pinned_memory import to_host
-from workers.transport.channel import Channel, ChannelError, Shape, Stream, Tensors
+from workers.transport.channel import Channel, ChannelError, MessageFormat, MessageStream, Tensors
 
 
 class Hub:
@@ -22,10 +22,10 @@ class Hub:
         self.closed = threading.Event()
         self.barrier = threading.Barrier(size)
         self.records: list[bytes] = [b""] * size
-        self._queues: dict[Stream, queue.Queue[Tensors | None]] = defaultdict(queue.Queue)
+        self._queues: dict[MessageStream, queue.Queue[Tensors | None]] = defaultdict(queue.Queue)
         self._lock = threading.Lock()
 
-    def queue_of(self, stream: Stream) -> queue.Queue[Tensors | None]:
+    def queue_of(self, stream: MessageStream) -> queue.Queue[Tensors | None]:
         with self._lock:
             return self._queues[stream]
 
@@ -44,17 +44,17 @@ class LocalChannel(Channel):
         self.rank = rank
         self.size = hub.size
         self._hub = hub
-        self._shapes: dict[Stream, Shape] = {}
+        self._shapes: dict[MessageStream, MessageFormat] = {}
 
-    def send(self, stream: Stream, tensors: Sequence[Tensor]) -> None:
-        self._shapes.setdefault(stream, Shape.of(tensors)).check(stream, tensors)
+    def send(self, stream: MessageStream, tensors: Sequence[Tensor]) -> None:
+        self._shapes.setdefault(stream, MessageFormat.of(tensors)).check(stream, tensors)
         # Whoever sends may change them after `flush`, whether they have been received or not.
         self._hub.queue_of(stream).put(self._shapes[stream].mark([t.detach().clone() for t in tensors]))
 
-    def expect(self, stream: Stream, messages: int) -> None:
+    def expect(self, stream: MessageStream, messages: int) -> None:
         pass
 
-    def receive(self, stream: Stream, *, on_host: bool = False) -> Tensors:
+    def receive(self, stream: MessageStream, *, on_host: bool = False) -> Tensors:
         waiting = self._hub.queue_of(stream)
         if self._hub.closed.is_set():
             raise ChannelError(f"{stream.name}: the channel is closed")

@@ -17,7 +17,7 @@ from workers.transport.channel import Channel, ChannelError
 from workers.transport.open_channel import open_channel
 
 
-class Membership:
+class ChannelMembership:
     """The generation that a rank is in, and its channel there. `end`, `leave` and `lasting` may be called from any
     thread, also while another one joins.
 
@@ -28,7 +28,7 @@ class Membership:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._store: dist.TCPStore | None = None
-        self._joining: Joining | None = None
+        self._joining: ChannelAttempt | None = None
         self._ending = threading.Lock()
         self.generation: Generation | None = None
         """The newest that it has tried to join."""
@@ -62,7 +62,7 @@ class Membership:
         """
         self.generation = generation
         if channel is None:
-            joining = Joining(lambda: open_channel(generation, self._rank, device))
+            joining = ChannelAttempt(lambda: open_channel(generation, self._rank, device))
             with self._ending:
                 if generation.number <= self.over:
                     raise ChannelError(f"generation {generation.number} was over before this rank joined it")
@@ -108,7 +108,7 @@ class Membership:
         self._store = None
 
 
-class Joining:
+class ChannelAttempt:
     """One attempt to open a channel, which can be abandoned.
 
     Forming a group cannot be interrupted, so it runs on a thread of its own.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from planner.observed import LinkTime
-from workers.transport.channel import Channel, ChannelError, Shape, Stream, Tensors
+from workers.transport.channel import Channel, ChannelError, MessageFormat, MessageStream, Tensors
 
 RawMessage = tuple[Tensor, int]
 """uint8[bytes], contiguous, and the rank that sends or receives it."""
@@ -67,46 +67,46 @@ class OrderedChannel(Channel):
         self.size = control.size
         self._control = control
         self._backend = backend
-        self._groups: deque[Sequence[Stream]] = deque()
-        self._ordered: set[Stream] = set()
-        self._queued: dict[Stream, deque[Tensors]] = defaultdict(deque)
-        self._arriving: dict[Stream, deque[tuple[Any, Tensors]]] = defaultdict(deque)
-        self._shapes: dict[Stream, Shape] = {}
+        self._groups: deque[Sequence[MessageStream]] = deque()
+        self._ordered: set[MessageStream] = set()
+        self._queued: dict[MessageStream, deque[Tensors]] = defaultdict(deque)
+        self._arriving: dict[MessageStream, deque[tuple[Any, Tensors]]] = defaultdict(deque)
+        self._shapes: dict[MessageStream, MessageFormat] = {}
         self._newest: Any = None
         self._closed = False
 
-    def window(self, groups: Sequence[Sequence[Stream]]) -> None:
+    def window(self, groups: Sequence[Sequence[MessageStream]]) -> None:
         assert not self._groups, f"the window before left {len(self._groups)} groups that were never issued"
         self._groups.extend(groups)
         self._ordered = {stream for group in groups for stream in group}
         self._advance()
 
-    def send(self, stream: Stream, tensors: Sequence[Tensor]) -> None:
+    def send(self, stream: MessageStream, tensors: Sequence[Tensor]) -> None:
         if stream not in self._ordered:
             self._control.send(stream, tensors)
             return
         shape = self._shapes.get(stream)
         if shape is None:
-            shape = self._shapes[stream] = Shape.of(tensors)
+            shape = self._shapes[stream] = MessageFormat.of(tensors)
             self._control.send(stream, (torch.frombuffer(bytearray(shape.encode()), dtype=torch.uint8),))
         shape.check(stream, tensors)
         self._queued[stream].append(tuple(tensors))
         self._advance()
 
-    def send_apart(self, stream: Stream, tensors: Sequence[Tensor]) -> None:
+    def send_apart(self, stream: MessageStream, tensors: Sequence[Tensor]) -> None:
         self._control.send_apart(stream, tensors)
 
     def flush_apart(self) -> None:
         self._control.flush_apart()
 
-    def expect(self, stream: Stream, messages: int) -> None:
+    def expect(self, stream: MessageStream, messages: int) -> None:
         if stream not in self._ordered:
             self._control.expect(stream, messages)
 
-    def expect_next(self, stream: Stream) -> None:
+    def expect_next(self, stream: MessageStream) -> None:
         self._control.expect_next(stream)
 
-    def receive(self, stream: Stream, *, on_host: bool = False) -> Tensors:
+    def receive(self, stream: MessageStream, *, on_host: bool = False) -> Tensors:
         if stream not in self._ordered:
             return self._control.receive(stream, on_host=on_host)
         assert not on_host, f"{stream.name} is of a window, whose messages go to the device"
@@ -161,7 +161,7 @@ class OrderedChannel(Channel):
         group = self._groups.popleft()
         sends: list[RawMessage] = []
         receives: list[RawMessage] = []
-        arriving: list[tuple[Stream, Tensors]] = []
+        arriving: list[tuple[MessageStream, Tensors]] = []
         for stream in group:
             if stream.source == self.rank:
                 assert self._queued[stream], f"{stream.name} is waited for before it was sent: wrong order"
@@ -175,11 +175,11 @@ class OrderedChannel(Channel):
         for stream, tensors in arriving:
             self._arriving[stream].append((self._newest, tensors))
 
-    def _shape(self, stream: Stream) -> Shape:
+    def _shape(self, stream: MessageStream) -> MessageFormat:
         """The shape of `stream`, which the sender announces before its first message."""
         if stream not in self._shapes:
             (text,) = self._control.receive(stream)
-            self._shapes[stream] = Shape.decode(text.cpu().numpy().tobytes())
+            self._shapes[stream] = MessageFormat.decode(text.cpu().numpy().tobytes())
         return self._shapes[stream]
 
     @contextmanager

@@ -22,7 +22,7 @@ WAITING = 128
 
 
 @dataclass(frozen=True)
-class Way:
+class PeerRoute:
     """To another rank."""
 
     connection: Socket
@@ -66,7 +66,7 @@ class Peers:
                 self._door.close()
                 raise
 
-    def way(self, peer: int) -> Way | None:
+    def way(self, peer: int) -> PeerRoute | None:
         """The way to `peer`; None as long as it has not told.
 
         Raises:
@@ -78,7 +78,7 @@ class Peers:
         said: Any = json.loads(self._store.get(key))
         found = [self._far[name] for name in said["near"] if name in self._far]
         host, port = said["door"]
-        return Way(found[0], (str(host), int(port))) if found else None
+        return PeerRoute(found[0], (str(host), int(port))) if found else None
 
     def answer(self) -> None:
         """Take away the handshakes that lie at the door."""

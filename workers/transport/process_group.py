@@ -21,7 +21,7 @@ from torch import Tensor
 from planner.observed import LinkTime
 from workers.process.pinned_memory import pinned, to_device, to_host
 from workers.protocol.orders import Generation
-from workers.transport.channel import Channel, ChannelError, Shape, Stream, Tensors
+from workers.transport.channel import Channel, ChannelError, MessageFormat, MessageStream, Tensors
 from workers.transport.connections import PolledConnections
 from workers.transport.link_meter import LinkMeter
 from workers.transport.outbox import MOST, Outbox
@@ -63,40 +63,40 @@ class ProcessGroupChannel(Channel):
         self._queues.settle()
         self.lost = partial(_fewer, self._queues, self._queues.open)
         """Whether a connection to another rank is broken. Cheap, and safe to call from any thread."""
-        self._out_shapes: dict[Stream, Shape] = {}
-        self._in_shapes: dict[Stream, Shape] = {}
+        self._out_shapes: dict[MessageStream, MessageFormat] = {}
+        self._in_shapes: dict[MessageStream, MessageFormat] = {}
         self._outbox = Outbox(self.lost)
         self._apart = Outbox(self.lost, most=0)
         self._gathers = Waiter("gather", self.lost)
         self._arrivals = Waiter("receive", self.lost)
         """Waits for receives that were not posted ahead."""
-        self._ahead: dict[Stream | int, Waiter] = {}
+        self._ahead: dict[MessageStream | int, Waiter] = {}
         """One waiter per stream: messages of different streams arrive in no fixed order. For those that do, one per
         rank that they come from."""
-        self._in_line: set[Stream] = set()
-        self._posted: dict[Stream, deque[Tensors]] = defaultdict(deque)
-        self._due: dict[Stream, int] = defaultdict(int)
+        self._in_line: set[MessageStream] = set()
+        self._posted: dict[MessageStream, deque[Tensors]] = defaultdict(deque)
+        self._due: dict[MessageStream, int] = defaultdict(int)
         self._closing = threading.Lock()
         self._closed = False
         self._meter: LinkMeter | None = None
         self._pace: float | None = None
 
-    def send(self, stream: Stream, tensors: Sequence[Tensor]) -> None:
+    def send(self, stream: MessageStream, tensors: Sequence[Tensor]) -> None:
         self._send(stream, tensors, self._outbox)
 
-    def send_apart(self, stream: Stream, tensors: Sequence[Tensor]) -> None:
+    def send_apart(self, stream: MessageStream, tensors: Sequence[Tensor]) -> None:
         self._send(stream, tensors, self._apart)
 
-    def _send(self, stream: Stream, tensors: Sequence[Tensor], outbox: Outbox) -> None:
+    def _send(self, stream: MessageStream, tensors: Sequence[Tensor], outbox: Outbox) -> None:
         shape = self._out_shapes.get(stream)
         if shape is None:
-            shape = self._out_shapes[stream] = Shape.of(tensors)
+            shape = self._out_shapes[stream] = MessageFormat.of(tensors)
             self._send_bytes(stream, _padded(shape.encode(), stream), outbox)
         shape.check(stream, tensors)
         for tensor in tensors:
             self._send_bytes(stream, to_host(tensor), outbox)
 
-    def _send_bytes(self, stream: Stream, tensor: Tensor, outbox: Outbox) -> None:
+    def _send_bytes(self, stream: MessageStream, tensor: Tensor, outbox: Outbox) -> None:
         if tensor.numel():
             raw = tensor.reshape(-1).view(torch.uint8)
             if self._meter is not None:
@@ -104,15 +104,15 @@ class ProcessGroupChannel(Channel):
             with _failing_on(stream):
                 outbox.put(self._group.send([raw], stream.target, stream.tag), raw)
 
-    def expect(self, stream: Stream, messages: int) -> None:
+    def expect(self, stream: MessageStream, messages: int) -> None:
         self._due[stream] += messages
         self._post(stream)
 
-    def expect_next(self, stream: Stream) -> None:
+    def expect_next(self, stream: MessageStream) -> None:
         self._in_line.add(stream)
         self.expect(stream, 1)
 
-    def _post(self, stream: Stream) -> None:
+    def _post(self, stream: MessageStream) -> None:
         shape = self._in_shapes.get(stream)
         posted = self._posted[stream]
         while shape is not None and self._due[stream] and len(posted) < POSTED_AHEAD:
@@ -121,13 +121,13 @@ class ProcessGroupChannel(Channel):
             self._put(stream, tensors, self._waiter(stream))
             posted.append(tensors)
 
-    def _allocate(self, shape: Shape) -> Tensors:
+    def _allocate(self, shape: MessageFormat) -> Tensors:
         """Where a message arrives: on the host."""
         if self._device.type != "cuda":
             return shape.allocate()
         return tuple(pinned(size, getattr(torch, dtype)) for size, dtype, _ in shape.tensors)
 
-    def _put(self, stream: Stream, tensors: Sequence[Tensor], waiter: Waiter) -> None:
+    def _put(self, stream: MessageStream, tensors: Sequence[Tensor], waiter: Waiter) -> None:
         """Post the receives of one message and have `waiter` wait for them."""
         with _failing_on(stream):
             works = [
@@ -137,12 +137,12 @@ class ProcessGroupChannel(Channel):
             ]
             waiter.put(partial(_wait, works))
 
-    def _get(self, stream: Stream, waiter: Waiter) -> None:
+    def _get(self, stream: MessageStream, waiter: Waiter) -> None:
         """Wait for the oldest message that `waiter` waits for."""
         with _failing_on(stream):
             waiter.get()
 
-    def _waiter(self, stream: Stream) -> Waiter:
+    def _waiter(self, stream: MessageStream) -> Waiter:
         with self._closing:
             if self._closed:
                 raise ChannelError(f"{stream.name}: the channel is closed")
@@ -151,12 +151,12 @@ class ProcessGroupChannel(Channel):
                 self._ahead[line] = Waiter(f"receive {stream.name}", self.lost)
             return self._ahead[line]
 
-    def receive(self, stream: Stream, *, on_host: bool = False) -> Tensors:
+    def receive(self, stream: MessageStream, *, on_host: bool = False) -> Tensors:
         if stream not in self._in_shapes:
             header = torch.empty(HEADER_BYTES, dtype=torch.uint8)
             self._put(stream, (header,), self._arrivals)
             self._get(stream, self._arrivals)
-            self._in_shapes[stream] = Shape.decode(_unpadded(header))
+            self._in_shapes[stream] = MessageFormat.decode(_unpadded(header))
             self._post(stream)
         if self._posted[stream]:
             tensors = self._posted[stream].popleft()
@@ -206,7 +206,7 @@ class ProcessGroupChannel(Channel):
                     self._meter = LinkMeter(Peers(self._store, self.rank, self._queues.sockets))
 
     def link_times(self) -> tuple[LinkTime, ...]:
-        return () if self._meter is None else self._meter.take()
+        return () if self._meter is None else self._meter.drain()
 
     def pace(self, bytes_per_s: float | None) -> bool:
         if bytes_per_s == self._pace:
@@ -286,7 +286,7 @@ def _wait(works: Sequence[Any]) -> None:
 
 
 @contextmanager
-def _failing_on(stream: Stream) -> Iterator[None]:
+def _failing_on(stream: MessageStream) -> Iterator[None]:
     """Name the stream in Gloo's error, which a broken connection raises in posting or in waiting."""
     try:
         yield
@@ -294,7 +294,7 @@ def _failing_on(stream: Stream) -> Iterator[None]:
         raise ChannelError(f"{stream.name} (rank {stream.source} -> {stream.target}): {error}") from error
 
 
-def _padded(text: bytes, stream: Stream) -> Tensor:
+def _padded(text: bytes, stream: MessageStream) -> Tensor:
     if len(text) > HEADER_BYTES - 4:
         raise ChannelError(
             f"{stream.name}: a message of so many tensors that their shapes fill {len(text)} bytes"

@@ -17,7 +17,7 @@ from orchestrator.quantities import percent, seconds, significant, size
 from planner.plan import PlanError
 from planner.profile import ModelProfile
 from planner.search.copies_cost import CopiesCost
-from planner.search.search import Alternative, Choice
+from planner.search.search import Alternative, ChosenPlan
 from planner.wording import counted, shares_text
 
 SHOWN = 12
@@ -28,7 +28,7 @@ WIDTH = 120
 
 def show(
     console: Console,
-    choice: Choice,
+    choice: ChosenPlan,
     freezing: Freezing,
     mode: str,
     copies: Sequence[CopiesCost],
@@ -92,7 +92,7 @@ def comparison_text(model: ModelProfile) -> str:
     return f"{text}; {left}" if left else text
 
 
-def _redundancy(choice: Choice, mode: str) -> str:
+def _redundancy(choice: ChosenPlan, mode: str) -> str:
     """The cost of a failed rank, and the cost of the redundancy."""
     if mode == "none":
         return "a lost rank ends the job"
@@ -115,7 +115,7 @@ def _redundancy(choice: Choice, mode: str) -> str:
     )
 
 
-def _copies_of(choice: Choice) -> str:
+def _copies_of(choice: ChosenPlan) -> str:
     most = max(map(len, (*choice.plan.standbys, *choice.plan.snapshots)), default=1)
     return "copies" if most == 1 else f"{most} copies of every layer"
 
@@ -147,7 +147,7 @@ def _copies(costs: Sequence[CopiesCost]) -> Table:
     return table
 
 
-def binding_limits(choice: Choice, freezing: Freezing) -> Iterator[str]:
+def binding_limits(choice: ChosenPlan, freezing: Freezing) -> Iterator[str]:
     """The limits that keep the step from being shorter, a sentence each."""
     plan, prediction = choice.plan, choice.prediction
     busy_s = prediction.simulation.busy_s
@@ -165,7 +165,7 @@ def binding_limits(choice: Choice, freezing: Freezing) -> Iterator[str]:
             yield f"r_max on stage {stage}: 0.01 more would shorten the window by {seconds(0.01 * value)}"
 
 
-def _stages(choice: Choice) -> Table:
+def _stages(choice: ChosenPlan) -> Table:
     """A row per stage; a rank's memory and device are in its first row."""
     plan, prediction = choice.plan, choice.prediction
     layers, cluster = prediction.profile.model.layers, prediction.profile.cluster
@@ -191,7 +191,7 @@ def _stages(choice: Choice) -> Table:
     return table
 
 
-def _alternatives(choice: Choice) -> Table:
+def _alternatives(choice: ChosenPlan) -> Table:
     """The alternatives, the chosen one first, then each program's own pick; programs that agree share a row."""
     names: dict[Alternative, list[str]] = {}
     for each in choice.alternatives:
@@ -215,7 +215,7 @@ def _alternatives(choice: Choice) -> Table:
     return table
 
 
-def _end_to_end(choice: Choice) -> str:
+def _end_to_end(choice: ChosenPlan) -> str:
     """The gain of several devices per stage; empty if computing it would take long."""
     profile = choice.prediction.profile
     if len(profile.model.layers) * len(profile.cluster.devices) > MOST_SHARED:

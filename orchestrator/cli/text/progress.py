@@ -39,7 +39,7 @@ class FreezeStatus:
         """Learn the phases of a job of `steps` steps from its resolved `[freeze]` section."""
         self._bands = phase_bands([(1, freeze)], steps)
 
-    def take(self, report: FreezeReport) -> None:
+    def fold(self, report: FreezeReport) -> None:
         """Add what one rank froze in one step."""
         if report.step > self._step:
             self._step, self._before, self._frozen = report.step, self._frozen, FrozenStep()
@@ -117,7 +117,7 @@ class LineProgress:
             self._print_held(report.step)
             self._print(checkpoint_text(report))
         elif isinstance(report, FreezeReport):
-            self._freezing.take(report)
+            self._freezing.fold(report)
 
     def note(self, text: str, *, warning: bool = False) -> None:
         """Print a line that is no report: a phase of the job, a warning."""
@@ -178,7 +178,7 @@ class BarProgress:
             else:
                 self._bar.saved(report.step)
         elif isinstance(report, FreezeReport):
-            self._freezing.take(report)
+            self._freezing.fold(report)
 
     def note(self, text: str, *, warning: bool = False) -> None:
         """Print a line above the bar."""

@@ -33,12 +33,12 @@ from orchestrator.events.types import (
 from orchestrator.history.folder import JobFolder
 from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle.migration import Mode
-from orchestrator.lifecycle.states import Job, Training
+from orchestrator.lifecycle.states import JobData, Training
 from orchestrator.lifecycle.stimuli import Noted
 from planner.actor import PlannerActor
 from planner.adapt.live import Heard, LiveStart, Question
-from planner.adapt.policy import Decision
-from planner.adapt.speeds import Slowdowns
+from planner.adapt.policy import MoveDecision
+from planner.adapt.speeds import RankSlowdowns
 from planner.freezing import Ratios
 from planner.observed import StepTimes
 from planner.plan import Plan
@@ -74,7 +74,7 @@ class Adaptation:
         loop: EventLoop,
         view: Callable[[], JobView],
         planning: CurrentReplanner,
-        migrate: Callable[[Plan, Job, Mode | None], Coroutine[Any, Any, str]],
+        migrate: Callable[[Plan, JobData, Mode | None], Coroutine[Any, Any, str]],
         planner: PlannerProcess,
         solve_again: Callable[[], None] = lambda: None,
         budget: Callable[[], float | None] = lambda: None,
@@ -99,7 +99,7 @@ class Adaptation:
         self._pump: asyncio.Task[None] | None = None
         self._heard: Heard | None = None
         """Newest known state of the planner."""
-        self._told = Slowdowns()
+        self._told = RankSlowdowns()
         """Slowdowns as logged last."""
         self._changes: list[str] = []
         """Changes that are not logged yet, in words."""
@@ -130,7 +130,7 @@ class Adaptation:
         """Know what the previous controller knew, from the log."""
         if self._planner is not None:
             record = self._view().adapt
-            self._told = Slowdowns(record.known)
+            self._told = RankSlowdowns(record.known)
             self._planning.set(known=self._told, factors=record.factors, links=record.links)
             self._due = True
 
@@ -141,7 +141,7 @@ class Adaptation:
             self._waiting.extend(batch)
             self._go()
 
-    def take(self, event: Event) -> None:
+    def fold(self, event: Event) -> None:
         """Follow a logged event. After a move there is nothing to decide until a speed changes: a move that somebody
         requested stays; `freeze_control.py` has the freeze program solved for it."""
         state = self._loop.state
@@ -188,7 +188,7 @@ class Adaptation:
         coming = () if migration is None else migration.path[:1]
         members = state.job.membership.members
         plans = (state.job.progress.plan, *coming)
-        heard = await planner.ask(PlannerActor.take, batch, plans, members)
+        heard = await planner.ask(PlannerActor.observe, batch, plans, members)
         self._reported |= {times.rank: times.step for times in batch}
         self._hear(heard)
 
@@ -252,7 +252,7 @@ class Adaptation:
             self._epoch = epoch
         return before is not None and epoch > before
 
-    def _tell(self, heard: Heard, job: Job) -> None:
+    def _tell(self, heard: Heard, job: JobData) -> None:
         """Log speeds that have changed, and plan with them from now on."""
         members = job.membership.members
         known = heard.known.among(members)
@@ -273,7 +273,7 @@ class Adaptation:
         self._loop.post(Noted(event))
         self._due = True
 
-    def _consider(self, heard: Heard, job: Job) -> None:
+    def _consider(self, heard: Heard, job: JobData) -> None:
         """Decide whether to move, unless something else is under way: then later."""
         intents, known = job.intents, self._told.among(job.membership.members)
         busy = intents.migration is not None or intents.moves or intents.asked is not None or intents.stopping
@@ -283,13 +283,13 @@ class Adaptation:
         if known.by_rank and self._planner is not None:
             self._deciding = self._loop.spawn(self._decide(self._planner, heard, job))
 
-    async def _decide(self, planner: PlannerProcess, heard: Heard, job: Job) -> None:
+    async def _decide(self, planner: PlannerProcess, heard: Heard, job: JobData) -> None:
         try:
             await self._guarded(self._decide_once(planner, heard, job))
         finally:
             self._deciding = None
 
-    async def _decide_once(self, planner: PlannerProcess, heard: Heard, job: Job) -> None:
+    async def _decide_once(self, planner: PlannerProcess, heard: Heard, job: JobData) -> None:
         step = job.progress.step
         question = Question(
             now=job.progress.plan,
@@ -320,7 +320,7 @@ class Adaptation:
         if decision.plan is None or refused:
             self._solve_again()
 
-    def _ratios(self, job: Job) -> Ratios | None:
+    def _ratios(self, job: JobData) -> Ratios | None:
         """The freeze ratios that the ranks follow, in the stable phase; None: they follow none."""
         adopted = [plan for plan in job.progress.freeze if plan.start is not None and plan.ratios]
         return adopted[-1].ratios if adopted else None
@@ -347,7 +347,7 @@ def live_start(setup: ControllerConfig, view: JobView) -> LiveStart | None:
     known, config = view.adapt, setup.config
     return LiveStart(
         profile=setup.profile,
-        known=Slowdowns(known.known),
+        known=RankSlowdowns(known.known),
         past=known.past,
         factors=known.factors,
         links=known.links,
@@ -356,7 +356,7 @@ def live_start(setup: ControllerConfig, view: JobView) -> LiveStart | None:
     )
 
 
-def _adapted(decision: Decision, step: int, refused: str) -> Adapted:
+def _adapted(decision: MoveDecision, step: int, refused: str) -> Adapted:
     return Adapted(
         step=step,
         moves=decision.plan is not None and not refused,

@@ -19,7 +19,7 @@ from orchestrator.controller.requests.freeze_request import monitors
 from orchestrator.controller.requests.move_request import domains_of
 from orchestrator.events.types import Event, MemoryLimited, OutOfMemory, Warned
 from orchestrator.history.job_view import JobView
-from orchestrator.lifecycle.states import Job, Training
+from orchestrator.lifecycle.states import JobData, Training
 from orchestrator.lifecycle.stimuli import Noted
 from planner.adapt.memory_pressure import limit_after_failure, limit_after_fall, relieve
 from planner.plan import Plan
@@ -44,7 +44,7 @@ class MemoryRelief:
         loop: EventLoop,
         view: Callable[[], JobView],
         planning: CurrentReplanner,
-        migrate: Callable[[Plan, Job], Coroutine[Any, Any, str]],
+        migrate: Callable[[Plan, JobData], Coroutine[Any, Any, str]],
         moved: Callable[[], None] = lambda: None,
     ) -> None:
         self._shares_host = setup.config.device != "cuda"
@@ -63,7 +63,7 @@ class MemoryRelief:
         known = self._view().memory
         self._planning.set(limits=known.limits, recompute=self._all() if known.recompute else None)
 
-    def take(self, event: Event) -> None:
+    def fold(self, event: Event) -> None:
         """Follow a logged event: once this returns, plans are made with what it tells."""
         match event:
             case OutOfMemory():
@@ -126,7 +126,7 @@ class MemoryRelief:
             self._due = False
             self._moving = self._loop.spawn(self._move(state.job))
 
-    async def _move(self, job: Job) -> None:
+    async def _move(self, job: JobData) -> None:
         try:
             members = job.membership.members
             plan, reason = await asyncio.to_thread(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from orchestrator.events.types import Sampled, Surroundings
 from planner.adapt.samples import believed
-from planner.features import Sample
+from planner.features import FeatureSample
 from planner.observed import StepTimes
 
 EVERY_S = 10.0
@@ -39,7 +39,7 @@ class Thinning:
     """Keeps each rank's newest sample until the next are due."""
 
     def __init__(self) -> None:
-        self._newest: dict[int, Sample] = {}
+        self._newest: dict[int, FeatureSample] = {}
         self._waited_s: dict[int, float] = {}
         self._logged_s: float | None = None
 
@@ -77,7 +77,7 @@ class Thinning:
         )
 
 
-def _logged(sample: Sample) -> tuple[tuple[str, float], ...]:
+def _logged(sample: FeatureSample) -> tuple[tuple[str, float], ...]:
     return tuple(
         (name, float(f"{value:.4g}")) for name, value in believed(sample)[0].items() if name in LOGGED
     )

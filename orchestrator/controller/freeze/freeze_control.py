@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from orchestrator.commands.command import Entry
+from orchestrator.commands.command import CommandEntry
 from orchestrator.commands.freeze import Freeze
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.event_loop import EventLoop
@@ -20,7 +20,7 @@ from orchestrator.controller.planning.planner_process import PlannerProcess
 from orchestrator.controller.requests.freeze_request import (
     Running,
     Solve,
-    Wanted,
+    WantedFreezing,
     budget_in_force,
     decided,
     described,
@@ -34,7 +34,7 @@ from orchestrator.events.types import Event, FreezeChanged, Migrated, Submitted,
 from orchestrator.history.copying import copied
 from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle.moves import expected
-from orchestrator.lifecycle.states import Job, Live, Order, Training
+from orchestrator.lifecycle.states import JobData, Live, Order, Training, in_words
 from orchestrator.lifecycle.stimuli import FreezeAsked, Noted, Solved
 from planner.freeze.decision import FreezeDecision, FreezeQuestion, decide
 from planner.freeze.monitoring import Observation
@@ -80,12 +80,12 @@ class FreezeControl:
         """Whether speeds, times or layers have changed since the freeze program was solved for them last."""
         self._solving: asyncio.Task[None] | None = None
 
-    def take(self, event: Event) -> None:
+    def fold(self, event: Event) -> None:
         """Follow a logged event."""
         if isinstance(event, Migrated):
             self.accompany(event.step)
         if self._link is not None:
-            self._link.take(event)
+            self._link.fold(event)
         if isinstance(event, Submitted | FreezeChanged | FreezeStarted):
             replayed = self._order.freezing.plans if self._order.freezing.replayed else ()
             self._current.set(method=method_to_plan_for(self._view().freeze, replayed))
@@ -137,7 +137,9 @@ class FreezeControl:
             check_base(self._training(), command.base)
             job = self._running(self._training())
             # Simulates: too long for the event loop.
-            wanted = await asyncio.to_thread(decided, Wanted(method=command.method, r_max=command.r_max), job)
+            wanted = await asyncio.to_thread(
+                decided, WantedFreezing(method=command.method, r_max=command.r_max), job
+            )
             solved = (
                 await self._solved(wanted.question, wanted.observations)
                 if isinstance(wanted, Solve)
@@ -218,21 +220,19 @@ class FreezeControl:
         replayed = self._order.freezing.replayed
         return budget_in_force(self._setup.config.freeze, self._view(), replayed=replayed)
 
-    def again(self, entry: Entry) -> bool:
+    def again(self, entry: CommandEntry) -> bool:
         """Whether a command of the previous controller needs no answer yet: the plan that it asked for, or one that
         took its place, goes out to the ranks again."""
         proposed = self._view().freeze.proposed
         return proposed is not None and entry.freeze is not None and entry.freeze <= proposed.key
 
-    def _training(self) -> Job:
+    def _training(self) -> JobData:
         state = self._loop.state
         if not isinstance(state, Training):
-            raise JobError(
-                f"the job is {type(state).__name__.lower()}: freezing changes while it trains; ask again then"
-            )
+            raise JobError(f"the job is {in_words(state)}: freezing changes while it trains; ask again then")
         return state.job
 
-    def _running(self, job: Job) -> Running:
+    def _running(self, job: JobData) -> Running:
         return Running(
             spec=self._setup.config.freeze,
             view=copied(self._view()),

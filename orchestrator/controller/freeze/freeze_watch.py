@@ -50,7 +50,7 @@ class FreezeWatch:
         self._average = RunningUpdate()
         self._warned = False
 
-    def take(self, event: Event) -> Warned | None:
+    def fold(self, event: Event) -> Warned | None:
         """Process a logged event; return a warning if one is due."""
         match event:
             case Submitted(spec=spec, takeover=False):
@@ -95,18 +95,18 @@ class FreezeWatch:
                 self._follow(followed.popleft().plan)
             while started and (started[0].start or 0) <= step:
                 self._adopt(started.popleft(), solved)
-            self.take(replace(report, gradient_energy=report.gradient_energy * (step - before)))
+            self.fold(replace(report, gradient_energy=report.gradient_energy * (step - before)))
             before = step
         for plan in started:
             self._adopt(plan, solved)
         if solved is not None and solved.plan == view.freeze.proposed:
-            self.take(solved)
+            self.fold(solved)
         self._issued = view.plan
 
     def _adopt(self, plan: FreezePlan, solved: FreezeSolved | None) -> None:
         if solved is not None and solved.plan.key == plan.key:
-            self.take(solved)
-        self.take(FreezeStarted(plan=plan))
+            self.fold(solved)
+        self.fold(FreezeStarted(plan=plan))
 
     def _follow(self, plan: Plan) -> None:
         shape = (cut(plan), plan.windows, plan.shares)

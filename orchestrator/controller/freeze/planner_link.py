@@ -20,7 +20,7 @@ from orchestrator.lifecycle.stimuli import Noted, Solved, Stimulus
 from planner.actor import PlannerActor
 from planner.freeze.decision import FreezeDecision, FreezeQuestion
 from planner.freeze.monitoring import Observation, complete
-from planner.freezing import Control, FreezePlan, Phase
+from planner.freezing import FreezeOverrides, FreezePlan, Phase
 from planner.ir import Schedule
 from planner.plan import Plan
 from workers.protocol.reports import StepReport, TimelineReport
@@ -49,7 +49,7 @@ class PlannerLink:
         post: Callable[[Stimulus], None],
         *,
         version: int = 1,
-        control: Control | None = None,
+        control: FreezeOverrides | None = None,
     ) -> None:
         self._planner = planner
         self._version = version
@@ -63,9 +63,9 @@ class PlannerLink:
         """Whether monitoring has ended: all ranks' timelines are there, or no more will come."""
         self._answered = False
         for report in history.monitored_with(question.plan):
-            self.take(report)
+            self.fold(report)
 
-    def take(self, event: Event) -> None:
+    def fold(self, event: Event) -> None:
         """Gather what the planner needs of a logged event."""
         phases = self._question.phases
         match event:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from planner.adapt.layer_times import Factors, with_factors
 from planner.adapt.link_times import Links
-from planner.adapt.speeds import Slowdowns
+from planner.adapt.speeds import RankSlowdowns
 from planner.schedule.expand import schedule_after
 from planner.search.replan import Replanner
 from planner.simulation.resized_cluster import links_differ
@@ -29,7 +29,7 @@ class CurrentReplanner:
         self._replanner = first
         self._profile = first.profile
         self._method: str | None = None
-        self._known = Slowdowns()
+        self._known = RankSlowdowns()
         self._factors: Factors = ()
         self._limits: Mapping[int, int] = {}
         self._links: Links = ()
@@ -74,7 +74,7 @@ class CurrentReplanner:
         return self._limits
 
     @property
-    def known(self) -> Slowdowns:
+    def known(self) -> RankSlowdowns:
         """The speeds of the ranks that have been measured."""
         return self._known
 
@@ -82,7 +82,7 @@ class CurrentReplanner:
         self,
         *,
         method: str | None = None,
-        known: Slowdowns | None = None,
+        known: RankSlowdowns | None = None,
         factors: Factors = (),
         links: Links | None = None,
         limits: Mapping[int, int] | None = None,

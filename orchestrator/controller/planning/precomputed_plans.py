@@ -14,7 +14,7 @@ from statistics import median
 from orchestrator.controller.planning.current_replanner import CurrentReplanner
 from orchestrator.events.types import Event, Regrouped
 from orchestrator.lifecycle.commands import MakePlan, PlanAhead, Weigh
-from orchestrator.lifecycle.stimuli import Planned, PlannedAhead, Unplannable, Weighed
+from orchestrator.lifecycle.stimuli import PlannedAhead, PlanReady, Unplannable, Weighed
 from planner.arrivals import built_ahead, copied_ahead
 from planner.failure_domains import zone_of
 from planner.ir import Schedule
@@ -46,7 +46,7 @@ class PrecomputedPlans:
         self._made = 0
         """Plans for the ranks that continue after a change: with each, plans ahead for those before end."""
 
-    def take(self, event: Event) -> None:
+    def fold(self, event: Event) -> None:
         """Learn the times of steps and regroups from a logged event."""
         match event:
             case StepReport(step_s=step_s):
@@ -59,7 +59,7 @@ class PrecomputedPlans:
             case _:
                 pass
 
-    async def make(self, command: MakePlan) -> Planned | Unplannable:
+    async def make(self, command: MakePlan) -> PlanReady | Unplannable:
         """Return the plan for the ranks that continue."""
         self._made += 1
         recovery_plan = command.recovery_plan
@@ -82,7 +82,7 @@ class PrecomputedPlans:
                 )
         except PlanError as error:
             return Unplannable(str(error), command.round)
-        return Planned(plan, schedule, command.round)
+        return PlanReady(plan, schedule, command.round)
 
     async def look_ahead(
         self, domains: Mapping[int, str], now: Callable[[], Mapping[int, str]] | None = None

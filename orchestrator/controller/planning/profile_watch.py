@@ -44,7 +44,7 @@ class ProfileWatch:
         # Emulated devices and data sheets were not measured.
         self._over = profile is None or not profile.key or profile.cluster.devices[0].kind == "emulated"
 
-    def take(self, event: events.Event) -> events.ProfileDoubted | None:
+    def fold(self, event: events.Event) -> events.ProfileDoubted | None:
         """Process a logged event; return the contradiction if there is one."""
         if self._over:
             return None

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from orchestrator.cluster.hosts import Gone, stands
+from orchestrator.cluster.hosts import RankGone, stands
 from orchestrator.controller.event_loop import Work
-from orchestrator.controller.ranks.calls import LOOK_EVERY_S, Calls, raised
+from orchestrator.controller.ranks.calls import LOOK_EVERY_S, RankCalls, raised
 from orchestrator.controller.ranks.living import LivingRanks
 from orchestrator.controller.ranks.patience import Overdue, Patience
 from orchestrator.lifecycle.stimuli import Positioned, Stimulus
 from workers.control.rank_error import RankError
-from workers.protocol.reports import Position
+from workers.protocol.reports import RankPosition
 
 
 class Assessment:
@@ -28,7 +28,7 @@ class Assessment:
 
     def __init__(
         self,
-        calls: Calls,
+        calls: RankCalls,
         living: LivingRanks,
         patience: Patience,
         timeout_s: float,
@@ -79,7 +79,7 @@ class Assessment:
             self._post(Positioned(told, number))
         except Overdue as overdue:
             await self._living.bury_late(rank, str(overdue))
-        except Gone as error:
+        except RankGone as error:
             if rank in self._living.homes:
                 await self._living.found_dead(rank, str(error))
         except RankError as error:
@@ -91,9 +91,9 @@ class Assessment:
         self,
         rank: int,
         training: asyncio.Future[Any] | None,
-        position: asyncio.Future[Position],
+        position: asyncio.Future[RankPosition],
         left: asyncio.Future[Any],
-    ) -> Position:
+    ) -> RankPosition:
         """Return where a rank stands once it has left its generation."""
         if training is not None:
             await self._last_words(rank, training)
@@ -104,7 +104,7 @@ class Assessment:
 
     async def _leave(self, rank: int, generation: int) -> None:
         """Have a rank leave `generation`; return once it has, or is dead."""
-        with suppress(Gone, RankError):
+        with suppress(RankGone, RankError):
             await self._calls.reached(rank, "leave", generation)
 
     async def _last_words(self, rank: int, training: asyncio.Future[Any]) -> None:
@@ -113,5 +113,5 @@ class Assessment:
             await training
         except RankError as error:
             self._post(raised(rank, error, -1))
-        except Gone:
+        except RankGone:
             pass

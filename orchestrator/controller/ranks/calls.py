@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from orchestrator.cluster.hosts import Gone, Hosts
+from orchestrator.cluster.hosts import Hosts, RankGone
 from orchestrator.controller.ranks.living import LivingRanks
 from orchestrator.controller.ranks.patience import Overdue, Patience
 from orchestrator.lifecycle.stimuli import RankLost, Stimulus
@@ -19,7 +19,7 @@ LOOK_EVERY_S = 1.0
 """Between two looks at how a call goes, at most."""
 
 
-class Calls:
+class RankCalls:
     """To the ranks of one job.
 
     Args:
@@ -46,14 +46,14 @@ class Calls:
         while True:
             try:
                 return await self._hosts.call(rank, method, *arguments)
-            except Gone as error:
+            except RankGone as error:
                 if not error.unreachable:
                     raise
             await asyncio.sleep(UNREACHABLE_S)
 
     async def unawaited(self, rank: int, method: str, *arguments: Any) -> None:
         """Make a call and ignore errors: other calls report a rank that failed."""
-        with suppress(Gone, RankError):
+        with suppress(RankGone, RankError):
             await self._hosts.call(rank, method, *arguments)
 
     async def each(
@@ -105,7 +105,7 @@ class Calls:
             return (given,)
         except Overdue as overdue:
             await self._living.bury_late(rank, str(overdue))
-        except Gone as error:
+        except RankGone as error:
             await self._living.found_dead(rank, str(error))
         except RankError as error:
             self._post(raised(rank, error, number))

@@ -39,7 +39,7 @@ class Fresh:
         self._told: dict[str, tuple[int, frozenset[int]]] = {}
         """Node -> its deadline in ms and its ranks, as last returned."""
 
-    def take(self, table: Table, homes: Homes, now_s: float) -> tuple[Going, ...]:
+    def collect(self, table: Table, homes: Homes, now_s: float) -> tuple[Going, ...]:
         """Return those of `drained` that are new; forget cancelled drains."""
         self._told = {node: told for node, told in self._told.items() if node in table}
         fresh: list[Going] = []
@@ -77,7 +77,7 @@ async def watch_drains(
                 post(Noted(Warned(text=f"Ray does not say which nodes it drains: {error}")))
             said = True
         else:
-            for going in fresh.take(seen, homes(), time.time()):
+            for going in fresh.collect(seen, homes(), time.time()):
                 post(going)
         await asyncio.sleep(every_s)
 

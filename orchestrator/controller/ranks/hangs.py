@@ -25,7 +25,7 @@ TELL_AT = 0.5
 
 
 @dataclass(frozen=True)
-class Pace:
+class StepPace:
     """Step times, as the log has them."""
 
     step_s: tuple[float, ...] = ()
@@ -35,7 +35,7 @@ class Pace:
     steady: bool = False
     """Whether the newest generation has committed a step: the first one loads kernels and compiles."""
 
-    def after(self, event: Event) -> Pace:
+    def after(self, event: Event) -> StepPace:
         """Return the pace after `event`."""
         match event:
             case Formed(generation=generation):
@@ -63,7 +63,7 @@ class Verdict(StrEnum):
 
 
 def judge(
-    working: Working | None, pace: Pace, *, hang_timeout_s: float, timeout_s: float
+    working: Working | None, pace: StepPace, *, hang_timeout_s: float, timeout_s: float
 ) -> tuple[Verdict, str]:
     """Decide whether a rank that answers has hung, and say why.
 

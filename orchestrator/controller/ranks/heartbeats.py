@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from orchestrator.cluster.hosts import Gone
-from orchestrator.controller.ranks.calls import Calls
-from orchestrator.controller.ranks.hangs import Pace, Verdict, judge
+from orchestrator.cluster.hosts import RankGone
+from orchestrator.controller.ranks.calls import RankCalls
+from orchestrator.controller.ranks.hangs import StepPace, Verdict, judge
 from orchestrator.controller.ranks.living import LivingRanks
 from orchestrator.controller.ranks.patience import Overdue, Patience
 from orchestrator.controller.ranks.silence import Silence
@@ -33,7 +33,7 @@ class Heartbeats:
 
     def __init__(
         self,
-        calls: Calls,
+        calls: RankCalls,
         living: LivingRanks,
         patience: Patience,
         *,
@@ -47,9 +47,9 @@ class Heartbeats:
         self._hang_timeout_s = hang_timeout_s
         self._timeout_s = timeout_s
         self._post = post
-        self._pace = Pace()
+        self._pace = StepPace()
 
-    def take(self, event: Event) -> None:
+    def fold(self, event: Event) -> None:
         """Learn the times of steps from a logged event."""
         self._pace = self._pace.after(event)
 
@@ -70,7 +70,7 @@ class Heartbeats:
                 )
             except Overdue as overdue:
                 await self._living.bury(rank, str(overdue), silent_s=overdue.silence.silent_s)
-            except Gone as error:
+            except RankGone as error:
                 await self._living.found_dead(rank, str(error))
             except RankError:
                 pass

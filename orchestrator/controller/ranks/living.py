@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from orchestrator.cluster.exits import UNKNOWN
-from orchestrator.cluster.hosts import Gone, Hosts
+from orchestrator.cluster.hosts import Hosts, RankGone
 from orchestrator.controller.event_loop import Work
 from orchestrator.controller.ranks.last_output import last_output
 from orchestrator.lifecycle.stimuli import RankLost, Stimulus
@@ -84,7 +84,7 @@ class LivingRanks:
             silent_s: how long it had stood still.
         """
         up, details = rank in self.homes, ""
-        with suppress(TimeoutError, Gone, RankError):
+        with suppress(TimeoutError, RankGone, RankError):
             async with asyncio.timeout(STACKS_S):
                 details = await self._hosts.call(rank, "stacks")
         if rank in self.homes or not up:  # else it was found dead meanwhile, and that was reported

@@ -18,7 +18,7 @@ from planner.freezing import FreezePlan
 from planner.rank_program import place_programs
 from planner.schedule.expand import pipeline_schedules
 from workers.control.rank_error import RankError
-from workers.protocol.orders import CopyAhead, Source
+from workers.protocol.orders import CopyAhead, StateSource
 from workers.protocol.reports import CopiedAhead
 
 
@@ -88,7 +88,7 @@ class NextPlans:
             change=command.change,
             generation=command.generation,
             sources=tuple(
-                Source(
+                StateSource(
                     layer=piece.layer,
                     shard=piece.shard,
                     rank=owner,

@@ -13,7 +13,7 @@ from typing import TypeVar
 from orchestrator.cluster.hosts import Hosts
 from orchestrator.controller.ranks.hangs import TIMES_LIMIT, Verdict
 from orchestrator.controller.ranks.living import LivingRanks
-from orchestrator.controller.ranks.silence import Look, Silence, judge_silence
+from orchestrator.controller.ranks.silence import Silence, SilenceObservation, judge_silence
 from orchestrator.events.types import Warned
 from orchestrator.lifecycle.stimuli import Noted, Stimulus
 from workers.actor import Home
@@ -92,7 +92,7 @@ class Patience:
         works = silence is None
         now_s = self._clock()
         silence = Silence(since_s=now_s, at_s=now_s) if silence is None else silence
-        silence = silence.after(Look(at_s=now_s), every_s)
+        silence = silence.after(SilenceObservation(at_s=now_s), every_s)
         most_s = max(TIMES_LIMIT * limit_s, self._timeout_s)
         future, looking, told = asyncio.ensure_future(answer), None, False
         looking_since_s = now_s
@@ -102,7 +102,7 @@ class Patience:
                 if looking is not None and looking.done():
                     seen, looking = looking.result(), None
                 dark = looking is not None and self._dark(rank, looking_since_s, now_s, limit_s)
-                silence = silence.after(Look(at_s=now_s, process=seen, dark=dark), every_s)
+                silence = silence.after(SilenceObservation(at_s=now_s, process=seen, dark=dark), every_s)
                 if looking is None and silence.listened_s >= LOOK_AT * limit_s:
                     looking, looking_since_s = self._look(rank), now_s
                 verdict, why = judge_silence(
@@ -114,7 +114,7 @@ class Patience:
                     self._post(Noted(Warned(text=f"rank {rank} {why}")))
                     told = True
             now_s = self._clock()
-            silence = silence.after(Look(at_s=now_s), every_s)
+            silence = silence.after(SilenceObservation(at_s=now_s), every_s)
             self._heard_s[rank] = now_s
             return future.result(), silence
         finally:

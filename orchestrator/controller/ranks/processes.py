@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from orchestrator.cluster.hosts import Gone, Hosts
+from orchestrator.cluster.hosts import Hosts, RankGone
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.event_loop import Work
 from orchestrator.controller.ranks.calls import raised
@@ -70,7 +70,7 @@ class RankProcesses:
         self._most = setup.replanner.first.world_size + setup.config.elastic.spares
         """Number of ranks that the job is to have, spares included."""
 
-    def take(self, event: Event) -> None:
+    def fold(self, event: Event) -> None:
         """Learn the draining ranks, the nodes to keep off and the requested size from a logged event."""
         if isinstance(event, Noticed):
             self._going |= set(event.ranks)
@@ -119,7 +119,7 @@ class RankProcesses:
             self._avoid_node_of(rank)
             await self._hosts.end(rank)
             self._post(RankLost(rank, f"did not start within {self._setup.config.cluster.wait_s:g} s"))
-        except Gone as error:
+        except RankGone as error:
             self._avoid_node_of(rank)
             await self._hosts.end(rank)
             if error.stillborn:
@@ -186,7 +186,7 @@ class RankProcesses:
             await self._living.bury(rank, str(overdue), silent_s=overdue.silence.silent_s)
         except RankError:
             await self._living.bury(rank, "did not answer the controller that took over, and was killed")
-        except Gone as error:
+        except RankGone as error:
             await self._living.found_dead(rank, str(error))
         else:
             self._up(rank, home)

@@ -17,14 +17,14 @@ from orchestrator.controller.event_loop import Work
 from orchestrator.controller.planning.current_replanner import CurrentReplanner
 from orchestrator.controller.planning.precomputed_plans import PrecomputedPlans
 from orchestrator.controller.ranks.assessment import Assessment
-from orchestrator.controller.ranks.calls import Calls
+from orchestrator.controller.ranks.calls import RankCalls
 from orchestrator.controller.ranks.heartbeats import Heartbeats
 from orchestrator.controller.ranks.living import LivingRanks
 from orchestrator.controller.ranks.next_plans import NextPlans
 from orchestrator.controller.ranks.patience import Patience
 from orchestrator.controller.ranks.processes import RankProcesses
-from orchestrator.controller.ranks.settling import Settling
-from orchestrator.controller.ranks.training import Training
+from orchestrator.controller.ranks.settling import SettlingRanks
+from orchestrator.controller.ranks.training import GenerationTraining
 from orchestrator.events.types import Event
 from orchestrator.lifecycle.commands import (
     Ask,
@@ -48,7 +48,7 @@ from orchestrator.lifecycle.commands import (
     Train,
     Weigh,
 )
-from orchestrator.lifecycle.stimuli import Joined, Loaded, Stimulus, StoreUp
+from orchestrator.lifecycle.stimuli import Joined, RankLoaded, Stimulus, StoreUp
 from workers.actor import Home
 
 
@@ -74,7 +74,7 @@ class Runtime:
         self._precomputed = PrecomputedPlans(self._planning, setup.config.job.steps, on_host=on_host)
         self.living = LivingRanks(setup.config.job.folder, hosts, post, spawn)
         patience = Patience(hosts, self.living, setup.config.cluster.timeout_s, post)
-        self.calls = Calls(hosts, self.living, patience, setup.config.cluster.timeout_s, post)
+        self.calls = RankCalls(hosts, self.living, patience, setup.config.cluster.timeout_s, post)
         self._heartbeats = Heartbeats(
             self.calls,
             self.living,
@@ -87,8 +87,8 @@ class Runtime:
         self._assessment = Assessment(
             self.calls, self.living, patience, setup.config.cluster.timeout_s, post, spawn
         )
-        self._settling = Settling(setup, hosts, self.calls, post)
-        self.training = Training(hosts, self.calls, self.living, self._precomputed, post, spawn)
+        self._settling = SettlingRanks(setup, hosts, self.calls, post)
+        self.training = GenerationTraining(hosts, self.calls, self.living, self._precomputed, post, spawn)
         self._next_plans = NextPlans(hosts, self.living, post)
 
     @property
@@ -123,7 +123,7 @@ class Runtime:
             case Follow(assignments, number):
                 return self.calls.each(
                     {rank: ("follow", assignment) for rank, assignment in assignments.items()},
-                    lambda rank, damage: Loaded(rank, damage, number),
+                    lambda rank, damage: RankLoaded(rank, damage, number),
                     "load its layers",
                     number,
                 )
@@ -160,11 +160,11 @@ class Runtime:
             case _:
                 raise AssertionError(f"{command} is not the runtime's")
 
-    def take(self, event: Event) -> None:
+    def fold(self, event: Event) -> None:
         """Learn the times of steps and regroups, the draining ranks and the requested size from a logged event."""
-        self._precomputed.take(event)
-        self._heartbeats.take(event)
-        self._processes.take(event)
+        self._precomputed.fold(event)
+        self._heartbeats.fold(event)
+        self._processes.fold(event)
 
     async def watch_room(self) -> None:
         """Post when there is room for ranks that the job lacks, until cancelled."""

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from orchestrator.cluster.hosts import Gone, Hosts
+from orchestrator.cluster.hosts import Hosts, RankGone
 from orchestrator.controller.config import ControllerConfig
-from orchestrator.controller.ranks.calls import Calls
+from orchestrator.controller.ranks.calls import RankCalls
 from orchestrator.lifecycle.commands import Save, Settle
 from orchestrator.lifecycle.recovery import Handover
-from orchestrator.lifecycle.stimuli import Reported, Settled, Stimulus
+from orchestrator.lifecycle.stimuli import RankSettled, Reported, Stimulus
 from workers.checkpoint.manifest import FileRecord, checkpoint_folder
 from workers.control.rank_error import RankError
 from workers.control.records_digest import vector_sha256
@@ -26,7 +26,7 @@ Vector = tuple[bytes, ...]
 """All ranks' records of one commit."""
 
 
-class Settling:
+class SettlingRanks:
     """Settles interrupted steps of one job's ranks.
 
     Args:
@@ -34,7 +34,7 @@ class Settling:
     """
 
     def __init__(
-        self, setup: ControllerConfig, hosts: Hosts, calls: Calls, post: Callable[[Stimulus], None]
+        self, setup: ControllerConfig, hosts: Hosts, calls: RankCalls, post: Callable[[Stimulus], None]
     ) -> None:
         self._setup = setup
         self._hosts = hosts
@@ -55,7 +55,7 @@ class Settling:
         told = _settlements(command.ranks, command.settlement, handover, vector)
         await self._calls.each(
             {rank: ("settle", settlement) for rank, settlement in told.items()},
-            lambda rank, _: Settled(rank, number),
+            lambda rank, _: RankSettled(rank, number),
             "settle",
             number,
         )
@@ -82,7 +82,7 @@ class Settling:
                 await self._hosts.call(first, "seal", path, rescue.step, plan, command.generation, records)
         except TimeoutError:
             error = f"was not written within {self._setup.config.cluster.timeout_s:g} s (cluster.timeout_s)"
-        except Gone as failure:
+        except RankGone as failure:
             error = f"a rank's process died: {failure}"
         except RankError as failure:
             error = str(failure)

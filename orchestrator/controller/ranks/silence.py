@@ -22,7 +22,7 @@ TOLD_AT = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class SilenceObservation:
     """The controller's observation of a silent rank at one moment."""
 
     at_s: float
@@ -76,7 +76,7 @@ class Silence:
         """The part that speaks for a hang: the rank could have answered, and did nothing else."""
         return max(0.0, self.own_s - self.ran_s)
 
-    def after(self, look: Look, every_s: float) -> Silence:
+    def after(self, look: SilenceObservation, every_s: float) -> Silence:
         """Return the silence after one more look.
 
         Args:

@@ -6,19 +6,19 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.cluster.hosts import Gone, Hosts
+from orchestrator.cluster.hosts import Hosts, RankGone
 from orchestrator.controller.event_loop import Work
 from orchestrator.controller.planning.precomputed_plans import PrecomputedPlans
-from orchestrator.controller.ranks.calls import Calls, raised
+from orchestrator.controller.ranks.calls import RankCalls, raised
 from orchestrator.controller.ranks.living import LivingRanks
 from orchestrator.lifecycle.commands import Train
-from orchestrator.lifecycle.stimuli import Departed, Ended, RankLost, Stimulus
+from orchestrator.lifecycle.stimuli import Departed, RankLost, Stimulus, TrainingEnded
 from planner.failure_domains import domain_name
 from workers.control.rank_error import RankError
 from workers.protocol.reports import Outcome, Parted
 
 
-class Training:
+class GenerationTraining:
     """Trains one job's generations.
 
     Args:
@@ -29,7 +29,7 @@ class Training:
     def __init__(
         self,
         hosts: Hosts,
-        calls: Calls,
+        calls: RankCalls,
         living: LivingRanks,
         precomputed: PrecomputedPlans,
         post: Callable[[Stimulus], None],
@@ -66,7 +66,7 @@ class Training:
         """Post how the training of one rank ends."""
         try:
             end = await asyncio.shield(training)
-        except Gone as error:
+        except RankGone as error:
             if not error.unreachable:
                 await self._living.found_dead(rank, str(error))
             elif self._living.training.get(rank) is training:
@@ -80,7 +80,7 @@ class Training:
         else:
             match end:
                 case Outcome():
-                    self._post(Ended(end, number))
+                    self._post(TrainingEnded(end, number))
                 case Parted():
                     self._post(Departed(end, number))
                 case _:

@@ -14,7 +14,7 @@ from orchestrator.history.job_view import JobView
 from orchestrator.spec.freeze_phases import METHODS, MONITORING_STEPS, SHARE
 from planner.freeze.decision import FreezeQuestion
 from planner.freeze.monitoring import MonitoringError, Observation, measure
-from planner.freezing import Control, FreezePlan, Phase, Phases, keeps_statistics
+from planner.freezing import FreezeOverrides, FreezePlan, Phase, Phases, keeps_statistics
 from planner.ir import Schedule
 from planner.plan import Plan, PlanError
 from planner.profile import Profile
@@ -30,7 +30,7 @@ GRACE_STEPS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class WantedFreezing:
     """The settings that someone asked for."""
 
     method: str | None
@@ -63,19 +63,19 @@ class Running:
 class Adopt:
     """The ranks get new settings with nothing to solve first."""
 
-    control: Control
+    control: FreezeOverrides
 
 
 @dataclass(frozen=True, kw_only=True)
 class Solve:
     """The freeze program is to be solved again; the ranks get its ratios with the settings."""
 
-    control: Control
+    control: FreezeOverrides
     question: FreezeQuestion
     observations: tuple[Observation, ...]
 
 
-def decided(wanted: Wanted, job: Running) -> Adopt | Solve:
+def decided(wanted: WantedFreezing, job: Running) -> Adopt | Solve:
     """Return what `wanted` takes.
 
     Raises:
@@ -86,7 +86,7 @@ def decided(wanted: Wanted, job: Running) -> Adopt | Solve:
             "the job replays the freezing of a log and decides nothing itself: freeze in another run"
         )
     method, r_max = _settled(wanted, job)
-    control = Control(method=method, r_max=r_max)
+    control = FreezeOverrides(method=method, r_max=r_max)
     if not method.startswith("timelyfreeze"):
         return Adopt(control=control)
     if (open_control := _monitoring(job.spec, job.view)) is not None and not _monitored(
@@ -105,10 +105,12 @@ def decided(wanted: Wanted, job: Running) -> Adopt | Solve:
             plan=job.plan, schedule=job.schedule, phases=absolute, r_max=r_max, profile=job.profile
         )
         return Solve(control=control, question=question, observations=observations)
-    return Adopt(control=Control(method=method, r_max=r_max, phases=_phases_from_here(job)))
+    return Adopt(control=FreezeOverrides(method=method, r_max=r_max, phases=_phases_from_here(job)))
 
 
-def question_for_new_times(job: Running, profile: Profile) -> tuple[FreezeQuestion, Control | None] | None:
+def question_for_new_times(
+    job: Running, profile: Profile
+) -> tuple[FreezeQuestion, FreezeOverrides | None] | None:
     """Return the freeze program that the ranks follow, for times that have changed since its solution, and what its
     plan says of the settings; None: they follow none.
 
@@ -148,7 +150,7 @@ def budget_in_force(spec: FreezeConfig, view: JobView, *, replayed: bool) -> flo
     return None if phases is None else r_max
 
 
-def open_question(spec: FreezeConfig, view: JobView) -> tuple[FreezeConfig, Control | None] | None:
+def open_question(spec: FreezeConfig, view: JobView) -> tuple[FreezeConfig, FreezeOverrides | None] | None:
     """Return the settings whose freeze program the planner is to solve, and what its plan says of them; None: there is
     none to solve, or its steps are not known yet."""
     proposed, newest = view.freeze.proposed, view.freeze.newest
@@ -180,7 +182,7 @@ def nothing_frozen(plan: Plan) -> tuple[tuple[float, ...], ...]:
     return ((0.0,) * plan.microbatches,) * plan.layers[-1][1]
 
 
-def described(control: Control) -> str:
+def described(control: FreezeOverrides) -> str:
     """Describe the change in words."""
     if control.method == "none":
         return "freezes nothing from a commit on"
@@ -195,7 +197,7 @@ def described(control: Control) -> str:
     return f"freezes by {named} once its monitoring has ended"
 
 
-def _settled(wanted: Wanted, job: Running) -> tuple[str, float]:
+def _settled(wanted: WantedFreezing, job: Running) -> tuple[str, float]:
     """Return method and r_max.
 
     Raises:
@@ -273,7 +275,7 @@ def monitors(spec: FreezeConfig, view: JobView) -> bool:
     return control is not None and not _monitored(control, view.step)
 
 
-def _monitoring(spec: FreezeConfig, view: JobView) -> Control | None:
+def _monitoring(spec: FreezeConfig, view: JobView) -> FreezeOverrides | None:
     """Return what the ranks follow if their monitoring has no solution yet; None: there is one, or no monitoring."""
     proposed, newest = view.freeze.proposed, view.freeze.newest
     if proposed is not None:
@@ -282,14 +284,14 @@ def _monitoring(spec: FreezeConfig, view: JobView) -> Control | None:
     if newest is None:
         if spec.phases is None:
             return None
-        return Control(method=spec.method, r_max=spec.r_max, phases=spec.phases, since=1)
+        return FreezeOverrides(method=spec.method, r_max=spec.r_max, phases=spec.phases, since=1)
     control = newest.control
     if control is None or control.phases is None or control.solved:
         return None
     return replace(control, since=control.since or newest.start)
 
 
-def _monitored(control: Control, step: int) -> bool:
+def _monitored(control: FreezeOverrides, step: int) -> bool:
     """Whether the monitoring of `control` has ended, and its last timelines have arrived."""
     assert control.phases is not None
     return (
@@ -348,6 +350,6 @@ def _shifted(phases: Phases, since: int) -> Phases:
     )
 
 
-def plan_of(control: Control, plan: Plan, *, epoch: int, version: int) -> FreezePlan:
+def plan_of(control: FreezeOverrides, plan: Plan, *, epoch: int, version: int) -> FreezePlan:
     """Return the freeze plan by which the ranks take up settings that need no solution."""
     return FreezePlan(epoch=epoch, version=version, ratios=nothing_frozen(plan), control=control)

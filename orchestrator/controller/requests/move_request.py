@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from orchestrator.lifecycle.migration import Mode, Move, moved_layers, path
+from orchestrator.lifecycle.migration import Mode, RequestedMove, moved_layers, path
 from orchestrator.lifecycle.moves import expected
-from orchestrator.lifecycle.states import Job
+from orchestrator.lifecycle.states import JobData
 from planner.plan import Plan, PlanError
 from planner.search.layer_move import with_layers
 from planner.search.replan import Replanner
@@ -16,7 +16,7 @@ from workers.protocol.errors import JobError
 
 
 def move_of_layers(
-    job: Job,
+    job: JobData,
     replanner: Replanner,
     layers: tuple[int, int],
     rank: int,
@@ -24,7 +24,7 @@ def move_of_layers(
     mode: Mode,
     asked_s: float,
     slowdowns: Sequence[float | None] | None = None,
-) -> Move:
+) -> RequestedMove:
     """Return the move of the layers [first, stop) to `rank`.
 
     Raises:
@@ -47,14 +47,14 @@ def move_of_layers(
 
 
 def move_to(
-    job: Job,
+    job: JobData,
     replanner: Replanner,
     plan: Plan,
     *,
     mode: Mode,
     asked_s: float,
     slowdowns: Sequence[float | None] | None = None,
-) -> Move:
+) -> RequestedMove:
     """Return the move to `plan`, for the same ranks in the same places, once the moves requested before are over.
 
     Args:
@@ -67,15 +67,15 @@ def move_to(
     checked, schedule = replanner.checked(plan, domains, slowdowns)
     for between in path(now, checked):
         replanner.check_memory(between, domains, now, checked)
-    return Move(plan=checked, schedule=schedule, mode=mode, asked_s=asked_s, base=now)
+    return RequestedMove(plan=checked, schedule=schedule, mode=mode, asked_s=asked_s, base=now)
 
 
-def domains_of(job: Job) -> list[str]:
+def domains_of(job: JobData) -> list[str]:
     """Return per place the failure domain of its rank."""
     return [*map(job.membership.domain, job.membership.members)]
 
 
-def described(job: Job, move: Move) -> str:
+def described(job: JobData, move: RequestedMove) -> str:
     """Describe the move in words."""
     now = expected(job)[0]
     layers, plans = moved_layers(now, move.plan), path(now, move.plan)

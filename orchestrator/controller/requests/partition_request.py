@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from orchestrator.controller.requests.move_request import domains_of, move_to
 from orchestrator.history.proposal import PlanChanged, Proposal
-from orchestrator.lifecycle.migration import Mode, Move, moved_layers
+from orchestrator.lifecycle.migration import Mode, RequestedMove, moved_layers
 from orchestrator.lifecycle.moves import expected, newest_version
-from orchestrator.lifecycle.states import Job
+from orchestrator.lifecycle.states import JobData
 from planner.plan import Plan, PlanError
 from planner.search import recut
 from planner.search.alternatives import Alternative
@@ -18,7 +18,7 @@ from workers.protocol.errors import JobError
 
 
 def propose(
-    job: Job,
+    job: JobData,
     replanner: Replanner,
     partition: Sequence[int] | None,
     slowdowns: Sequence[float | None] | None = None,
@@ -58,7 +58,7 @@ def propose(
 
 
 def _simulated(
-    job: Job,
+    job: JobData,
     replanner: Replanner,
     now: Plan,
     plan: Plan,
@@ -89,7 +89,7 @@ def _simulated(
 
 
 def move_to_partition(
-    job: Job,
+    job: JobData,
     replanner: Replanner,
     partition: Sequence[int],
     base: tuple[int, int] | None,
@@ -99,7 +99,7 @@ def move_to_partition(
     id: str,
     by: str,
     slowdowns: Sequence[float | None] | None = None,
-) -> Move:
+) -> RequestedMove:
     """Return the move to `partition`.
 
     Args:
@@ -129,7 +129,7 @@ def move_to_partition(
     return replace(move, id=id)
 
 
-def check_base(job: Job, base: tuple[int, int] | None) -> None:
+def check_base(job: JobData, base: tuple[int, int] | None) -> None:
     """Check that `base` is the version of the newest plan, and that no other one is about to be issued.
 
     Raises:

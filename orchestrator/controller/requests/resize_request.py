@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from orchestrator.cluster.placement import Node
 from orchestrator.events.types import Noticed, Scaled
 from orchestrator.history.ranks_view import REQUEST, RanksView
-from orchestrator.lifecycle.states import Job, Size
-from planner.adapt.speeds import NONE_KNOWN, Slowdowns
+from orchestrator.lifecycle.states import JobData, TargetSize
+from planner.adapt.speeds import NONE_KNOWN, RankSlowdowns
 from planner.plan import Plan, PlanError
 from planner.search.replan import Replanner
 from planner.wording import counted, named
@@ -25,7 +25,7 @@ class Capacity:
 
     elastic: ElasticConfig
     replicas: int
-    size: Size
+    size: TargetSize
     """Size as requested so far."""
     members: int
     """Ranks of the job that have a place and do not drain."""
@@ -80,7 +80,7 @@ def scaled(ranks: int | None, spares: int | None, has: Capacity, *, layers: int,
     return event
 
 
-def check_plan(job: Job, replanner: Replanner, places: int, known: Slowdowns = NONE_KNOWN) -> None:
+def check_plan(job: JobData, replanner: Replanner, places: int, known: RankSlowdowns = NONE_KNOWN) -> None:
     """Check that a plan uses `places` ranks and fits their memory; takes tens of milliseconds.
 
     Args:
@@ -101,7 +101,9 @@ def check_plan(job: Job, replanner: Replanner, places: int, known: Slowdowns = N
         )
 
 
-def _plan_for(places: int, there: Sequence[int], job: Job, replanner: Replanner, known: Slowdowns) -> Plan:
+def _plan_for(
+    places: int, there: Sequence[int], job: JobData, replanner: Replanner, known: RankSlowdowns
+) -> Plan:
     """The plan for the ranks `there` and as many new ones as `places` lacks.
 
     Raises:
@@ -191,11 +193,11 @@ def _listed(nodes: Mapping[str, str]) -> str:
 
 def check_refuge(
     ranks: frozenset[int],
-    job: Job,
+    job: JobData,
     replanner: Replanner,
     has: Capacity,
     node: str,
-    known: Slowdowns = NONE_KNOWN,
+    known: RankSlowdowns = NONE_KNOWN,
 ) -> None:
     """Check that the job can train without `ranks`, on the ranks that are left and those that have room elsewhere.
 

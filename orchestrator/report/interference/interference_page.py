@@ -16,7 +16,7 @@ from orchestrator.pictures.charts import Chart, Series, of_times
 from orchestrator.quantities import deviation, percent, seconds, significant
 from orchestrator.report.assets import render_page
 from orchestrator.report.interference.interference_text import HOW, noticed_text
-from orchestrator.report.parts import Cell, Column, Note, Pill, Table, Tile, Tone, tile
+from orchestrator.report.parts import Cell, Column, Pill, ReportNote, Table, Tile, Tone, tile
 from orchestrator.report.run.moves import moves
 from orchestrator.report.run.speeds import SpeedsPart, speeds
 from orchestrator.report.run.what_ran import device_text, plan_changes, visit_bands
@@ -26,7 +26,7 @@ PAGE_NAME = "interference.html"
 
 
 @dataclass(frozen=True)
-class Adapted:
+class AdaptedJob:
     """Known rank speeds and layer moves of one job."""
 
     policy: str
@@ -52,10 +52,10 @@ class InterferencePage:
 
     title: str
     summary: str
-    notes: tuple[Note, ...]
+    notes: tuple[ReportNote, ...]
     chart: Chart
     part: InterferencePart
-    adapted: tuple[Adapted, ...]
+    adapted: tuple[AdaptedJob, ...]
 
 
 def interference_page(runs: Sequence[JobView], name: str) -> InterferencePage:
@@ -72,7 +72,7 @@ def interference_page(runs: Sequence[JobView], name: str) -> InterferencePage:
         chart=_step_time(runs),
         part=_part(runs, found),
         adapted=tuple(
-            Adapted(trial.policy, speeds(run), moves(run))
+            AdaptedJob(trial.policy, speeds(run), moves(run))
             for run, trial in zip(runs, found.trials, strict=True)
             if trial.policy != "off"
         ),
@@ -128,11 +128,11 @@ def _summary(run: JobView) -> str:
     return " · ".join(part for part in (*parts, device_text(run), f"{run.last_step:,} steps each") if part)
 
 
-def _notes(runs: Sequence[JobView], found: InterferenceTime) -> tuple[Note, ...]:
-    notes = [Note("good" if found.conclusive else "warn", "Verdict", f"{found.verdict}.")]
+def _notes(runs: Sequence[JobView], found: InterferenceTime) -> tuple[ReportNote, ...]:
+    notes = [ReportNote("good" if found.conclusive else "warn", "Verdict", f"{found.verdict}.")]
     if found.emulated:
         notes.append(
-            Note(
+            ReportNote(
                 "warn",
                 "Warning",
                 "Emulated device: times come from modelled layer times, and an injected fault stands for the"
@@ -140,9 +140,9 @@ def _notes(runs: Sequence[JobView], found: InterferenceTime) -> tuple[Note, ...]
             )
         )
     if found.same_state is False:
-        notes.append(Note("bad", "Error", "The jobs ended with different states."))
+        notes.append(ReportNote("bad", "Error", "The jobs ended with different states."))
     notes += [
-        Note("warn", "Warning", f"{trial.policy}: the job was not trained to its end.")
+        ReportNote("warn", "Warning", f"{trial.policy}: the job was not trained to its end.")
         for run, trial in zip(runs, found.trials, strict=True)
         if trial.state_sha256 is None or run.step < run.last_step
     ]

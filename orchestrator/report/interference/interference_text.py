@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.analysis.interference_time import Answer, InterferenceTime, PlanChange, Trial
+from orchestrator.analysis.interference_time import InterferenceTime, PlanChange, Trial, VisitResponse
 from orchestrator.quantities import deviation, percent, seconds
 from planner.wording import counted
 
@@ -46,7 +46,7 @@ def _sum(trial: Trial) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _answered(answer: Answer, looked: bool) -> str:
+def _answered(answer: VisitResponse, looked: bool) -> str:
     parts = [
         noticed_text(answer) if looked else "",
         f"layers moved after {counted(answer.in_force, 'step')}" if answer.in_force is not None else "",
@@ -64,7 +64,7 @@ def _changed(plan: PlanChange) -> str:
     return f"{layers}: {seconds(plan.predicted_s)} a step predicted, {measured}{over}"
 
 
-def noticed_text(answer: Answer) -> str:
+def noticed_text(answer: VisitResponse) -> str:
     """When and how the neighbour was noticed."""
     if answer.noticed is None or answer.slowdown is None:
         return "not noticed"

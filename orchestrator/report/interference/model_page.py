@@ -8,7 +8,7 @@ from pathlib import Path
 from orchestrator.pictures.charts import Chart, Series
 from orchestrator.quantities import percent, seconds, significant
 from orchestrator.report.assets import render_page
-from orchestrator.report.parts import Column, Note, Table, Tile, tile
+from orchestrator.report.parts import Column, ReportNote, Table, Tile, tile
 from planner.features import FEATURES, VERSION
 from planner.interference.judgement import CANDIDATES, Judgement
 from planner.interference.model_file import StoredForest
@@ -33,7 +33,7 @@ class ModelPage:
 
     title: str
     summary: str
-    notes: tuple[Note, ...]
+    notes: tuple[ReportNote, ...]
     tiles: tuple[Tile, ...]
     models: Table
     kinds: Table
@@ -51,7 +51,7 @@ def model_page(stored: StoredForest) -> ModelPage:
         summary=f"{stored.forest.trees} trees · {judgement.windows:,} windows · {len(FEATURES)} features,"
         f" version {VERSION} · device {stored.device} · made on {stored.made}",
         notes=tuple(
-            Note("warn", "Warning", f"While the windows were measured: {text}.")
+            ReportNote("warn", "Warning", f"While the windows were measured: {text}.")
             for text in judgement.warnings
         ),
         tiles=(

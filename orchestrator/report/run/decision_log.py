@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from orchestrator.events.types import FreezeChanged
-from orchestrator.history.job_view import Decision, JobView
+from orchestrator.history.job_view import IssuedPlan, JobView
 from orchestrator.quantities import percent, seconds, size
 from orchestrator.report.parts import Table
 from orchestrator.report.run.planning import considered
@@ -21,7 +21,7 @@ KEPT_FREEZINGS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class DecisionEntry:
     """One decision."""
 
     time_s: float
@@ -39,16 +39,16 @@ class Entry:
         return datetime.fromtimestamp(self.time_s, UTC).strftime("%H:%M:%S UTC")
 
     @property
-    def brief(self) -> Entry:
+    def brief(self) -> DecisionEntry:
         """Without candidates."""
         return replace(self, candidates=None)
 
 
-def decision_log(run: JobView) -> tuple[Entry, ...]:
+def decision_log(run: JobView) -> tuple[DecisionEntry, ...]:
     """The newest decisions, newest first."""
     entries = [_plan(decision) for decision in run.decisions]
     entries += [
-        Entry(
+        DecisionEntry(
             time_s=each.trains_s if each.trains_s is not None else each.formed_s,
             step=each.regrouped.step,
             what=f"regrouped ({each.regrouped.cause}), generation {each.number}",
@@ -60,7 +60,7 @@ def decision_log(run: JobView) -> tuple[Entry, ...]:
         if each.regrouped is not None
     ]
     entries += [
-        Entry(
+        DecisionEntry(
             time_s=each.time_s,
             step=each.event.step,
             what=each.event.verdict,
@@ -75,7 +75,7 @@ def decision_log(run: JobView) -> tuple[Entry, ...]:
     return tuple(sorted(entries, key=lambda entry: (entry.time_s, entry.step), reverse=True))
 
 
-def _plan(decision: Decision) -> Entry:
+def _plan(decision: IssuedPlan) -> DecisionEntry:
     plan = decision.plan
     numbers: list[str] = []
     if plan.predicted_step_s is not None:
@@ -88,7 +88,7 @@ def _plan(decision: Decision) -> Entry:
     numbers.append(f"{plan.schedule}, layers per stage {cut}, {counted(plan.world_size, 'rank')}")
     if plan.shares:
         numbers.append(shares_text(plan.shares))
-    return Entry(
+    return DecisionEntry(
         time_s=decision.time_s,
         step=decision.step,
         what=f"plan {plan.epoch}.{plan.version}",
@@ -98,7 +98,7 @@ def _plan(decision: Decision) -> Entry:
     )
 
 
-def _freezing(run: JobView, start: int, plan: FreezePlan) -> Entry:
+def _freezing(run: JobView, start: int, plan: FreezePlan) -> DecisionEntry:
     """The freeze decision `plan`, which the ranks follow from step `start` on."""
     solved, control = run.freeze.solved, plan.control
     settings_only = control is not None and not control.solved
@@ -106,7 +106,7 @@ def _freezing(run: JobView, start: int, plan: FreezePlan) -> Entry:
     if not settings_only:
         reasons.append("the freeze program was solved")
     expected = solved.gain if solved is not None and solved.plan.key == plan.key else ""
-    return Entry(
+    return DecisionEntry(
         time_s=_committed_s(run, start - 1),
         step=start - 1,
         what=f"freeze {'settings' if settings_only else 'ratios'} {plan.epoch}.{plan.version}",

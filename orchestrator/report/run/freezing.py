@@ -14,7 +14,7 @@ from orchestrator.history.job_view import JobView
 from orchestrator.pictures.charts import Chart, Point, Series
 from orchestrator.pictures.heat_map import HeatMap, heat_map_of
 from orchestrator.quantities import percent, seconds, significant
-from orchestrator.report.parts import Note, Tile, tile
+from orchestrator.report.parts import ReportNote, Tile, tile
 from orchestrator.report.run.what_ran import plan_changes
 
 BINS = 20
@@ -28,7 +28,7 @@ class FreezingPart:
     """Freezing of a run, and its gain."""
 
     method: str
-    notes: tuple[Note, ...]
+    notes: tuple[ReportNote, ...]
     tiles: tuple[Tile, ...]
     ratios: HeatMap | None
     worth: str
@@ -48,7 +48,7 @@ def freezing(run: JobView) -> FreezingPart | None:
     counts, counted = _counts(run)
     return FreezingPart(
         method=numbers.method,
-        notes=() if numbers.warning is None else (Note("warn", "Warning", numbers.warning),),
+        notes=() if numbers.warning is None else (ReportNote("warn", "Warning", numbers.warning),),
         tiles=_tiles(run, numbers),
         ratios=_ratios(run),
         worth=_worth(run),

@@ -21,7 +21,7 @@ from planner.simulation.predict import Prediction, predict
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankMemory:
+class RankPeak:
     """One pipeline rank at its peak; with several pipelines, measured where it takes most."""
 
     rank: int
@@ -63,7 +63,7 @@ class MemoryPart:
 
     how: str
     """Where the figures come from."""
-    ranks: tuple[RankMemory, ...]
+    ranks: tuple[RankPeak, ...]
 
     @property
     def tiles(self) -> tuple[Tile, ...]:
@@ -94,9 +94,7 @@ def rank_memory(run: JobView, profile: Profile | None) -> MemoryPart | None:
     return MemoryPart(how, ranks)
 
 
-def memory_of(
-    prediction: Prediction, measured: tuple[int | None, ...] | None = None
-) -> tuple[RankMemory, ...]:
+def memory_of(prediction: Prediction, measured: tuple[int | None, ...] | None = None) -> tuple[RankPeak, ...]:
     """The memory of each rank of a predicted step's pipeline.
 
     Args:
@@ -109,7 +107,7 @@ def memory_of(
         taken = None if measured is None else measured[rank]
         on_gpu = device.kind == "cuda"
         found.append(
-            RankMemory(
+            RankPeak(
                 rank=rank,
                 predicted_bytes=of_rank.peak_bytes,
                 limit_bytes=device.memory_bytes,

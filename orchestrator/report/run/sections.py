@@ -16,7 +16,7 @@ from orchestrator.events.types import Failed, Finished
 from orchestrator.history.job_view import JobView
 from orchestrator.pictures.charts import MOST_BINS, MOST_POINTS, Chart, Point, Series, of_times
 from orchestrator.quantities import percent, rate, seconds, significant, size
-from orchestrator.report.parts import Cell, Column, Note, Pill, Table, Tile, Tone, tile
+from orchestrator.report.parts import Cell, Column, Pill, ReportNote, Table, Tile, Tone, tile
 from orchestrator.report.run.what_ran import device_text, plan_changes, visit_bands
 from planner.wording import counted
 from workers.protocol.reports import CheckpointReport, StepReport
@@ -36,7 +36,7 @@ class Header:
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingCurves:
     """The curves over all steps."""
 
     how: str
@@ -71,7 +71,7 @@ def outcome(run: JobView) -> tuple[Tone, str]:
     return "warn", "not finished"
 
 
-def notes(run: JobView) -> tuple[Note, ...]:
+def notes(run: JobView) -> tuple[ReportNote, ...]:
     """Warnings, errors, and a note if the figures are modelled."""
     lines: list[tuple[str, str]] = []
     if run.emulated:
@@ -97,7 +97,7 @@ def notes(run: JobView) -> tuple[Note, ...]:
     if left_out > 0:
         lines = [*lines[:MOST_NOTES], ("note", f"{left_out:,} more in the event log.")]
     tones: dict[str, Tone] = {"note": "good", "warning": "warn", "error": "bad"}
-    return tuple(Note(tones[level], level.capitalize(), text) for level, text in lines)
+    return tuple(ReportNote(tones[level], level.capitalize(), text) for level, text in lines)
 
 
 def tiles(run: JobView) -> tuple[Tile, ...]:
@@ -127,7 +127,7 @@ def tiles(run: JobView) -> tuple[Tile, ...]:
     return tuple(tile(*entry) for entry in entries)
 
 
-def training(run: JobView) -> Training | None:
+def training(run: JobView) -> TrainingCurves | None:
     """Loss, throughput, gradient norm and step time over the steps."""
     steps = list(run.steps.values())
     if not steps:
@@ -196,7 +196,7 @@ def training(run: JobView) -> Training | None:
     if len(steps) > MOST_POINTS:
         together = round((steps[-1].step - steps[0].step + 1) / MOST_BINS)
         how = f"line: median of each {counted(together, 'step')}; band: lowest to highest"
-    return Training(how, drawn)
+    return TrainingCurves(how, drawn)
 
 
 def _planned(run: JobView, newest: int) -> tuple[Point, ...]:

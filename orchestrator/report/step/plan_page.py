@@ -16,12 +16,12 @@ from orchestrator.prepare.planning import Freezing
 from orchestrator.quantities import percent, seconds
 from orchestrator.report.step.idle_table import idle_table
 from orchestrator.report.step.picture_page import Drawn, picture_page
-from planner.search.search import Choice
+from planner.search.search import ChosenPlan
 from planner.simulation.predict import Prediction
 from planner.wording import counted
 
 
-def write_timeline(path: Path, choice: Choice, freezing: Freezing) -> None:
+def write_timeline(path: Path, choice: ChosenPlan, freezing: Freezing) -> None:
     """Write the timeline of a step of `choice` to `path`.
 
     Raises:
@@ -31,13 +31,13 @@ def write_timeline(path: Path, choice: Choice, freezing: Freezing) -> None:
     write_form(path, "--timeline", {s: partial(form, choice, freezing) for s, form in forms.items()})
 
 
-def _svg(choice: Choice, freezing: Freezing) -> str:
+def _svg(choice: ChosenPlan, freezing: Freezing) -> str:
     frozen = freezing.ratios if freezing.freezes else ()
     found = simulated_causes(freezing.prediction.simulation)
     return picture([_step(freezing.prediction, frozen, found)], _title(choice, freezing)).svg()
 
 
-def _trace(choice: Choice, freezing: Freezing) -> str:
+def _trace(choice: ChosenPlan, freezing: Freezing) -> str:
     simulation = choice.prediction.simulation
     lanes = [*action_lanes("predicted", simulation.timeline), *link_lanes("links", simulation)]
     counters = memory_counters("predicted", choice.prediction.memory_over_time())
@@ -49,7 +49,7 @@ def _trace(choice: Choice, freezing: Freezing) -> str:
     return chrome_trace(lanes, counters)
 
 
-def _html(choice: Choice, freezing: Freezing) -> str:
+def _html(choice: ChosenPlan, freezing: Freezing) -> str:
     plan = choice.plan
     pictures = [_drawn(choice.prediction, "A step with nothing frozen")]
     ratios = None
@@ -70,7 +70,7 @@ def _step(prediction: Prediction, frozen: Shares, found: IdleCauses) -> Step:
     return Step("", prediction.simulation.timeline, None, frozen, prediction.memory_over_time(), critical)
 
 
-def _title(choice: Choice, freezing: Freezing) -> str:
+def _title(choice: ChosenPlan, freezing: Freezing) -> str:
     plan = choice.plan
     frozen = f", {seconds(freezing.prediction.step_s)} with freezing" if freezing.freezes else ""
     return (

@@ -11,7 +11,7 @@ from orchestrator.pictures.timeline_svg import Step
 from orchestrator.pictures.timeline_view import TimelineView
 from orchestrator.quantities import percent, seconds, size
 from orchestrator.report.parts import Cell, Column, Pill, Table
-from orchestrator.report.run.rank_memory import RankMemory, memory_of
+from orchestrator.report.run.rank_memory import RankPeak, memory_of
 from orchestrator.report.step.idle_table import idle_table
 
 
@@ -25,8 +25,8 @@ class WhatIfPart:
     timelines: TimelineView
     idle: tuple[Table, Table]
     """Idle time by cause, today and in the changed case."""
-    now_memory: tuple[RankMemory, ...]
-    then_memory: tuple[RankMemory, ...]
+    now_memory: tuple[RankPeak, ...]
+    then_memory: tuple[RankPeak, ...]
 
 
 def what_if_part(found: WhatIf) -> WhatIfPart:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.ir import Action, Kind, Program, Schedule
+from planner.ir import Action, ActionKind, Program, Schedule
 
 
 def gpipe(ranks: int, microbatches: int, chunks: int) -> Schedule:
@@ -17,6 +17,6 @@ def gpipe(ranks: int, microbatches: int, chunks: int) -> Schedule:
 
 
 def _program(stage: int, microbatches: int) -> Program:
-    forwards = [Action(Kind.FORWARD, stage, index) for index in range(microbatches)]
-    backwards = [Action(Kind.BACKWARD, stage, index) for index in range(microbatches)]
+    forwards = [Action(ActionKind.FORWARD, stage, index) for index in range(microbatches)]
+    backwards = [Action(ActionKind.BACKWARD, stage, index) for index in range(microbatches)]
     return (*forwards, *backwards)

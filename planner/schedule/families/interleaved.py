@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.ir import Action, Kind, Program, Schedule
+from planner.ir import Action, ActionKind, Program, Schedule
 
 
 def interleaved(ranks: int, microbatches: int, chunks: int) -> Schedule:
@@ -23,16 +23,16 @@ def _program(rank: int, ranks: int, microbatches: int, chunks: int) -> Program:
     total = microbatches * chunks
     warmup = min(total, 2 * (ranks - 1 - rank) + (chunks - 1) * ranks)
 
-    def turn(kind: Kind, number: int) -> Action:
+    def turn(kind: ActionKind, number: int) -> Action:
         block, within = divmod(number, ranks)
         round_, chunk = divmod(block, chunks)
-        if kind is Kind.BACKWARD:
+        if kind is ActionKind.BACKWARD:
             chunk = chunks - 1 - chunk
         return Action(kind, chunk * ranks + rank, round_ * ranks + within)
 
-    program = [turn(Kind.FORWARD, number) for number in range(warmup)]
+    program = [turn(ActionKind.FORWARD, number) for number in range(warmup)]
     for number in range(total):
         if number + warmup < total:
-            program.append(turn(Kind.FORWARD, number + warmup))
-        program.append(turn(Kind.BACKWARD, number))
+            program.append(turn(ActionKind.FORWARD, number + warmup))
+        program.append(turn(ActionKind.BACKWARD, number))
     return tuple(program)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.ir import Action, Kind, Program, Schedule
+from planner.ir import Action, ActionKind, Program, Schedule
 
 
 def one_f_one_b(ranks: int, microbatches: int, chunks: int) -> Schedule:
@@ -17,9 +17,9 @@ def one_f_one_b(ranks: int, microbatches: int, chunks: int) -> Schedule:
 
 def _program(stage: int, microbatches: int, warmup: int) -> Program:
     """`warmup` forwards run ahead of the backwards."""
-    program = [Action(Kind.FORWARD, stage, index) for index in range(min(warmup, microbatches))]
+    program = [Action(ActionKind.FORWARD, stage, index) for index in range(min(warmup, microbatches))]
     for index in range(microbatches):
         if index + warmup < microbatches:
-            program.append(Action(Kind.FORWARD, stage, index + warmup))
-        program.append(Action(Kind.BACKWARD, stage, index))
+            program.append(Action(ActionKind.FORWARD, stage, index + warmup))
+        program.append(Action(ActionKind.BACKWARD, stage, index))
     return tuple(program)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.ir import Action, Kind, Program, Schedule
+from planner.ir import Action, ActionKind, Program, Schedule
 
 
 def zb_h1(ranks: int, microbatches: int, chunks: int) -> Schedule:
@@ -22,13 +22,13 @@ def zb_h1(ranks: int, microbatches: int, chunks: int) -> Schedule:
 
 def _program(stage: int, microbatches: int, warmup: int, lag: int) -> Program:
     """`warmup` forwards run ahead of the input gradients, the weight gradients lag `lag` behind them."""
-    program = [Action(Kind.FORWARD, stage, index) for index in range(min(warmup, microbatches))]
+    program = [Action(ActionKind.FORWARD, stage, index) for index in range(min(warmup, microbatches))]
     for index in range(microbatches):
         if index + warmup < microbatches:
-            program.append(Action(Kind.FORWARD, stage, index + warmup))
-        program.append(Action(Kind.INPUT_GRAD, stage, index))
+            program.append(Action(ActionKind.FORWARD, stage, index + warmup))
+        program.append(Action(ActionKind.INPUT_GRAD, stage, index))
         if index >= lag:
-            program.append(Action(Kind.WEIGHT_GRAD, stage, index - lag))
+            program.append(Action(ActionKind.WEIGHT_GRAD, stage, index - lag))
     last = range(max(microbatches - lag, 0), microbatches)
-    program.extend(Action(Kind.WEIGHT_GRAD, stage, index) for index in last)
+    program.extend(Action(ActionKind.WEIGHT_GRAD, stage, index) for index in last)
     return tuple(program)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.ir import Action, Kind, Program, Schedule
+from planner.ir import Action, ActionKind, Program, Schedule
 
 
 def zbv(ranks: int, microbatches: int, chunks: int) -> Schedule:
@@ -25,39 +25,39 @@ def _program(rank: int, ranks: int, microbatches: int) -> Program:
     """For M >= 2P - 1. The downward chunk is stage s, the upward one 2P - 1 - s."""
     down, up = rank, 2 * ranks - 1 - rank
     program: list[Action] = []
-    taken: dict[tuple[Kind, int], int] = {}
+    taken: dict[tuple[ActionKind, int], int] = {}
 
-    def take(stage: int, *kinds: Kind) -> None:
+    def add(stage: int, *kinds: ActionKind) -> None:
         """The next microbatch of each kind on this stage."""
         for kind in kinds:
             index = taken.get((kind, stage), 0)
             program.append(Action(kind, stage, index))
             taken[kind, stage] = index + 1
 
-    forward, input_grad, weight_grad = Kind.FORWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD
+    forward, input_grad, weight_grad = ActionKind.FORWARD, ActionKind.INPUT_GRAD, ActionKind.WEIGHT_GRAD
 
     # Fill: downward forwards until the first microbatch comes back up, then both in turn.
     for _ in range(2 * (ranks - rank) - 1):
-        take(down, forward)
+        add(down, forward)
     for _ in range(rank):
-        take(up, forward)
-        take(down, forward)
+        add(up, forward)
+        add(down, forward)
     for _ in range(ranks - rank):
-        take(up, forward, input_grad, weight_grad)
+        add(up, forward, input_grad, weight_grad)
     # Steady state: both chunks in turn, while forwards are left; the downward chunk's end first.
     for _ in range(microbatches - 2 * ranks + rank + 1):
-        take(down, forward, input_grad, weight_grad)
-        take(up, forward, input_grad, weight_grad)
+        add(down, forward, input_grad, weight_grad)
+        add(up, forward, input_grad, weight_grad)
     for _ in range(ranks - 1 - rank):
-        take(down, input_grad, weight_grad)
-        take(up, forward, input_grad, weight_grad)
+        add(down, input_grad, weight_grad)
+        add(up, forward, input_grad, weight_grad)
     # Drain: input gradients first, other ranks wait for them; the weight gradients left over fill the end.
     for _ in range(rank):
-        take(down, input_grad)
-        take(up, input_grad)
+        add(down, input_grad)
+        add(up, input_grad)
     for _ in range(ranks - rank):
-        take(down, input_grad, weight_grad)
+        add(down, input_grad, weight_grad)
     for stage in (up, down):
         for _ in range(rank):
-            take(stage, weight_grad)
+            add(stage, weight_grad)
     return tuple(program)

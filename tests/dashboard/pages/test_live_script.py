@@ -18,7 +18,7 @@ from serving import Made, listening, settings_in, show, token
 
 from dashboard.app import create_app
 from dashboard.service.limits import AtOnce
-from dashboard.service.settings import Settings
+from dashboard.service.settings import ServiceSettings
 from orchestrator.client.cluster_state import NodeState
 from orchestrator.client.errors import ClusterSilent
 from orchestrator.client.job_client import JobClient
@@ -49,7 +49,7 @@ class Service:
     """A service that shows one job, `gpt`, which trains."""
 
     def __init__(self, folder: Path) -> None:
-        self.settings: Settings = settings_in(folder)
+        self.settings: ServiceSettings = settings_in(folder)
         self.job = Made("gpt")
         for record in synthetic_run.records(steps=40):
             if not isinstance(record.event, Finished):

@@ -23,10 +23,10 @@ from dashboard.pages.controls import CONTROLS, Expected, expectation, simulates
 from dashboard.pages.sections import BY_NAME, SECTIONS, render
 from dashboard.pages.shown import Shown
 from dashboard.pages.sparkline import sparkline
-from dashboard.pages.what_if_page import Asked, ways
+from dashboard.pages.what_if_page import WhatIfForm, ways
 from dashboard.service.access import Role
-from dashboard.service.problems import Problem
-from dashboard.service.settings import Settings
+from dashboard.service.problems import ProblemAnswer
+from dashboard.service.settings import ServiceSettings
 from orchestrator.analysis.what_if import what_if
 from orchestrator.client.errors import ControllerSilent, JobError, NoController, PlanChanged, Refused
 from orchestrator.client.job_client import JobClient
@@ -57,12 +57,12 @@ HEAVIEST = 150_000
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+def settings(tmp_path_factory: pytest.TempPathFactory) -> ServiceSettings:
     return page_settings(tmp_path_factory.mktemp("pages"))
 
 
 @pytest.fixture(scope="module")
-def client(settings: Settings) -> Iterator[TestClient]:
+def client(settings: ServiceSettings) -> Iterator[TestClient]:
     headers = {"Authorization": f"Bearer {token(settings)}"}
     with TestClient(create_app(settings), base_url="http://127.0.0.1:8270", headers=headers) as client:
         yield client
@@ -197,7 +197,7 @@ def test_the_start_page_says_how_to_begin(client: TestClient) -> None:
     assert client.get(part["data-from"]).status_code == 200
 
 
-def test_a_login_leads_back_to_the_shared_page(settings: Settings) -> None:
+def test_a_login_leads_back_to_the_shared_page(settings: ServiceSettings) -> None:
     with TestClient(create_app(settings), base_url="http://127.0.0.1:8270") as browser:
         browser.follow_redirects = False
         asked = browser.get("/runs/gpt/what-if?ranks=2&cut=best", headers={"Accept": "text/html"})
@@ -288,10 +288,10 @@ def test_an_event_that_changes_a_section_is_one_that_makes_it_old(name: str, nee
             "ValidationReport",
             "FreezeReport",
         ):  # all of them would take long
-            view.take(record)
+            view.fold(record)
             continue
         before = render(BY_NAME[name], shown(view))
-        view.take(record)
+        view.fold(record)
         if render(BY_NAME[name], shown(view)) != before:
             changed.add(kind)
     assert needed <= changed <= {*BY_NAME[name].kinds}
@@ -305,7 +305,7 @@ def test_the_speeds_of_ranks_are_shown_with_what_was_decided_on_them() -> None:
 
 
 @pytest.mark.parametrize("role", Role)
-def test_what_if_is_a_link_away_for_every_reader_and_every_run(settings: Settings, role: Role) -> None:
+def test_what_if_is_a_link_away_for_every_reader_and_every_run(settings: ServiceSettings, role: Role) -> None:
     ended = create_app(settings)
     show(ended, live_job())
     headers = {"Authorization": f"Bearer {token(settings, role)}"}
@@ -370,9 +370,9 @@ def test_the_links_of_a_run_s_page_hold_its_name_whatever_it_is(tmp_path: Path) 
 def test_each_way_to_have_a_change_is_for_the_plan_that_it_was_simulated_on() -> None:
     view = training()
     changes = [
-        Asked(ranks=2),
-        Asked(cut="3+3+3+1"),
-        Asked(cut="keep", r_max=0.5),
+        WhatIfForm(ranks=2),
+        WhatIfForm(cut="3+3+3+1"),
+        WhatIfForm(cut="keep", r_max=0.5),
     ]
     found = [
         way.control
@@ -450,9 +450,9 @@ def test_a_job_without_a_plan_says_that_nothing_is_simulated(command: JobCommand
 
 
 def test_a_form_that_is_filled_in_badly_says_which_field() -> None:
-    with pytest.raises(Problem, match='Layers is "x", and must be a layer such as 3'):
+    with pytest.raises(ProblemAnswer, match='Layers is "x", and must be a layer such as 3'):
         CONTROLS["move"].parse({"layers": "x", "rank": "1"})
-    with pytest.raises(Problem, match="send ranks, spares or both"):
+    with pytest.raises(ProblemAnswer, match="send ranks, spares or both"):
         CONTROLS["scale"].parse({"ranks": "", "spares": ""})
     assert CONTROLS["plan"].parse({"partition": "3+2, 1"}) == Apply(partition=[3, 2, 1])
 
@@ -498,7 +498,7 @@ class Answering(JobClient):
     ids=lambda value: str(value) if isinstance(value, JobError) else "",
 )
 def test_a_refused_control_can_be_sent_again(
-    settings: Settings, error: JobError, same_key: bool, version: str, advice: str
+    settings: ServiceSettings, error: JobError, same_key: bool, version: str, advice: str
 ) -> None:
     """Under its old key it would be answered as before; only a control that may have arrived keeps its key."""
     app = create_app(settings)

@@ -12,7 +12,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from serving import served, token
 
-from dashboard.service.settings import Settings
+from dashboard.service.settings import ServiceSettings
 
 PAGES = {
     "jobs": "/",
@@ -30,12 +30,12 @@ pytestmark = needs_browser
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+def settings(tmp_path_factory: pytest.TempPathFactory) -> ServiceSettings:
     return page_settings(tmp_path_factory.mktemp("pages"))
 
 
 @pytest.fixture(scope="module")
-def window(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def window(settings: ServiceSettings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     with served(settings) as address, browser(address, tmp_path_factory.mktemp("profile")) as window:
         window.open("/runs")
         assert window.violations() == []

@@ -15,7 +15,7 @@ from selenium.webdriver.common.by import By
 from serving import served, token
 from tiny_jobs import tiny
 
-from dashboard.service.settings import Settings
+from dashboard.service.settings import ServiceSettings
 from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.client.job_client import JobClient
 
@@ -41,7 +41,7 @@ def nodes() -> Iterator[Cluster]:
 def window(nodes: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """A browser that is logged in, while the job trains."""
     folder = tmp_path_factory.mktemp("live")
-    settings = Settings(
+    settings = ServiceSettings(
         address=nodes.address,
         tokens=folder / "tokens.json",
         audit=folder / "audit.jsonl",

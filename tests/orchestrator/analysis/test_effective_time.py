@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.analysis.effective_time import EffectiveTime, effective_time
-from orchestrator.analysis.node_time import Use
+from orchestrator.analysis.node_time import NodeUse
 from orchestrator.analysis.training_time import training_time_ratio
 from orchestrator.events.rehearsed import Rehearsed
 from orchestrator.events.types import Paused, RankFailed, Record, Stalled
@@ -35,15 +35,15 @@ def test_each_node_second_of_an_eventful_rehearsal_is_accounted_for() -> None:
     rehearse(run, lives, began_s=1001, ended_s=1022.4)
     found = measure(run)
     assert found.node_seconds == {
-        Use.TRAINED: pytest.approx(4 * 3 + 2 * 8),
-        Use.STALLED: 0,
-        Use.IN_FLIGHT: pytest.approx(4 * 0.5 + 4 * 0.5),
-        Use.RECOVERING: pytest.approx(3 * 1.5 + 4 * 0.4 + 2 * 1.5),
-        Use.UNDONE: pytest.approx(3 * 3 + 4 * 3),
-        Use.JOINING: pytest.approx(2.0),
-        Use.PAUSED: 0,
-        Use.LEAVING: 0,
-        Use.IDLE: 0,
+        NodeUse.TRAINED: pytest.approx(4 * 3 + 2 * 8),
+        NodeUse.STALLED: 0,
+        NodeUse.IN_FLIGHT: pytest.approx(4 * 0.5 + 4 * 0.5),
+        NodeUse.RECOVERING: pytest.approx(3 * 1.5 + 4 * 0.4 + 2 * 1.5),
+        NodeUse.UNDONE: pytest.approx(3 * 3 + 4 * 3),
+        NodeUse.JOINING: pytest.approx(2.0),
+        NodeUse.PAUSED: 0,
+        NodeUse.LEAVING: 0,
+        NodeUse.IDLE: 0,
     }
     assert found.live == pytest.approx(2 * 11.9 + 3.5 + 21.4 + 15.4)
     assert found.ratio == pytest.approx(28 / found.live)
@@ -54,11 +54,11 @@ def test_each_node_second_of_an_eventful_rehearsal_is_accounted_for() -> None:
     assert found.lost_per_join == pytest.approx(2 + 1.6)
     first, join, last = found.costs
     assert (first.cause, first.lost, first.members, first.at_s) == ("loss", ("slot2",), 3, pytest.approx(5))
-    assert first.node_seconds == {Use.IN_FLIGHT: pytest.approx(2), Use.RECOVERING: pytest.approx(4.5)}
+    assert first.node_seconds == {NodeUse.IN_FLIGHT: pytest.approx(2), NodeUse.RECOVERING: pytest.approx(4.5)}
     # Dead at 1004.5, trained from 1006 on, committed at 1007.
     assert first.until_commit_s == pytest.approx(2.5)
     assert (join.cause, join.joined, join.until_commit_s) == ("join", ("slot4",), None)
-    assert last.node_seconds[Use.UNDONE] == pytest.approx(21)
+    assert last.node_seconds[NodeUse.UNDONE] == pytest.approx(21)
     assert last.total_node_seconds == pytest.approx(2 + 3 + 21)
     assert found.recovery_s["detect"].max == 0.1
     assert found.recovery_s["total"].p50 == pytest.approx(1.5)
@@ -95,9 +95,9 @@ def test_a_node_without_use_is_idle_and_one_with_notice_is_leaving() -> None:
     found = measure(run)
     # Node 1 trained until the regrouping at 1004 and stayed up until 1007.5; half a second of that was
     # recovery.
-    assert found.node_seconds[Use.LEAVING] == pytest.approx(3)
-    assert found.node_seconds[Use.IDLE] == pytest.approx(7.5)
-    assert found.node_seconds[Use.RECOVERING] == pytest.approx(1)
+    assert found.node_seconds[NodeUse.LEAVING] == pytest.approx(3)
+    assert found.node_seconds[NodeUse.IDLE] == pytest.approx(7.5)
+    assert found.node_seconds[NodeUse.RECOVERING] == pytest.approx(1)
     assert found.ratio == pytest.approx((7 + 3) / 21.5)
     # At half the speed the recovery costs the same, but the wait is twice as long.
     assert found.ratio_at_speed_1 == pytest.approx((2 * 10 + 1) / 43)
@@ -121,7 +121,7 @@ def test_a_pause_is_no_recovery() -> None:
     run.finish()
     rehearse(run, (life(0, 1), life(1, 1, 1002.5), life(2, 1010)), began_s=1001, ended_s=1014.7)
     found = measure(run)
-    assert found.node_seconds[Use.PAUSED] > 0
+    assert found.node_seconds[NodeUse.PAUSED] > 0
     assert found.live == pytest.approx(13.7 + 1.5 + 4.7)
 
 
@@ -156,8 +156,8 @@ def test_a_standstill_is_lost_time_whichever_is_reported_first(reported_first: b
     assert ratio == pytest.approx(16 / 44)
     rehearse(run, (life(0, 990), life(1, 990)), began_s=1000, ended_s=1044)
     found = measure(run)
-    assert found.node_seconds[Use.STALLED] == pytest.approx(2 * 28)
-    assert found.node_seconds[Use.TRAINED] == pytest.approx(2 * 16)
+    assert found.node_seconds[NodeUse.STALLED] == pytest.approx(2 * 28)
+    assert found.node_seconds[NodeUse.TRAINED] == pytest.approx(2 * 16)
 
 
 def test_a_rank_that_answers_late_while_steps_are_as_long_as_usual_loses_no_time() -> None:
@@ -199,9 +199,9 @@ def test_a_step_rolled_forward_was_trained_by_the_generation_before() -> None:
     run.train(1)
     rehearse(run, (life(0, 1), life(1, 1, 1003.2)), began_s=1000, ended_s=run.clock_s)
     found = measure(run)
-    assert found.node_seconds[Use.TRAINED] == pytest.approx(2 * 3 + 1)
-    assert found.node_seconds[Use.IN_FLIGHT] == pytest.approx(0.4)
-    assert found.node_seconds[Use.RECOVERING] == pytest.approx(1.5)
+    assert found.node_seconds[NodeUse.TRAINED] == pytest.approx(2 * 3 + 1)
+    assert found.node_seconds[NodeUse.IN_FLIGHT] == pytest.approx(0.4)
+    assert found.node_seconds[NodeUse.RECOVERING] == pytest.approx(1.5)
 
 
 def test_a_second_loss_before_the_first_commit_is_part_of_the_same_recovery() -> None:
@@ -218,9 +218,9 @@ def test_a_second_loss_before_the_first_commit_is_part_of_the_same_recovery() ->
     run.train(1)
     rehearse(run, (life(0, 1), life(1, 1, 1003.5), life(2, 1, 1001.5)), began_s=1001, ended_s=run.clock_s)
     found = measure(run)
-    assert found.node_seconds[Use.IN_FLIGHT] == pytest.approx(1.5)
-    assert found.node_seconds[Use.TRAINED] == pytest.approx(1)
-    assert found.node_seconds[Use.RECOVERING] == pytest.approx(2 + 3.5)
+    assert found.node_seconds[NodeUse.IN_FLIGHT] == pytest.approx(1.5)
+    assert found.node_seconds[NodeUse.TRAINED] == pytest.approx(1)
+    assert found.node_seconds[NodeUse.RECOVERING] == pytest.approx(2 + 3.5)
 
 
 def test_a_job_that_fails_wastes_what_is_left_of_the_trace() -> None:
@@ -232,7 +232,7 @@ def test_a_job_that_fails_wastes_what_is_left_of_the_trace() -> None:
     rehearse(run, (life(0, 1),), began_s=1001, ended_s=1012)
     found = measure(run)
     assert found.ratio == pytest.approx(1 / 11)
-    assert found.node_seconds[Use.RECOVERING] == pytest.approx(10)
+    assert found.node_seconds[NodeUse.RECOVERING] == pytest.approx(10)
 
 
 def test_without_a_rehearsal_there_are_no_node_seconds() -> None:
@@ -295,7 +295,7 @@ def test_every_live_second_counts_once(run: ElasticRun) -> None:
     assert found.live == pytest.approx(live, abs=1e-6)
     assert all(seconds >= 0 for seconds in found.node_seconds.values())
     assert -1e-9 <= found.ratio <= found.ratio_at_speed_1 + 1e-9 <= 1 + 2e-9
-    for use in (Use.IN_FLIGHT, Use.UNDONE):
+    for use in (NodeUse.IN_FLIGHT, NodeUse.UNDONE):
         priced = sum(cost.node_seconds.get(use, 0.0) for cost in found.costs)
         assert priced <= found.node_seconds[use] + 1e-6
 

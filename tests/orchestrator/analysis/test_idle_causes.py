@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.analysis.idle_causes import IdleCauses, IdleTime, idle_causes
-from planner.ir import Action, Kind, Schedule
+from planner.ir import Action, ActionKind, Schedule
 from planner.schedule.passes import repeat
 from planner.schedule.registry import build
 from planner.simulation.simulate import Costs, TimedAction, simulate
@@ -56,7 +56,9 @@ def test_equal_stages_on_time_wait_only_for_the_pipeline_to_fill_and_drain() -> 
 def test_a_rank_with_a_shorter_stage_waits_for_the_difference() -> None:
     schedule = build("gpipe", 2, 2)
     forward, backward = (1.0, 3.0), (2.0, 6.0)
-    found = idle_causes(schedule, ran(schedule, Costs({Kind.FORWARD: forward, Kind.BACKWARD: backward})))
+    found = idle_causes(
+        schedule, ran(schedule, Costs({ActionKind.FORWARD: forward, ActionKind.BACKWARD: backward}))
+    )
     # Rank 0 computes 6 of 21 s. It waits for 1F0 to 1F1, 1B0 and 1B1, each three times as long as its own: of the
     # 5 s of forwards and the 12 s of backwards, two thirds, while 2 s are not waited for as it computes 0B0.
     first, second = found.ranks
@@ -77,7 +79,7 @@ def test_time_in_which_a_message_is_in_flight_is_communication() -> None:
 
 def test_a_rank_slower_than_expected_is_a_straggler_to_the_others_only() -> None:
     schedule = build("1f1b", 3, 3)
-    slow = replace(UNIT, actions={Action(Kind.BACKWARD, 1, index): 2.5 for index in range(3)})
+    slow = replace(UNIT, actions={Action(ActionKind.BACKWARD, 1, index): 2.5 for index in range(3)})
     found = idle_causes(schedule, ran(schedule, slow), expected(schedule, UNIT))
     late = [causes(rank).get("straggler", 0.0) for rank in found.ranks]
     assert late == [1.0, 0.0, 0.5]
@@ -104,7 +106,7 @@ def test_a_hiccup_without_anything_missing_is_a_straggler() -> None:
 
 def test_pipelines_side_by_side_wait_for_the_slowest() -> None:
     schedule = build("gpipe", 2, 2)
-    slower = replace(UNIT, actions={Action(Kind.BACKWARD, 0, 1): 5.0})
+    slower = replace(UNIT, actions={Action(ActionKind.BACKWARD, 0, 1): 5.0})
     timeline = [*ran(schedule, UNIT), *ran(schedule, slower)]
     found = idle_causes(schedule, timeline, expected(schedule, UNIT) * 2)
     assert found.window_ns == 12 * SECOND

@@ -10,7 +10,7 @@ import pytest
 from disturbed_run import ALONE_S, BEST_S, SLOW_S, disturbed
 
 from orchestrator.analysis.interference_time import interference_time
-from orchestrator.events.rehearsed import Visit
+from orchestrator.events.rehearsed import DisturbedSteps
 from orchestrator.history.job_view import JobView
 
 COUNTED = 95
@@ -59,7 +59,7 @@ def test_other_states_are_seen_and_a_job_without_visits_has_no_best_cut() -> Non
 
 
 def test_a_job_that_ended_early_has_the_numbers_of_its_steps() -> None:
-    short = disturbed("off", last=30, visits=(Visit(first=21, last=30),))
+    short = disturbed("off", last=30, visits=(DisturbedSteps(first=21, last=30),))
     (trial,) = interference_time([short]).trials
     assert trial.steps == 25
     assert trial.productive == pytest.approx(1.0)  # the only cut that was measured is the best one

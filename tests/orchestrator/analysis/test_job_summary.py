@@ -29,7 +29,7 @@ def test_a_job_that_does_not_train_has_no_throughput_and_no_remaining_time() -> 
     assert job_summary(view, lost=True).remaining_s is None
     for requested in (True, False):
         paused = Paused(reason="", step=40, requested=requested)
-        view.take(Record(time_s=log[-1].time_s + 1, event=paused))
+        view.fold(Record(time_s=log[-1].time_s + 1, event=paused))
         found = job_summary(view)
         assert (found.tokens_per_s, found.remaining_s) == (None, None)
         assert found.step_s == trains.step_s

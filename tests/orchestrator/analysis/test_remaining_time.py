@@ -52,6 +52,6 @@ def test_a_job_that_does_not_train_has_no_remaining_time() -> None:
     assert found is not None
     assert found == pytest.approx(160 * 0.134, rel=0.1)
     paused = Paused(reason="on request", step=40, requested=True)
-    view.take(Record(time_s=log[-1].time_s + 1, event=paused))
+    view.fold(Record(time_s=log[-1].time_s + 1, event=paused))
     assert remaining_time(view) is None
     assert remaining_time(fold(records(steps=40))) is None

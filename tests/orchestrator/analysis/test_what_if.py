@@ -9,11 +9,11 @@ from made_profile import made_profile
 from synthetic_run import freezing_records, plan, records
 
 from orchestrator.analysis.what_if import WhatIf, what_if
-from orchestrator.commands.change import KEEP, Change
+from orchestrator.commands.change import KEEP, WhatIfChange
 from orchestrator.events.types import Event, Issued, Record
 from orchestrator.history.job_view import fold
 from orchestrator.report.step.what_if_part import what_if_part, words
-from planner.freezing import Control, FreezePlan
+from planner.freezing import FreezeOverrides, FreezePlan
 from workers.protocol.errors import JobError
 from workers.protocol.reports import FreezeStarted
 
@@ -23,7 +23,7 @@ VIEW = fold(records())
 
 
 def asked(**change: object) -> WhatIf:
-    return what_if(VIEW, PROFILE, Change(**change))  # type: ignore[arg-type]
+    return what_if(VIEW, PROFILE, WhatIfChange(**change))  # type: ignore[arg-type]
 
 
 def test_today_is_the_job_s_plan_and_nothing_changed_is_the_same_step() -> None:
@@ -51,19 +51,19 @@ def test_another_cut_has_copies_of_its_own() -> None:
     )
     view = fold(Record(time_s=0.0, event=change(record.event, spread)) for record in records())
     view.spec["elastic"] = {"redundancy": "peer"}
-    found = what_if(view, PROFILE, Change(cut=(5, 2, 2, 1)))
+    found = what_if(view, PROFILE, WhatIfChange(cut=(5, 2, 2, 1)))
     for case in (found.now, found.then):
         assert len(case.plan.standbys) == 10
         for layer, copies in enumerate(case.plan.standbys):
             owner = case.plan.stage_ranks[case.plan.stage_of_layer(layer)]
             assert copies
             assert owner not in copies
-    assert what_if(view, PROFILE, Change(ranks=2)).then.plan.standbys != ()
+    assert what_if(view, PROFILE, WhatIfChange(ranks=2)).then.plan.standbys != ()
     view.spec["elastic"] = {"redundancy": "peer", "copy_every": 4}
-    kept = what_if(view, PROFILE, Change(cut=(5, 2, 2, 1))).then.plan
+    kept = what_if(view, PROFILE, WhatIfChange(cut=(5, 2, 2, 1))).then.plan
     assert (kept.standbys, kept.snapshots, kept.snapshot_every) == ((), found.then.plan.standbys, 4)
     view.spec["elastic"] = {"redundancy": "checkpoint"}
-    assert what_if(view, PROFILE, Change(cut=(5, 2, 2, 1))).then.plan.standbys == ()
+    assert what_if(view, PROFILE, WhatIfChange(cut=(5, 2, 2, 1))).then.plan.standbys == ()
 
 
 def change(event: Event, standbys: tuple[tuple[int, ...], ...]) -> Event:
@@ -95,14 +95,14 @@ def test_freezing_shortens_the_step_as_the_freeze_program_says() -> None:
 
 def test_today_has_the_freeze_settings_that_a_request_gave_the_job() -> None:
     view = fold(freezing_records())
-    assert what_if(view, PROFILE, Change(cut=KEEP)).now.r_max == 0.8
+    assert what_if(view, PROFILE, WhatIfChange(cut=KEEP)).now.r_max == 0.8
     for start, method, r_max in ((150, "timelyfreeze", 0.25), (160, "none", 0.0), (170, "apf", 0.0)):
         plan = FreezePlan(
-            epoch=1, version=start, ratios=(), control=Control(method=method, r_max=0.25), start=start
+            epoch=1, version=start, ratios=(), control=FreezeOverrides(method=method, r_max=0.25), start=start
         )
         # Steps that the ranks have committed: the plan is in force.
-        view.take(Record(time_s=view.last_s, event=FreezeStarted(plan=plan)))
-        found = what_if(view, PROFILE, Change(cut=KEEP))
+        view.fold(Record(time_s=view.last_s, event=FreezeStarted(plan=plan)))
+        found = what_if(view, PROFILE, WhatIfChange(cut=KEEP))
         assert found.now.r_max == found.then.r_max == r_max
         assert (found.now.prediction.step_s < found.now.unfrozen_s) == (r_max > 0)
 
@@ -135,4 +135,4 @@ def test_what_cannot_be_is_said_with_the_way_out(change: dict[str, object], said
 
 def test_without_a_profile_nothing_is_simulated() -> None:
     with pytest.raises(JobError, match="no profile in its folder"):
-        what_if(VIEW, None, Change())
+        what_if(VIEW, None, WhatIfChange())

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from orchestrator.analysis.effective_time import effective_time
 from orchestrator.cli.exit_codes import INTERRUPTED, USER_ERROR
 from orchestrator.cli.main import app
-from orchestrator.cli.rehearsing import Options, performance_of
+from orchestrator.cli.rehearsing import RehearsalOptions, performance_of
 from orchestrator.events.rehearsed import CopiesSaved
 from orchestrator.history.folder import JobFolder
 from orchestrator.history.job_view import fold
@@ -24,16 +24,18 @@ from workers.protocol.errors import JobError
 
 
 @pytest.fixture
-def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Options:
+def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RehearsalOptions:
     monkeypatch.chdir(tmp_path)
     trace = tmp_path / "trace.csv"
     trace.write_text(
         "".join(f"0,add,n{number}\n" for number in range(8)) + "60000,remove,n2\n120000,remove,n0\n"
     )
-    return Options(spec=tmp_path / "a.toml", trace=trace)
+    return RehearsalOptions(spec=tmp_path / "a.toml", trace=trace)
 
 
-def test_a_trace_is_cut_to_as_many_slots_as_the_job_has_ranks(options: Options, tmp_path: Path) -> None:
+def test_a_trace_is_cut_to_as_many_slots_as_the_job_has_ranks(
+    options: RehearsalOptions, tmp_path: Path
+) -> None:
     done = performance_of(options, tiny(tmp_path, "a"))
     assert done.trace.at_start() == ("n0", "n2", "n4", "n6")
     assert (done.ranks, done.trace.losses, done.speedup, done.grace_s) == (4, 2, None, None)
@@ -48,13 +50,13 @@ def test_a_trace_is_cut_to_as_many_slots_as_the_job_has_ranks(options: Options, 
     assert done.spec.job.output == str(tmp_path / "o")
 
 
-def test_a_folder_that_is_set_is_the_rehearsals(options: Options, tmp_path: Path) -> None:
+def test_a_folder_that_is_set_is_the_rehearsals(options: RehearsalOptions, tmp_path: Path) -> None:
     spec = tiny(tmp_path, "a")
     there = replace(options, overrides=(f"job.output={spec.job.output}",))
     assert performance_of(there, spec).spec.job.output == spec.job.output
 
 
-def test_a_synthetic_trace_is_as_long_as_asked(options: Options, tmp_path: Path) -> None:
+def test_a_synthetic_trace_is_as_long_as_asked(options: RehearsalOptions, tmp_path: Path) -> None:
     made = replace(options, trace=None, synthetic="1:10:5", seed=4)
     done = performance_of(made, tiny(tmp_path, "a"))
     assert (done.trace.most, done.trace.end_ms, done.trace.losses) == (4, 3_600_000, 4 * 6)
@@ -79,20 +81,20 @@ def test_a_synthetic_trace_is_as_long_as_asked(options: Options, tmp_path: Path)
     ],
 )
 def test_options_that_make_no_sense_are_refused(
-    options: Options, tmp_path: Path, change: dict[str, Any], said: str
+    options: RehearsalOptions, tmp_path: Path, change: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(JobError) as refused:
         performance_of(replace(options, **change), tiny(tmp_path, "a"))
     assert said in str(refused.value)
 
 
-def test_ranks_must_fill_the_replicas(options: Options, tmp_path: Path) -> None:
+def test_ranks_must_fill_the_replicas(options: RehearsalOptions, tmp_path: Path) -> None:
     spec = tiny(tmp_path, "a", pipeline={"replicas": 2, "ranks": 4})
     with pytest.raises(JobError, match=r"--ranks 3 is no multiple of pipeline\.replicas = 2"):
         performance_of(replace(options, ranks=3), spec)
 
 
-def test_a_bad_trace_is_a_users_error(options: Options, tmp_path: Path) -> None:
+def test_a_bad_trace_is_a_users_error(options: RehearsalOptions, tmp_path: Path) -> None:
     (tmp_path / "trace.csv").write_text("0,add,a\n5,remove,b\n")
     command = ["rehearse", str(write_spec(tmp_path, "a")), "--trace", str(options.trace)]
     result = CliRunner().invoke(app, command)
@@ -130,7 +132,7 @@ def test_the_commands_of_the_guide_can_be_typed_one_after_the_other(
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_rehearsal_that_is_interrupted_leaves_its_folder_only_if_its_job_has_begun(
-    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
+    options: RehearsalOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
 ) -> None:
     folder = Path("runs/a-rehearsal")
 
@@ -146,7 +148,7 @@ def test_a_rehearsal_that_is_interrupted_leaves_its_folder_only_if_its_job_has_b
     assert folder.exists() == begun
 
 
-def test_an_error_names_the_option_that_named_the_folder(options: Options, tmp_path: Path) -> None:
+def test_an_error_names_the_option_that_named_the_folder(options: RehearsalOptions, tmp_path: Path) -> None:
     spec, out = write_spec(tmp_path, "a"), tmp_path / "o"
 
     def refusal(folder: Path) -> str:

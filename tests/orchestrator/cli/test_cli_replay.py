@@ -50,7 +50,7 @@ def folder(tmp_path: Path) -> Path:
     """A job's folder with a recording."""
     planner = planner_of(LiveStart(profile=PROFILE, record=str(tmp_path / PLANNER)))
     for step in range(1, SLOW_FROM + 4):
-        planner.take([times(step)], [PLAN], (0, 1))
+        planner.observe([times(step)], [PLAN], (0, 1))
     planner.keep([0, 1])
     return tmp_path
 

@@ -26,7 +26,7 @@ from orchestrator.cli.exit_codes import DONE, INTERRUPTED, USER_ERROR
 from orchestrator.events import types as events
 from orchestrator.events.log import read_log
 from orchestrator.prepare.model_outline import absolute, outline_model
-from workers.launch.ranks import Job, run_threads
+from workers.launch.ranks import LaunchedJob, run_threads
 
 ROOT = Path(__file__).resolve().parents[3]
 KEYS = {
@@ -101,7 +101,7 @@ def test_train_export_and_train_again(tmp_path: Path, capsys: pytest.CaptureFixt
     assert summary.keys() == KEYS
     reference = absolute(tiny(tmp_path, "reference", pipeline={"ranks": 1}))
     resolved = resolve_spec(reference, outline_model(reference), {}, epoch=1)
-    plain = run_threads(Job(resolved.config, resolved.plan, resolved.schedule))
+    plain = run_threads(LaunchedJob(resolved.config, resolved.plan, resolved.schedule))
     assert summary["state_sha256"] == plain.state_sha256
     assert sum(summary["partition"]) == 6
     assert len(summary["partition"]) == 2

@@ -13,7 +13,7 @@ from tiny_jobs import tiny
 
 from orchestrator.client import following
 from orchestrator.client.errors import ControllerSilent, NoController, NoSuchJob
-from orchestrator.client.following import Following, Run
+from orchestrator.client.following import FollowedJob, JobResult
 from orchestrator.client.interrupts import Interrupts
 from orchestrator.events.log import EventLog
 from orchestrator.events.page import Page
@@ -87,7 +87,7 @@ def follow(
     ours: bool = True,
     on_say: Callable[[Interrupts, str], None] = lambda interrupts, text: None,
     signals: int = 0,
-) -> tuple[Run, list[Event], list[str]]:
+) -> tuple[JobResult, list[Event], list[str]]:
     """Follow the job; returns (the run, the events that arrived, the messages)."""
     interrupts, seen, said = Interrupts(), list[Event](), list[str]()
     interrupts.count = signals
@@ -97,7 +97,7 @@ def follow(
         said.append(text)
         on_say(interrupts, text)
 
-    driver = Following(client, spec, connection, interrupts=interrupts, ours=ours)
+    driver = FollowedJob(client, spec, connection, interrupts=interrupts, ours=ours)
     return driver.run(lambda record: seen.append(record.event), say), seen, said
 
 
@@ -224,7 +224,7 @@ def test_a_lost_head_ends_in_words_with_what_ranks_had_left(
     seen: list[Event] = []
     connection: Any = Headless(address)
     client: Any = Client()
-    driver = Following(client, spec, connection, interrupts=Interrupts(), ours=True)
+    driver = FollowedJob(client, spec, connection, interrupts=Interrupts(), ours=True)
     run = driver.run(lambda record: seen.append(record.event), said.append)
     assert seen == [*told, second]
     assert isinstance(run.end, Failed)
@@ -244,7 +244,7 @@ def test_a_head_that_is_lost_without_a_checkpoint_is_said_to_be(
     monkeypatch.setattr(following, "RESCUE_S", 0.0)
     client: Any = Client()
     connection: Any = Headless("")
-    driver = Following(client, spec, connection, interrupts=Interrupts(), ours=True)
+    driver = FollowedJob(client, spec, connection, interrupts=Interrupts(), ours=True)
     run = driver.run(lambda record: None, lambda text: None)
     assert isinstance(run.end, Failed)
     assert f"there is no checkpoint to go on from in {spec.job.folder}" in run.end.reason

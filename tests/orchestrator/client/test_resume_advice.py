@@ -11,7 +11,7 @@ from tiny_jobs import tiny
 
 from orchestrator.client import following
 from orchestrator.client.errors import NoSuchJob
-from orchestrator.client.following import Following
+from orchestrator.client.following import FollowedJob
 from orchestrator.client.interrupts import Interrupts
 from orchestrator.events.log import EventLog
 from orchestrator.events.types import Failed, Record, Submitted
@@ -57,7 +57,7 @@ def test_a_driver_that_gives_up_on_a_silent_controller(
     client: Any = Silent()
     connection: Any = Whole()
     spec = tiny(tmp_path, "a", pipeline={"ranks": 1, "partition": [6]})
-    end = Following(client, spec, connection, interrupts=interrupts, ours=True).run(print, print).end
+    end = FollowedJob(client, spec, connection, interrupts=interrupts, ours=True).run(print, print).end
     assert isinstance(end, Failed)
     assert end.reason.startswith("ended at once: its controller had not answered for ")
     assert end.reason.endswith(f" s; {ADVICE}")

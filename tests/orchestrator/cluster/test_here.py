@@ -101,7 +101,7 @@ def test_auto_is_the_only_cluster_which_is_named(clusters: list[ClusterHere]) ->
     clusters.append(ClusterHere(address=B, started_s=time.time()))
     with pytest.raises(JobError, match="2 Ray clusters run on this machine"):
         find("auto", {})
-    assert find(B, {}) == here.Found(address=B)
+    assert find(B, {}) == here.FoundCluster(address=B)
 
 
 def test_ray_address_names_the_cluster_among_several(clusters: list[ClusterHere]) -> None:

@@ -15,16 +15,16 @@ from ray_jobs import resolved
 from tiny_jobs import tiny
 
 from orchestrator.cluster.exits import UNKNOWN
-from orchestrator.cluster.hosts import CONNECT_S, Gone, Hosts, stands
+from orchestrator.cluster.hosts import CONNECT_S, Hosts, RankGone, stands
 from orchestrator.controller.ranks.runtime import Runtime
 from orchestrator.lifecycle.commands import Assess, Prepare, Settle, Train
 from orchestrator.lifecycle.recovery import Handover
-from orchestrator.lifecycle.stimuli import Departed, Noted, Positioned, RankLost, Ready, Settled, Stimulus
+from orchestrator.lifecycle.stimuli import Departed, Noted, Positioned, RankLost, RankSettled, Ready, Stimulus
 from workers.actor import Home
 from workers.control.records_digest import vector_sha256
 from workers.process.output import rank_log_path
 from workers.protocol.orders import Settlement
-from workers.protocol.reports import Parted, Position
+from workers.protocol.reports import Parted, RankPosition
 
 
 def test_who_listens_stands_also_if_the_controller_stood_still() -> None:
@@ -51,7 +51,7 @@ class Shaky:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.calls.append(method)
         if method == "train" or self.calls.count(method) < 3:
-            answer.set_exception(Gone("its process cannot be reached", unreachable=True))
+            answer.set_exception(RankGone("its process cannot be reached", unreachable=True))
         else:
             answer.set_result(Parted(rank=rank, step=4) if method == "outcome" else None)
         return answer
@@ -81,7 +81,7 @@ class Crashing:
 
     def call(self, rank: int, method: str, *arguments: Any) -> Awaitable[Any]:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        answer.set_exception(Gone(UNKNOWN))
+        answer.set_exception(RankGone(UNKNOWN))
         return answer
 
     async def end(self, rank: int) -> None:
@@ -134,7 +134,7 @@ class Dying:
         if method == "setup":
             answer.set_result(Home(node="n", host="127.0.0.1", pid=1))
         elif method == "train":
-            answer.set_exception(Gone(UNKNOWN))
+            answer.set_exception(RankGone(UNKNOWN))
         return answer
 
     async def look(self, home: Home) -> None:
@@ -247,7 +247,7 @@ class Tardy:
         return answer
 
 
-POSITION = Position(
+POSITION = RankPosition(
     rank=0, step=4, vector_sha256=None, undecided=None, holds=(), freeze_plans=(), host="h", port=1
 )
 
@@ -308,7 +308,7 @@ def test_only_ranks_that_lack_the_records_of_a_commit_get_them(tmp_path: Path) -
     posted, told = settled(tmp_path, vector_sha256(RECORDS))
     assert {rank: each.vector for rank, each in told.items()} == {0: None, 1: None, 2: RECORDS}
     assert {each.step for each in told.values()} == {5}
-    assert sorted(posted, key=repr) == [Settled(rank, 2) for rank in (0, 1, 2)]
+    assert sorted(posted, key=repr) == [RankSettled(rank, 2) for rank in (0, 1, 2)]
 
 
 def test_records_that_are_not_those_that_were_named_settle_nothing(tmp_path: Path) -> None:

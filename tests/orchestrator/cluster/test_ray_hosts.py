@@ -16,7 +16,7 @@ from ray_jobs import resolved
 from tiny_jobs import tiny
 
 from orchestrator.cluster import ray_hosts
-from orchestrator.cluster.hosts import Gone
+from orchestrator.cluster.hosts import RankGone
 from orchestrator.cluster.placement import Node
 from orchestrator.cluster.ray_hosts import RayHosts
 from orchestrator.controller.ranks.runtime import Runtime
@@ -67,11 +67,11 @@ def test_a_drained_node_gets_no_ranks_until_it_is_undrained(
         setup = ElasticJob(resolved(tiny(tmp_path, "drained"))).setup
         hosts = RayHosts(setup.ranks, cast(Any, None))
         runtime = Runtime(setup, hosts, list[Stimulus]().append, asyncio.ensure_future)
-        runtime.take(Noticed(node="bad", host="10.0.0.1", source="request", ranks=(0,), left_s=0.5))
+        runtime.fold(Noticed(node="bad", host="10.0.0.1", source="request", ranks=(0,), left_s=0.5))
         assert [await hosts.room() for _ in range(3)] == [2, 2, 2]
         refused = await hosts.reserve([4], 1.0)
         assert refused == "the only room was on node bad, which the job is to leave"
-        runtime.take(Undrained(node="bad", host="10.0.0.1"))
+        runtime.fold(Undrained(node="bad", host="10.0.0.1"))
         assert await hosts.room() == 10
         assert await hosts.reserve([4], 1.0) is None
 
@@ -86,7 +86,7 @@ class Unlucky(RayHosts):
 
     def call(self, rank: int, method: str, *arguments: Any) -> Awaitable[Any]:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        answer.set_exception(Gone("exit code 3"))
+        answer.set_exception(RankGone("exit code 3"))
         return answer
 
     async def end(self, rank: int) -> None:

@@ -17,14 +17,14 @@ from orchestrator.cli.main import app
 from orchestrator.client.blocking_client import BlockingJobs
 from orchestrator.client.jobs import Jobs
 from orchestrator.commands.command import JobCommand
-from orchestrator.commands.fault import Fault
+from orchestrator.commands.fault import InjectFault
 from orchestrator.commands.table import BY_LOG_NAME, COMMANDS, Sends, parsed
 from orchestrator.events.types import Commanded
 from workers.protocol.errors import JobError
 
 EXAMPLES: dict[type[JobCommand], JobCommand] = {
-    kind: Fault(id="1", drill={"node": "ab"})
-    if kind is Fault
+    kind: InjectFault(id="1", drill={"node": "ab"})
+    if kind is InjectFault
     else kind(
         id="1",
         **{
@@ -56,7 +56,7 @@ def test_a_command_has_its_line_its_route_its_form_and_its_method(
     paths = create_app(settings_in(tmp_path)).openapi()["paths"]
     assert "post" in paths[f"/api/v1/jobs/{{job}}/{kind.route or kind.name}"]
     assert [CONTROLS[form.name].command for form in kind.forms] == [kind] * len(kind.forms)
-    assert kind.forms or kind is Fault, "no page injects faults"
+    assert kind.forms or kind is InjectFault, "no page injects faults"
     for client in (Jobs, BlockingJobs):
         rows = [row for name in dir(client) if isinstance(row := getattr(client, name), Sends)]
         assert kind in {row.kind for row in rows}

@@ -23,7 +23,7 @@ from orchestrator.controller.actor import Controller
 from orchestrator.controller.log_writer import LogWriter
 from orchestrator.events.types import Submitted
 from orchestrator.history.folder import JobFolder
-from orchestrator.lifecycle.states import Job, Membership, Progress, Training
+from orchestrator.lifecycle.states import JobData, Membership, Progress, Training
 from orchestrator.lifecycle.stimuli import Noted
 
 PARAMETERS = 10**6
@@ -67,7 +67,7 @@ async def controller_of(
 def training(job: ElasticJob) -> Training:
     """`job` while it trains."""
     members = (0, 1)
-    has = Job(
+    has = JobData(
         progress=Progress(plan=job.order.plan, schedule=job.order.schedule),
         membership=Membership(members=members, alive=frozenset(members)),
     )

@@ -32,7 +32,7 @@ from orchestrator.history.proposal import PlanChanged
 from orchestrator.lifecycle import states
 from orchestrator.lifecycle.moves import newest_version
 from orchestrator.lifecycle.states import Training
-from planner.freezing import Control
+from planner.freezing import FreezeOverrides
 from workers.protocol.errors import JobError
 
 
@@ -43,7 +43,7 @@ def test_a_request_that_is_solved_when_the_job_ends_has_one_answer(
 
     def slow(wanted: object, job: object) -> Adopt:
         assert over.wait(10), "the event loop waits for the solution"
-        return Adopt(control=Control(method="none", r_max=0.5))
+        return Adopt(control=FreezeOverrides(method="none", r_max=0.5))
 
     monkeypatch.setattr(freeze_control, "decided", slow)
 
@@ -52,7 +52,7 @@ def test_a_request_that_is_solved_when_the_job_ends_has_one_answer(
             asking = asyncio.create_task(controller.command("f", "freeze", {"method": "none", "r_max": None}))
             await asyncio.sleep(0.05)
             end = Finished(step=2, stopped=False, state_sha256=None)
-            controller._loop.state = states.Finished(2, stopped=False, state_sha256=None)
+            controller._loop.state = states.JobFinished(2, stopped=False, state_sha256=None)
             controller._record(end)
             over.set()
             with pytest.raises(JobError, match="the job ended first: trained to its last step, 2"):
@@ -137,7 +137,7 @@ def test_a_drained_node_is_undrained_once_its_ranks_have_left(
             await refused("a2", "node a2 is to go by a notice of azure too")
             # A controller that takes over keeps off both nodes.
             for event in JobView.from_json(await controller.view()).recap():
-                job.runtime.take(event)
+                job.runtime.fold(event)
             assert {*job.hosts.shunned} == {"a1", "a2"}
             said = await controller.command("u", "undrain", {"node": "10.0.0.1"})
             assert said == "the job may start ranks on node a1 (10.0.0.1) again"
@@ -147,7 +147,7 @@ def test_a_drained_node_is_undrained_once_its_ranks_have_left(
             await refused("a1", "is not drained")
             job.hosts.shunned.clear()
             for event in JobView.from_json(await controller.view()).recap():
-                job.runtime.take(event)
+                job.runtime.fold(event)
             assert {*job.hosts.shunned} == {"a2"}
 
     asyncio.run(ask())
@@ -222,7 +222,7 @@ def test_a_plan_that_is_issued_while_a_command_is_checked_is_noticed(
             def checked(*arguments: object) -> Adopt:
                 newer = replace(state.job.progress, plan=replace(state.job.progress.plan, version=7))
                 controller._loop.state = replace(state, job=replace(state.job, progress=newer))
-                return Adopt(control=Control(method="apf", r_max=0.5))
+                return Adopt(control=FreezeOverrides(method="apf", r_max=0.5))
 
             async def room(without: object = ()) -> int:
                 return 9

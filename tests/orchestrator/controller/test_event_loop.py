@@ -14,7 +14,7 @@ from orchestrator.controller.event_loop import EventLoop, Work
 from orchestrator.events.types import Event, Placing, Requested
 from orchestrator.lifecycle.commands import Command, Dismiss, Train
 from orchestrator.lifecycle.states import Assessing, Training
-from orchestrator.lifecycle.stimuli import Aborted, Asked, RankLost, Room
+from orchestrator.lifecycle.stimuli import Aborted, RankLost, Room, SaveOrStop
 from workers.config import ElasticConfig
 from workers.protocol.orders import Request
 
@@ -33,7 +33,7 @@ def test_post_and_wait_returns_once_the_stimulus_is_logged() -> None:
     async def live() -> None:
         log: list[Event] = []
         loop = EventLoop(ORDER, log.append)
-        asked = Asked(Request.CHECKPOINT)
+        asked = SaveOrStop(Request.CHECKPOINT)
         early = asyncio.ensure_future(loop.post_and_wait(asked))
         await asyncio.sleep(0)
         # The loop does not run yet: a controller that dies now has accepted nothing.

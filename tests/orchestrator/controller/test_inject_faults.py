@@ -27,7 +27,7 @@ from orchestrator.history.job_view import fold
 from orchestrator.history.notes import Note
 from workers.fault_injection.drill import Drill
 from workers.fault_injection.fault import Fault
-from workers.fault_injection.kinds import FaultKind, Phase
+from workers.fault_injection.kinds import FaultKind, FaultPhase
 from workers.protocol.errors import JobError
 from workers.protocol.reports import FaultReport
 
@@ -108,7 +108,7 @@ def test_a_node_that_cannot_be_drained_is_refused(name: str, living: tuple[Node,
     [
         (KILL, "now"),
         (Fault(kind=FaultKind.KILL, after_s=2.5), "after 2.5 s"),
-        (Fault(kind=FaultKind.KILL, step=7, phase=Phase.IN_COMMIT), "in phase in-commit of step 7"),
+        (Fault(kind=FaultKind.KILL, step=7, phase=FaultPhase.IN_COMMIT), "in phase in-commit of step 7"),
         (Fault(kind=FaultKind.KILL, step=7), "in the first phase of step 7"),
         (Fault(kind=FaultKind.NAN), "in phase backward of the next step"),
     ],
@@ -137,7 +137,7 @@ def test_a_fault_in_words() -> None:
     [
         (
             "kill --rank 2 --step 40 --phase backward",
-            Drill(rank=2, fault=Fault(kind=FaultKind.KILL, step=40, phase=Phase.BACKWARD)),
+            Drill(rank=2, fault=Fault(kind=FaultKind.KILL, step=40, phase=FaultPhase.BACKWARD)),
         ),
         ("stop --rank 0 --seconds 5", Drill(rank=0, fault=Fault(kind=FaultKind.STOP, seconds=5))),
         (

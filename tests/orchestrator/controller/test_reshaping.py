@@ -24,8 +24,8 @@ from orchestrator.controller.reshaping import Reshaping
 from orchestrator.events import types as events
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.lifecycle.commands import Weigh
-from orchestrator.lifecycle.states import Job, Membership, Progress, Size, Training
-from orchestrator.lifecycle.stimuli import Aborted, RanksOverdue, Reclaimed, Scale, Start, Stimulus
+from orchestrator.lifecycle.states import JobData, Membership, Progress, TargetSize, Training
+from orchestrator.lifecycle.stimuli import Aborted, RanksOverdue, Reclaimed, ScaleRequested, Start, Stimulus
 from orchestrator.lifecycle.takeover import taken_over
 from planner.ir import Schedule
 from planner.plan import Plan
@@ -103,8 +103,8 @@ def test_a_scale_keeps_its_time_limit_after_other_spares_and_a_takeover(
         )
     )
     before = train(PureJob(quiet)).take(
-        Scale(events.Scaled(ranks=5, spares=0, places=5, id="a")),
-        Scale(events.Scaled(ranks=5, spares=1, places=5, id="b"), resizes=False),
+        ScaleRequested(events.Scaled(ranks=5, spares=0, places=5, id="a")),
+        ScaleRequested(events.Scaled(ranks=5, spares=1, places=5, id="b"), resizes=False),
     )
     log = [events.Submitted(job="j", epoch=1, spec={}, resume=False), ranks, spares, *before.logged]
     view = JobView.from_json(fold(events.Record(time_s=0.0, event=event) for event in log).to_json())
@@ -120,7 +120,7 @@ def test_a_scale_keeps_its_time_limit_after_other_spares_and_a_takeover(
     (answer,) = (event for event in after.logged if isinstance(event, events.Answered))
     assert (answer.id, answer.done) == ("a", False)
     assert answer.text.startswith("3 of 5 ranks were up after 60 s")
-    assert after.has.membership.size == Size(places=3, spares=1)
+    assert after.has.membership.size == TargetSize(places=3, spares=1)
 
 
 def test_a_plan_that_nobody_waits_for_any_more_is_not_asked_for(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_move_is_simulated_off_the_event_loop(tmp_path: Path) -> None:
     )
     job.runtime = Runtime(replace(job.setup, replanner=slow), job.hosts, job.loop.post, job.loop.spawn)
     members = (0, 1)
-    has = Job(
+    has = JobData(
         progress=Progress(plan=plan, schedule=job.order.schedule),
         membership=Membership(members=members, alive=frozenset(members)),
     )

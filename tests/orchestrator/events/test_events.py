@@ -16,11 +16,11 @@ from orchestrator.events.earlier_names import EARLIER_NAMES
 from orchestrator.events.level import Level
 from orchestrator.events.listing import listing
 from orchestrator.events.log import EventLog, read_log
-from orchestrator.events.rehearsed import CopiesSaved, Disturbed, NodeLife, Rehearsed, Visit
+from orchestrator.events.rehearsed import CopiesSaved, Disturbed, DisturbedSteps, NodeLife, Rehearsed
 from orchestrator.events.types import KINDS
 from orchestrator.verify.chain import read_chain
 from planner.adapt.past import Past
-from planner.freezing import Control, FreezePlan, Phases
+from planner.freezing import FreezeOverrides, FreezePlan, Phases
 from planner.plan import Plan
 from planner.shards import Piece, Shard
 from planner.simulation.slow_links import SlowLink
@@ -83,7 +83,7 @@ EVERY_KIND: tuple[events.Event, ...] = (
         by="control from 127.0.0.1",
         plan=replace(
             FREEZE_PLAN,
-            control=Control(
+            control=FreezeOverrides(
                 method="timelyfreeze", r_max=0.5, phases=Phases(warm_up=0, monitoring=4, ramp=6), since=8
             ),
         ),
@@ -191,7 +191,7 @@ EVERY_KIND: tuple[events.Event, ...] = (
         step=7,
         rank=0,
         step_s=0.5,
-        spans=(reports.Span(action="0F0", start_s=0.0, end_s=0.25),),
+        spans=(reports.ActionSpan(action="0F0", start_s=0.0, end_s=0.25),),
         memory_bytes=2**20,
     ),
     reports.SampleReport(step=7, prompt="a", text="b"),
@@ -240,7 +240,7 @@ EVERY_KIND: tuple[events.Event, ...] = (
         lives=(NodeLife(name="n0", node="ab", up_s=0.0, down_s=32.0, noticed_s=16.0),),
         copies=(CopiesSaved(copies=1, losses=2, last_holders=1, steps_lost=8),),
     ),
-    Disturbed(by="a neighbour", rank=1, visits=(Visit(first=3, last=8),)),
+    Disturbed(by="a neighbour", rank=1, visits=(DisturbedSteps(first=3, last=8),)),
     reports.CurvatureReport(step=7, rank=1, gradient_change_sq=0.5, weight_change_sq=0.25, gradient_sq=1.5),
 )
 

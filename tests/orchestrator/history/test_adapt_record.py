@@ -16,9 +16,9 @@ LINK = SlowLink(source=0, target=3, latency_s=0.002, bytes_per_s=1.2e7)
 
 def test_a_link_that_changes_after_the_speeds_is_the_last_change() -> None:
     record = AdaptRecord()
-    record.take(SPEEDS, 0.0)
+    record.fold(SPEEDS, 0.0)
     assert (record.known, record.past) == (SPEEDS.slowdowns, PAST)
     assert record.past.age(9) == 4
-    record.take(LinksTimed(step=8, links=(LINK,)), 1.0)
+    record.fold(LinksTimed(step=8, links=(LINK,)), 1.0)
     assert record.past.age(9) == 1
     assert record.past.fast_steps == PAST.fast_steps

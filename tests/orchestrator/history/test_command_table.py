@@ -39,7 +39,7 @@ def answers(*told: Event) -> dict[str, tuple[bool, str]]:
     for event in told:
         for answer in table.decided(event):
             found[answer.id] = answer.done, answer.text
-        table.take(event)
+        table.fold(event)
     return found
 
 
@@ -76,7 +76,7 @@ def regrouped(cause: str) -> Regrouped:
 def test_a_command_that_comes_twice_is_found_and_a_used_id_is_refused() -> None:
     table = CommandTable()
     assert table.find("a", "stop", {}) is None
-    table.take(command("a", "move", layers="3", rank=1))
+    table.fold(command("a", "move", layers="3", rank=1))
     assert table.find("a", "move", {"layers": "3", "rank": 1}) is not None
     for name, arguments in (("stop", {}), ("move", {"layers": "3", "rank": 2})):
         with pytest.raises(CommandIdReused, match=r"'a' was used for move .* cannot be used for"):
@@ -109,7 +109,7 @@ def test_a_move_is_decided_by_the_answer_that_the_lifecycle_logs_and_by_the_end_
     answered = Answered(id="1", done=True, step=4, text="moved")
     table = CommandTable()
     for event in (asked, answered, Failed(reason="no room", user_error=False)):
-        table.take(event)
+        table.fold(event)
     entry = table.get("1")
     assert entry is not None
     assert entry.answer == answered
@@ -139,10 +139,10 @@ def test_old_commands_are_forgotten_once_they_have_their_answer(monkeypatch: pyt
     monkeypatch.setattr(command_table, "KEPT", 2)
     table = CommandTable()
     for id in "abc":
-        table.take(command(id, "stop"))
+        table.fold(command(id, "stop"))
     assert [entry.command.id for entry in table.pending()] == ["a", "b", "c"]
-    table.take(Answered(id="b", done=True, step=0, text="done"))
-    table.take(command("d", "stop"))
+    table.fold(Answered(id="b", done=True, step=0, text="done"))
+    table.fold(command("d", "stop"))
     assert [*table.entries] == ["a", "c", "d"]
 
 
@@ -223,7 +223,7 @@ def test_whatever_happens_each_command_has_one_answer_in_the_log(
             known.add(event.id)
         for each in table.logged(event):
             log.append(each)
-            table.take(each)
+            table.fold(each)
     answered = [event.id for event in log if isinstance(event, Answered)]
     assert sorted(answered) == sorted(known)
     assert table.pending() == ()

@@ -17,7 +17,7 @@ from orchestrator.history.job_view import JobView
 def test_a_copy_stays_while_the_view_takes_more_events(records: Callable[[], Sequence[Record]]) -> None:
     view, copies = JobView(), []
     for number, record in enumerate(records()):
-        view.take(record)
+        view.fold(record)
         if number % 40 == 0:
             copies.append((copied(view), view.to_json()))
     assert len(copies) > 5
@@ -29,7 +29,7 @@ def test_a_copy_stays_while_the_view_takes_more_events(records: Callable[[], Seq
 def test_what_cannot_change_is_shared() -> None:
     view = JobView()
     for record in freezing_records():
-        view.take(record)
+        view.fold(record)
     copy = copied(view)
     step = max(view.steps)
     assert copy.steps is not view.steps

@@ -13,7 +13,7 @@ from orchestrator.events import types as events
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.history.thinning import EVERY, KEPT, RECENT, Grid, thin
 from workers.protocol.orders import CheckpointRef, Generation
-from workers.protocol.reports import FreezeReport, FrozenAction, Span, StepReport, TimelineReport
+from workers.protocol.reports import ActionSpan, FreezeReport, FrozenAction, StepReport, TimelineReport
 
 RANKS = 4
 PARAMETERS = 12
@@ -50,7 +50,7 @@ def freeze_report(step: int, rank: int) -> FreezeReport:
 
 def timeline(step: int, rank: int) -> TimelineReport:
     spans = tuple(
-        Span(action=f"{rank}{kind}{microbatch}", start_s=0.123456789, end_s=0.234567891)
+        ActionSpan(action=f"{rank}{kind}{microbatch}", start_s=0.123456789, end_s=0.234567891)
         for kind in "FIW"
         for microbatch in range(8)
     )
@@ -65,14 +65,14 @@ def generation(number: int) -> Generation:
 
 def take(view: JobView, *logged: events.Event) -> None:
     for event in logged:
-        view.take(events.Record(time_s=view.last_s + 1, event=event))
+        view.fold(events.Record(time_s=view.last_s + 1, event=event))
 
 
 def begun() -> JobView:
     """The view of a synthetic run that has not begun to train."""
     view = JobView()
     for record in records(steps=1):
-        view.take(record)
+        view.fold(record)
         if isinstance(record.event, events.Formed):
             break
     return view
@@ -113,13 +113,13 @@ def test_a_hundred_thousand_steps_fit() -> None:
     view = begun()
     last = 100_000
     for step in range(1, last + 1):
-        view.take(events.Record(time_s=1.7e9 + step, event=step_report(step)))
+        view.fold(events.Record(time_s=1.7e9 + step, event=step_report(step)))
         if step % 100 == 0 or step > last - 300:
             for rank in range(RANKS):
-                view.take(events.Record(time_s=1.7e9 + step, event=freeze_report(step, rank)))
+                view.fold(events.Record(time_s=1.7e9 + step, event=freeze_report(step, rank)))
         if step % 1000 == 0:
             for rank in range(RANKS):
-                view.take(events.Record(time_s=1.7e9 + step, event=timeline(step, rank)))
+                view.fold(events.Record(time_s=1.7e9 + step, event=timeline(step, rank)))
     text = view.to_json()
     taken_s = []
     for _ in range(5):

@@ -7,7 +7,7 @@ from elastic_run import ElasticRun
 
 from orchestrator.events.types import Noticed, Undrained
 from orchestrator.history.job_view import JobView, fold
-from orchestrator.history.ranks_view import KEPT_NOTICES, Departure, Notice, RanksView
+from orchestrator.history.ranks_view import KEPT_NOTICES, Departure, NodeNotice, RanksView
 
 
 def preempted() -> ElasticRun:
@@ -37,7 +37,7 @@ def test_a_notice_keeps_its_time_and_deadline() -> None:
     assert (notice.event, notice.time_s, notice.deadline_s) == (record.event, 1002.0, 1122.0)
     assert view.ranks.noticed == (record.event,)
     unknown = Noticed(node="n", host="", source="sigterm", ranks=(0,), left_s=None)
-    assert Notice(time_s=1.0, event=unknown).deadline_s is None
+    assert NodeNotice(time_s=1.0, event=unknown).deadline_s is None
 
 
 def test_a_drained_node_stays_drained_across_snapshots_until_it_is_undrained() -> None:
@@ -47,9 +47,9 @@ def test_a_drained_node_stays_drained_across_snapshots_until_it_is_undrained() -
     assert list(view.ranks.drained) == ["node-0"]  # and not node-1, whose notice was AWS's
     assert view.ranks.leaving("node-0") == {0}
     for _ in range(KEPT_NOTICES):
-        view.ranks.take(Noticed(node="n", host="", source="aws", ranks=(9,), left_s=None))
+        view.ranks.fold(Noticed(node="n", host="", source="aws", ranks=(9,), left_s=None))
     assert "node-0" in {event.node for event in view.recap() if isinstance(event, Noticed)}
-    view.ranks.take(Undrained(node="node-0", host="127.0.0.1"))
+    view.ranks.fold(Undrained(node="node-0", host="127.0.0.1"))
     assert not view.ranks.drained
     assert "node-0" not in {event.node for event in view.recap() if isinstance(event, Noticed)}
 
@@ -69,6 +69,6 @@ def test_notices_and_departures_survive_a_snapshot_and_are_bounded() -> None:
     assert JobView.from_json(view.to_json()).ranks == view.ranks
     ranks = RanksView()
     for number in range(KEPT_NOTICES + 5):
-        ranks.take(Noticed(node="n", host="", source="aws", ranks=(0,), left_s=None), float(number))
+        ranks.fold(Noticed(node="n", host="", source="aws", ranks=(0,), left_s=None), float(number))
     assert [notice.time_s for notice in ranks.notices] == [float(5 + n) for n in range(KEPT_NOTICES)]
     assert isinstance(view.ranks.departures[0], Departure)

@@ -31,7 +31,7 @@ def log(tmp_path: Path) -> Path:
     return path
 
 
-def loaded(log: Path) -> snapshot.Loaded:
+def loaded(log: Path) -> snapshot.LoadedLog:
     return load([log], log.with_name(SNAPSHOT))
 
 

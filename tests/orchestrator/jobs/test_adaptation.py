@@ -14,15 +14,15 @@ from test_elastic_jobs import at_step, job
 
 from orchestrator.events import types as events
 from orchestrator.history.folder import JobFolder
-from orchestrator.lifecycle.states import Finished
+from orchestrator.lifecycle.states import JobFinished
 from orchestrator.prepare.settling import Settled
 from planner.adapt.recording import Asked, Took, entries
-from planner.adapt.replaying import Decided, Observed, replayed
-from planner.adapt.speeds import Slowdowns
+from planner.adapt.replaying import Observed, ReplayedDecision, replayed
+from planner.adapt.speeds import RankSlowdowns
 from planner.observed import StepTimes
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind
-from workers.launch.ranks import Job, run_threads
+from workers.launch.ranks import LaunchedJob, run_threads
 from workers.protocol.reports import FaultReport
 
 LAYERS = 9
@@ -72,7 +72,7 @@ def slow(step: int, factor: float, steps: int | None = None) -> Callable[[Elasti
     return act
 
 
-def is_slow(known: Slowdowns) -> bool:
+def is_slow(known: RankSlowdowns) -> bool:
     """Whether the rank at place `SLOW` is known to be slow."""
     return dict(known.by_rank).get(SLOW, 1.0) > 2
 
@@ -80,7 +80,7 @@ def is_slow(known: Slowdowns) -> bool:
 def quiet(folder: Path, steps: int = STEPS) -> str:
     """The state in which an undisturbed job ends."""
     done = made(folder, "off", steps=steps, pass_s=0.0)
-    return run_threads(Job(done.config, done.plan, done.schedule)).state_sha256
+    return run_threads(LaunchedJob(done.config, done.plan, done.schedule)).state_sha256
 
 
 def test_a_slow_rank_is_relieved_remembered_when_another_one_dies_and_loaded_again(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_slow_rank_is_relieved_remembered_when_another_one_dies_and_loaded_aga
 
     resolved = made(tmp_path / "slow", steps=80, record=True)
     ran = adapting(resolved, act).run()
-    assert isinstance(ran.state, Finished)
+    assert isinstance(ran.state, JobFinished)
     assert ran.steps == list(range(1, 81))
     assert ran.state_sha256 == quiet(tmp_path / "quiet", steps=80)
 
@@ -106,13 +106,13 @@ def test_a_slow_rank_is_relieved_remembered_when_another_one_dies_and_loaded_aga
     assert not first.changes
     assert [rank for rank, _ in first.slowdowns] == [0, 1, 2, 3]
     assert ran.of(FaultReport)
-    slower = next(event for event in changed if is_slow(Slowdowns(event.slowdowns)))
+    slower = next(event for event in changed if is_slow(RankSlowdowns(event.slowdowns)))
     assert any(f"rank {SLOW} is " in said and " times slower since step " in said for said in slower.changes)
 
     recorded = list(entries(JobFolder(resolved.config.job.folder).planner_path))
     answers = list(replayed(recorded))
     assert all(answer.same for answer in answers)
-    decided = [answer for answer in answers if isinstance(answer, Decided)]
+    decided = [answer for answer in answers if isinstance(answer, ReplayedDecision)]
     # The first decision that knows of it and does not wait until a busy machine's noise is told from it. After how many
     # steps is for `benchmarks/adaptation.py` to say.
     knowing = dropwhile(lambda entry: not (isinstance(entry, Took) and is_slow(entry.heard.known)), recorded)
@@ -170,10 +170,10 @@ def test_a_slow_pipeline_gets_a_smaller_share_and_loses_a_rank_then(tmp_path: Pa
             running.signal(3)
 
     ran = adapting(two_pipelines(tmp_path / "slow", "measured"), act, places=4).run()
-    assert isinstance(ran.state, Finished)
+    assert isinstance(ran.state, JobFinished)
     assert ran.steps == list(range(1, 25))
     even = two_pipelines(tmp_path / "quiet", "off", pass_s=0.0)
-    assert ran.state_sha256 == run_threads(Job(even.config, even.plan, even.schedule)).state_sha256
+    assert ran.state_sha256 == run_threads(LaunchedJob(even.config, even.plan, even.schedule)).state_sha256
     shared = [move for move in ran.of(events.Migrated) if move.shares and move.step > 5]
     assert shared[0].shares[0] > shared[0].shares[1]
     assert ran.of(events.Regrouped)

@@ -16,11 +16,11 @@ from rigs import all_gather_or_none
 from tiny_jobs import tiny
 
 from orchestrator.events import types as events
-from orchestrator.lifecycle.states import Finished
+from orchestrator.lifecycle.states import JobFinished
 from orchestrator.prepare.settling import Settled
 from workers.fault_injection.fault import Fault
-from workers.fault_injection.kinds import FaultKind, Phase
-from workers.launch.ranks import Job, run_threads
+from workers.fault_injection.kinds import FaultKind, FaultPhase
+from workers.launch.ranks import LaunchedJob, run_threads
 from workers.protocol.reports import FaultReport
 
 STEPS = 8
@@ -49,7 +49,7 @@ def job(folder: Path, **sections: dict[str, Any]) -> Settled:
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The state in which the job ends when no fault fires."""
     done = job(tmp_path_factory.mktemp("quiet"))
-    return run_threads(Job(done.config, done.plan, done.schedule)).state_sha256
+    return run_threads(LaunchedJob(done.config, done.plan, done.schedule)).state_sha256
 
 
 def arming(faults: Mapping[int, Sequence[Fault]]) -> Act:
@@ -63,7 +63,7 @@ def arming(faults: Mapping[int, Sequence[Fault]]) -> Act:
     return act
 
 
-def kill(phase: Phase = Phase.BACKWARD, step: int = FAULT_STEP) -> Fault:
+def kill(phase: FaultPhase = FaultPhase.BACKWARD, step: int = FAULT_STEP) -> Fault:
     return Fault(kind=FaultKind.KILL, phase=phase, step=step)
 
 
@@ -73,7 +73,7 @@ def blind(step: int = FAULT_STEP) -> Fault:
 
 def check(ran: Ran, expected: str, fired: set[int]) -> None:
     """Check that the faults fired, every step has the undisturbed run's bits, and no process is left."""
-    assert isinstance(ran.state, Finished), ran.state
+    assert isinstance(ran.state, JobFinished), ran.state
     assert ran.state_sha256 == expected
     assert {report.rank for report in ran.of(FaultReport)} == fired
     assert set(ran.steps) == set(range(1, STEPS + 1))
@@ -167,7 +167,7 @@ def test_a_commit_that_some_have_seen_has_one_outcome(
     """Rank 2 is killed after it has received all records, which the blinded ranks lose. If one other rank has
     them, all ranks adopt the step; if none has, all drop the step and run it again."""
     faults: dict[int, list[Fault]] = {rank: [blind()] for rank in blinded}
-    act = arming({**faults, 2: [kill(Phase.IN_COMMIT)]})
+    act = arming({**faults, 2: [kill(FaultPhase.IN_COMMIT)]})
     ran = ElasticJob(job(tmp_path), act, rig=all_gather_or_none).run()
     check(ran, quiet, {2, *blinded})
     (regrouped,) = ran.of(events.Regrouped)
@@ -179,7 +179,7 @@ def test_if_the_rank_that_is_to_send_the_records_dies_another_one_is_asked(
     tmp_path: Path, quiet: str
 ) -> None:
     """Rank 2 is killed in the commit, whose records rank 1 loses. Ranks 0 and 3 have them."""
-    act = arming({1: [blind()], 2: [kill(Phase.IN_COMMIT)]})
+    act = arming({1: [blind()], 2: [kill(FaultPhase.IN_COMMIT)]})
     running = ElasticJob(job(tmp_path), act, rig=all_gather_or_none)
     passed_on, asked = running.hosts.call, list[int]()
     got: list[tuple[int, bool]] = []
@@ -206,7 +206,7 @@ def test_if_the_rank_that_is_to_send_the_records_dies_another_one_is_asked(
 def test_a_checkpoint_that_was_being_written_is_no_refuge(tmp_path: Path, quiet: str) -> None:
     """The job goes back to an earlier checkpoint, whose checksums have already arrived."""
     ran = ElasticJob(
-        job(tmp_path, elastic={"redundancy": "checkpoint"}), arming({1: [kill(Phase.SAVING, 6)]})
+        job(tmp_path, elastic={"redundancy": "checkpoint"}), arming({1: [kill(FaultPhase.SAVING, 6)]})
     ).run()
     check(ran, quiet, {1})
     (regrouped,) = ran.of(events.Regrouped)
@@ -219,7 +219,7 @@ def test_a_checkpoint_that_was_being_written_is_no_refuge(tmp_path: Path, quiet:
 
 
 def test_peers_need_no_checkpoint_while_one_is_being_written(tmp_path: Path, quiet: str) -> None:
-    ran = ElasticJob(job(tmp_path), arming({1: [kill(Phase.SAVING, 6)]})).run()
+    ran = ElasticJob(job(tmp_path), arming({1: [kill(FaultPhase.SAVING, 6)]})).run()
     check(ran, quiet, {1})
     (regrouped,) = ran.of(events.Regrouped)
     assert regrouped.steps_lost == 0

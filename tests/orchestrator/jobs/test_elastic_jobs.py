@@ -19,10 +19,10 @@ from tiny_jobs import tiny
 
 from orchestrator.controller.ranks import heartbeats, living
 from orchestrator.events import types as events
-from orchestrator.lifecycle.states import Failed, Finished
-from orchestrator.lifecycle.stimuli import Asked, Going, PauseAsked, ResumeAsked
+from orchestrator.lifecycle.states import JobFailed, JobFinished
+from orchestrator.lifecycle.stimuli import Going, PauseAsked, ResumeAsked, SaveOrStop
 from orchestrator.prepare.settling import Settled
-from workers.launch.ranks import Job, run_threads
+from workers.launch.ranks import LaunchedJob, run_threads
 from workers.protocol.errors import JobError
 from workers.protocol.orders import CheckpointRef, Request
 from workers.protocol.reports import CheckpointReport, StepReport
@@ -50,7 +50,7 @@ def job(folder: Path, name: str = "job", **sections: dict[str, Any]) -> Settled:
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The state in which the job ends when no fault fires."""
     done = job(tmp_path_factory.mktemp("quiet"))
-    return run_threads(Job(done.config, done.plan, done.schedule)).state_sha256
+    return run_threads(LaunchedJob(done.config, done.plan, done.schedule)).state_sha256
 
 
 Act = Callable[[ElasticJob, events.Event], None]
@@ -84,12 +84,12 @@ def joined(event: events.Event) -> bool:
     return isinstance(event, events.Regrouped) and event.cause == "join"
 
 
-STOP = Asked(Request.STOP)
+STOP = SaveOrStop(Request.STOP)
 
 
 def check(ran: Ran, expected: str) -> None:
     """Check that no step is missing or doubled, no process is left, and the bits are those of `quiet`."""
-    assert isinstance(ran.state, Finished), ran.state
+    assert isinstance(ran.state, JobFinished), ran.state
     assert ran.state_sha256 == expected
     assert ran.steps == list(range(1, STEPS + 1))
     assert_gone(ran.pids)
@@ -200,13 +200,13 @@ def test_a_rank_and_its_standby_lost_at_once_go_back_to_the_checkpoint(tmp_path:
             running.signal(standby)
 
     ran = ElasticJob(job(tmp_path, checkpoint={"every_steps": 2}, job={"steps": 16}), inject).run()
-    assert isinstance(ran.state, Finished)
+    assert isinstance(ran.state, JobFinished)
     assert seen
     lost = sum(regrouped.steps_lost for regrouped in ran.of(events.Regrouped))
     assert lost >= 1
     assert len(ran.steps) == 16 + lost
     calm = job(tmp_path / "calm", job={"steps": 16})
-    assert ran.state_sha256 == run_threads(Job(calm.config, calm.plan, calm.schedule)).state_sha256
+    assert ran.state_sha256 == run_threads(LaunchedJob(calm.config, calm.plan, calm.schedule)).state_sha256
 
 
 def test_a_spare_takes_the_place_of_who_is_lost(tmp_path: Path, quiet: str) -> None:
@@ -222,7 +222,7 @@ def test_a_spare_takes_the_place_of_who_is_lost(tmp_path: Path, quiet: str) -> N
     assert formed.generation.members == (0, 1, 4, 3)
     assert ran.steps == list(range(1, 31))
     calm = job(tmp_path / "calm", job={"steps": 30})
-    assert ran.state_sha256 == run_threads(Job(calm.config, calm.plan, calm.schedule)).state_sha256
+    assert ran.state_sha256 == run_threads(LaunchedJob(calm.config, calm.plan, calm.schedule)).state_sha256
 
 
 def test_too_few_ranks_wait_for_room_and_go_on(tmp_path: Path, quiet: str) -> None:
@@ -274,14 +274,14 @@ def test_a_drain_that_leaves_too_few_loses_no_step(tmp_path: Path, quiet: str, r
 def test_a_job_that_gives_up_leaves_a_checkpoint_to_go_on_from(tmp_path: Path, quiet: str) -> None:
     inject = once(at_step(3), lambda running: running.signal(2))
     ran = ElasticJob(job(tmp_path, elastic={"min_ranks": 4, "wait_s": 0.0}), inject).run()
-    assert isinstance(ran.state, Failed)
+    assert isinstance(ran.state, JobFailed)
     (saved,) = ran.of(CheckpointReport)
     assert saved.error is None
     assert f"The checkpoint of step {saved.step} stays" in ran.state.reason
     assert saved.step == ran.steps[-1]
     done = job(tmp_path)
     start = CheckpointRef(path=saved.path, step=saved.step)
-    assert run_threads(Job(done.config, done.plan, done.schedule, start=start)).state_sha256 == quiet
+    assert run_threads(LaunchedJob(done.config, done.plan, done.schedule, start=start)).state_sha256 == quiet
 
 
 def test_a_wait_for_room_ends(tmp_path: Path) -> None:
@@ -292,7 +292,7 @@ def test_a_wait_for_room_ends(tmp_path: Path) -> None:
     inject = once(at_step(3), lambda running: running.signal(2))
     spec = job(tmp_path, elastic={"min_ranks": 4, "wait_s": 0.3})
     ran = ElasticJob(spec, both(inject, take)).run()
-    assert isinstance(ran.state, Failed)
+    assert isinstance(ran.state, JobFailed)
     assert "3 ranks left, and elastic.min_ranks = 4; no capacity came within 0.3 s" in ran.state.reason
 
 
@@ -363,10 +363,10 @@ def test_a_pause_gives_the_ranks_back_and_a_resume_ends_with_the_same_bits(
 def test_a_stop_while_ranks_are_lost_is_obeyed(tmp_path: Path) -> None:
     def stop(running: ElasticJob) -> None:
         running.signal(1)
-        running.post(Asked(Request.STOP))
+        running.post(SaveOrStop(Request.STOP))
 
     ran = ElasticJob(job(tmp_path, job={"steps": 500}), once(at_step(3), stop)).run()
-    assert isinstance(ran.state, Finished)
+    assert isinstance(ran.state, JobFinished)
     assert ran.state.stopped
     assert ran.steps == list(range(1, ran.state.step + 1))
 
@@ -381,14 +381,14 @@ def test_a_node_that_comes_is_planned_in(tmp_path: Path) -> None:
     inject = once(at_step(3), lambda running: running.signal(1))
     spec = job(tmp_path, elastic={"grow": True}, job={"steps": 300})
     ran = ElasticJob(spec, both(inject, take, once(joined, lambda running: running.post(STOP)))).run()
-    assert isinstance(ran.state, Finished), ran.state
+    assert isinstance(ran.state, JobFinished), ran.state
     loss, join = ran.of(events.Regrouped)
     assert (loss.lost, loss.joined) == ((1,), ())
     assert (join.cause, join.lost, join.joined, join.rerun) == ("join", (), (4,), 0)
     assert ran.of(events.Formed)[-1].generation.members == (0, 2, 3, 4)
     assert ran.steps == list(range(1, ran.state.step + 1))
     calm = job(tmp_path / "calm", elastic={"grow": True}, job={"steps": 300})
-    quiet = Job(calm.config, calm.plan, calm.schedule, stop_at=ran.state.step)
+    quiet = LaunchedJob(calm.config, calm.plan, calm.schedule, stop_at=ran.state.step)
     assert ran.state_sha256 == run_threads(quiet).state_sha256
 
 
@@ -425,10 +425,10 @@ def test_an_owner_killed_between_the_gradients_it_sends_ahead_and_the_decision_c
     assert report.generation == second.generation
     applied = tmp_path / "applied"
     assert f"2 {step}" not in (applied.read_text().splitlines() if applied.exists() else [])
-    assert isinstance(ran.state, Finished), ran.state
+    assert isinstance(ran.state, JobFinished), ran.state
     assert ran.steps == list(range(1, ran.state.step + 1))
     calm = job(tmp_path / "calm", elastic={"grow": True}, job={"steps": 1000})
-    quiet = Job(calm.config, calm.plan, calm.schedule, stop_at=ran.state.step)
+    quiet = LaunchedJob(calm.config, calm.plan, calm.schedule, stop_at=ran.state.step)
     assert ran.state_sha256 == run_threads(quiet).state_sha256
     assert_gone(ran.pids)
 
@@ -440,7 +440,7 @@ def test_replicas_go_on_when_one_loses_a_rank(tmp_path: Path) -> None:
     inject = once(at_step(3), lambda running: running.signal(2))
     ran = ElasticJob(spec(tmp_path), inject).run()
     calm = spec(tmp_path / "calm")
-    check(ran, run_threads(Job(calm.config, calm.plan, calm.schedule)).state_sha256)
+    check(ran, run_threads(LaunchedJob(calm.config, calm.plan, calm.schedule)).state_sha256)
 
 
 def test_peers_need_more_than_one_rank(tmp_path: Path) -> None:

@@ -24,27 +24,27 @@ from tiny_jobs import tiny
 from orchestrator.controller.requests.move_request import move_of_layers
 from orchestrator.events import types as events
 from orchestrator.lifecycle.moves import expected
-from orchestrator.lifecycle.states import Finished, Live
+from orchestrator.lifecycle.states import JobFinished, Live
 from orchestrator.lifecycle.stimuli import Migrate
 from orchestrator.prepare.settling import Settled
 from planner.arrivals import arrivals
 from planner.wording import counted
 from workers.checkpoint.folder import checkpoints
-from workers.fault_injection.kinds import FaultKind, Phase
-from workers.launch.ranks import Job, run_threads
+from workers.fault_injection.kinds import FaultKind, FaultPhase
+from workers.launch.ranks import LaunchedJob, run_threads
 from workers.protocol.errors import JobError
 
 pytestmark = pytest.mark.timeout(900)
 
 PHASES = (
-    Phase.FORWARD,
-    Phase.BACKWARD,
-    Phase.BEFORE_COMMIT,
-    Phase.IN_COMMIT,
-    Phase.AFTER_COMMIT,
-    Phase.SAVING,
-    Phase.MIGRATING,
-    Phase.RECOVERING,
+    FaultPhase.FORWARD,
+    FaultPhase.BACKWARD,
+    FaultPhase.BEFORE_COMMIT,
+    FaultPhase.IN_COMMIT,
+    FaultPhase.AFTER_COMMIT,
+    FaultPhase.SAVING,
+    FaultPhase.MIGRATING,
+    FaultPhase.RECOVERING,
 )
 KINDS = (FaultKind.KILL, FaultKind.STOP, FaultKind.RAISE)
 WHERE = ("first", "middle", "last")
@@ -70,7 +70,7 @@ class OneJob:
     def __str__(self) -> str:
         return f"{self.keeping}-{self.kind}" + ("-whole" if self.whole else "")
 
-    def table(self) -> list[tuple[Phase, str]]:
+    def table(self) -> list[tuple[FaultPhase, str]]:
         rows = [
             (phase, where) for phase in PHASES for where in WHERE if self.whole or self._covers(phase, where)
         ]
@@ -78,10 +78,10 @@ class OneJob:
         return [
             row
             for row in rows
-            if self.keeping != "replicas" or row[0] is not Phase.SAVING or row[1] == "first"
+            if self.keeping != "replicas" or row[0] is not FaultPhase.SAVING or row[1] == "first"
         ]
 
-    def _covers(self, phase: Phase, where: str) -> bool:
+    def _covers(self, phase: FaultPhase, where: str) -> bool:
         """Two Latin squares: they cover each phase and rank once, and so each pair of any two dimensions."""
         row, column = PHASES.index(phase), WHERE.index(where)
         return (KINDS.index(self.kind), KEEPING.index(self.keeping) % 3) == (
@@ -196,9 +196,9 @@ def run_with_faults(folder: Path, one: OneJob) -> FaultedJob:
     resting = Resting(least=RANKS, standbys=copied, checkpoint=keeping == "checkpoint")
     acting = TABLES.get(keeping, Table)([Row(phase, where, kind) for phase, where in one.table()], resting)
     ran = ElasticJob(done, acting, room=RANKS + SPARES).run(LIMIT_S)
-    assert isinstance(ran.state, Finished), ran.state
+    assert isinstance(ran.state, JobFinished), ran.state
     calm = job(folder / "calm", keeping)
-    quiet = run_threads(Job(calm.config, calm.plan, calm.schedule, stop_at=ran.state.step))
+    quiet = run_threads(LaunchedJob(calm.config, calm.plan, calm.schedule, stop_at=ran.state.step))
     return FaultedJob(ran, acting.told, quiet.state_sha256, done.config.job.folder)
 
 
@@ -222,7 +222,7 @@ def inject(tmp_path_factory: pytest.TempPathFactory) -> RunFaults:
 
 
 @pytest.mark.parametrize(("one", "phase", "where"), ROWS)
-def test_a_fault_has_one_outcome(inject: RunFaults, one: OneJob, phase: Phase, where: str) -> None:
+def test_a_fault_has_one_outcome(inject: RunFaults, one: OneJob, phase: FaultPhase, where: str) -> None:
     keeping, kind = one.keeping, one.kind
     told = inject(one).told[Row(phase, where, kind)]
     assert told.fired is not None, "it never fired"
@@ -258,7 +258,7 @@ def test_all_end_with_the_bits_of_the_quiet_run(inject: RunFaults, one: OneJob) 
     assert ran.state_sha256 == faulted.quiet_sha256
     assert_consistent(ran)
     again = sum(regrouped.steps_lost for regrouped in ran.of(events.Regrouped))
-    assert isinstance(ran.state, Finished)
+    assert isinstance(ran.state, JobFinished)
     assert len(ran.steps) == ran.state.step + again
     assert set(ran.steps) == set(range(1, max(ran.steps) + 1))
     gone_back = [formed.step for formed in ran.of(events.Formed) if formed.snapshot]

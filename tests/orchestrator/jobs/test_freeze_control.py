@@ -19,12 +19,12 @@ from orchestrator.events import types as events
 from orchestrator.events.log import EventLog
 from orchestrator.events.types import Record
 from orchestrator.history.job_view import JobView
-from orchestrator.lifecycle.states import Finished
-from orchestrator.lifecycle.stimuli import Asked
+from orchestrator.lifecycle.states import JobFinished
+from orchestrator.lifecycle.stimuli import SaveOrStop
 from orchestrator.prepare.replay import recorded
 from orchestrator.prepare.settling import Settled
-from planner.freezing import Control, FreezePlan
-from workers.launch.ranks import Job, run_threads
+from planner.freezing import FreezeOverrides, FreezePlan
+from workers.launch.ranks import LaunchedJob, run_threads
 from workers.protocol.errors import JobError
 from workers.protocol.orders import CheckpointRef, Request
 from workers.protocol.reports import FreezeReport, FreezeStarted, StepReport
@@ -122,7 +122,7 @@ class ControlledJob:
 
     def _take(self, event: events.Event) -> None:
         self.records.append(Record(time_s=0.0, event=event))
-        self.view.take(self.records[-1])
+        self.view.fold(self.records[-1])
 
 
 def shares(log: list[events.Event]) -> dict[int, float]:
@@ -145,13 +145,13 @@ def test_changes_survive_a_loss_a_resume_and_a_replay(tmp_path: Path) -> None:
             OFF: lambda it: it.ask(method="none"),
             ON: lambda it: it.ask(method="timelyfreeze", r_max=0.3),
             MORE: lambda it: it.ask(r_max=0.9),
-            STOPPED: lambda it: it.running.post(Asked(Request.STOP)),
+            STOPPED: lambda it: it.running.post(SaveOrStop(Request.STOP)),
         },
         # Between the log and the ranks: the plan is sent again to those that go on.
         changed=lambda it, change: it.running.signal(2) if change.r_max == 0.9 else None,
     )
     ran = first.run()
-    assert isinstance(ran.state, Finished)
+    assert isinstance(ran.state, JobFinished)
     assert ran.state.stopped
     assert [failed.rank for failed in ran.of(events.RankFailed)] == [2]
     assert first.said == [
@@ -197,7 +197,7 @@ def test_changes_survive_a_loss_a_resume_and_a_replay(tmp_path: Path) -> None:
         freezing=first.view.freeze_history(),
     )
     resumed = second.run()
-    assert isinstance(resumed.state, Finished)
+    assert isinstance(resumed.state, JobFinished)
     assert resumed.steps == list(range(saved.step + 1, STEPS + 1))
     again = shares(resumed.log)
     last = second.view.freeze.since
@@ -214,7 +214,7 @@ def test_changes_survive_a_loss_a_resume_and_a_replay(tmp_path: Path) -> None:
     log.close()
     history = recorded(path, made)
     assert len(history.plans) == 4
-    expected = run_threads(Job(made.config, made.plan, made.schedule, freeze_plans=history.plans))
+    expected = run_threads(LaunchedJob(made.config, made.plan, made.schedule, freeze_plans=history.plans))
     assert resumed.state_sha256 == expected.state_sha256
     third = ControlledJob(
         job(tmp_path, "replayed"),
@@ -231,7 +231,9 @@ def test_changes_survive_a_loss_a_resume_and_a_replay(tmp_path: Path) -> None:
     ]
     assert replayed.state_sha256 == expected.state_sha256
     assert len(replayed.of(events.RankFailed)) == 1
-    untouched = run_threads(Job(made.config, made.plan, made.schedule, freeze_plans=history.plans[:1]))
+    untouched = run_threads(
+        LaunchedJob(made.config, made.plan, made.schedule, freeze_plans=history.plans[:1])
+    )
     assert untouched.state_sha256 != expected.state_sha256
 
 
@@ -242,15 +244,17 @@ def test_only_the_request_whose_plan_is_logged_waits_for_the_next_controller(tmp
         ("waits", "freeze", {"method": "none", "r_max": None}),
         ("other", "drain", {}),
     ):
-        it.view.take(Record(time_s=0.0, event=events.Commanded(id=id, name=name, arguments=arguments)))
+        it.view.fold(Record(time_s=0.0, event=events.Commanded(id=id, name=name, arguments=arguments)))
 
     def again() -> list[str]:
         return [entry.command.id for entry in it.view.commands.pending() if it.control.again(entry)]
 
     assert again() == []
-    plan = FreezePlan(epoch=1, version=1, ratios=(), control=Control(method="timelyfreeze", r_max=0.9))
+    plan = FreezePlan(
+        epoch=1, version=1, ratios=(), control=FreezeOverrides(method="timelyfreeze", r_max=0.9)
+    )
     change = events.FreezeChanged(
         from_step=2, method="timelyfreeze", r_max=0.9, by="", plan=plan, id="logged"
     )
-    it.view.take(Record(time_s=0.0, event=change))
+    it.view.fold(Record(time_s=0.0, event=change))
     assert again() == ["logged"]

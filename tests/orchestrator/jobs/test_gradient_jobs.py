@@ -10,7 +10,7 @@ from test_elastic_jobs import at_step, check, once
 from test_shared_jobs import shared
 
 from orchestrator.events import types as events
-from workers.launch.ranks import Job, run_threads
+from workers.launch.ranks import LaunchedJob, run_threads
 
 
 def test_a_killed_rank_costs_the_step_in_flight_at_most(tmp_path: Path) -> None:
@@ -18,7 +18,7 @@ def test_a_killed_rank_costs_the_step_in_flight_at_most(tmp_path: Path) -> None:
     done = shared(tmp_path, pipeline={"shard": "gradients"})
     assert (done.plan.shard, done.plan.shards) == ("gradients", 2)
     alone = replace(done.plan, pipelines=1, standbys=())
-    quiet = run_threads(Job(done.config, alone, done.schedule)).state_sha256
+    quiet = run_threads(LaunchedJob(done.config, alone, done.schedule)).state_sha256
     ran = ElasticJob(done, once(at_step(3), lambda running: running.signal(2))).run()
     check(ran, quiet)
     (regrouped,) = ran.of(events.Regrouped)

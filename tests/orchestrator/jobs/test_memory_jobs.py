@@ -15,7 +15,7 @@ from rigs import MEMORY_BYTES, memory_falls
 from test_elastic_jobs import at_step, job, once
 
 from orchestrator.events import types as events
-from orchestrator.lifecycle.states import Failed
+from orchestrator.lifecycle.states import JobFailed
 from orchestrator.prepare.planning import replanner_of
 from orchestrator.prepare.settling import Settled
 from planner.plan import Plan, recomputable
@@ -23,8 +23,8 @@ from planner.profile import Profile
 from planner.search.recut import predicted
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind
-from workers.launch.profile import Request, profile_processes
-from workers.launch.ranks import Job, run_threads
+from workers.launch.profile import ProfileRequest, profile_processes
+from workers.launch.ranks import LaunchedJob, run_threads
 from workers.profiling.measured import combine
 from workers.protocol.reports import CheckpointReport, FaultReport, MemoryLow
 
@@ -47,7 +47,7 @@ def made(folder: Path, replicas: int = 1, shard: str = "none", **sections: dict[
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory: pytest.TempPathFactory) -> Profile:
     config = made(tmp_path_factory.mktemp("profile")).config
-    measured = combine(profile_processes(Request(config=config, ranks=2, budget_s=0.0)), config)
+    measured = combine(profile_processes(ProfileRequest(config=config, ranks=2, budget_s=0.0)), config)
     even = tuple(
         replace(layer, forward_s=0.01, input_grad_s=0.01, weight_grad_s=0.01, update_s=0.0)
         for layer in measured.model.layers
@@ -58,7 +58,7 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Profile:
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> str:
     done = made(tmp_path_factory.mktemp("quiet"))
-    return run_threads(Job(done.config, done.plan, done.schedule)).state_sha256
+    return run_threads(LaunchedJob(done.config, done.plan, done.schedule)).state_sha256
 
 
 def run(resolved: Settled, profile: Profile | None, limit_bytes: int) -> Ran:
@@ -112,7 +112,7 @@ def test_with_no_plan_small_enough_the_job_ends_with_the_numbers_and_a_checkpoin
     full = int(1.1 * peak_bytes(profile, resolved))
     devices = tuple(replace(device, memory_bytes=full) for device in profile.cluster.devices)
     ran = run(resolved, replace(profile, cluster=replace(profile.cluster, devices=devices)), 100_000)
-    assert isinstance(ran.state, Failed)
+    assert isinstance(ran.state, JobFailed)
     said = ran.state.reason
     assert re.search(
         r"no plan for 4 ranks: .* needs [\d,]+ bytes on rank 1, [\d,]+ more than the [\d,]+ it may", said
@@ -140,7 +140,7 @@ def test_without_a_profile_all_layers_recompute_and_beyond_that_the_job_ends(
     assert [event.limit_bytes for event in ran.of(events.MemoryLimited)] == [None]
 
     ran = run(made(tmp_path / "less"), None, 100_000)
-    assert isinstance(ran.state, Failed)
+    assert isinstance(ran.state, JobFailed)
     assert "out of memory: " in ran.state.reason
     assert (
         "no smaller plan is known. What would help: pipeline.recompute = true, a smaller" in ran.state.reason
@@ -179,4 +179,4 @@ def test_layers_move_away_before_an_allocation_fails(
         f"from the fall to the first plan of the move: {begun_s[0] - low.seen_s:.3f} s, in force at {moved.step}"
     )
     done = made(tmp_path / "quiet", replicas, job={"steps": 20})
-    assert ran.state_sha256 == run_threads(Job(done.config, done.plan, done.schedule)).state_sha256
+    assert ran.state_sha256 == run_threads(LaunchedJob(done.config, done.plan, done.schedule)).state_sha256

@@ -14,10 +14,10 @@ from test_elastic_jobs import both, once
 from test_moves import long_job, moving
 
 from orchestrator.events import types as events
-from orchestrator.lifecycle.states import Finished
+from orchestrator.lifecycle.states import JobFinished
 from workers.fault_injection.fault import Fault
-from workers.fault_injection.kinds import FaultKind, Phase
-from workers.launch.ranks import Job, run_threads
+from workers.fault_injection.kinds import FaultKind, FaultPhase
+from workers.launch.ranks import LaunchedJob, run_threads
 from workers.protocol.reports import FaultReport, SwitchReport
 
 STEPS = 24
@@ -54,7 +54,7 @@ def plans(running: ElasticJob) -> int:
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> str:
     done = long_job(tmp_path_factory.mktemp("quiet"), job={"steps": STEPS})
-    return run_threads(Job(done.config, done.plan, done.schedule)).state_sha256
+    return run_threads(LaunchedJob(done.config, done.plan, done.schedule)).state_sha256
 
 
 def run(folder: Path, *acts: Callable[[ElasticJob, events.Event], None]) -> Ran:
@@ -65,7 +65,7 @@ def run(folder: Path, *acts: Callable[[ElasticJob, events.Event], None]) -> Ran:
 
 
 def check(ran: Ran, expected: str, lost: set[int]) -> None:
-    assert isinstance(ran.state, Finished), ran.state
+    assert isinstance(ran.state, JobFinished), ran.state
     assert ran.steps == list(range(1, STEPS + 1))
     assert_consistent(ran)
     assert {rank for each in ran.of(events.Regrouped) for rank in each.lost} == lost
@@ -100,11 +100,11 @@ def test_state_that_does_not_arrive_is_asked_for_again_unless_who_asked_is_dead(
     tmp_path: Path, quiet: str, kind: FaultKind
 ) -> None:
     def arm(running: ElasticJob) -> None:
-        running.call(TARGET, "arm", Fault(kind=kind, phase=Phase.MIGRATING))
+        running.call(TARGET, "arm", Fault(kind=kind, phase=FaultPhase.MIGRATING))
 
     up = once(lambda event: isinstance(event, events.RankStarted) and event.rank == TARGET, arm)
     ran = run(tmp_path, up)
     (report,) = ran.of(FaultReport)
-    assert (report.rank, report.phase) == (TARGET, Phase.MIGRATING)
+    assert (report.rank, report.phase) == (TARGET, FaultPhase.MIGRATING)
     assert len(ran.of(events.Migrated)) == (1 if kind is FaultKind.RAISE else 0)
     check(ran, quiet, {TARGET} if kind is FaultKind.KILL else set())

@@ -14,10 +14,10 @@ from test_elastic_jobs import both, job
 from orchestrator.controller.requests.move_request import move_of_layers
 from orchestrator.events import types as events
 from orchestrator.lifecycle.migration import Mode
-from orchestrator.lifecycle.states import Finished, Training
+from orchestrator.lifecycle.states import JobFinished, Training
 from orchestrator.lifecycle.stimuli import Migrate
 from orchestrator.prepare.settling import Settled
-from workers.launch.ranks import Job, run_threads
+from workers.launch.ranks import LaunchedJob, run_threads
 from workers.protocol.reports import StepReport, SwitchReport
 
 STEPS = 24
@@ -33,7 +33,7 @@ def long_job(folder: Path, **sections: dict[str, Any]) -> Settled:
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> str:
     done = long_job(tmp_path_factory.mktemp("quiet"))
-    return run_threads(Job(done.config, done.plan, done.schedule)).state_sha256
+    return run_threads(LaunchedJob(done.config, done.plan, done.schedule)).state_sha256
 
 
 def moving(layers: tuple[int, int], rank: int, mode: Mode = "live", step: int = 3) -> Callable[..., None]:
@@ -54,7 +54,7 @@ def moving(layers: tuple[int, int], rank: int, mode: Mode = "live", step: int = 
 
 
 def check(ran: Ran, expected: str | None) -> None:
-    assert isinstance(ran.state, Finished), ran.state
+    assert isinstance(ran.state, JobFinished), ran.state
     assert ran.steps == list(range(1, STEPS + 1))
     if expected is not None:
         assert ran.state_sha256 == expected

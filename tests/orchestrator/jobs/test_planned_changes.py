@@ -14,10 +14,10 @@ from tiny_jobs import tiny
 from orchestrator.controller.ranks.next_plans import NextPlans
 from orchestrator.events import types as events
 from orchestrator.lifecycle.commands import Switch
-from orchestrator.lifecycle.states import Finished
-from orchestrator.lifecycle.stimuli import Going, Scale
+from orchestrator.lifecycle.states import JobFinished
+from orchestrator.lifecycle.stimuli import Going, ScaleRequested
 from orchestrator.prepare.settling import Settled
-from workers.launch.ranks import Job, run_threads
+from workers.launch.ranks import LaunchedJob, run_threads
 from workers.protocol.reports import StandbyReport, StepReport, SwitchReport, WarningReport
 
 STEPS = 24
@@ -42,7 +42,7 @@ def job(folder: Path, pass_s: float = PASS_S, **elastic: Any) -> Settled:
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The state in which the job ends when no rank changes."""
     done = job(tmp_path_factory.mktemp("quiet"))
-    return run_threads(Job(done.config, done.plan, done.schedule)).state_sha256
+    return run_threads(LaunchedJob(done.config, done.plan, done.schedule)).state_sha256
 
 
 def leave_at(step: int, rank: int, left_s: float = 60.0) -> Callable[[ElasticJob, events.Event], None]:
@@ -54,7 +54,7 @@ def leave_at(step: int, rank: int, left_s: float = 60.0) -> Callable[[ElasticJob
 
 
 def check(ran: Ran, expected: str) -> None:
-    assert isinstance(ran.state, Finished), ran.state
+    assert isinstance(ran.state, JobFinished), ran.state
     assert ran.state_sha256 == expected
     assert ran.steps == list(range(1, STEPS + 1))
     assert_gone(ran.pids)
@@ -111,8 +111,8 @@ def test_layers_with_copies_in_host_memory_are_built_before_the_ranks_regroup(
 
 
 def test_ranks_whose_change_is_cancelled_train_on_without_its_copies(tmp_path: Path, quiet: str) -> None:
-    def scaled(places: int) -> Scale:
-        return Scale(events.Scaled(ranks=places, spares=0, places=places, id=""))
+    def scaled(places: int) -> ScaleRequested:
+        return ScaleRequested(events.Scaled(ranks=places, spares=0, places=places, id=""))
 
     def act(running: ElasticJob, event: events.Event) -> None:
         if isinstance(event, StepReport) and event.step == 3:
@@ -174,7 +174,7 @@ def test_a_rank_killed_in_any_phase_of_a_drain_costs_no_committed_step(
 
     ran = ElasticJob(job(tmp_path), act).run()
     assert seen, "the fault fired"
-    assert isinstance(ran.state, Finished), ran.state
+    assert isinstance(ran.state, JobFinished), ran.state
     assert ran.state_sha256 == quiet
     assert ran.steps == list(range(1, STEPS + 1)), "no committed step is lost"
     assert sum(regrouped.steps_lost for regrouped in ran.of(events.Regrouped)) == 0

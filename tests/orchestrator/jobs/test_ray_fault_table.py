@@ -22,11 +22,11 @@ from tiny_jobs import tiny
 from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.cluster.actor_names import NAMESPACE, rank_name
 from orchestrator.events import types as events
-from orchestrator.lifecycle.stimuli import Asked
+from orchestrator.lifecycle.stimuli import SaveOrStop
 from orchestrator.spec.job_spec import Spec
 from orchestrator.trainer import PipelineTrainer
-from workers.fault_injection.kinds import FaultKind, Phase
-from workers.launch.ranks import Job, run_threads
+from workers.fault_injection.kinds import FaultKind, FaultPhase
+from workers.launch.ranks import LaunchedJob, run_threads
 from workers.protocol.orders import Request
 from workers.protocol.reports import StepReport
 
@@ -38,15 +38,15 @@ JOB = "faulted"
 HANG_S = 15.0
 TIMES = dict.fromkeys(("forward_s", "input_grad_s", "weight_grad_s"), 0.015)
 ROWS = (
-    Row(Phase.BACKWARD, "middle", FaultKind.RAISE),
-    Row(Phase.RECOVERING, "first", FaultKind.KILL),
+    Row(FaultPhase.BACKWARD, "middle", FaultKind.RAISE),
+    Row(FaultPhase.RECOVERING, "first", FaultKind.KILL),
 )
 MORE_ROWS = (
-    Row(Phase.FORWARD, "first", FaultKind.KILL),
-    Row(Phase.BEFORE_COMMIT, "last", FaultKind.KILL),
-    Row(Phase.IN_COMMIT, "middle", FaultKind.KILL),
-    Row(Phase.AFTER_COMMIT, "first", FaultKind.STOP),
-    Row(Phase.SAVING, "last", FaultKind.RAISE),
+    Row(FaultPhase.FORWARD, "first", FaultKind.KILL),
+    Row(FaultPhase.BEFORE_COMMIT, "last", FaultKind.KILL),
+    Row(FaultPhase.IN_COMMIT, "middle", FaultKind.KILL),
+    Row(FaultPhase.AFTER_COMMIT, "first", FaultKind.STOP),
+    Row(FaultPhase.SAVING, "last", FaultKind.RAISE),
 )
 """Rows of a second job."""
 
@@ -59,7 +59,7 @@ class RayJob:
             actor = ray.get_actor(rank_name(JOB, rank), namespace=NAMESPACE)
             ray.get(getattr(actor, method).remote(argument))
 
-    def post(self, stimulus: Asked) -> None:
+    def post(self, stimulus: SaveOrStop) -> None:
         assert stimulus.request is Request.STOP
         BlockingJobClient().stop(JOB)
 
@@ -103,7 +103,7 @@ class NodeTable(Table):
         regrouped = any(isinstance(one, events.Regrouped) for one in self.since)
         if regrouped and self.job.at_rest and not self._stopped:
             self._stopped = True
-            running.post(Asked(Request.STOP))
+            running.post(SaveOrStop(Request.STOP))
 
     def _ready(self) -> bool:
         """The node that is killed last may hold two members, and each of them needs a spare."""
@@ -164,7 +164,7 @@ def faulted(
     assert result.error is None, result.error
     assert result.metrics is not None
     calm = resolved(job(tmp_path_factory.mktemp("calm")))
-    quiet = run_threads(Job(calm.config, calm.plan, calm.schedule, stop_at=max(steps(log))))
+    quiet = run_threads(LaunchedJob(calm.config, calm.plan, calm.schedule, stop_at=max(steps(log))))
     return FaultedJob(log, table, result.metrics, quiet.state_sha256)
 
 

@@ -14,7 +14,7 @@ from tiny_jobs import tiny
 
 from orchestrator.cli.exit_codes import DONE, USER_ERROR
 from orchestrator.cli.steering import steer
-from orchestrator.commands.fault import Fault
+from orchestrator.commands.fault import InjectFault
 from orchestrator.events import types as events
 from orchestrator.spec.job_spec import Spec
 from orchestrator.trainer import PipelineTrainer
@@ -83,7 +83,7 @@ def test_stopped_slowed_and_throttled_ranks_leave_the_bits_alone_and_the_rest_is
             (1, {"kind": "throttle-link", "bytes_per_s": 1e6, "step": 10, "steps": 1}),
         ):
             drill = Drill.from_json({"rank": rank, "fault": fault})
-            said.append(steer("auto", "drilled", Fault(drill=drill.to_json()), wait=False))
+            said.append(steer("auto", "drilled", InjectFault(drill=drill.to_json()), wait=False))
         ask("drille", "kill", "--rank", "0")
         ask("drilled", "kill", "--rank", "9", "--step", "1000")
         ask("drilled", "kill")

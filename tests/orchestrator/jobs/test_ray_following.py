@@ -29,7 +29,7 @@ from orchestrator.client.submit import Submission
 from orchestrator.cluster import connection as cluster
 from orchestrator.commands.cancel import Cancel
 from orchestrator.commands.command import JobCommand
-from orchestrator.commands.fault import Fault
+from orchestrator.commands.fault import InjectFault
 from orchestrator.commands.move import Move
 from orchestrator.commands.pause import Pause
 from orchestrator.commands.resume import Resume
@@ -204,7 +204,7 @@ def test_a_controller_that_hangs_keeps_nobody_waiting(
         sent(Cancel()),
         sent(Cancel(abort=True)),
         sent(Move(layers="1", rank=0)),
-        sent(Fault(drill={"rank": 0, "fault": {"kind": "kill"}})),
+        sent(InjectFault(drill={"rank": 0, "fault": {"kind": "kill"}})),
         lambda: reap_job("hung", "auto", force=False),
         lambda: PipelineTrainer(spec, resume=True).fit(),
         lambda: follow_command("hung", "auto"),

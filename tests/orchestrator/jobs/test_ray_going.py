@@ -32,7 +32,7 @@ from orchestrator.client import submit
 from orchestrator.cluster import connection
 from orchestrator.cluster.draining import draining
 from orchestrator.cluster.placement import preferring
-from orchestrator.commands.fault import Fault
+from orchestrator.commands.fault import InjectFault
 from orchestrator.controller.ranks.drains import drained
 from orchestrator.events import types as events
 from orchestrator.spec.job_spec import Spec
@@ -193,7 +193,7 @@ def test_told_by_a_file_and_by_ray_ranks_leave_one_after_the_other(nodes: Nodes,
         """Have Ray itself drain the node, as when a person or an autoscaler requests it."""
         node = homes[0].node
         drill = Drill(node=node[:16], deadline_s=30.0).to_json()
-        said.append(steer("auto", "going", Fault(drill=drill), wait=False))
+        said.append(steer("auto", "going", InjectFault(drill=drill), wait=False))
         assert node in draining()
 
     ways: list[Callable[[], object]] = [

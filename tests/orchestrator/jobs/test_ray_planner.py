@@ -28,7 +28,7 @@ from orchestrator.history.job_view import fold
 from orchestrator.lifecycle.stimuli import Noted, Stimulus
 from orchestrator.spec.job_spec import Spec
 from planner.freeze.decision import FreezeQuestion
-from planner.freezing import Control, FreezePlan, Phase, Phases
+from planner.freezing import FreezeOverrides, FreezePlan, Phase, Phases
 from planner.plan import Plan
 from planner.schedule.expand import schedule_of
 from workers.config import FreezeConfig
@@ -280,7 +280,7 @@ def test_freezing_is_switched_on_while_the_job_trains_and_its_controller_dies(tm
                 asked.append(client.freeze("switched", method="timelyfreeze", r_max=0.5, by="a test"))
             case events.FreezeChanged():
                 kill_controller("switched")
-            case FreezeStarted(plan=FreezePlan(control=Control(solved=True))):
+            case FreezeStarted(plan=FreezePlan(control=FreezeOverrides(solved=True))):
                 assert client.outcome(asked[0], timeout_s=60.0).done
                 view = client.view("switched")
                 assert (view.freeze.method, view.freeze.r_max) == ("timelyfreeze", 0.5)

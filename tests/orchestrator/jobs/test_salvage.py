@@ -16,8 +16,8 @@ from rigs import all_gather_or_none, dies_before_its_last_layer, dies_before_its
 from tiny_jobs import tiny
 
 from orchestrator.events import types as events
-from orchestrator.lifecycle.states import Finished
-from orchestrator.lifecycle.stimuli import Asked, Going
+from orchestrator.lifecycle.states import JobFinished
+from orchestrator.lifecycle.stimuli import Going, SaveOrStop
 from orchestrator.prepare.settling import Settled
 from planner.shards import Piece, Shard
 from workers.build import build_layers
@@ -32,8 +32,8 @@ from workers.checkpoint.folder import (
 from workers.checkpoint.manifest import Manifest
 from workers.data.registry import open_dataset
 from workers.fault_injection.fault import Fault
-from workers.fault_injection.kinds import FaultKind, Phase
-from workers.launch.ranks import Job, run_threads
+from workers.fault_injection.kinds import FaultKind, FaultPhase
+from workers.launch.ranks import LaunchedJob, run_threads
 from workers.models.registry import build_definition
 from workers.protocol.orders import CheckpointRef, Request
 from workers.protocol.reports import CheckpointReport, FaultReport, StepReport
@@ -96,7 +96,7 @@ def drained(done: Settled, rig: Callable[[int], None], room: int | None = None) 
     return lost(done, lambda running: running.post(GOING), rig=rig, room=room)
 
 
-def killed(done: Settled, phase: Phase, room: int | None = None) -> Drained:
+def killed(done: Settled, phase: FaultPhase, room: int | None = None) -> Drained:
     """Run a job where rank 1 is killed in a phase of a step, once there is a checkpoint."""
     kill = Fault(kind=FaultKind.KILL, phase=phase)
     found = lost(done, lambda running: running.call(1, "arm", kill), rig=all_gather_or_none, room=room)
@@ -117,16 +117,16 @@ def lost(done: Settled, lose: Callable[[ElasticJob], None], **hosts: Any) -> Dra
     def act(running: ElasticJob, event: events.Event) -> None:
         match event:
             case StepReport(step=3) if once("save"):
-                running.post(Asked(Request.CHECKPOINT))
+                running.post(SaveOrStop(Request.CHECKPOINT))
             case CheckpointReport() if once("drain"):
                 lose(running)
             case StepReport(generation=2) if once("stop"):
-                running.post(Asked(Request.STOP))
+                running.post(SaveOrStop(Request.STOP))
             case _:
                 pass
 
     ran = ElasticJob(done, act, **hosts).run()
-    assert isinstance(ran.state, Finished), ran.state
+    assert isinstance(ran.state, JobFinished), ran.state
     (failed,) = ran.of(events.RankFailed)
     assert failed.rank == 1
     assert "died: killed" in failed.error
@@ -139,7 +139,7 @@ def lost(done: Settled, lose: Callable[[ElasticJob], None], **hosts: Any) -> Dra
 def quiet(folder: Path, end: int, **changes: Any) -> tuple[Settled, str]:
     """An undisturbed run of the job to step `end`, with a checkpoint of each step; and its last state."""
     done = job(folder, {}, every_steps=1, **changes)
-    return done, run_threads(Job(done.config, done.plan, done.schedule, stop_at=end)).state_sha256
+    return done, run_threads(LaunchedJob(done.config, done.plan, done.schedule, stop_at=end)).state_sha256
 
 
 def parameters_of(done: Settled, layer: int, shard: Shard) -> set[str]:
@@ -188,7 +188,9 @@ def went_on_with(quiet: Settled, drained: Drained, pieces: Iterable[Piece], fold
         files |= {record.name: record for record in write_layer(mixed.path, state)}
     fields = {name: getattr(manifest, name) for name in manifest.__dataclass_fields__}
     write_manifest(mixed.path, Manifest(**{**fields, "files": files}))
-    again = Job(quiet.config, quiet.plan, quiet.schedule, start=mixed, generation=2, stop_at=drained.end)
+    again = LaunchedJob(
+        quiet.config, quiet.plan, quiet.schedule, start=mixed, generation=2, stop_at=drained.end
+    )
     return run_threads(again).state_sha256
 
 
@@ -230,16 +232,16 @@ def test_what_siblings_computed_with_is_left_of_a_killed_rank(tmp_path: Path) ->
     """A spare takes its place."""
     shared: dict[str, Any] = {"shard": "optimizer"}
     done = job(tmp_path / "killed", SLOW, salvage="weights", spares=1, allow_faults=True, **shared)
-    went = killed(done, Phase.BEFORE_COMMIT, room=3)
+    went = killed(done, FaultPhase.BEFORE_COMMIT, room=3)
     assert (went.regrouped.cause, went.regrouped.rerun) == ("loss", 1)
     check_salvaged(done, went, tmp_path, **shared)
 
 
 @pytest.mark.parametrize(
-    ("precision", "phase"), [("bfloat16", Phase.BEFORE_COMMIT), ("float32", Phase.AFTER_COMMIT)]
+    ("precision", "phase"), [("bfloat16", FaultPhase.BEFORE_COMMIT), ("float32", FaultPhase.AFTER_COMMIT)]
 )
 def test_what_siblings_computed_with_counts_only_if_it_is_the_newest_in_32_bits(
-    tmp_path: Path, precision: str, phase: Phase
+    tmp_path: Path, precision: str, phase: FaultPhase
 ) -> None:
     """After an update, each sibling has the newest weights of its own shards alone."""
     shared: dict[str, Any] = {"shard": "optimizer", "precision": precision}

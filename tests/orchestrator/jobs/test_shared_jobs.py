@@ -25,7 +25,7 @@ from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle.states import Training
 from orchestrator.lifecycle.stimuli import Going, Migrate, PauseAsked, ResumeAsked
 from orchestrator.prepare.settling import Settled
-from workers.launch.ranks import Job, run_threads
+from workers.launch.ranks import LaunchedJob, run_threads
 from workers.protocol.reports import CheckpointReport, FreezeStarted
 
 PIPELINE = {"ranks": 4, "replicas": 2}
@@ -42,7 +42,7 @@ def shared(folder: Path, **sections: dict[str, Any]) -> Settled:
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The state in which the job ends with whole states, when no fault fires."""
     done = job(tmp_path_factory.mktemp("quiet"), pipeline=PIPELINE, job={"precision": "bfloat16"})
-    return run_threads(Job(done.config, done.plan, done.schedule)).state_sha256
+    return run_threads(LaunchedJob(done.config, done.plan, done.schedule)).state_sha256
 
 
 def test_a_quiet_job_has_the_bits_of_whole_states(tmp_path: Path, quiet: str) -> None:
@@ -92,7 +92,7 @@ def test_freezing_that_is_switched_on_goes_through_a_loss(tmp_path: Path) -> Non
     assert 3 in asked.view.curvature.samples
     (started,) = ran.of(FreezeStarted)
     whole = replace(made.plan, shard="none", standbys=())
-    work = Job(made.config, whole, made.schedule, freeze_plans=(started.plan,))
+    work = LaunchedJob(made.config, whole, made.schedule, freeze_plans=(started.plan,))
     expected = run_threads(work)
     assert ran.state_sha256 == expected.state_sha256
     assert ran.state_sha256 != run_threads(replace(work, freeze_plans=())).state_sha256

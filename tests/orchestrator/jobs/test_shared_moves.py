@@ -18,12 +18,12 @@ from test_moves import moving
 
 from orchestrator.events import types as events
 from orchestrator.lifecycle.migration import Mode
-from orchestrator.lifecycle.states import Finished
+from orchestrator.lifecycle.states import JobFinished
 from orchestrator.lifecycle.stimuli import Going
 from orchestrator.prepare.settling import Settled
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind
-from workers.launch.ranks import Job, run_threads
+from workers.launch.ranks import LaunchedJob, run_threads
 from workers.protocol.reports import CopiedAhead, StandbyReport, StepReport, SwitchReport
 
 STEPS = 24
@@ -46,11 +46,11 @@ def made(folder: Path, *, shard: str = "optimizer", **sections: dict[str, Any]) 
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> str:
     done = made(tmp_path_factory.mktemp("quiet"), shard="none")
-    return run_threads(Job(done.config, done.plan, done.schedule)).state_sha256
+    return run_threads(LaunchedJob(done.config, done.plan, done.schedule)).state_sha256
 
 
 def check(ran: Ran, expected: str | None) -> None:
-    assert isinstance(ran.state, Finished), ran.state
+    assert isinstance(ran.state, JobFinished), ran.state
     assert ran.steps == list(range(1, STEPS + 1))
     assert_consistent(ran)
     assert sum(each.steps_lost for each in ran.of(events.Regrouped)) == 0

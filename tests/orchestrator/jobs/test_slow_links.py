@@ -14,11 +14,11 @@ from process_hosts import ElasticJob
 from test_elastic_jobs import at_step, job
 
 from orchestrator.events import types as events
-from orchestrator.lifecycle.states import Finished
+from orchestrator.lifecycle.states import JobFinished
 from orchestrator.prepare.settling import Settled
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind
-from workers.launch.ranks import Job, run_threads
+from workers.launch.ranks import LaunchedJob, run_threads
 from workers.protocol.reports import FaultReport
 
 STEPS = 16
@@ -57,7 +57,7 @@ def test_a_slow_link_is_known_to_the_planner_and_the_bits_stay(tmp_path: Path) -
     profile = replace(profile, model=replace(profile.model, layers=layers))
     running = AdaptingJob(resolved, act, profile)
     ran = running.run()
-    assert isinstance(ran.state, Finished)
+    assert isinstance(ran.state, JobFinished)
     assert ran.steps == list(range(1, STEPS + 1))
 
     assert ran.of(FaultReport)
@@ -71,4 +71,4 @@ def test_a_slow_link_is_known_to_the_planner_and_the_bits_stay(tmp_path: Path) -
     assert running.view.adapt.links == ran.of(events.LinksTimed)[-1].links
 
     done = made(tmp_path / "quiet", "off", pass_s=0.0)
-    assert ran.state_sha256 == run_threads(Job(done.config, done.plan, done.schedule)).state_sha256
+    assert ran.state_sha256 == run_threads(LaunchedJob(done.config, done.plan, done.schedule)).state_sha256

@@ -10,11 +10,11 @@ from rigs import dies_sending
 from tiny_jobs import write_text
 
 from orchestrator.events import types as events
-from orchestrator.lifecycle.states import Finished
+from orchestrator.lifecycle.states import JobFinished
 from orchestrator.prepare.settling import Settled
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
 from workers.config import DataConfig, ElasticConfig, ModelConfig
-from workers.launch.ranks import Job, run_threads
+from workers.launch.ranks import LaunchedJob, run_threads
 
 SAMPLES = 4
 """Samples of a microbatch, whose message has 32 MB."""
@@ -37,9 +37,9 @@ def job(folder: Path) -> Settled:
 
 def test_survivors_go_on_at_once(tmp_path: Path) -> None:
     torn = job(tmp_path)
-    calm = run_threads(Job(torn.config, torn.plan, torn.schedule))
+    calm = run_threads(LaunchedJob(torn.config, torn.plan, torn.schedule))
     ran = ElasticJob(torn, rig=dies_sending, timeout_s=TIMEOUT_S).run()
-    assert isinstance(ran.state, Finished), ran.state
+    assert isinstance(ran.state, JobFinished), ran.state
     failed = ran.of(events.RankFailed)
     assert [each.rank for each in failed] == [1], failed
     (regrouped,) = ran.of(events.Regrouped)

@@ -12,11 +12,11 @@ from test_double_faults import STEPS, Act, arming, job, kill
 
 from orchestrator.controller.requests.move_request import move_of_layers
 from orchestrator.events import types as events
-from orchestrator.lifecycle.states import Failed, Finished, Training
+from orchestrator.lifecycle.states import JobFailed, JobFinished, Training
 from orchestrator.lifecycle.stimuli import Migrate
 from orchestrator.prepare.settling import Settled
-from workers.fault_injection.kinds import Phase
-from workers.launch.ranks import Job, run_threads
+from workers.fault_injection.kinds import FaultPhase
+from workers.launch.ranks import LaunchedJob, run_threads
 from workers.protocol.reports import FaultReport, StandbyReport, StepReport, SwitchReport
 
 OWNER = 1
@@ -32,7 +32,7 @@ def twice(folder: Path, steps: int = STEPS) -> Settled:
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The state in which the job ends when no rank is lost."""
     done = job(tmp_path_factory.mktemp("quiet"))
-    return run_threads(Job(done.config, done.plan, done.schedule)).state_sha256
+    return run_threads(LaunchedJob(done.config, done.plan, done.schedule)).state_sha256
 
 
 def together(ranks: set[int]) -> Act:
@@ -53,7 +53,7 @@ def first_copy(done: Settled) -> int:
 
 def check(ran: Ran, expected: str, lost: set[int]) -> None:
     """Check that `lost` died in one instant, and that this cost no committed step and no bit."""
-    assert isinstance(ran.state, Finished), ran.state
+    assert isinstance(ran.state, JobFinished), ran.state
     assert ran.state_sha256 == expected
     assert ran.steps == list(range(1, ran.state.step + 1))
     (regrouped,) = ran.of(events.Regrouped)
@@ -63,10 +63,17 @@ def check(ran: Ran, expected: str, lost: set[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "phase", [Phase.FORWARD, Phase.BACKWARD, Phase.BEFORE_COMMIT, Phase.IN_COMMIT, Phase.AFTER_COMMIT]
+    "phase",
+    [
+        FaultPhase.FORWARD,
+        FaultPhase.BACKWARD,
+        FaultPhase.BEFORE_COMMIT,
+        FaultPhase.IN_COMMIT,
+        FaultPhase.AFTER_COMMIT,
+    ],
 )
 def test_an_owner_and_its_first_copy_lost_in_one_instant_cost_no_committed_step(
-    tmp_path: Path, quiet: str, phase: Phase
+    tmp_path: Path, quiet: str, phase: FaultPhase
 ) -> None:
     done = twice(tmp_path)
     lost = {OWNER, first_copy(done)}
@@ -126,12 +133,12 @@ def test_layers_that_moved_have_two_copies_again(tmp_path: Path) -> None:
     assert lost
     assert [len(places) for places in ran.of(events.Issued)[-2].plan.standbys] == [2] * 6
     calm = job(tmp_path / "calm", job={"steps": 40})
-    check(ran, run_threads(Job(calm.config, calm.plan, calm.schedule)).state_sha256, lost)
+    check(ran, run_threads(LaunchedJob(calm.config, calm.plan, calm.schedule)).state_sha256, lost)
 
 
 def test_more_copies_than_nodes_are_refused_at_the_start(tmp_path: Path) -> None:
     ran = ElasticJob(twice(tmp_path), node_of=lambda rank: f"node{rank % 2}").run()
-    assert isinstance(ran.state, Failed)
+    assert isinstance(ran.state, JobFailed)
     assert ran.state.user_error
     assert ran.state.reason.startswith(WARNING)
     assert ran.steps == []

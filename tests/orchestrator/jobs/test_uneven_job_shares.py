@@ -18,7 +18,7 @@ from orchestrator.lifecycle.states import Training
 from orchestrator.lifecycle.stimuli import Migrate
 from orchestrator.prepare.settling import Settled
 from planner.wording import shares_text
-from workers.launch.ranks import Job, Run, run_threads
+from workers.launch.ranks import LaunchedJob, LaunchedRun, run_threads
 from workers.protocol.reports import StepReport, SwitchReport
 
 STEPS = 16
@@ -30,9 +30,9 @@ def two_pipelines(folder: Path, shard: str = "none") -> Settled:
 
 
 @pytest.fixture(scope="module")
-def quiet(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> LaunchedRun:
     done = two_pipelines(tmp_path_factory.mktemp("quiet"))
-    return run_threads(Job(done.config, done.plan, done.schedule))
+    return run_threads(LaunchedJob(done.config, done.plan, done.schedule))
 
 
 def sharing(step: int, shares: tuple[int, ...], told: list[str]) -> Callable[..., None]:
@@ -60,7 +60,7 @@ def digests(log: list[Any]) -> dict[int, str]:
 
 
 @pytest.mark.parametrize("shard", ["none", "optimizer"])
-def test_shares_change_and_change_back(tmp_path: Path, quiet: Run, shard: str) -> None:
+def test_shares_change_and_change_back(tmp_path: Path, quiet: LaunchedRun, shard: str) -> None:
     told: list[str] = []
     ran = ElasticJob(
         two_pipelines(tmp_path, shard), both(sharing(2, (6, 2), told), sharing(7, (), told))
@@ -78,7 +78,7 @@ def test_shares_change_and_change_back(tmp_path: Path, quiet: Run, shard: str) -
 
 
 def test_a_rank_that_is_lost_amid_uneven_shares_costs_the_step_in_flight_at_most(
-    tmp_path: Path, quiet: Run
+    tmp_path: Path, quiet: LaunchedRun
 ) -> None:
     def followed(event: events.Event) -> bool:
         return isinstance(event, events.Migrated)
@@ -95,7 +95,7 @@ def test_a_rank_that_is_lost_amid_uneven_shares_costs_the_step_in_flight_at_most
     assert len(after.generation.members) < 4
 
 
-def check_bits(ran: Any, quiet: Run) -> None:
+def check_bits(ran: Any, quiet: LaunchedRun) -> None:
     assert ran.state_sha256 == quiet.state_sha256
     assert ran.steps == list(range(1, STEPS + 1))
     assert digests(ran.log) == digests(quiet.reports)

@@ -24,11 +24,11 @@ from lifecycle_jobs import (
 
 from orchestrator.events import types as events
 from orchestrator.lifecycle.commands import (
+    AppendToLog,
     Ask,
     Follow,
     HostStore,
     Join,
-    Log,
     MakePlan,
     Prepare,
     Release,
@@ -36,22 +36,22 @@ from orchestrator.lifecycle.commands import (
     Train,
 )
 from orchestrator.lifecycle.machine import InvalidTransition, handle
-from orchestrator.lifecycle.states import Closing, Failed, Finished, Stopping, Training
+from orchestrator.lifecycle.states import Closing, JobFailed, JobFinished, Stopping, Training
 from orchestrator.lifecycle.stimuli import (
     Aborted,
-    Asked,
-    Ended,
     Joined,
-    Loaded,
     Placed,
+    RankLoaded,
     RankLost,
+    RankSettled,
     Released,
     Reported,
-    Settled,
+    SaveOrStop,
     Solved,
     Start,
     Stimulus,
     StoreUp,
+    TrainingEnded,
     Unplaceable,
 )
 from planner.rank_program import rank_programs
@@ -67,10 +67,10 @@ def test_a_whole_life() -> None:
     job.take(Reported(step_report(1)), Reported(step_report(2)))
     assert job.state.job.membership.members == (0, 1)
     assert job.has.progress.step == 2
-    job.take(Ended(outcome(1)), Ended(outcome(0)))
+    job.take(TrainingEnded(outcome(1)), TrainingEnded(outcome(0)))
     assert isinstance(job.state, Closing)
     job.take(Released())
-    assert job.state == Finished(9, stopped=False, state_sha256=state_digest(["a", "b", "c"]))
+    assert job.state == JobFinished(9, stopped=False, state_sha256=state_digest(["a", "b", "c"]))
     kinds = [type(effect) for effect in job.effects]
     assert kinds == [Reserve, Prepare, MakePlan, Follow, HostStore, Join, Train, Release]
     assert job.logged[0] == events.Placing(ranks=(0, 1))
@@ -94,10 +94,10 @@ def test_what_is_sent_is_logged_before() -> None:
     assert (generation.number, generation.epoch) == (3, 1)
     assert generation.members == (0, 1)
     assert (generation.store_host, generation.store_port, generation.timeout_s) == ("h", 7, 30.0)
-    formed = Log(events.Formed(generation=generation, start=None, step=0))
+    formed = AppendToLog(events.Formed(generation=generation, start=None, step=0))
     assert job.commands.index(formed) < job.commands.index(Join(generation, 0))
     follow = next(command for command in job.commands if isinstance(command, Follow))
-    assert job.commands.index(Log(events.Issued(plan=PLAN))) < job.commands.index(follow)
+    assert job.commands.index(AppendToLog(events.Issued(plan=PLAN))) < job.commands.index(follow)
     assert [each.place for each in follow.assignments.values()] == [0, 1]
     programs = rank_programs(ORDER.schedule)
     assert [(each.plan, each.program) for each in follow.assignments.values()] == [
@@ -106,13 +106,17 @@ def test_what_is_sent_is_logged_before() -> None:
 
 
 def test_a_stop_reaches_the_ranks_once_and_ends_the_job() -> None:
-    job = Job().take(*TO_TRAINING, Asked(Request.CHECKPOINT))
+    job = Job().take(*TO_TRAINING, SaveOrStop(Request.CHECKPOINT))
     assert isinstance(job.state, Training)
-    job.take(Asked(Request.STOP), Asked(Request.STOP), Reported(step_report(3)))
+    job.take(SaveOrStop(Request.STOP), SaveOrStop(Request.STOP), Reported(step_report(3)))
     assert isinstance(job.state, Stopping)
     assert job.state.waiting == {0, 1}
-    job.take(Ended(outcome(0, stopped=True, step=3)), Ended(outcome(1, stopped=True, step=3)), Released())
-    assert job.state == Finished(3, stopped=True, state_sha256=state_digest(["a", "b", "c"]))
+    job.take(
+        TrainingEnded(outcome(0, stopped=True, step=3)),
+        TrainingEnded(outcome(1, stopped=True, step=3)),
+        Released(),
+    )
+    assert job.state == JobFinished(3, stopped=True, state_sha256=state_digest(["a", "b", "c"]))
     assert [effect for effect in job.effects if isinstance(effect, Ask)] == [
         Ask(Request.CHECKPOINT, 0),
         Ask(Request.STOP, 0),
@@ -121,8 +125,8 @@ def test_a_stop_reaches_the_ranks_once_and_ends_the_job() -> None:
 
 @pytest.mark.parametrize("length", range(len(TO_TRAINING)))
 def test_a_stop_before_training_needs_no_rank(length: int) -> None:
-    job = Job(RESUMED).take(*TO_TRAINING[:length], Asked(Request.STOP), Released())
-    assert job.state == Finished(8, stopped=True, state_sha256=None)
+    job = Job(RESUMED).take(*TO_TRAINING[:length], SaveOrStop(Request.STOP), Released())
+    assert job.state == JobFinished(8, stopped=True, state_sha256=None)
     assert job.effects[-1] == Release()
 
 
@@ -132,21 +136,21 @@ def test_an_abort_releases_at_once(length: int) -> None:
     assert isinstance(job.state, Closing)
     assert job.effects[-1] == Release()
     job.take(Released())
-    assert isinstance(job.state, Failed)
+    assert isinstance(job.state, JobFailed)
 
 
 def test_what_the_cluster_lacks_ends_the_job() -> None:
     job = Job().take(Start(), Unplaceable("4 GPU missing"), Released())
-    assert job.state == Failed("4 GPU missing", user_error=True)
+    assert job.state == JobFailed("4 GPU missing", user_error=True)
 
 
 def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used() -> None:
-    job = Job(RESUMED).take(*TO_PREPARED, Loaded(1, DAMAGE), Loaded(0, None))
+    job = Job(RESUMED).take(*TO_PREPARED, RankLoaded(1, DAMAGE), RankLoaded(0, None))
     assert events.Skipped(rank=1, damage=DAMAGE) in job.logged
     follows = [effect for effect in job.effects if isinstance(effect, Follow)]
     starts = [(each.start, each.step) for follow in follows for each in follow.assignments.values()]
     assert starts == [(NEW, 8), (NEW, 8), (OLD, 4), (OLD, 4)]
-    job.take(Loaded(0, None), Loaded(1, None), StoreUp("h", 7), Joined(0), Joined(1))
+    job.take(RankLoaded(0, None), RankLoaded(1, None), StoreUp("h", 7), Joined(0), Joined(1))
     assert isinstance(job.state, Training)
     assert job.has.progress.step == 4
     assert any(isinstance(event, events.Formed) and event.start == OLD for event in job.logged)
@@ -155,9 +159,9 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used() -> None:
 def test_no_whole_checkpoint_is_the_users_to_mend() -> None:
     job = Job(RESUMED).take(*TO_PREPARED)
     for damage in (DAMAGE, DamagedCheckpoint(path="/out/4", file="manifest.json", problem="is cut short")):
-        job.take(Loaded(0, None), Loaded(1, damage))
+        job.take(RankLoaded(0, None), RankLoaded(1, damage))
     job.take(Released())
-    assert isinstance(job.state, Failed)
+    assert isinstance(job.state, JobFailed)
     assert job.state.user_error
     assert "manifest.json in /out/4: is cut short" in job.state.reason
 
@@ -165,13 +169,15 @@ def test_no_whole_checkpoint_is_the_users_to_mend() -> None:
 @pytest.mark.parametrize("length", [2, 3, 4, 5, 6])
 def test_a_failure_before_the_ranks_are_joined_ends_the_job_at_once(length: int) -> None:
     job = Job().take(*TO_TRAINING[:length], RankLost(1, "no such file", user_error=True))
-    assert job.state == Closing(Failed("rank 1: no such file", user_error=True))
+    assert job.state == Closing(JobFailed("rank 1: no such file", user_error=True))
 
 
 def test_an_unwritten_last_checkpoint_is_a_failure() -> None:
-    job = Job().take(*TO_TRAINING, Ended(outcome(0)), Ended(outcome(1, checkpoint_error="disk full")))
+    job = Job().take(
+        *TO_TRAINING, TrainingEnded(outcome(0)), TrainingEnded(outcome(1, checkpoint_error="disk full"))
+    )
     assert isinstance(job.state, Closing)
-    assert isinstance(job.state.end, Failed)
+    assert isinstance(job.state.end, JobFailed)
     assert "trained to step 9" in job.state.end.reason
     assert "disk full" in job.state.end.reason
     # `--resume` would report the same.
@@ -180,26 +186,31 @@ def test_an_unwritten_last_checkpoint_is_a_failure() -> None:
 
 def test_an_unwritten_last_checkpoint_leaves_the_one_before_it() -> None:
     saved = Reported(checkpoint_report(5))
-    job = Job().take(*TO_TRAINING, saved, Ended(outcome(0)), Ended(outcome(1, checkpoint_error="disk full")))
+    job = Job().take(
+        *TO_TRAINING,
+        saved,
+        TrainingEnded(outcome(0)),
+        TrainingEnded(outcome(1, checkpoint_error="disk full")),
+    )
     assert isinstance(job.state, Closing)
-    assert isinstance(job.state.end, Failed)
+    assert isinstance(job.state.end, JobFailed)
     assert "--resume goes on from the checkpoint of step 5" in job.state.end.reason
 
 
 def test_siblings_that_differ_are_a_failure() -> None:
     twin = outcome(1, layer_digests=((0, "other"),))
-    job = Job().take(*TO_TRAINING, Ended(outcome(0)), Ended(twin))
+    job = Job().take(*TO_TRAINING, TrainingEnded(outcome(0)), TrainingEnded(twin))
     assert isinstance(job.state, Closing)
-    assert isinstance(job.state.end, Failed)
+    assert isinstance(job.state.end, JobFailed)
     assert "layer 0" in job.state.end.reason
 
 
 def test_late_reports_are_kept() -> None:
     report = checkpoint_report(9)
-    job = Job().take(*TO_TRAINING, Ended(outcome(0)), Ended(outcome(1)))
+    job = Job().take(*TO_TRAINING, TrainingEnded(outcome(0)), TrainingEnded(outcome(1)))
     job.take(Reported(report), Released(), Reported(report))
     assert job.logged.count(report) == 2
-    assert isinstance(job.state, Finished)
+    assert isinstance(job.state, JobFinished)
 
 
 @pytest.mark.parametrize(
@@ -211,9 +222,9 @@ def test_late_reports_are_kept() -> None:
         ((Start(),), ready(0)),
         (TO_PREPARED[:3], Joined(0)),
         (TO_TRAINING, Placed()),
-        (TO_TRAINING, Settled(0)),
+        (TO_TRAINING, RankSettled(0)),
         (TO_TRAINING, Released()),
-        (TO_PREPARED, Ended(outcome(0))),
+        (TO_PREPARED, TrainingEnded(outcome(0))),
     ],
 )
 def test_a_pair_that_means_nothing_raises_with_the_story(

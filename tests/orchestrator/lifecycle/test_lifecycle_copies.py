@@ -8,8 +8,8 @@ from lifecycle_jobs import DEAD, Job, order_of, plan_of, position, ready, recove
 
 from orchestrator.events import types as events
 from orchestrator.lifecycle.commands import MakePlan
-from orchestrator.lifecycle.states import Closing, Failed
-from orchestrator.lifecycle.stimuli import Placed, Planned, Positioned, Start
+from orchestrator.lifecycle.states import Closing, JobFailed
+from orchestrator.lifecycle.stimuli import Placed, PlanReady, Positioned, Start
 from workers.config import ElasticConfig
 
 TWICE = order_of(3, elastic=ElasticConfig(redundancy="peer", copies=2))
@@ -17,9 +17,9 @@ TWICE = order_of(3, elastic=ElasticConfig(redundancy="peer", copies=2))
 
 def test_a_job_does_not_start_on_fewer_nodes_than_its_copies_need() -> None:
     job = Job(TWICE).take(Start(), Placed(), ready(0), ready(1), replace(ready(2), node="node1"))
-    job.take(Planned(TWICE.plan, TWICE.schedule))
+    job.take(PlanReady(TWICE.plan, TWICE.schedule))
     assert isinstance(job.state, Closing)
-    assert job.state.end == Failed(
+    assert job.state.end == JobFailed(
         "elastic.copies = 2 needs 3 failure domains, and the job has 2 nodes: a layer and its copies are each on"
         " another node: add nodes, spread the ranks over more of them, or lower elastic.copies",
         user_error=True,

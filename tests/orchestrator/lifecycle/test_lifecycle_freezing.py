@@ -8,17 +8,25 @@ from lifecycle_jobs import RESUMED, SOLUTION, TO_TRAINING, Job, outcome
 
 from orchestrator.events import types as events
 from orchestrator.history.freeze_history import FreezeHistory
-from orchestrator.lifecycle.commands import Follow, Log, Propose
-from orchestrator.lifecycle.states import Finished, Training
-from orchestrator.lifecycle.stimuli import Asked, Ended, FreezeAsked, Noted, Released, Reported, Solved
-from planner.freezing import Control
+from orchestrator.lifecycle.commands import AppendToLog, Follow, Propose
+from orchestrator.lifecycle.states import JobFinished, Training
+from orchestrator.lifecycle.stimuli import (
+    FreezeAsked,
+    Noted,
+    Released,
+    Reported,
+    SaveOrStop,
+    Solved,
+    TrainingEnded,
+)
+from planner.freezing import FreezeOverrides
 from workers.protocol.orders import Request
 from workers.protocol.reports import FreezeStarted
 
 
 def test_a_freeze_plan_is_logged_before_it_is_sent() -> None:
     job = Job().take(*TO_TRAINING, Solved(SOLUTION))
-    assert job.commands[-2:] == [Log(SOLUTION), Propose(SOLUTION.plan, (0, 1))]
+    assert job.commands[-2:] == [AppendToLog(SOLUTION), Propose(SOLUTION.plan, (0, 1))]
     assert isinstance(job.state, Training)
 
 
@@ -36,11 +44,15 @@ def test_decisions_of_earlier_runs_are_followed_and_those_to_come_are_logged_aga
 
 def test_ranks_that_end_are_sent_no_freeze_plan() -> None:
     job = Job().take(
-        *TO_TRAINING, Asked(Request.STOP), Solved(SOLUTION), Ended(outcome(0)), Ended(outcome(1))
+        *TO_TRAINING,
+        SaveOrStop(Request.STOP),
+        Solved(SOLUTION),
+        TrainingEnded(outcome(0)),
+        TrainingEnded(outcome(1)),
     )
     job.take(Solved(SOLUTION), Released(), Solved(SOLUTION))
     job.take(Noted(events.Warned(text="the planner died")))
-    assert isinstance(job.state, Finished)
+    assert isinstance(job.state, JobFinished)
     assert not any(isinstance(effect, Propose) for effect in job.effects)
     assert job.logged[-1] == events.Warned(text="the planner died")
 
@@ -50,13 +62,13 @@ CHANGE = events.FreezeChanged(
     method="none",
     r_max=0.8,
     by="a test",
-    plan=replace(SOLUTION.plan, version=2, control=Control(method="none", r_max=0.8)),
+    plan=replace(SOLUTION.plan, version=2, control=FreezeOverrides(method="none", r_max=0.8)),
 )
 
 
 def test_a_change_is_logged_before_it_is_sent_and_replaces_what_was_being_solved() -> None:
     job = Job().take(*TO_TRAINING, FreezeAsked(CHANGE))
-    assert job.commands[-2:] == [Log(CHANGE), Propose(CHANGE.plan, (0, 1))]
+    assert job.commands[-2:] == [AppendToLog(CHANGE), Propose(CHANGE.plan, (0, 1))]
     count = len(job.commands)
     assert job.take(Solved(SOLUTION)).commands[count:] == []
     assert job.has.intents.proposed == CHANGE.plan
@@ -73,7 +85,7 @@ def test_a_request_that_a_newer_one_has_overtaken_is_answered() -> None:
     why = "another freeze request took its place"
     assert job.logged[-1] == events.Answered(id="a", done=False, step=0, text=why)
     assert job.has.intents.proposed == newer.plan
-    job.take(Asked(Request.STOP), FreezeAsked(replace(newer, id="c")))
+    job.take(SaveOrStop(Request.STOP), FreezeAsked(replace(newer, id="c")))
     answer = job.logged[-1]
     assert isinstance(answer, events.Answered)
     assert (answer.id, answer.done) == ("c", False)
@@ -82,7 +94,7 @@ def test_a_request_that_a_newer_one_has_overtaken_is_answered() -> None:
 def test_a_change_comes_with_its_solution() -> None:
     solution = replace(SOLUTION, plan=CHANGE.plan)
     job = Job().take(*TO_TRAINING, FreezeAsked(CHANGE, solution))
-    assert job.commands[-3:] == [Log(CHANGE), Log(solution), Propose(CHANGE.plan, (0, 1))]
+    assert job.commands[-3:] == [AppendToLog(CHANGE), AppendToLog(solution), Propose(CHANGE.plan, (0, 1))]
 
 
 def test_a_change_that_no_rank_had_taken_up_is_sent_again_after_a_resume() -> None:

@@ -30,8 +30,8 @@ from orchestrator.lifecycle.recovery import Handover
 from orchestrator.lifecycle.states import (
     Assessing,
     Closing,
-    Failed,
     Hosting,
+    JobFailed,
     Joining,
     Loading,
     Planning,
@@ -41,26 +41,26 @@ from orchestrator.lifecycle.states import (
     Waiting,
 )
 from orchestrator.lifecycle.stimuli import (
-    Asked,
     Departed,
-    Ended,
     Joined,
-    Loaded,
-    Planned,
+    PlanReady,
     Positioned,
+    RankLoaded,
     RankLost,
+    RankSettled,
     Reported,
     Room,
-    Settled,
+    SaveOrStop,
     Stimulus,
     StoreUp,
+    TrainingEnded,
 )
 from planner.schedule.registry import build
 from planner.shards import Piece
 from workers.config import ElasticConfig
 from workers.control.records_digest import vector_sha256
 from workers.protocol.errors import DamagedCheckpoint
-from workers.protocol.orders import CheckpointRef, Request, Settlement, Source
+from workers.protocol.orders import CheckpointRef, Request, Settlement, StateSource
 from workers.protocol.reports import Parted, SnapshotHeld, StepReport
 
 
@@ -72,7 +72,7 @@ def test_a_lost_rank_is_recovered_onto_the_survivors() -> None:
     assert job.logged[-1] == events.RankFailed(rank=1, error="its process died")
     job.take(Positioned(position(0, 1, (0, 1)), 1), Positioned(position(2, 1, (2,), began=2, undecided=2), 1))
     assert job.effects[-1] == Settle(frozenset({0, 2}), Settlement(step=1, reported=1), 1)
-    job.take(Settled(0, 1), Settled(2, 1))
+    job.take(RankSettled(0, 1), RankSettled(2, 1))
     make = job.effects[-1]
     assert isinstance(make, MakePlan)
     assert (make.recovery_plan.lineup, make.first, make.version) == ((0, 2), None, 2)
@@ -85,10 +85,10 @@ def test_a_lost_rank_is_recovered_onto_the_survivors() -> None:
     assert {rank: each.place for rank, each in follow.assignments.items()} == {0: 0, 2: 1}
     assert follow.assignments[2].step == 1
     # Each rank is told where the layers are that it will own.
-    assert follow.assignments[0].sources == (Source(layer=0, rank=0, host="10.0.0.0", port=50),)
+    assert follow.assignments[0].sources == (StateSource(layer=0, rank=0, host="10.0.0.0", port=50),)
     assert follow.assignments[2].sources == (
-        Source(layer=1, rank=0, host="10.0.0.0", port=50),
-        Source(layer=2, rank=2, host="10.0.0.2", port=52),
+        StateSource(layer=1, rank=0, host="10.0.0.0", port=50),
+        StateSource(layer=2, rank=2, host="10.0.0.2", port=52),
     )
     formed = [event for event in job.logged if isinstance(event, events.Formed)]
     assert [(each.generation.number, each.generation.members, each.step) for each in formed] == [
@@ -162,9 +162,9 @@ def test_a_step_that_is_gone_is_not_told_of_between_the_forming_and_the_first_st
     job.take(Positioned(position(0, 3, (0,)), 1), Positioned(position(2, 3, (2,)), 1))
     if told:
         job.take(Reported(step_report(3)))
-    job.take(Settled(0, 1), Settled(2, 1))
-    job.take(Planned(plan_of(2, version=2), build("1f1b", 2, 2, 1), 1))
-    job.take(Loaded(0, None, 1), Loaded(2, None, 1), StoreUp("h", 8, 1), Joined(0, 1))
+    job.take(RankSettled(0, 1), RankSettled(2, 1))
+    job.take(PlanReady(plan_of(2, version=2), build("1f1b", 2, 2, 1), 1))
+    job.take(RankLoaded(0, None, 1), RankLoaded(2, None, 1), StoreUp("h", 8, 1), Joined(0, 1))
     assert isinstance(job.state, Joining)
     before = list(job.logged)
     job.take(Reported(step_report(4 if told else 3)))
@@ -181,9 +181,11 @@ def test_a_damaged_checkpoint_is_told_of_in_the_reason_with_what_it_costs() -> N
         if step in (2, 4):
             job.take(Reported(checkpoint_report(step)))
     job.take(DEAD, Positioned(position(0, 5, (0,)), 1), Positioned(position(2, 5, (2,)), 1))
-    job.take(Settled(0, 1), Settled(2, 1), Planned(plan_of(2, version=2), build("1f1b", 2, 2, 1), 1))
+    job.take(
+        RankSettled(0, 1), RankSettled(2, 1), PlanReady(plan_of(2, version=2), build("1f1b", 2, 2, 1), 1)
+    )
     damage = DamagedCheckpoint(path="/out/4", file="0.safetensors", problem="is cut short")
-    job.take(Loaded(0, damage, 1), Loaded(2, None, 1))
+    job.take(RankLoaded(0, damage, 1), RankLoaded(2, None, 1))
     recovered(job, plan_of(2, version=2), (0, 2))
     regrouped = next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
     assert (regrouped.step, regrouped.steps_lost) == (2, 3)
@@ -199,12 +201,14 @@ def test_damaged_moments_are_replaced_by_older_ones_and_then_by_fresh_ones() -> 
         if step in (2, 4):
             job.take(Reported(checkpoint_report(step)))
     job.take(DEAD, Positioned(position(0, 5, (0,), weights=(1,)), 1), Positioned(position(2, 5, (2,)), 1))
-    job.take(Settled(0, 1), Settled(2, 1), Planned(plan_of(2, version=2), build("1f1b", 2, 2, 1), 1))
+    job.take(
+        RankSettled(0, 1), RankSettled(2, 1), PlanReady(plan_of(2, version=2), build("1f1b", 2, 2, 1), 1)
+    )
     for step, older in ((4, 2), (2, None)):
         follow = next(effect for effect in reversed(job.effects) if isinstance(effect, Follow))
         assert {a.moments.step for a in follow.assignments.values() if a.moments} == {step}
         damage = DamagedCheckpoint(path=f"/out/{step}", file="1.safetensors", problem="is cut short")
-        job.take(Loaded(0, damage, 1), Loaded(2, None, 1))
+        job.take(RankLoaded(0, damage, 1), RankLoaded(2, None, 1))
         follow = next(effect for effect in reversed(job.effects) if isinstance(effect, Follow))
         assert {a.moments and a.moments.step for a in follow.assignments.values()} == {older}
         assert {(a.step, a.start) for a in follow.assignments.values()} == {(5, None)}
@@ -226,15 +230,15 @@ def test_with_no_checkpoint_it_starts_over_and_says_so() -> None:
 @pytest.mark.parametrize("length", range(7))
 def test_a_second_loss_at_any_point_is_assessed_again(length: int) -> None:
     job = train(Job(THREE)).take(DEAD)
-    shrunk = Planned(plan_of(2, version=2), build("1f1b", 2, 2, 1), 1)
+    shrunk = PlanReady(plan_of(2, version=2), build("1f1b", 2, 2, 1), 1)
     way: tuple[Stimulus, ...] = (
         Positioned(position(0, 0, (0, 1)), 1),
         Positioned(position(2, 0, (1, 2)), 1),
-        Settled(0, 1),
-        Settled(2, 1),
+        RankSettled(0, 1),
+        RankSettled(2, 1),
         shrunk,
-        Loaded(0, None, 1),
-        Loaded(2, None, 1),
+        RankLoaded(0, None, 1),
+        RankLoaded(2, None, 1),
         StoreUp("h", 8, 1),
     )
     states = (Assessing, Assessing, Settling, Settling, Planning, Loading, Loading, Hosting, Joining)
@@ -253,7 +257,9 @@ def test_a_second_loss_at_any_point_is_assessed_again(length: int) -> None:
 def test_answers_to_an_attempt_that_was_given_up_change_nothing() -> None:
     job = train(Job(THREE)).take(CUT_OFF)
     before = job.state
-    job.take(Ended(outcome(0)), Departed(Parted(rank=2, step=3)), Joined(1), Loaded(0, DAMAGE), PLANNED)
+    job.take(
+        TrainingEnded(outcome(0)), Departed(Parted(rank=2, step=3)), Joined(1), RankLoaded(0, DAMAGE), PLANNED
+    )
     assert job.state == before
 
 
@@ -261,7 +267,7 @@ def test_a_step_that_fails_is_tried_again_and_then_given_up() -> None:
     order = order_of(2, elastic=ElasticConfig(attempts=2))
     job = train(Job(order)).take(RankLost(1, "ValueError: no", details="where"))
     job.take(Positioned(position(0, 0, (0,)), 1), Positioned(position(1, 0, (1, 2)), 1))
-    job.take(Settled(0, 1), Settled(1, 1))
+    job.take(RankSettled(0, 1), RankSettled(1, 1))
     assert isinstance(job.state, Loading)  # the same plan
     recovered(job, PLAN, (0, 1))
     regrouped = next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
@@ -271,7 +277,7 @@ def test_a_step_that_fails_is_tried_again_and_then_given_up() -> None:
     job.take(RankLost(0, "reset", cut_off=True, round=1), RankLost(1, "ValueError: no", round=1))
     job.take(Positioned(position(0, 0, (0,)), 2), Positioned(position(1, 0, (1, 2)), 2))
     assert isinstance(job.state, Closing)
-    assert isinstance(job.state.end, Failed)
+    assert isinstance(job.state.end, JobFailed)
     assert job.state.end.reason.startswith(
         "rank 1: ValueError: no; 2 failures with no step committed beyond step 0"
     )
@@ -290,7 +296,7 @@ def test_a_rank_that_crashes_at_each_start_ends_the_job_though_the_job_waits_in_
             job.take(Positioned(position(rank + 1, 0, ()), job.has.progress.round))
             recovered(job, plan_of(1), (rank + 1,))
     assert job.state == Closing(
-        Failed(
+        JobFailed(
             "rank 2: its process died; 3 failures with no step committed beyond step 1 (elastic.attempts = 3)",
             user_error=False,
         )
@@ -299,19 +305,19 @@ def test_a_rank_that_crashes_at_each_start_ends_the_job_though_the_job_waits_in_
 
 def test_a_users_error_ends_the_job_whoever_is_heard_first() -> None:
     job = train(Job(THREE)).take(CUT_OFF, RankLost(1, "no such file", user_error=True))
-    assert job.state == Closing(Failed("rank 1: no such file", user_error=True))
+    assert job.state == Closing(JobFailed("rank 1: no such file", user_error=True))
 
 
 def test_without_redundancy_a_loss_ends_the_job_by_name() -> None:
     job = train(Job(replace(THREE, elastic=ElasticConfig(redundancy="none")))).take(CUT_OFF, DEAD)
     job.take(Positioned(position(0, 0, (0,)), 1), Positioned(position(2, 0, (2,)), 1))
     assert isinstance(job.state, Closing)
-    assert isinstance(job.state.end, Failed)
+    assert isinstance(job.state.end, JobFailed)
     assert job.state.end.reason.startswith('rank 1: its process died; elastic.redundancy = "none"')
 
 
 def test_a_stop_that_a_loss_overtook_is_asked_again() -> None:
-    job = train(Job(THREE)).take(Asked(Request.STOP), DEAD)
+    job = train(Job(THREE)).take(SaveOrStop(Request.STOP), DEAD)
     job.take(Positioned(position(0, 1, (0, 1)), 1), Positioned(position(2, 1, (2,)), 1))
     recovered(job, plan_of(2, version=2), (0, 2))
     assert isinstance(job.state, Stopping)
@@ -321,7 +327,7 @@ def test_a_stop_that_a_loss_overtook_is_asked_again() -> None:
 @pytest.mark.parametrize("saved", [0, 1, 2])
 def test_a_checkpoint_request_outlives_the_rank_that_had_it(saved: int) -> None:
     """It is requested again until a checkpoint later than the request is written or fails."""
-    job = train(Job(THREE)).take(Reported(step_report(1)), Asked(Request.CHECKPOINT))
+    job = train(Job(THREE)).take(Reported(step_report(1)), SaveOrStop(Request.CHECKPOINT))
     assert job.effects[-1] == Ask(Request.CHECKPOINT, 0)
     if saved:
         job.take(Reported(checkpoint_report(saved)))

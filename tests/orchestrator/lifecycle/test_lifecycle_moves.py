@@ -33,24 +33,24 @@ from orchestrator.lifecycle.commands import (
     Wait,
     Weigh,
 )
-from orchestrator.lifecycle.states import Assessing, Closing, Failed, Training, Waiting
+from orchestrator.lifecycle.states import Assessing, Closing, JobFailed, Training, Waiting
 from orchestrator.lifecycle.stimuli import (
-    Asked,
     Departed,
-    Ended,
     Going,
     Joined,
-    Loaded,
     Placed,
-    Planned,
     PlannedAhead,
+    PlanReady,
     Positioned,
+    RankLoaded,
     RankLost,
+    RankSettled,
     Reported,
     Room,
-    Settled,
+    SaveOrStop,
     Start,
     StoreUp,
+    TrainingEnded,
     Unplannable,
     WaitOver,
     Weighed,
@@ -101,11 +101,11 @@ def test_too_few_ranks_wait_for_capacity() -> None:
 def test_a_wait_for_capacity_is_bounded() -> None:
     job = train(Job(THREE)).take(DEAD)
     job.take(Positioned(position(0, 0, (0, 1)), 1), Positioned(position(2, 0, (1, 2)), 1))
-    job.take(Settled(0, 1), Settled(2, 1), Unplannable("no plan for 2 ranks: memory", 1))
+    job.take(RankSettled(0, 1), RankSettled(2, 1), Unplannable("no plan for 2 ranks: memory", 1))
     assert isinstance(job.state, Waiting)
     job.take(WaitOver(1))
     assert isinstance(job.state, Closing)
-    assert isinstance(job.state.end, Failed)
+    assert isinstance(job.state.end, JobFailed)
     assert "no plan for 2 ranks: memory; no capacity came within 60 s" in job.state.end.reason
 
 
@@ -151,8 +151,8 @@ def test_ranks_that_die_after_they_have_left_cost_no_step(when: str) -> None:
     assert (regrouped.step, regrouped.steps_lost, regrouped.rerun) == (4, 0, 0)
 
 
-def stopped_at_2(rank: int) -> Ended:
-    return Ended(Outcome(rank=rank, step=2, stopped=True, layer_digests=()))
+def stopped_at_2(rank: int) -> TrainingEnded:
+    return TrainingEnded(Outcome(rank=rank, step=2, stopped=True, layer_digests=()))
 
 
 def test_where_all_are_to_go_they_stop_with_a_checkpoint_and_the_job_pauses() -> None:
@@ -174,7 +174,7 @@ def test_where_all_are_to_go_they_stop_with_a_checkpoint_and_the_job_pauses() ->
 def test_word_that_comes_while_a_rank_starts_counts_once_it_is_up() -> None:
     report = NoticeReport(rank=1, source="sigterm", left_s=None, text="SIGTERM")
     job = Job(AT_ONCE).take(Start(), Placed(), ready(0), Reported(report), ready(1), ready(2))
-    job.take(Planned(AT_ONCE.plan, AT_ONCE.schedule), *(Loaded(rank, None) for rank in range(3)))
+    job.take(PlanReady(AT_ONCE.plan, AT_ONCE.schedule), *(RankLoaded(rank, None) for rank in range(3)))
     job.take(StoreUp("h", 7), *(Joined(rank) for rank in range(3)))
     assert job.effects[-1] == Ask(Request.REGROUP, 0)
     assert job.has.membership.going == {1}
@@ -197,7 +197,7 @@ def test_the_same_word_from_two_ranks_of_a_node_is_logged_once() -> None:
 
 
 def test_a_stop_that_was_asked_for_ends_a_job_whose_ranks_are_all_to_go() -> None:
-    job = train(Job(THREE)).take(Going(frozenset({0, 1, 2}), "ray", 30.0), Asked(Request.STOP))
+    job = train(Job(THREE)).take(Going(frozenset({0, 1, 2}), "ray", 30.0), SaveOrStop(Request.STOP))
     job.take(*map(stopped_at_2, range(3)))
     assert isinstance(job.state, Closing)
 

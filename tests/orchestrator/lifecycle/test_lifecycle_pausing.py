@@ -21,13 +21,22 @@ from lifecycle_jobs import (
 
 from orchestrator.events import types as events
 from orchestrator.history.job_view import JobView, fold
-from orchestrator.lifecycle.commands import Ask, Dismiss, Log, LogRegroup, Reclaim, Recruit, Reserve, Train
+from orchestrator.lifecycle.commands import (
+    AppendToLog,
+    Ask,
+    Dismiss,
+    LogRegroup,
+    Reclaim,
+    Recruit,
+    Reserve,
+    Train,
+)
 from orchestrator.lifecycle.machine import handle
 from orchestrator.lifecycle.states import (
     Assessing,
     Closing,
-    Finished,
-    Paused,
+    JobFinished,
+    JobPaused,
     Pending,
     Reclaiming,
     Stopping,
@@ -35,8 +44,6 @@ from orchestrator.lifecycle.states import (
     Waiting,
 )
 from orchestrator.lifecycle.stimuli import (
-    Asked,
-    Ended,
     PauseAsked,
     Placed,
     Positioned,
@@ -44,7 +51,9 @@ from orchestrator.lifecycle.stimuli import (
     Reported,
     ResumeAsked,
     Room,
+    SaveOrStop,
     Start,
+    TrainingEnded,
 )
 from orchestrator.lifecycle.takeover import taken_over
 from planner.plan import Plan
@@ -55,9 +64,9 @@ from workers.protocol.reports import Outcome
 PAUSED = events.Paused(reason="on request", step=4, requested=True)
 
 
-def ended(rank: int, **changes: object) -> Ended:
+def ended(rank: int, **changes: object) -> TrainingEnded:
     fields = {"rank": rank, "step": 4, "stopped": True, "layer_digests": (), **changes}
-    return Ended(Outcome(**fields))  # pyright: ignore[reportArgumentType]
+    return TrainingEnded(Outcome(**fields))  # pyright: ignore[reportArgumentType]
 
 
 def at_step_3() -> Job:
@@ -74,14 +83,14 @@ def paused() -> Job:
 
 def test_a_pause_gives_the_ranks_back_once_a_checkpoint_has_the_step() -> None:
     job = paused()
-    assert isinstance(job.state, Paused)
+    assert isinstance(job.state, JobPaused)
     assert job.logged[-1] == PAUSED
     assert job.effects[-1] == Dismiss(frozenset({0, 1, 2}))
     assert (job.has.membership.alive, job.has.membership.members) == (frozenset(), ())
     # A paused job takes no offered room and does not change.
     count = len(job.commands)
     job.take(Room(8), PauseAsked())
-    assert isinstance(job.state, Paused)
+    assert isinstance(job.state, JobPaused)
     assert len(job.commands) == count
 
 
@@ -111,7 +120,7 @@ def test_a_rank_that_came_up_after_the_pause_is_given_back() -> None:
     job = train(Job(order)).take(Room(1), PauseAsked())
     job.take(*(Reported(step_report(step, generation=3)) for step in range(1, 5)))
     job.take(Reported(checkpoint_report(4)), *(ended(rank) for rank in range(3)), ready(3))
-    assert isinstance(job.state, Paused)
+    assert isinstance(job.state, JobPaused)
     assert job.effects[-1] == Dismiss(frozenset({3}))
 
 
@@ -125,7 +134,7 @@ def test_a_loss_before_the_pause_is_recovered_from_and_the_pause_is_asked_for_ag
     number = job.has.progress.round
     job.take(Reported(checkpoint_report(4)))
     job.take(*(replace(ended(rank), round=number) for rank in (0, 2)))
-    assert isinstance(job.state, Paused)
+    assert isinstance(job.state, JobPaused)
 
 
 def test_a_pause_whose_checkpoint_cannot_be_written_is_tried_again() -> None:
@@ -146,22 +155,22 @@ def test_a_job_that_waits_for_capacity_pauses_once_what_its_ranks_hold_is_writte
     job.take(PauseAsked())
     assert isinstance(job.state, Waiting)
     job.take(Reported(checkpoint_report(4)))
-    assert isinstance(job.state, Paused)
+    assert isinstance(job.state, JobPaused)
     assert job.effects[-1] == Dismiss(frozenset({0, 2}))
 
 
 @pytest.mark.parametrize("asked", [Request.STOP, Request.CHECKPOINT])
 def test_a_paused_job_can_be_stopped(asked: Request) -> None:
-    job = paused().take(Asked(asked))
+    job = paused().take(SaveOrStop(asked))
     if asked is Request.CHECKPOINT:
-        assert isinstance(job.state, Paused)
+        assert isinstance(job.state, JobPaused)
         return
     assert isinstance(job.state, Closing)
-    assert job.state.end == Finished(4, stopped=True, state_sha256=None)
+    assert job.state.end == JobFinished(4, stopped=True, state_sha256=None)
 
 
 def test_a_stop_wins_over_a_pause() -> None:
-    job = at_step_3().take(PauseAsked(), Asked(Request.STOP))
+    job = at_step_3().take(PauseAsked(), SaveOrStop(Request.STOP))
     assert isinstance(job.state, Stopping)
     digests = {rank: ((rank, "a"),) for rank in range(3)}
     job.take(*(ended(rank, layer_digests=digests[rank]) for rank in range(3)))
@@ -209,11 +218,11 @@ def test_the_view_tells_a_pause_from_a_wait() -> None:
 def test_a_paused_job_stays_paused_when_its_controller_is_lost() -> None:
     order = taken_over(THREE, view(THREE.plan, ASKED, PAUSED))
     state, commands = handle(order, Pending(), Start())
-    assert isinstance(state, Paused)
+    assert isinstance(state, JobPaused)
     assert (state.step, commands) == (4, ())
     state, _ = handle(order, state, ResumeAsked())
     _, commands = handle(order, state, Room(3))
-    assert commands == (Log(events.Placing(ranks=(3, 4, 5))), Recruit((3, 4, 5)))
+    assert commands == (AppendToLog(events.Placing(ranks=(3, 4, 5))), Recruit((3, 4, 5)))
 
 
 def test_a_resume_goes_on_when_the_controller_is_lost_meanwhile() -> None:
@@ -223,7 +232,7 @@ def test_a_resume_goes_on_when_the_controller_is_lost_meanwhile() -> None:
     assert isinstance(state, Waiting)
     assert state.job.membership.alive == frozenset()
     _, commands = handle(order, state, Room(3))
-    assert commands == (Log(events.Placing(ranks=(4, 5, 6))), Recruit((4, 5, 6)))
+    assert commands == (AppendToLog(events.Placing(ranks=(4, 5, 6))), Recruit((4, 5, 6)))
 
 
 def test_a_pause_is_asked_for_again_by_the_next_controller() -> None:

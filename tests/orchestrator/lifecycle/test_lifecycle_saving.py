@@ -21,14 +21,14 @@ from lifecycle_jobs import (
 from orchestrator.events import types as events
 from orchestrator.lifecycle.commands import Assess, Dismiss, LogRegroup, Recruit, Save, Wait
 from orchestrator.lifecycle.recovery import Rescue
-from orchestrator.lifecycle.states import Assessing, Closing, Failed, Finished, Saving, State, Waiting
+from orchestrator.lifecycle.states import Assessing, Closing, JobFailed, JobFinished, Saving, State, Waiting
 from orchestrator.lifecycle.stimuli import (
-    Asked,
     Positioned,
     RankLost,
+    RankSettled,
     Reported,
     Room,
-    Settled,
+    SaveOrStop,
     Unplannable,
     WaitOver,
 )
@@ -56,7 +56,7 @@ def paused(order: object = STRICT) -> Job:
     )
 
 
-def end_of(state: State) -> Finished | Failed:
+def end_of(state: State) -> JobFinished | JobFailed:
     assert isinstance(state, Closing)
     return state.end
 
@@ -81,23 +81,23 @@ def test_a_checkpoint_that_has_it_already_is_enough() -> None:
     job.take(*(Positioned(position(rank, 4, holds), 1) for rank, holds in ((0, (0, 1)), (2, (1, 2)))))
     assert isinstance(job.state, Waiting)
     assert not any(isinstance(effect, Save) for effect in job.effects)
-    job.take(Asked(Request.STOP))
-    assert end_of(job.state) == Finished(4, stopped=True, state_sha256=None)
+    job.take(SaveOrStop(Request.STOP))
+    assert end_of(job.state) == JobFinished(4, stopped=True, state_sha256=None)
 
 
 def test_a_stop_waits_for_what_is_being_written() -> None:
-    job = paused().take(Asked(Request.STOP))
+    job = paused().take(SaveOrStop(Request.STOP))
     assert isinstance(job.state, Saving)
-    job.take(Room(4), WaitOver(1), Asked(Request.STOP))
+    job.take(Room(4), WaitOver(1), SaveOrStop(Request.STOP))
     assert isinstance(job.state, Saving)
     job.take(Reported(WRITTEN))
-    assert end_of(job.state) == Finished(4, stopped=True, state_sha256=None)
+    assert end_of(job.state) == JobFinished(4, stopped=True, state_sha256=None)
 
 
 def test_a_stop_says_what_could_not_be_written() -> None:
-    job = paused().take(Reported(FAILED), Asked(Request.STOP))
+    job = paused().take(Reported(FAILED), SaveOrStop(Request.STOP))
     end = end_of(job.state)
-    assert isinstance(end, Failed)
+    assert isinstance(end, JobFailed)
     assert end.reason == (
         "stopped while the job waited for capacity; 4 committed steps could not be written: there is no checkpoint:"
         " start the job again with another job.output"
@@ -109,7 +109,7 @@ def test_the_end_of_patience_waits_for_what_is_being_written() -> None:
     assert isinstance(job.state, Saving)
     job.take(Reported(WRITTEN))
     end = end_of(job.state)
-    assert isinstance(end, Failed)
+    assert isinstance(end, JobFailed)
     assert end.reason == (
         "rank 1: its process died: 2 ranks left, and elastic.min_ranks = 3; no capacity came within 60 s"
         " (elastic.wait_s). The checkpoint of step 4 stays: --resume goes on from it"
@@ -120,7 +120,7 @@ def test_a_job_without_a_checkpoint_is_not_told_to_resume() -> None:
     job = train(Job(STRICT)).take(DEAD)
     job.take(*(Positioned(position(rank, 0, holds), 1) for rank, holds in ((0, (0, 1)), (2, (1, 2)))))
     end = end_of(job.take(WaitOver(1)).state)
-    assert isinstance(end, Failed)
+    assert isinstance(end, JobFailed)
     assert end.reason == (
         "rank 1: its process died: 2 ranks left, and elastic.min_ranks = 3; no capacity came within 60 s"
         " (elastic.wait_s). No step was committed, and there is no checkpoint: start the job again with the same spec"
@@ -133,12 +133,14 @@ def test_whoever_gives_up_writes_before() -> None:
     assert job.effects[-1] == Save(RESCUE, THREE.plan, job.has.progress.generation + 1)
     job.take(RankLost(0, "gone", dead=True), Reported(FAILED))
     end = end_of(job.state)
-    assert isinstance(end, Failed)
+    assert isinstance(end, JobFailed)
     assert "elastic.wait_s = 0 waits for no others; 4 committed steps could not be written" in end.reason
 
 
 def test_ranks_for_which_there_is_no_plan_write_what_they_hold() -> None:
-    job = paused(THREE).take(Settled(0, 1), Settled(2, 1), Unplannable("no plan for 2 ranks: memory", 1))
+    job = paused(THREE).take(
+        RankSettled(0, 1), RankSettled(2, 1), Unplannable("no plan for 2 ranks: memory", 1)
+    )
     assert isinstance(job.state, Waiting)
     assert job.effects[-2] == Save(RESCUE, THREE.plan, job.has.progress.generation + 1)
 
@@ -147,7 +149,7 @@ def test_weights_without_moments_are_not_written_as_if_they_were_layers() -> Non
     job = train(Job(replace(THREE, elastic=ElasticConfig(wait_s=60, salvage="weights"))))
     job.take(*(Reported(step_report(step, generation=3)) for step in range(1, 5)), DEAD)
     job.take(Positioned(position(0, 4, (0,), weights=(1,)), 1), Positioned(position(2, 4, (2,)), 1))
-    job.take(Settled(0, 1), Settled(2, 1), Unplannable("no plan for 2 ranks: memory", 1))
+    job.take(RankSettled(0, 1), RankSettled(2, 1), Unplannable("no plan for 2 ranks: memory", 1))
     assert isinstance(job.state, Waiting)
     assert not any(isinstance(effect, Save) for effect in job.effects)
 

@@ -11,8 +11,8 @@ from ray_jobs import resolved
 from tiny_jobs import tiny
 
 from orchestrator.controller.requests.move_request import described, move_of_layers
-from orchestrator.lifecycle.migration import Move, moved_layers, path
-from orchestrator.lifecycle.states import Job, Membership, Progress
+from orchestrator.lifecycle.migration import RequestedMove, moved_layers, path
+from orchestrator.lifecycle.states import JobData, Membership, Progress
 from orchestrator.prepare.planning import replanner_of
 from planner.arrivals import arrivals
 from planner.plan import Plan
@@ -110,11 +110,11 @@ def test_other_shares_need_one_plan_and_no_copies() -> None:
     assert path(then, then) == ()
 
 
-def begun(folder: Path) -> tuple[Job, Replanner]:
+def begun(folder: Path) -> tuple[JobData, Replanner]:
     done = resolved(tiny(folder, "job", model={"layers": 8}))
     members = (5, 1, 2, 7)
     nodes = {rank: f"n{rank}" for rank in members}
-    return Job(
+    return JobData(
         progress=Progress(plan=done.plan, schedule=done.schedule),
         membership=Membership(members=members, nodes=nodes),
     ), replanner_of(done)
@@ -123,7 +123,7 @@ def begun(folder: Path) -> tuple[Job, Replanner]:
 def test_a_rank_is_told_by_its_number(tmp_path: Path) -> None:
     job, replanner = begun(tmp_path)
 
-    def move(layers: tuple[int, int], rank: int) -> Move:
+    def move(layers: tuple[int, int], rank: int) -> RequestedMove:
         return move_of_layers(job, replanner, layers, rank, mode="live", asked_s=0.0)
 
     with pytest.raises(
@@ -143,13 +143,13 @@ def test_a_rank_is_told_by_its_number(tmp_path: Path) -> None:
 
 def test_a_move_that_does_not_fit_the_memory_is_refused_by_how_much(tmp_path: Path) -> None:
     done = resolved(tiny(tmp_path, "job", model={"layers": 8}))
-    job = Job(
+    job = JobData(
         progress=Progress(plan=done.plan, schedule=done.schedule), membership=Membership(members=(5, 1, 2, 7))
     )
     parameters = (1_000_000,) * 10
     roomy = made_profile(done.outline.layers, parameters, 4)
 
-    def move(memory_bytes: int) -> Move:
+    def move(memory_bytes: int) -> RequestedMove:
         """A move of layers 2 and 3 to rank 5, in a job that keeps a copy of every layer."""
         profile = made_profile(done.outline.layers, parameters, 4, memory_bytes=memory_bytes)
         replanner = replace(replanner_of(done), profile=profile, parameters=parameters)

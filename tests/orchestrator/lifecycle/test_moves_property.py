@@ -16,7 +16,7 @@ from lifecycle_jobs import Job, order_of, step_report, train
 
 from orchestrator.events import types as events
 from orchestrator.lifecycle.commands import Switch
-from orchestrator.lifecycle.migration import Mode, Move
+from orchestrator.lifecycle.migration import Mode, RequestedMove
 from orchestrator.lifecycle.moves import expected
 from orchestrator.lifecycle.stimuli import Migrate, RankLost, Reported
 from planner.ir import Schedule
@@ -97,7 +97,9 @@ class World:
     def request(self, plan: Plan, schedule: Schedule, mode: Mode) -> None:
         now, plan = expected(self.job.has)[0], self.with_standbys(plan)
         self.asked.append(str(len(self.asked)))
-        move = Move(plan=plan, schedule=schedule, mode=mode, asked_s=0.0, base=now, id=self.asked[-1])
+        move = RequestedMove(
+            plan=plan, schedule=schedule, mode=mode, asked_s=0.0, base=now, id=self.asked[-1]
+        )
         self.job.take(Migrate(move))
         self.obey()
 
@@ -250,6 +252,8 @@ def test_a_move_for_another_plan_than_the_one_in_force_is_refused() -> None:
     world = World(redundant=True)
     now, schedule = expected(world.job.has)
     plan = world.with_standbys(with_layers(now, 3, 4, 0))
-    world.job.take(Migrate(Move(plan=plan, schedule=schedule, mode="live", asked_s=0.0, base=plan, id="x")))
+    world.job.take(
+        Migrate(RequestedMove(plan=plan, schedule=schedule, mode="live", asked_s=0.0, base=plan, id="x"))
+    )
     assert world.answers() == {"x": False}
     assert world.job.has.intents.migration is None

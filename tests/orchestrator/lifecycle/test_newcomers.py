@@ -31,21 +31,21 @@ from orchestrator.lifecycle.commands import (
 )
 from orchestrator.lifecycle.states import Stopping, Training
 from orchestrator.lifecycle.stimuli import (
-    Asked,
     CopiesOverdue,
     Departed,
-    Ended,
     Going,
     PauseAsked,
     PlannedAhead,
     Positioned,
     RankLost,
+    RankSettled,
     Reclaimed,
     Reported,
     Room,
-    Scale,
-    Settled,
+    SaveOrStop,
+    ScaleRequested,
     Start,
+    TrainingEnded,
     Weighed,
 )
 from orchestrator.lifecycle.takeover import taken_over
@@ -67,7 +67,7 @@ def lacking_one() -> Job:
     """A job that trains on ranks 0 and 1, since rank 2 has died."""
     job = train(Job(ORDER)).take(RankLost(2, "its process died", dead=True))
     job.take(*(Positioned(position(rank, 0, tuple(range(6))), 1) for rank in (0, 1)))
-    job.take(*(Settled(rank, 1) for rank in (0, 1)))
+    job.take(*(RankSettled(rank, 1) for rank in (0, 1)))
     return recovered(job, TWO, (0, 1))
 
 
@@ -278,7 +278,7 @@ def test_a_member_that_dies_meanwhile_leaves_its_place_to_the_newcomer() -> None
 def test_a_stop_meanwhile_ends_the_job_without_a_regroup() -> None:
     job = coming()
     job.take(planned(job))
-    job.take(Asked(Request.STOP), *members_copied(job), copied(job), CopiesOverdue(change=1))
+    job.take(SaveOrStop(Request.STOP), *members_copied(job), copied(job), CopiesOverdue(change=1))
     assert isinstance(job.state, Stopping)
     assert REGROUP not in job.effects
 
@@ -289,7 +289,7 @@ def test_a_pause_meanwhile_comes_first() -> None:
     job.take(PauseAsked(), *members_copied(job), copied(job), CopiesOverdue(change=1))
     assert REGROUP not in job.effects
     ends = [Outcome(rank=rank, step=4, stopped=True, layer_digests=()) for rank in (0, 1)]
-    job.take(*(Ended(outcome, 1) for outcome in ends))
+    job.take(*(TrainingEnded(outcome, 1) for outcome in ends))
     assert not job.has.intents.pausing
 
 
@@ -312,11 +312,11 @@ def test_a_drain_meanwhile_makes_another_plan_for_the_newcomer() -> None:
 def test_a_larger_size_on_request_copies_ahead_and_a_newer_request_cancels_it() -> None:
     job = lacking_one()
     job.take(Room(1), ready(NEWCOMER))
-    job.take(Scale(events.Scaled(ranks=3, spares=0, places=3, id="s")))
+    job.take(ScaleRequested(events.Scaled(ranks=3, spares=0, places=3, id="s")))
     assert isinstance(job.effects[-1], PlanAhead | AwaitCopies)
     job.take(planned(job))
     late = copied(job)
-    job.take(Scale(events.Scaled(ranks=2, spares=1, places=2, id="t")))
+    job.take(ScaleRequested(events.Scaled(ranks=2, spares=1, places=2, id="t")))
     # The newcomer stays as a spare, and lets go of what it has copied.
     assert job.has.membership.idle == {NEWCOMER}
     assert (aside(job)[-1].pieces, aside(job)[-1].change) == ({NEWCOMER: {}}, 2)

@@ -11,14 +11,12 @@ from made_up_cluster import LAYERS, World
 
 from orchestrator.events import types as events
 from orchestrator.history.command_table import CommandTable
-from orchestrator.lifecycle.commands import Command, Log, LogRegroup, Propose
-from orchestrator.lifecycle.migration import Move
+from orchestrator.lifecycle.commands import AppendToLog, Command, LogRegroup, Propose
+from orchestrator.lifecycle.migration import RequestedMove
 from orchestrator.lifecycle.moves import expected
-from orchestrator.lifecycle.states import Closing, Failed, Finished, Live, Paused, Training
+from orchestrator.lifecycle.states import Closing, JobFailed, JobFinished, JobPaused, Live, Training
 from orchestrator.lifecycle.stimuli import (
     Aborted,
-    Asked,
-    Ended,
     FreezeAsked,
     Going,
     Migrate,
@@ -26,17 +24,19 @@ from orchestrator.lifecycle.stimuli import (
     Released,
     Reported,
     ResumeAsked,
-    Scale,
+    SaveOrStop,
+    ScaleRequested,
     Stimulus,
+    TrainingEnded,
 )
-from planner.freezing import Control, FreezePlan
+from planner.freezing import FreezeOverrides, FreezePlan
 from planner.plan import PlanError
 from planner.search.layer_move import with_layers
 from workers.config import ElasticConfig
 from workers.protocol.orders import Request
 from workers.protocol.reports import FreezeStarted, Outcome
 
-CONTROL = Control(method="none", r_max=0.5)
+CONTROL = FreezeOverrides(method="none", r_max=0.5)
 
 
 class Commanded(World):
@@ -52,11 +52,11 @@ class Commanded(World):
     def record(self, event: events.Event) -> None:
         for each in self.table.logged(event):
             self.log.append(each)
-            self.table.take(each)
+            self.table.fold(each)
 
     def obey(self, command: Command) -> None:
         match command:
-            case Log(event) | LogRegroup(event):
+            case AppendToLog(event) | LogRegroup(event):
                 self.record(event)
             case Propose(plan):
                 self.proposed = plan
@@ -85,8 +85,8 @@ class Commanded(World):
 
     def stimulus(self, name: str, id: str) -> Stimulus | None:
         state = self.state
-        if isinstance(state, Paused):
-            return {"resume": ResumeAsked(), "stop": Asked(Request.STOP)}.get(name)
+        if isinstance(state, JobPaused):
+            return {"resume": ResumeAsked(), "stop": SaveOrStop(Request.STOP)}.get(name)
         if not isinstance(state, Live):
             return None
         match name:
@@ -104,15 +104,17 @@ class Commanded(World):
                 except PlanError:
                     return None
                 mode = self.random.choice(["live", "stop"])
-                return Migrate(Move(plan=plan, schedule=schedule, mode=mode, asked_s=0.0, base=now, id=id))
+                return Migrate(
+                    RequestedMove(plan=plan, schedule=schedule, mode=mode, asked_s=0.0, base=now, id=id)
+                )
             case "scale":
                 places = self.random.randrange(1, 6)
-                return Scale(events.Scaled(ranks=places, spares=0, places=places, id=id))
+                return ScaleRequested(events.Scaled(ranks=places, spares=0, places=places, id=id))
             case "drain" if self.ranks:
                 rank = self.random.choice(sorted(self.ranks))
                 return Going(frozenset({rank}), "request", 9.0, f"n{rank}", "h", id)
             case "pause" | "resume" | "checkpoint" | "stop":
-                requests = {"checkpoint": Asked(Request.CHECKPOINT), "stop": Asked(Request.STOP)}
+                requests = {"checkpoint": SaveOrStop(Request.CHECKPOINT), "stop": SaveOrStop(Request.STOP)}
                 return PauseAsked() if name == "pause" else requests.get(name)
             case _:
                 return None
@@ -132,7 +134,7 @@ class Commanded(World):
             self.take(Reported(checkpoint_report(step, path)))
             digests = tuple((layer, "a") for layer in range(LAYERS))
             ends = (Outcome(rank=rank, step=step, stopped=True, layer_digests=digests) for rank in before)
-            self.answers += [Ended(end, self.round) for end in ends]
+            self.answers += [TrainingEnded(end, self.round) for end in ends]
             self.training = ()
 
     def end(self) -> None:
@@ -149,7 +151,7 @@ def test_every_command_has_exactly_one_outcome(seed: int, spares: int, grow: boo
     world = Commanded(seed, ElasticConfig(spares=spares, grow=grow, redundancy="peer", attempts=1000))
     world.run(60)
     world.end()
-    assert isinstance(world.state, Finished | Failed)
+    assert isinstance(world.state, JobFinished | JobFailed)
     asked = [event.id for event in world.log if isinstance(event, events.Commanded)]
     answered = [event.id for event in world.log if isinstance(event, events.Answered)]
     assert sorted(answered) == sorted(asked)

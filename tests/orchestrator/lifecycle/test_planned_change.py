@@ -21,7 +21,7 @@ from orchestrator.events import types as events
 from orchestrator.events.types import Record
 from orchestrator.history.job_view import fold
 from orchestrator.lifecycle.commands import Ask, AwaitCopies, LogRegroup, MakePlan, PlanAhead, Switch
-from orchestrator.lifecycle.migration import Move
+from orchestrator.lifecycle.migration import RequestedMove
 from orchestrator.lifecycle.states import Intents
 from orchestrator.lifecycle.stimuli import (
     CopiesOverdue,
@@ -32,7 +32,7 @@ from orchestrator.lifecycle.stimuli import (
     Positioned,
     RankLost,
     Reported,
-    Scale,
+    ScaleRequested,
 )
 from planner.arrivals import copied_ahead
 from planner.plan import Plan
@@ -198,7 +198,9 @@ def test_a_second_notice_does_not_void_a_change_whose_copies_are_there() -> None
 
 def test_a_move_under_way_is_finished_before_a_change_begins() -> None:
     moved = with_layers(ORDER.plan, 2, 3, 0)
-    job = train(Job(ORDER)).take(Migrate(Move(plan=moved, schedule=ORDER.schedule, mode="live", asked_s=0.0)))
+    job = train(Job(ORDER)).take(
+        Migrate(RequestedMove(plan=moved, schedule=ORDER.schedule, mode="live", asked_s=0.0))
+    )
     job.take(*(Reported(switch_report(place, copying(job))) for place in range(3)), NOTICE)
     assert not [effect for effect in job.effects if isinstance(effect, PlanAhead)]
     job.take(*(Reported(switch_report(place, copying(job))) for place in range(3)))
@@ -208,19 +210,19 @@ def test_a_move_under_way_is_finished_before_a_change_begins() -> None:
 
 
 def test_a_move_does_not_begin_during_a_change() -> None:
-    job = train(Job(ORDER)).take(Scale(events.Scaled(ranks=2, spares=0, places=2, id="s")))
+    job = train(Job(ORDER)).take(ScaleRequested(events.Scaled(ranks=2, spares=0, places=2, id="s")))
     assert isinstance(job.effects[-1], PlanAhead)
     moved = with_layers(ORDER.plan, 2, 3, 0)
-    job.take(Migrate(Move(plan=moved, schedule=ORDER.schedule, mode="live", asked_s=0.0)))
+    job.take(Migrate(RequestedMove(plan=moved, schedule=ORDER.schedule, mode="live", asked_s=0.0)))
     assert isinstance(job.logged[-1], events.Warned)
     assert "about to regroup" in job.logged[-1].text
 
 
 def test_fewer_ranks_on_request_take_copies_first_and_a_newer_request_cancels_it() -> None:
-    job = train(Job(ORDER)).take(Scale(events.Scaled(ranks=2, spares=0, places=2, id="s")))
+    job = train(Job(ORDER)).take(ScaleRequested(events.Scaled(ranks=2, spares=0, places=2, id="s")))
     assert AwaitCopies(60.0, change=1) in job.effects
     job.take(planned(job))
-    job.take(Scale(events.Scaled(ranks=3, spares=0, places=3, id="t")))
+    job.take(ScaleRequested(events.Scaled(ranks=3, spares=0, places=3, id="t")))
     job.take(*followed(job), CopiesOverdue(change=1))
     assert REGROUP not in job.effects
 
@@ -241,11 +243,11 @@ def test_copies_count_before_what_their_rank_builds_is_there() -> None:
 def test_a_change_that_is_cancelled_leaves_no_copies_and_no_modules() -> None:
     """The ranks follow the plan from before it again, whether or not all of them have come to the one with copies."""
     for reached in (0, 2, 3):
-        job = train(Job(ORDER)).take(Scale(events.Scaled(ranks=2, spares=0, places=2, id="s")))
+        job = train(Job(ORDER)).take(ScaleRequested(events.Scaled(ranks=2, spares=0, places=2, id="s")))
         job.take(planned(job, building={0: (Piece(2, Shard(0, 2)),)}))
         with_copies = copying(job)
         job.take(*(Reported(switch_report(place, with_copies)) for place in range(reached)))
-        job.take(Scale(events.Scaled(ranks=3, spares=0, places=3, id="t")))
+        job.take(ScaleRequested(events.Scaled(ranks=3, spares=0, places=3, id="t")))
         switch = next(effect for effect in reversed(job.effects) if isinstance(effect, Switch))
         assert switch.plan.same_work_as(ORDER.plan)
         assert (switch.plan.standbys, switch.building, switch.ranks) == (ORDER.plan.standbys, {}, (0, 1, 2))
@@ -310,7 +312,9 @@ def test_where_memory_is_short_ranks_build_while_they_wait() -> None:
 def test_a_move_that_ends_with_its_generation_leaves_no_copies() -> None:
     job = train(Job(ORDER))
     plan = with_layers(ORDER.plan, 2, 3, 0)
-    move = Move(plan=plan, schedule=ORDER.schedule, mode="live", asked_s=0.0, base=ORDER.plan, id="m")
+    move = RequestedMove(
+        plan=plan, schedule=ORDER.schedule, mode="live", asked_s=0.0, base=ORDER.plan, id="m"
+    )
     job.take(Migrate(move))
     with_copies = copying(job)
     assert with_copies.standbys == ((), (), (0,), (), (), ())

@@ -10,22 +10,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lifecycle_jobs import plan_of, position
 
-from orchestrator.lifecycle.recovery import Abort, Handover, Pause, RecoveryPlan, Rescue, Situation, decide
+from orchestrator.lifecycle.recovery import (
+    Abort,
+    Handover,
+    PauseDecided,
+    RecoveryPlan,
+    Rescue,
+    Situation,
+    decide,
+)
 from planner.shards import WHOLE, Piece, Shard
 from workers.config import ElasticConfig
 from workers.control.records_digest import vector_sha256
 from workers.loss_scale import LossScale
-from workers.protocol.orders import CheckpointRef, Part, Settlement, Source
-from workers.protocol.reports import Position, SnapshotHeld
+from workers.protocol.orders import CheckpointRef, Settlement, StatePart, StateSource
+from workers.protocol.reports import RankPosition, SnapshotHeld
 
 LAYERS = 6
 
 
-def at(rank: int, step: int, *holds: int | Piece, **changes: object) -> Position:
+def at(rank: int, step: int, *holds: int | Piece, **changes: object) -> RankPosition:
     return position(rank, step, holds, host="h", port=rank, **changes)  # pyright: ignore[reportArgumentType]
 
 
-def situation(*positions: Position, **changes: object) -> Situation:
+def situation(*positions: RankPosition, **changes: object) -> Situation:
     fields = {
         "plan": plan_of(3, LAYERS),
         "members": (0, 1, 2),
@@ -136,7 +144,7 @@ def test_a_layer_comes_from_its_owner_then_from_a_standby_that_gives_least() -> 
         (4, 2),
         (5, 2),
     ]
-    assert recovery_plan.sources[0] == Source(layer=0, rank=0, host="h", port=0)
+    assert recovery_plan.sources[0] == StateSource(layer=0, rank=0, host="h", port=0)
 
 
 def test_those_who_began_a_checkpoint_go_on_from_it_when_they_hold_all_of_it() -> None:
@@ -257,7 +265,7 @@ def test_a_snapshot_is_written_before_the_ranks_that_hold_it_may_go() -> None:
         elastic=ElasticConfig(min_ranks=2),
     )
     paused = decide(few)
-    assert isinstance(paused, Pause)
+    assert isinstance(paused, PauseDecided)
     assert paused.step == 10
     assert "back to the snapshot of step 10, which costs 2 committed steps" in paused.reason
     assert paused.rescue == Rescue(
@@ -267,7 +275,7 @@ def test_a_snapshot_is_written_before_the_ranks_that_hold_it_may_go() -> None:
         layers={0: tuple(range(LAYERS))},
     )
     written = decide(replace(few, checkpoints=(CheckpointRef(path="10", step=10),)))
-    assert isinstance(written, Pause)
+    assert isinstance(written, PauseDecided)
     assert written.rescue is None
 
 
@@ -295,7 +303,7 @@ def test_too_few_ranks_and_no_time_to_wait_is_the_end() -> None:
         settlement=Settlement(step=4, reported=4),
         layers={0: tuple(range(LAYERS))},
     )
-    assert decide(few) == Pause(
+    assert decide(few) == PauseDecided(
         reason="rank 1: died: 1 rank left, and elastic.min_ranks = 2",
         step=4,
         rescue=whole,
@@ -304,7 +312,7 @@ def test_too_few_ranks_and_no_time_to_wait_is_the_end() -> None:
     )
     in_checkpoint = replace(few, checkpoints=(CheckpointRef(path="4", step=4),))
     held = decide(in_checkpoint)
-    assert isinstance(held, Pause)
+    assert isinstance(held, PauseDecided)
     assert held.rescue is None
     told = decide(replace(few, elastic=ElasticConfig(min_ranks=2, wait_s=0)))
     assert isinstance(told, Abort)
@@ -357,12 +365,12 @@ def test_layers_of_which_only_weights_are_left_go_on_if_the_job_says_so() -> Non
         4,
     )
     assert [(source.layer, source.rank, source.part) for source in recovery_plan.sources] == [
-        (0, 0, Part.ALL),
-        (1, 0, Part.ALL),
-        (2, 0, Part.ALL),
-        (3, 2, Part.WEIGHTS),
-        (4, 2, Part.ALL),
-        (5, 2, Part.ALL),
+        (0, 0, StatePart.ALL),
+        (1, 0, StatePart.ALL),
+        (2, 0, StatePart.ALL),
+        (3, 2, StatePart.WEIGHTS),
+        (4, 2, StatePart.ALL),
+        (5, 2, StatePart.ALL),
     ]
     assert recovery_plan.reason == (
         "rank 1: died; 2 ranks go on where there were 3; only the weights are left of layer 3: training continues"
@@ -472,7 +480,7 @@ def test_shards_of_one_step_that_make_up_the_layers_are_gone_on_from(
     due = next((s for s in (4, 3) if made_up((p for n in at_step[s] for p in ranks[n][0]), 2)), None)
     decision = decide(now)
     if not ranks:
-        assert isinstance(decision, Pause)
+        assert isinstance(decision, PauseDecided)
         return
     assert isinstance(decision, RecoveryPlan)
     if due is None:
@@ -531,7 +539,7 @@ def test_weights_of_shards_fill_in_where_nothing_complete_is_left(
 
     decision = decide(now)
     assert isinstance(decision, RecoveryPlan)
-    lost = {source.piece for source in decision.sources if source.part is Part.WEIGHTS}
+    lost = {source.piece for source in decision.sources if source.part is StatePart.WEIGHTS}
     whole = next((step for step in (4, 3) if made_up(there(step, weights=False), 2)), None)
     left = next((step for step in (4, 3) if made_up(there(step, weights=True), 2)), None)
     assert ("only the weights are left" in decision.reason) == bool(lost)
@@ -543,9 +551,9 @@ def test_weights_of_shards_fill_in_where_nothing_complete_is_left(
     for source in decision.sources:
         held, weights, how = ranks[source.rank]
         assert source.rank in at_step[left]
-        assert source.part is Part.ALL or steps[how]["step"] == left
-        assert source.piece in (weights if source.part is Part.WEIGHTS else held)
-        assert source.part is Part.ALL or source.piece not in there(left, weights=False)
+        assert source.part is StatePart.ALL or steps[how]["step"] == left
+        assert source.piece in (weights if source.part is StatePart.WEIGHTS else held)
+        assert source.part is StatePart.ALL or source.piece not in there(left, weights=False)
     for layer in range(2):
         made = [source.piece for source in decision.sources if source.layer == layer]
         assert made == shards(layer, len(made))
@@ -573,7 +581,7 @@ def test_shards_of_which_only_weights_are_left_go_on_if_the_job_says_so() -> Non
     assert isinstance(found, RecoveryPlan)
     assert (found.step, found.checkpoints, found.moments, found.goes_on) == (4, (), AT_2, True)
     assert [source.piece for source in found.sources] == sorted([*first, *second])
-    lost = {source.piece for source in found.sources if source.part is Part.WEIGHTS}
+    lost = {source.piece for source in found.sources if source.part is StatePart.WEIGHTS}
     assert lost == {second[0], second[2]}
     assert (
         "only the weights are left of shards of layers 0, 2: training continues with the moments of the checkpoint"
@@ -611,12 +619,12 @@ def test_a_layer_in_shards_is_written_by_the_rank_of_one_of_them() -> None:
         elastic=ElasticConfig(min_ranks=3),
     )
     paused = decide(now)
-    assert isinstance(paused, Pause)
+    assert isinstance(paused, PauseDecided)
     assert paused.rescue is not None
     # Layer 1 is there in one piece.
     assert paused.rescue.layers == {0: (0, 1, 2)}
     assert [source.piece for source in paused.rescue.sources] == [*shards(0, 2), *shards(2, 2)]
     cut = decide(replace(now, positions={n: at(n, 4, *held[n]) for n in range(2)}))
-    assert isinstance(cut, Pause)
+    assert isinstance(cut, PauseDecided)
     assert cut.rescue is not None
     assert cut.rescue.layers == {0: (0, 2), 1: (1,)}

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from made_up_cluster import World
 
 from orchestrator.lifecycle.scaling import size_of
-from orchestrator.lifecycle.states import Closing, Failed, Finished, Stopping, Training, Waiting
+from orchestrator.lifecycle.states import Closing, JobFailed, JobFinished, Stopping, Training, Waiting
 from workers.config import ElasticConfig
 
 
@@ -42,7 +42,9 @@ def test_whatever_happens_the_job_goes_on_or_says_why_not(
     )
     world = World(seed, elastic, shared=shared)
     world.run(60)
-    assert isinstance(world.state, Training | Stopping | Waiting | Closing | Failed | Finished), world.state
+    assert isinstance(world.state, Training | Stopping | Waiting | Closing | JobFailed | JobFinished), (
+        world.state
+    )
     if isinstance(world.state, Training | Stopping):
         job = world.state.job
         assert set(job.membership.members) <= job.membership.alive

@@ -23,22 +23,22 @@ from orchestrator.events import types as events
 from orchestrator.events.types import Record
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.lifecycle.commands import Ask, AwaitRanks, Dismiss, LogRegroup, PlanAhead, Recruit, Weigh
-from orchestrator.lifecycle.migration import Move
-from orchestrator.lifecycle.states import Size, Training, Waiting
+from orchestrator.lifecycle.migration import RequestedMove
+from orchestrator.lifecycle.states import TargetSize, Training, Waiting
 from orchestrator.lifecycle.stimuli import (
-    Asked,
     CopiesOverdue,
     Departed,
     Going,
     Migrate,
     Positioned,
     RankLost,
+    RankSettled,
     RanksOverdue,
     Reclaimed,
     Reported,
     Room,
-    Scale,
-    Settled,
+    SaveOrStop,
+    ScaleRequested,
     Start,
 )
 from orchestrator.lifecycle.takeover import taken_over
@@ -50,8 +50,8 @@ from workers.protocol.reports import Parted
 QUIET = order_of(3, elastic=ElasticConfig(wait_s=60, grow=False))
 
 
-def scale(places: int, spares: int = 0, id: str = "s") -> Scale:
-    return Scale(events.Scaled(ranks=places, spares=spares, places=places, id=id))
+def scale(places: int, spares: int = 0, id: str = "s") -> ScaleRequested:
+    return ScaleRequested(events.Scaled(ranks=places, spares=spares, places=places, id=id))
 
 
 def regroup(job: Job, places: int, members: tuple[int, ...], *, there: tuple[int, ...]) -> None:
@@ -137,7 +137,7 @@ def test_ranks_that_do_not_come_in_time_leave_the_job_as_it_was() -> None:
     done, why = answers(job)["s"]
     assert not done
     assert why.startswith("4 of 6 ranks were up after 60 s (elastic.wait_s, at least 60)")
-    assert job.has.membership.size == Size(places=3, spares=1)
+    assert job.has.membership.size == TargetSize(places=3, spares=1)
     assert job.has.intents.scaling is None
     assert events.Scaled(ranks=3, spares=1, places=3) in job.logged
     # The one that is still starting becomes the spare; nobody else is recruited.
@@ -168,7 +168,7 @@ def test_a_scale_whose_controller_was_replaced_gives_up_too() -> None:
     after.take(*(Reclaimed(rank, f"node{rank}", "h", after.has.progress.round) for rank in range(3)))
     after.take(scale(5), RanksOverdue("s"))
     assert not answers(after)["s"][0]
-    assert after.has.membership.size == Size(places=3, spares=0)
+    assert after.has.membership.size == TargetSize(places=3, spares=0)
 
 
 def test_spares_take_new_places_at_once() -> None:
@@ -198,7 +198,7 @@ def test_the_size_outlives_the_controller() -> None:
     view = fold(Record(time_s=0.0, event=event) for event in [submitted(), *before.logged])
     order = taken_over(AT_ONCE, JobView.from_json(view.to_json()))
     assert order.earlier is not None
-    assert order.earlier.membership.size == Size(places=2, spares=1)
+    assert order.earlier.membership.size == TargetSize(places=2, spares=1)
     job = Job(order).take(Start(), scale(2, spares=1))
     number = job.has.progress.round
     job.take(*(Reclaimed(rank, f"node{rank}", "h", number) for rank in range(3)))
@@ -277,7 +277,7 @@ def lacking_one() -> Job:
 def test_other_spares_bring_no_missing_rank_back() -> None:
     job = lacking_one().take(replace(scale(3, spares=1), resizes=False))
     assert answers(job) == {"s": (True, "keeps 1 spare rank from now on")}
-    assert job.has.membership.size == Size(places=3, spares=1)
+    assert job.has.membership.size == TargetSize(places=3, spares=1)
     job.take(Room(2), ready(3))
     assert [effect for effect in job.effects if isinstance(effect, Recruit)] == [Recruit((3,))]
     assert job.has.membership.idle == {3}
@@ -292,7 +292,7 @@ def test_other_spares_leave_a_scale_under_way_as_it_is() -> None:
 
 
 def test_a_stop_outruns_a_scale() -> None:
-    job = train(Job(THREE)).take(Asked(Request.STOP), scale(2))
+    job = train(Job(THREE)).take(SaveOrStop(Request.STOP), scale(2))
     assert Ask(Request.REGROUP, 0) not in job.effects
 
 
@@ -301,7 +301,7 @@ def test_a_move_that_stops_the_ranks_is_answered_when_others_regroup_in_its_plac
     """The ranks that were to follow the move's plan are not those that go on."""
     plan = with_layers(plan_of(3, 6), 1, 2, 1)
     job = train(Job(replace(QUIET, plan=plan_of(3, 6))))
-    move = Move(plan=plan, schedule=QUIET.schedule, mode="stop", asked_s=0.0, id="m")
+    move = RequestedMove(plan=plan, schedule=QUIET.schedule, mode="stop", asked_s=0.0, id="m")
     job.take(*((Migrate(move), scale(2)) if first == "moved" else (scale(2), Migrate(move))))
     if first == "scaled":
         assert not answers(job)["m"][0]
@@ -309,7 +309,7 @@ def test_a_move_that_stops_the_ranks_is_answered_when_others_regroup_in_its_plac
     number = job.has.progress.round
     job.take(*(Departed(Parted(rank=rank, step=4), number) for rank in range(3)))
     job.take(*(Positioned(position(rank, 4, tuple(range(6))), number + 1) for rank in range(3)))
-    job.take(*(Settled(rank, number + 1) for rank in range(3)))
+    job.take(*(RankSettled(rank, number + 1) for rank in range(3)))
     done, why = answers(job)["m"]
     assert not done
     assert "cancelled: other ranks regrouped than those it was for" in why
@@ -319,7 +319,7 @@ def test_a_move_that_stops_the_ranks_is_answered_when_others_regroup_in_its_plac
 def test_a_move_that_stops_the_ranks_is_done_if_they_fail_right_after_it() -> None:
     job = train(Job(replace(QUIET, plan=plan_of(3, 6))))
     plan = with_layers(plan_of(3, 6), 1, 2, 1)
-    job.take(Migrate(Move(plan=plan, schedule=QUIET.schedule, mode="stop", asked_s=0.0, id="m")))
+    job.take(Migrate(RequestedMove(plan=plan, schedule=QUIET.schedule, mode="stop", asked_s=0.0, id="m")))
     job.take(Reported(step_report(1, generation=3)))
     number = job.has.progress.round
     job.take(*(Departed(Parted(rank=rank, step=1), number) for rank in range(3)))

@@ -9,13 +9,13 @@ from lifecycle_jobs import SOLUTION, checkpoint_report, order_of, plan_of, step_
 from orchestrator.events import types as events
 from orchestrator.history.freeze_history import FreezeHistory
 from orchestrator.history.job_view import JobView, fold
-from orchestrator.lifecycle.commands import Assess, Log, Reclaim, Train
+from orchestrator.lifecycle.commands import AppendToLog, Assess, Reclaim, Train
 from orchestrator.lifecycle.machine import handle
 from orchestrator.lifecycle.reports import take_report
 from orchestrator.lifecycle.states import Assessing, Pending, Reclaiming, Stopping, Training
 from orchestrator.lifecycle.stimuli import RankLost, Reclaimed, Reported, Start
 from orchestrator.lifecycle.takeover import taken_over
-from planner.freezing import Control
+from planner.freezing import FreezeOverrides
 from planner.schedule.expand import schedule_of
 from planner.schedule.registry import build
 from workers.protocol.errors import DamagedCheckpoint
@@ -170,7 +170,7 @@ def test_a_rank_that_was_lost_meanwhile_is_recovered_from() -> None:
     for rank in (0, 3):
         state, commands = handle(order, state, Reclaimed(rank, f"n{rank}", "h", 1))
     assert isinstance(state, Assessing)
-    assert commands == (Log(events.RankFailed(rank=2, error="gone")), Assess(frozenset({0, 3}), 2, 6))
+    assert commands == (AppendToLog(events.RankFailed(rank=2, error="gone")), Assess(frozenset({0, 3}), 2, 6))
 
 
 SOLVED = replace(SOLUTION, plan=replace(SOLUTION.plan, epoch=3))
@@ -190,7 +190,7 @@ def test_what_was_measured_and_decided_of_freezing_stands() -> None:
 
 
 def test_a_change_of_freezing_that_was_logged_is_sent_again() -> None:
-    control = Control(method="none", r_max=0.8)
+    control = FreezeOverrides(method="none", r_max=0.8)
     plan = replace(STARTED.plan, version=2, control=control, start=None)
     change = events.FreezeChanged(from_step=8, method="none", r_max=0.8, by="", plan=plan)
     order = taken_over(ORDER, view(*RUN, SOLVED, STARTED, change))
@@ -225,7 +225,7 @@ def test_a_plan_that_was_prepared_is_followed_all_the_same() -> None:
     state, _ = handle(order, Pending(), Start())
     for rank in (0, 2, 3):
         state, commands = handle(order, state, Reclaimed(rank, f"n{rank}", "h", 1))
-    warned = [command.event for command in commands if isinstance(command, Log)]
+    warned = [command.event for command in commands if isinstance(command, AppendToLog)]
     assert [type(event) for event in warned] == [events.Warned]
     assert isinstance(state, Training)
     switched = SwitchReport(

@@ -15,15 +15,15 @@ import pytest
 from pace import patient
 
 from orchestrator.prepare.collecting import BRIEF, Condition, brief_conditions, collect, conditions
-from planner.features import NAMES, Sample
+from planner.features import NAMES, FeatureSample
 from planner.interference.dataset import ALONE
 from workers.interference.neighbours import DEVICE_KINDS, KINDS, LEVELS, PINNED, beside
-from workers.interference.stage import MeasuredStage, Size
+from workers.interference.stage import MeasuredStage, StageSize
 from workers.sampling.host import HostReader
 from workers.sampling.readings import Reading
 from workers.sampling.sampler import Sampler
 
-SIZES = (Size(1, 16), Size(2, 16))
+SIZES = (StageSize(1, 16), StageSize(2, 16))
 
 
 @pytest.fixture
@@ -136,8 +136,8 @@ def test_a_noisy_machine_is_told_and_how_noisy(
         """Has a new sample at each look."""
 
         @property
-        def newest(self) -> Sample:
-            return Sample(values=(), window_s=0.0)
+        def newest(self) -> FeatureSample:
+            return FeatureSample(values=(), window_s=0.0)
 
     times = cycle(pass_s)
     monkeypatch.setattr(MeasuredStage, "run", lambda self, ended: (next(times), 0.5))
@@ -147,7 +147,7 @@ def test_a_noisy_machine_is_told_and_how_noisy(
 
 def test_a_machine_that_tells_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class Silent:
-        newest: Sample | None = None
+        newest: FeatureSample | None = None
 
     monkeypatch.setattr("orchestrator.prepare.collecting.LONGEST_WAIT_S", 0.1)
     with pytest.raises(RuntimeError, match="no sample of this machine"):
@@ -219,7 +219,7 @@ def test_without_a_gpu_there_are_no_neighbours_on_it(kind: str) -> None:
 
 
 def test_a_stage_knows_what_it_is() -> None:
-    stage = MeasuredStage(Size(2, 16))
+    stage = MeasuredStage(StageSize(2, 16))
     seconds, forward_share = stage.run(lambda: True)
     assert seconds > 0
     assert 0 < forward_share < 1

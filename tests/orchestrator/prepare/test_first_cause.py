@@ -14,7 +14,7 @@ from workers.control.rank_error import RankError
 from workers.process.stacks import stacks
 from workers.protocol.orders import Generation
 from workers.transport.channel import Channel
-from workers.transport.membership import Joining
+from workers.transport.membership import ChannelAttempt
 
 LOST = RankError("ChannelError: rank 1 is gone", cut_off=True)
 OWN = RankError("the forward pass of layer up raised ValueError", user_error=True)
@@ -76,7 +76,7 @@ def test_a_rank_that_waits_in_its_join_shows_it() -> None:
 
     def join() -> None:
         with pytest.raises(RuntimeError, match="enough"):
-            Joining(open_channel).wait()
+            ChannelAttempt(open_channel).wait()
 
     told: list[str] = []
     reading = threading.Thread(target=lambda: (joins.wait(), told.append(stacks()), opened.set()))

@@ -18,7 +18,7 @@ from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig,
 from planner.profile import Profile
 from planner.search.alternatives import Alternative
 from planner.search.evaluate import PROGRAMS
-from planner.search.search import Choice
+from planner.search.search import ChosenPlan
 from workers.config import EmulatedConfig, FreezeConfig, ModelConfig
 from workers.protocol.errors import JobError
 
@@ -49,11 +49,11 @@ def spec(
     )
 
 
-def planned(given: Spec, measured: Profile) -> Choice:
+def planned(given: Spec, measured: Profile) -> ChosenPlan:
     return first_plan(settle_spec(given, FOUND, {}), measured)
 
 
-def counts(choice: Choice) -> tuple[int, ...]:
+def counts(choice: ChosenPlan) -> tuple[int, ...]:
     return choice.plan.layers_per_stage
 
 
@@ -168,7 +168,7 @@ def test_what_cannot_be_planned(pipeline: dict[str, Any], told: str) -> None:
         planned(spec(**{"partition": "time", **pipeline}), profile(2))
 
 
-def made_with(job: dict[str, Any], model: dict[str, Any], settings: dict[str, Any]) -> Choice:
+def made_with(job: dict[str, Any], model: dict[str, Any], settings: dict[str, Any]) -> ChosenPlan:
     """The first plan of a job on a profile with these fields and settings."""
     given = spec(partition="time")
     given = given.model_copy(

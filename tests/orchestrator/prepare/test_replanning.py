@@ -15,7 +15,7 @@ from resolving import resolve_spec, settle_spec
 from orchestrator.prepare.model_outline import ModelOutline
 from orchestrator.prepare.planning import first_plan, replanner_of
 from orchestrator.spec.job_spec import JobConfig, PipelineConfig, Spec
-from planner.ir import Kind
+from planner.ir import ActionKind
 from planner.plan import Plan, PlanError
 from planner.profile import Profile
 from planner.schedule import table_format
@@ -23,7 +23,7 @@ from planner.schedule.expand import schedule_of
 from planner.schedule.registry import build, families
 from planner.schedule.validate import validate
 from planner.search.replan import Replanner
-from planner.search.search import Wish, choose
+from planner.search.search import PlanWish, choose
 from planner.simulation.predict import predict
 from workers.config import ElasticConfig, EmulatedConfig
 
@@ -92,7 +92,7 @@ def test_the_same_family_on_those_that_are_left() -> None:
     plan = replan(made, 3)
     assert (plan.schedule, plan.pipeline_ranks, plan.pipeline_count) == ("1f1b", 3, 1)
     assert plan.partition == "dynpipe"
-    best = choose(profile(3), Wish(ranks=3, schedule="1f1b", microbatches=8)).prediction.step_s
+    best = choose(profile(3), PlanWish(ranks=3, schedule="1f1b", microbatches=8)).prediction.step_s
     there = predict(profile(3), replace(plan, standbys=()), schedule_of(plan)).step_s
     assert there <= best / 0.97
 
@@ -239,7 +239,10 @@ def test_recomputed_layers_stay() -> None:
     plan, schedule = made.plan_for(3, epoch=1, version=2, reason="", domains="abc")
     assert plan.recompute == (0, 5)
     again = {
-        action.stage for program in schedule.programs for action in program if action.kind is Kind.RECOMPUTE
+        action.stage
+        for program in schedule.programs
+        for action in program
+        if action.kind is ActionKind.RECOMPUTE
     }
     assert again == {plan.stage_of_layer(0), plan.stage_of_layer(5)}
 

@@ -18,7 +18,7 @@ from orchestrator.prepare.model_outline import ModelOutline, absolute, outline_m
 from orchestrator.prepare.profiling import key_of
 from orchestrator.spec import checks
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec, load
-from planner.ir import Kind
+from planner.ir import ActionKind
 from planner.plan import Plan
 from workers.config import DataConfig, ElasticConfig, EmulatedConfig, FreezeConfig, ModelConfig
 from workers.models.registry import build_definition
@@ -124,7 +124,7 @@ def test_a_plan_from_elsewhere_is_followed() -> None:
         action.stage
         for program in done.schedule.programs
         for action in program
-        if action.kind is Kind.RECOMPUTE
+        if action.kind is ActionKind.RECOMPUTE
     }
     assert recomputed == {3}
 
@@ -153,7 +153,7 @@ def test_recompute_reaches_plan_and_schedule(
         action.stage
         for program in done.schedule.programs
         for action in program
-        if action.kind is Kind.RECOMPUTE
+        if action.kind is ActionKind.RECOMPUTE
     }
     assert recomputed == stages
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from orchestrator.rehearsal.copies_saved import GroupLoss, copies_saved, group_losses, steps_lost
 from orchestrator.rehearsal.synthetic_trace import Preemption, synthetic
-from orchestrator.rehearsal.traces import Change, Kind, Trace
+from orchestrator.rehearsal.traces import NodeChange, NodeChangeKind, NodeTrace
 from planner.plan import Plan
 from planner.schedule.expand import schedule_of
 from planner.search.replan import Replanner
@@ -32,11 +32,15 @@ def replanner(ranks: int, copies: int = 1, layers: int = 12) -> Replanner:
     return Replanner(first=plan, schedule=schedule_of(plan), parameters=(1,) * layers, copies=copies)
 
 
-def trace(*changes: tuple[int, str, str]) -> Trace:
+def trace(*changes: tuple[int, str, str]) -> NodeTrace:
     """Of (second, `+` or `-`, nodes by their letters)."""
-    return Trace(
+    return NodeTrace(
         changes=tuple(
-            Change(time_ms=1000 * second, kind=Kind.ADD if sign == "+" else Kind.REMOVE, node=node)
+            NodeChange(
+                time_ms=1000 * second,
+                kind=NodeChangeKind.ADD if sign == "+" else NodeChangeKind.REMOVE,
+                node=node,
+            )
             for second, sign, nodes in changes
             for node in nodes
         ),

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from pace import patient
 
-from orchestrator.events.rehearsed import Visit
+from orchestrator.events.rehearsed import DisturbedSteps
 from orchestrator.events.types import Event, Finished, Record
 from orchestrator.rehearsal.disturbing import (
     ComingNeighbour,
@@ -26,7 +26,7 @@ from workers.process.cores import core_of
 from workers.protocol.errors import JobError
 from workers.protocol.reports import FaultReport, StepReport
 
-VISITS = (Visit(first=3, last=4), Visit(first=8, last=9))
+VISITS = (DisturbedSteps(first=3, last=4), DisturbedSteps(first=8, last=9))
 PLAN = Interference(level="heavy", kind="compute", rank=1, visits=VISITS)
 END = Finished(step=10, stopped=False, state_sha256="")
 
@@ -87,7 +87,7 @@ def test_a_neighbour_comes_and_goes_with_the_steps_and_ends_with_the_job() -> No
     done = neighbour.disturbed()
     assert (done.by, done.rank, neighbour.trouble) == ("a neighbour", 1, "")
     # The step under way as it goes was disturbed too; of the second visit the job ended in its first step.
-    assert done.visits == (Visit(first=3, last=5),)
+    assert done.visits == (DisturbedSteps(first=3, last=5),)
 
 
 def test_a_real_neighbour_of_a_job_that_breaks_off_is_gone() -> None:
@@ -128,14 +128,14 @@ def test_a_fault_is_armed_for_each_visit_once_the_job_trains() -> None:
     fired = [FaultReport(rank=1, fault="slow", step=at, phase="forward", fired_s=0.0) for at in (4, 10)]
     pass_in(slowdown, *fired, step(10), END)
     slowdown.close()
-    assert slowdown.disturbed().visits == (Visit(first=4, last=5), Visit(first=10, last=10))
+    assert slowdown.disturbed().visits == (DisturbedSteps(first=4, last=5), DisturbedSteps(first=10, last=10))
 
 
 def test_visits_are_as_long_as_the_time_between_them() -> None:
-    assert visits_of(300, None) == (Visit(first=61, last=120), Visit(first=181, last=240))
+    assert visits_of(300, None) == (DisturbedSteps(first=61, last=120), DisturbedSteps(first=181, last=240))
     assert visits_of(304, None) == visits_of(300, None)
-    assert visits_of(75, 25) == (Visit(first=26, last=50),)
-    assert visits_of(40, 25) == (Visit(first=26, last=40),)
+    assert visits_of(75, 25) == (DisturbedSteps(first=26, last=50),)
+    assert visits_of(40, 25) == (DisturbedSteps(first=26, last=40),)
     for steps, every, said in (
         (49, None, "set at least 50"),
         (100, 5, "lasts at least 10 steps"),

@@ -19,23 +19,23 @@ from resolving import resolve_spec
 from tiny_jobs import tiny
 
 from orchestrator.analysis.interference_time import interference_time
-from orchestrator.client.following import Observer, Run
+from orchestrator.client.following import JobResult, Observer
 from orchestrator.events import types as events
 from orchestrator.events.log import EventLog, read_log
-from orchestrator.events.rehearsed import Visit
+from orchestrator.events.rehearsed import DisturbedSteps
 from orchestrator.history.folder import JobFolder
 from orchestrator.history.job_view import fold
-from orchestrator.lifecycle.states import Finished
+from orchestrator.lifecycle.states import JobFinished
 from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.rehearsal.interference import disturbable, disturber, interference, train_disturbed
 from orchestrator.spec.job_spec import Spec
 from workers.fault_injection.fault import Fault
-from workers.launch.ranks import Job, run_threads
+from workers.launch.ranks import LaunchedJob, run_threads
 from workers.protocol.errors import JobError
 
 PASS_S = 0.005
 STEPS = 50
-VISITS = (Visit(first=11, last=20), Visit(first=31, last=40))
+VISITS = (DisturbedSteps(first=11, last=20), DisturbedSteps(first=31, last=40))
 
 
 def emulated(folder: Path, **job: Any) -> Spec:
@@ -53,7 +53,7 @@ def emulated(folder: Path, **job: Any) -> Spec:
 def test_a_job_is_disturbed_in_its_visits_adapts_and_keeps_its_bits(tmp_path: Path) -> None:
     faults: Queue[tuple[int, Fault]] = Queue()
 
-    def play(spec: Spec, observe: Observer) -> Run:
+    def play(spec: Spec, observe: Observer) -> JobResult:
         made = resolve_spec(spec, outline_model(absolute(spec)), {}, epoch=1)
         log = EventLog(JobFolder(spec.job.folder).events_path)
 
@@ -75,11 +75,11 @@ def test_a_job_is_disturbed_in_its_visits_adapts_and_keeps_its_bits(tmp_path: Pa
         )
         keep(events.Submitted(job="a", epoch=1, spec=made.spec.model_dump(mode="json"), resume=False))
         ran = AdaptingJob(made, act, profile).run()
-        assert isinstance(ran.state, Finished)
+        assert isinstance(ran.state, JobFinished)
         log.close()
         end = events.Finished(step=ran.state.step, stopped=False, state_sha256=ran.state_sha256)
         path = JobFolder(spec.job.folder).events_path
-        return Run(spec=made.spec, partition=(3, 3), end=end, events_path=path, interrupted=False)
+        return JobResult(spec=made.spec, partition=(3, 3), end=end, events_path=path, interrupted=False)
 
     spec = disturbable(emulated(tmp_path), None, 2, lambda text: None)
     plan = interference(spec, "heavy", None, None, None)
@@ -108,7 +108,10 @@ def test_a_job_is_disturbed_in_its_visits_adapts_and_keeps_its_bits(tmp_path: Pa
     still = emulated(tmp_path / "quiet")
     quiet = resolve_spec(still, outline_model(absolute(still)), {}, epoch=1)
     assert isinstance(done.end, events.Finished)
-    assert done.end.state_sha256 == run_threads(Job(quiet.config, quiet.plan, quiet.schedule)).state_sha256
+    assert (
+        done.end.state_sha256
+        == run_threads(LaunchedJob(quiet.config, quiet.plan, quiet.schedule)).state_sha256
+    )
 
 
 def test_real_ranks_have_a_core_each_unless_somebody_asks_for_more(tmp_path: Path) -> None:
@@ -173,7 +176,7 @@ def test_a_job_that_is_not_through_in_time_is_stopped_and_says_so(tmp_path: Path
     stopped = threading.Event()
     said: list[str] = []
 
-    def play(spec: Spec, observe: Observer) -> Run:
+    def play(spec: Spec, observe: Observer) -> JobResult:
         path = JobFolder(spec.job.folder).events_path
         path.parent.mkdir(parents=True)
         log = EventLog(path)
@@ -186,7 +189,7 @@ def test_a_job_that_is_not_through_in_time_is_stopped_and_says_so(tmp_path: Path
         end = events.Finished(step=step, stopped=True, state_sha256=None)
         log.append(events.Record(time_s=time.time(), event=end))
         log.close()
-        return Run(spec=spec, partition=(3, 3), end=end, events_path=path, interrupted=False)
+        return JobResult(spec=spec, partition=(3, 3), end=end, events_path=path, interrupted=False)
 
     spec = emulated(tmp_path)
     plan = interference(spec, "heavy", None, 1, 10)

@@ -10,13 +10,13 @@ from itertools import count
 
 import pytest
 
-from orchestrator.rehearsal.machine_watch import TOLD_AFTER, Look, MachineWatch, look, others
+from orchestrator.rehearsal.machine_watch import TOLD_AFTER, MachineWatch, ProcessorTimes, look, others
 
 US, RANK = (1, 0.5), (2, 0.5)
 
 
-def seen(time_s: float, busy_s: float, own_s: dict[tuple[int, float], float]) -> Look:
-    return Look(time_s=time_s, cores=4, busy_s=busy_s, own_s=own_s)
+def seen(time_s: float, busy_s: float, own_s: dict[tuple[int, float], float]) -> ProcessorTimes:
+    return ProcessorTimes(time_s=time_s, cores=4, busy_s=busy_s, own_s=own_s)
 
 
 def test_what_the_rehearsal_takes_is_no_other_work() -> None:
@@ -50,7 +50,7 @@ def test_a_disturbed_machine_is_told_once_and_its_share_is_kept() -> None:
     moments = count()
     enough = threading.Event()
 
-    def looks() -> Iterator[Look]:
+    def looks() -> Iterator[ProcessorTimes]:
         for number in moments:
             if number > 3 * TOLD_AFTER:
                 enough.set()

@@ -7,34 +7,44 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from orchestrator.rehearsal.synthetic_trace import Preemption, synthetic
-from orchestrator.rehearsal.traces import Change, Kind, Trace, faster, keep, parse, slots_of, to_csv, window
+from orchestrator.rehearsal.traces import (
+    NodeChange,
+    NodeChangeKind,
+    NodeTrace,
+    faster,
+    keep,
+    parse,
+    slots_of,
+    to_csv,
+    window,
+)
 from workers.protocol.errors import JobError
 
 SMALL = "0,add,a\n0,add,b\n100,remove,a\n100,add,c\n250,remove,b\n"
 
 
 @st.composite
-def traces(draw: st.DrawFn) -> Trace:
+def traces(draw: st.DrawFn) -> NodeTrace:
     """Any trace: at each time some nodes leave and some come up."""
     live: list[str] = []
-    changes: list[Change] = []
+    changes: list[NodeChange] = []
     time_ms = 0
     for number in range(draw(st.integers(1, 30))):
         time_ms += draw(st.integers(0, 400))
         if live and draw(st.booleans()):
             node = live.pop(draw(st.integers(0, len(live) - 1)))
-            changes.append(Change(time_ms=time_ms, kind=Kind.REMOVE, node=node))
+            changes.append(NodeChange(time_ms=time_ms, kind=NodeChangeKind.REMOVE, node=node))
         else:
             live.append(f"n{number}")
-            changes.append(Change(time_ms=time_ms, kind=Kind.ADD, node=live[-1]))
-    return Trace(changes=tuple(changes), end_ms=time_ms)
+            changes.append(NodeChange(time_ms=time_ms, kind=NodeChangeKind.ADD, node=live[-1]))
+    return NodeTrace(changes=tuple(changes), end_ms=time_ms)
 
 
-def live_at(trace: Trace, time_ms: int) -> set[str]:
+def live_at(trace: NodeTrace, time_ms: int) -> set[str]:
     live: set[str] = set()
     for change in trace.changes:
         if change.time_ms <= time_ms:
-            (live.add if change.kind is Kind.ADD else live.remove)(change.node)
+            (live.add if change.kind is NodeChangeKind.ADD else live.remove)(change.node)
     return live
 
 
@@ -69,8 +79,8 @@ def test_what_is_no_trace_is_refused_by_its_line(text: str, said: str) -> None:
 def test_a_trace_is_read_as_it_stands() -> None:
     trace = parse(" 0, add ,a\r\n10,remove,a\r\n", "t.csv")
     assert trace.changes == (
-        Change(time_ms=0, kind=Kind.ADD, node="a"),
-        Change(time_ms=10, kind=Kind.REMOVE, node="a"),
+        NodeChange(time_ms=0, kind=NodeChangeKind.ADD, node="a"),
+        NodeChange(time_ms=10, kind=NodeChangeKind.REMOVE, node="a"),
     )
     assert (trace.end_ms, trace.losses, trace.most) == (10, 1, 1)
 
@@ -106,17 +116,19 @@ def test_a_window_begins_with_who_is_there() -> None:
 
 
 @given(traces())
-def test_a_trace_survives_its_csv(trace: Trace) -> None:
+def test_a_trace_survives_its_csv(trace: NodeTrace) -> None:
     assert parse(to_csv(trace), "t") == trace
 
 
 @given(traces(), st.data())
-def test_slots_hold_one_node_at_a_time_and_kept_ones_lose_nothing(trace: Trace, data: st.DataObject) -> None:
+def test_slots_hold_one_node_at_a_time_and_kept_ones_lose_nothing(
+    trace: NodeTrace, data: st.DataObject
+) -> None:
     slots = slots_of(trace)
     assert max(slots.values()) < trace.most
     held: dict[int, str] = {}
     for change in trace.changes:
-        if change.kind is Kind.ADD:
+        if change.kind is NodeChangeKind.ADD:
             assert slots[change.node] not in held
             held[slots[change.node]] = change.node
         else:
@@ -128,7 +140,7 @@ def test_slots_hold_one_node_at_a_time_and_kept_ones_lose_nothing(trace: Trace, 
 
 
 @given(traces(), st.data())
-def test_a_window_shows_who_is_live_at_any_time_in_it(trace: Trace, data: st.DataObject) -> None:
+def test_a_window_shows_who_is_live_at_any_time_in_it(trace: NodeTrace, data: st.DataObject) -> None:
     first = data.draw(st.integers(0, trace.end_ms))
     last = data.draw(st.integers(0, trace.end_ms))
     try:
@@ -142,7 +154,7 @@ def test_a_window_shows_who_is_live_at_any_time_in_it(trace: Trace, data: st.Dat
 
 
 @given(traces(), st.floats(0.1, 100))
-def test_a_faster_trace_has_the_same_changes_in_the_same_order(trace: Trace, speedup: float) -> None:
+def test_a_faster_trace_has_the_same_changes_in_the_same_order(trace: NodeTrace, speedup: float) -> None:
     quick = faster(trace, speedup)
     assert [(c.kind, c.node) for c in quick.changes] == [(c.kind, c.node) for c in trace.changes]
     assert all(
@@ -174,7 +186,7 @@ def test_a_synthetic_trace_is_a_trace_that_its_seed_decides(
     if probability == 0:
         assert trace.losses == 0
     for change in trace.changes:
-        if change.kind is Kind.REMOVE:
+        if change.kind is NodeChangeKind.REMOVE:
             ticks = change.time_ms / (every_min * 60_000)
             assert abs(ticks - round(ticks)) * every_min * 60_000 <= 0.5 + 1e-6
     if back_min is None:

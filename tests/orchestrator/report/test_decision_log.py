@@ -10,19 +10,19 @@ from synthetic_run import FREEZE_PLAN, PHASES, START_S, freezing_records, solved
 from orchestrator.events.types import Commanded, Event, FreezeChanged, Record
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.report.run.decision_log import decision_log
-from planner.freezing import Control, FreezePlan
+from planner.freezing import FreezeOverrides, FreezePlan
 from workers.protocol.reports import FreezeStarted
 
 BY = "control from 127.0.0.1"
-OFF = FreezePlan(epoch=1, version=2, ratios=(), control=Control(method="none", r_max=0.8))
+OFF = FreezePlan(epoch=1, version=2, ratios=(), control=FreezeOverrides(method="none", r_max=0.8))
 AGAIN = replace(
-    FREEZE_PLAN, version=3, start=None, control=Control(method="timelyfreeze", r_max=0.5, solved=True)
+    FREEZE_PLAN, version=3, start=None, control=FreezeOverrides(method="timelyfreeze", r_max=0.5, solved=True)
 )
 
 
 def take(run: JobView, *logged: Event) -> None:
     for event in logged:
-        run.take(Record(time_s=run.last_s + 1, event=event))
+        run.fold(Record(time_s=run.last_s + 1, event=event))
 
 
 def changed(plan: FreezePlan, id: str) -> tuple[Event, ...]:

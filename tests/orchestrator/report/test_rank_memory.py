@@ -52,7 +52,7 @@ def test_a_gpu_s_measured_peak_is_compared_with_the_limit() -> None:
 def test_the_page_has_one_figure_for_the_peak_which_is_that_of_its_fullest_rank() -> None:
     run = run_with({1: 13 * MB})
     issued = replace(plan(), version=2, predicted_step_s=0.1, predicted_peak_memory_bytes=99 * MB)
-    run.take(Record(time_s=run.last_s, event=Issued(plan=issued)))
+    run.fold(Record(time_s=run.last_s, event=Issued(plan=issued)))
     for kind, detail in (("cuda", "measured, of the fullest rank: rank 1"), ("cpu", "predicted, of the")):
         part = rank_memory(run, profile(kind))
         assert part is not None
@@ -78,7 +78,7 @@ def test_a_host_s_process_stands_beside_the_prediction_and_is_not_compared(kind:
 def test_what_was_measured_with_another_partition_does_not_count() -> None:
     view = run_with({0: 6 * MB})
     moved = replace(plan(), version=2, layers=((0, 4), (4, 5), (5, 7), (7, 10)))
-    view.take(Record(time_s=view.last_s, event=Issued(plan=moved)))
+    view.fold(Record(time_s=view.last_s, event=Issued(plan=moved)))
     switched = SwitchReport(
         step=41,
         rank=0,
@@ -91,7 +91,7 @@ def test_what_was_measured_with_another_partition_does_not_count() -> None:
         stall_s=0.0,
         switched_s=0.0,
     )
-    view.take(Record(time_s=view.last_s, event=switched))
+    view.fold(Record(time_s=view.last_s, event=switched))
     part = rank_memory(view, profile("cuda"))
     assert part is not None
     assert {rank.measured_bytes for rank in part.ranks} == {None}

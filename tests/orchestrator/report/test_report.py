@@ -36,7 +36,13 @@ from orchestrator.report.page import render, write_report
 from orchestrator.report.run.sections import training
 from workers.protocol.errors import DamagedCheckpoint
 from workers.protocol.orders import CheckpointRef
-from workers.protocol.reports import CheckpointReport, SampleReport, Span, TimelineReport, ValidationReport
+from workers.protocol.reports import (
+    ActionSpan,
+    CheckpointReport,
+    SampleReport,
+    TimelineReport,
+    ValidationReport,
+)
 
 HOSTILE = "</pre></style><script>alert(1)</script><img src=x onerror=alert(2)> & \"quotes\" 'single'"
 
@@ -50,7 +56,7 @@ def with_event(*events: object) -> JobView:
     """A run of 40 steps with `events` at the end."""
     run = fold(records(steps=40)[:-1])
     for event in events:
-        run.take(Record(time_s=run.last_s + 1, event=event))  # pyright: ignore
+        run.fold(Record(time_s=run.last_s + 1, event=event))  # pyright: ignore
     return run
 
 
@@ -159,8 +165,8 @@ def test_hostile_text_is_only_text() -> None:
     run.job = run.spec["job"]["name"] = run.spec["data"]["source"] = run.spec["model"]["family"] = HOSTILE
     assert run.plan is not None
     run.plan = dataclasses.replace(run.plan, reason=HOSTILE, schedule=HOSTILE)
-    run.take(Record(time_s=0.0, event=CheckpointReport(step=3, path=HOSTILE, bytes=1, seconds=1.0)))
-    run.take(Record(time_s=0.0, event=RankFailed(rank=1, error=HOSTILE)))
+    run.fold(Record(time_s=0.0, event=CheckpointReport(step=3, path=HOSTILE, bytes=1, seconds=1.0)))
+    run.fold(Record(time_s=0.0, event=RankFailed(rank=1, error=HOSTILE)))
     html = render(run)
     parsed = Page(html)
     plain = Page(render(fold(records(steps=3))))
@@ -209,7 +215,7 @@ def test_how_a_run_ends_is_said() -> None:
 
 
 def test_the_timeline_of_the_newest_step_is_shown_and_a_missing_rank_is_an_empty_lane() -> None:
-    span = Span(action="0F0", start_s=0.1, end_s=0.2)
+    span = ActionSpan(action="0F0", start_s=0.1, end_s=0.2)
     newer = [TimelineReport(step=41, rank=rank, step_s=0.5, spans=(span,), memory_bytes=0) for rank in (0, 2)]
     older = TimelineReport(step=12, rank=1, step_s=0.5, spans=(span,) * 3, memory_bytes=0)
     run = with_event(*newer, older)
@@ -382,6 +388,6 @@ def test_thousands_of_steps_make_a_page_of_modest_size() -> None:
     run = fold(records(steps=1))
     run.steps = {step: step_report(step, random) for step in range(1, 20_001)}
     for step in range(0, 20_001, 500):
-        run.take(Record(time_s=run.last_s, event=ValidationReport(step=step or 1, loss=2.0)))
-    run.take(Record(time_s=run.last_s, event=SampleReport(step=20_000, prompt="a", text="b")))
+        run.fold(Record(time_s=run.last_s, event=ValidationReport(step=step or 1, loss=2.0)))
+    run.fold(Record(time_s=run.last_s, event=SampleReport(step=20_000, prompt="a", text="b")))
     assert len(render(run)) < 250_000

@@ -126,9 +126,9 @@ def test_the_prediction_comes_from_the_monitored_times_and_the_ratios(run: JobVi
 
 def test_ratios_that_rest_on_the_profile_are_told_of() -> None:
     run = JobView()
-    run.take(Record(time_s=0.0, event=solved()))
+    run.fold(Record(time_s=0.0, event=solved()))
     assert run.notes == []
-    run.take(
+    run.fold(
         Record(time_s=0.0, event=replace(solved(), measured_unfrozen_s=None, measured_all_frozen_s=None))
     )
     assert [note.text.partition(":")[0] for note in run.notes] == [
@@ -186,7 +186,7 @@ def test_without_a_solution_the_prediction_comes_from_earlier_measured_steps() -
     assert predict_newest(first) is None
     earlier = [replace(report.event, step=10) for report in log if isinstance(report.event, TimelineReport)]
     for report in earlier:
-        first.take(Record(time_s=first.last_s, event=report))
+        first.fold(Record(time_s=first.last_s, event=report))
     predicted = predict_newest(first)
     assert predicted is not None
     assert predicted.source == "from the mean times of 1 earlier measured step"
@@ -209,12 +209,12 @@ def shrunk(run: JobView, measured: Sequence[TimelineReport]) -> JobView:
     )
     last = measured[0].step
     run.recovery.generations[0].members = tuple(range(2 * RANKS))
-    run.take(Record(time_s=run.last_s, event=Formed(generation=generation, start=None, step=last - 1)))
-    run.take(Record(time_s=run.last_s, event=Issued(plan=replace(plan(), replicas=2, pipelines=1))))
+    run.fold(Record(time_s=run.last_s, event=Formed(generation=generation, start=None, step=last - 1)))
+    run.fold(Record(time_s=run.last_s, event=Issued(plan=replace(plan(), replicas=2, pipelines=1))))
     for report in measured:
-        run.take(Record(time_s=run.last_s, event=report))
+        run.fold(Record(time_s=run.last_s, event=report))
     step = replace(step_report(last, Random(1)), generation=2, step_s=measured[0].step_s)
-    run.take(Record(time_s=run.last_s, event=step))
+    run.fold(Record(time_s=run.last_s, event=step))
     return run
 
 
@@ -222,8 +222,8 @@ def test_a_pipeline_that_runs_several_replicas_is_predicted_with_all_its_windows
     run, random = fold(records(steps=30)), Random(4)
     run.measured = {}
     for report in timelines(10, random):
-        run.take(Record(time_s=run.last_s, event=report))
-        run.take(Record(time_s=run.last_s, event=replace(report, rank=report.rank + RANKS)))
+        run.fold(Record(time_s=run.last_s, event=report))
+        run.fold(Record(time_s=run.last_s, event=replace(report, rank=report.rank + RANKS)))
     run = shrunk(run, timelines(30, random, windows=2))
     predicted = predict_newest(run)
     assert predicted is not None
@@ -472,7 +472,7 @@ def test_histograms_of_many_ranks_are_one(run: JobView) -> None:
     many = fold(freezing_records())
     for rank in range(RANKS, 9):
         told = FreezeReport(step=STEPS, rank=rank, actions=(), passes=10, counts=((10 + rank, (10, 0)),))
-        many.take(Record(time_s=many.last_s, event=told))
+        many.fold(Record(time_s=many.last_s, event=told))
     html = render(many)
     assert "All ranks: how often each parameter was frozen" in html
     assert "Rank 0: how often" not in html
@@ -489,7 +489,7 @@ def test_parameters_are_counted_over_all_steps_whichever_rank_held_them(run: Job
             layers = moved[event.rank][1]
             event = replace(event, counts=tuple((layer, event.counts[0][1]) for layer in layers))
         if not (isinstance(event, FreezeReport) and (event.step, event.rank) == (STEPS - 1, 3)):
-            shifted.take(Record(time_s=record.time_s, event=event))
+            shifted.fold(Record(time_s=record.time_s, event=event))
     html = render(shifted)
     charts = Page(html).charts
     for rank, layers in moved:
@@ -505,9 +505,9 @@ def test_parameters_are_counted_over_all_steps_whichever_rank_held_them(run: Job
 def test_what_is_told_again_counts_once(run: JobView) -> None:
     again = JobView()
     for record in freezing_records():
-        again.take(record)
+        again.fold(record)
         if isinstance(record.event, FreezeReport):
-            again.take(record)
+            again.fold(record)
     assert again.freeze == run.freeze
 
 
@@ -526,7 +526,7 @@ def test_a_method_without_a_solution_shows_what_was_frozen_recently() -> None:
     run.spec = {**run.spec, "freeze": {"method": "apf", "warm_up": 10}}
     action = FrozenAction(stage=1, microbatch=2, planned=0.5, actual=0.25, parameters=0.3)
     for step in range(11, 41):
-        run.take(Record(time_s=run.last_s, event=FreezeReport(step=step, rank=1, actions=(action,))))
+        run.fold(Record(time_s=run.last_s, event=FreezeReport(step=step, rank=1, actions=(action,))))
     html = render(run)
     assert "stage 1, microbatch 2: 25.0 % frozen" in html
     assert "Share of weight-gradient time frozen in recent steps" in html
@@ -539,7 +539,7 @@ def test_a_method_without_a_solution_shows_what_was_frozen_recently() -> None:
 def test_a_resume_voids_what_was_frozen_after_its_checkpoint() -> None:
     run = fold(freezing_records())
     formed = next(r.event for r in records(steps=1) if isinstance(r.event, Formed))
-    run.take(
+    run.fold(
         Record(time_s=run.last_s, event=replace(formed, start=CheckpointRef(path="s", step=40), step=40))
     )
     assert max(run.freeze.steps) == 40
@@ -567,7 +567,7 @@ def test_a_job_that_never_freezes_says_nothing_of_it() -> None:
 
 def test_what_the_planner_warns_of_is_a_note() -> None:
     run = fold(records(steps=3))
-    run.take(Record(time_s=run.last_s, event=Warned(text="freezing < does not pay")))
+    run.fold(Record(time_s=run.last_s, event=Warned(text="freezing < does not pay")))
     assert "freezing &lt; does not pay" in render(run)
 
 
@@ -627,5 +627,5 @@ def test_the_spec_of_the_newest_start_says_the_method() -> None:
     log = freezing_records()
     run = fold(log)
     unfrozen = Submitted(job="python-docs-gpt", epoch=2, spec={"freeze": {"method": "none"}}, resume=True)
-    run.take(Record(time_s=run.last_s, event=unfrozen))
+    run.fold(Record(time_s=run.last_s, event=unfrozen))
     assert freeze_numbers(run) is None

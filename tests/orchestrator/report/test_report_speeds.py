@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from eventful_run import eventful
 
-from orchestrator.events.rehearsed import Disturbed, Visit
+from orchestrator.events.rehearsed import Disturbed, DisturbedSteps
 from orchestrator.events.types import Adapted, Event, LinksTimed, Record, SpeedsChanged
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.report.page import render
@@ -32,7 +32,7 @@ MOVES = Adapted(step=20, moves=True, reason="it pays", now_s=0.4, then_s=0.25, c
 def run_with(*logged: Event) -> JobView:
     run = fold(eventful().records)
     for number, event in enumerate(logged):
-        run.take(Record(time_s=run.last_s + number, event=event))
+        run.fold(Record(time_s=run.last_s + number, event=event))
     return run
 
 
@@ -93,7 +93,7 @@ def test_decisions_in_a_row_that_keep_the_cut_are_one_row() -> None:
 
 
 def test_the_steps_that_a_neighbour_disturbed_are_bands() -> None:
-    visits = (Visit(first=10, last=20), Visit(first=30, last=40))
+    visits = (DisturbedSteps(first=10, last=20), DisturbedSteps(first=30, last=40))
     run = run_with(KNOWN, SLOW, Disturbed(by="a neighbour", rank=1, visits=visits))
     part = speeds(run)
     assert part is not None

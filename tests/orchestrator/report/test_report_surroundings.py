@@ -12,7 +12,7 @@ from orchestrator.report.run.surroundings import surroundings
 def run_with(*events: Event) -> JobView:
     run = JobView()
     for event in events:
-        run.take(Record(time_s=1.0, event=event))
+        run.fold(Record(time_s=1.0, event=event))
     return run
 
 
@@ -48,5 +48,5 @@ def test_the_series_stays_bounded_and_steps_that_come_again_replace_theirs() -> 
     assert len(steps) <= KEPT + 1
     assert steps == sorted(steps)
     assert (steps[0], steps[-1]) == (1, 3 * KEPT - 1)
-    run.take(Record(time_s=2.0, event=sampled(100, 5.0)))
+    run.fold(Record(time_s=2.0, event=sampled(100, 5.0)))
     assert run.adapt.samples[-1].step == 100

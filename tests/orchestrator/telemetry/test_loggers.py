@@ -67,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         sinks = [SinkThread(name, open, warnings.append) for name, open in opening.items()]
         for sink in sinks:
             for record in part:
-                sink.take(record)
+                sink.accept(record)
         for sink in sinks:
             sink.close(patient(CLOSE_S))
     monkeypatch.undo()
@@ -174,7 +174,7 @@ class Failing:
     def __init__(self, good: int) -> None:
         self.left = good
 
-    def take(self, records: Sequence[Record]) -> None:
+    def accept(self, records: Sequence[Record]) -> None:
         if not self.left:
             raise ConnectionError("no route to host\nand a long story")
         self.left -= 1
@@ -188,7 +188,7 @@ class Stuck:
     def __init__(self, go: threading.Event) -> None:
         self.go = go
 
-    def take(self, records: Sequence[Record]) -> None:
+    def accept(self, records: Sequence[Record]) -> None:
         self.go.wait()
 
     def close(self) -> None: ...
@@ -210,11 +210,11 @@ def test_a_sink_that_fails_costs_one_warning(good: int) -> None:
     warnings: list[str] = []
     sink = SinkThread("MLflow", partial(Failing, good), warnings.append)
     for record in records(50):
-        sink.take(record)
+        sink.accept(record)
         time.sleep(0.001)
     wait_for(warnings)
     for record in records(50):
-        sink.take(record)
+        sink.accept(record)
     sink.close(patient(CLOSE_S))
     assert warnings == ["MLflow gets no more of this job's numbers: ConnectionError: no route to host"]
 
@@ -237,7 +237,7 @@ def test_a_sink_that_hangs_blocks_nobody_and_keeps_a_bounded_backlog() -> None:
     (record,) = records(1)
     begun_s = time.monotonic()
     for _ in range(2 * WAITING_RECORDS + 2):
-        sink.take(record)
+        sink.accept(record)
     sink.close(0.1)
     assert time.monotonic() - begun_s < patient(5)
     assert warnings == ["MLflow gets no more of this job's numbers: it is 10,000 events behind"]
@@ -248,7 +248,7 @@ def test_a_sink_that_does_not_end_is_left_behind() -> None:
     warnings: list[str] = []
     go = threading.Event()
     sink = SinkThread("MLflow", partial(Stuck, go), warnings.append)
-    sink.take(*records(1))
+    sink.accept(*records(1))
     sink.close(0.1)
     assert warnings == ["MLflow gets no more of this job's numbers: it has not ended within 0.1 s"]
     go.set()

@@ -22,7 +22,7 @@ from orchestrator.lifecycle.migration import Mode
 from orchestrator.telemetry.exposition import exposition
 from orchestrator.telemetry.metrics import CAUSES, METRICS, MODES
 from orchestrator.telemetry.samples import places_without_redundancy, samples
-from planner.freezing import Control, FreezePlan
+from planner.freezing import FreezeOverrides, FreezePlan
 from planner.shards import Piece, Shard
 from workers.protocol.reports import FreezeStarted, StandbyReport
 
@@ -44,7 +44,7 @@ def values(view: JobView) -> dict[tuple[str, ...], float]:
 
 def take(view: JobView, *logged: events.Event) -> None:
     for event in logged:
-        view.take(Record(time_s=view.last_s + 1, event=event))
+        view.fold(Record(time_s=view.last_s + 1, event=event))
 
 
 def test_the_summary_and_the_metrics_tell_one_pace_of_the_newest_generation() -> None:
@@ -146,7 +146,7 @@ def test_the_freeze_ratio_is_zero_once_freezing_is_off() -> None:
     assert values(view)["freeze_ratio",] > 0
 
     def off_from(start: int) -> FreezeStarted:
-        control = Control(method="none", r_max=0.8)
+        control = FreezeOverrides(method="none", r_max=0.8)
         return FreezeStarted(plan=FreezePlan(epoch=1, version=2, ratios=(), control=control, start=start))
 
     take(view, off_from(LAST + 1))

@@ -26,7 +26,7 @@ END_S = 1_763_628_100.0
 def exported(records: list[Record]) -> tuple[ReadableSpan, ...]:
     exporter, warnings = InMemorySpanExporter(), list[str]()
     sink = SpanSink(exporter, job="traced", warn=warnings.append)
-    sink.take(records)
+    sink.accept(records)
     sink._provider.force_flush()
     spans = exporter.get_finished_spans()
     sink.close()
@@ -83,8 +83,8 @@ def test_a_move_is_a_span_with_each_switch_in_it() -> None:
 def test_the_wait_for_capacity_is_no_part_of_detecting() -> None:
     """The job paused half a minute before it trained again."""
     spans = Spans()
-    assert spans.take(Record(time_s=END_S - 30, event=events.Paused(reason="too few ranks", step=9))) is None
-    whole = spans.take(Record(time_s=END_S, event=regrouped("capacity", step=9)))
+    assert spans.fold(Record(time_s=END_S - 30, event=events.Paused(reason="too few ranks", step=9))) is None
+    whole = spans.fold(Record(time_s=END_S, event=regrouped("capacity", step=9)))
     assert whole is not None
     assert [(child.name, child.start_s - END_S, child.end_s - END_S) for child in whole.children] == [
         ("detect", -30.75, -30.25),
@@ -109,7 +109,7 @@ def test_an_endpoint_that_refuses_costs_one_warning() -> None:
     warnings: list[str] = []
     sink = SpanSink(Refusing(), job="traced", warn=warnings.append)
     for _ in range(2):
-        sink.take(eventful().records)
+        sink.accept(eventful().records)
         sink._provider.force_flush()
     sink.close()
     assert len(warnings) == 1
@@ -151,7 +151,7 @@ def test_spans_reach_an_otlp_endpoint(by: str, monkeypatch: pytest.MonkeyPatch) 
         sink = SpanSink(
             make_exporter(url if by == "spec" else "env"), job="traced", warn=lambda text: pytest.fail(text)
         )
-        sink.take(eventful().records)
+        sink.accept(eventful().records)
         sink.close()
     names = [
         span.name

@@ -147,7 +147,7 @@ def live_view() -> JobView:
 def finished(job: str) -> JobView:
     """The same run, straggler and all, after its end."""
     view = live_view()
-    view.take(
+    view.fold(
         Record(time_s=time.time(), event=Finished(step=view.step, state_sha256="0" * 64, stopped=False))
     )
     view.job = job

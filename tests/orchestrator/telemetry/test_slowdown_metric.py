@@ -17,7 +17,7 @@ PIPELINES = replace(plan(), replicas=2)
 
 def take(view: JobView, *logged: Event) -> None:
     for event in logged:
-        view.take(Record(time_s=0.0, event=event))
+        view.fold(Record(time_s=0.0, event=event))
 
 
 def test_a_rank_that_also_runs_a_lost_pipeline_s_replica_is_not_slow() -> None:

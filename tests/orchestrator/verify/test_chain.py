@@ -19,7 +19,7 @@ from orchestrator.events.types import PREVIOUS, Finished, Record, Warned
 from orchestrator.history.folder import JobFolder
 from orchestrator.history.job_view import fold
 from orchestrator.history.snapshot import position, write_snapshot
-from orchestrator.verify.chain import Chain, read_chain
+from orchestrator.verify.chain import LogChain, read_chain
 from orchestrator.verify.verification import verify_run
 from workers.checkpoint.folder import checkpoint_folder, write_manifest
 from workers.checkpoint.manifest import Manifest
@@ -68,7 +68,7 @@ def with_new_hashes(lines: Lines) -> Lines:
     return forged
 
 
-def chain(lines: Lines, *heads: str) -> Chain:
+def chain(lines: Lines, *heads: str) -> LogChain:
     return read_chain([(FILE, b"".join(lines))], [("a checkpoint", head) for head in heads])
 
 
@@ -232,7 +232,7 @@ def test_segments_are_chained_and_lines_that_came_late_are_told_of(
     def record(text: str) -> Record:
         return replace(eventful().records[0], event=Warned(text=text))
 
-    def seen() -> Chain:
+    def seen() -> LogChain:
         return read_chain([(path.name, path.read_bytes()) for path in JobFolder(location).log_files()])
 
     (tmp_path / "bucket").mkdir()

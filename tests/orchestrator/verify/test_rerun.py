@@ -20,7 +20,7 @@ from orchestrator.verify.rerun import choose
 from orchestrator.verify.verification import verify_run
 from planner.freezing import FreezePlan
 from workers.devices.machine import arithmetic
-from workers.launch.ranks import Job, run_processes
+from workers.launch.ranks import LaunchedJob, run_processes
 from workers.protocol.orders import Generation
 from workers.protocol.reports import CheckpointReport, FreezeStarted, StepReport
 
@@ -45,7 +45,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Sequence[Re
     ratios = tuple((0.5, 0.25) for _ in resolved.outline.layers)
     frozen = FreezePlan(epoch=1, version=1, ratios=ratios, start=4)
     run = run_processes(
-        Job(config=resolved.config, plan=resolved.plan, schedule=resolved.schedule, freeze_plans=(frozen,))
+        LaunchedJob(
+            config=resolved.config, plan=resolved.plan, schedule=resolved.schedule, freeze_plans=(frozen,)
+        )
     )
     members = tuple(range(4))
     generation = Generation(

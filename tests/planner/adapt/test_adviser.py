@@ -12,9 +12,9 @@ import pytest
 import small_profile
 
 from planner.adapt.adviser import Adviser
-from planner.adapt.detection import Change
+from planner.adapt.detection import SlowdownChange
 from planner.adapt.past import LASTING_STEPS, Past
-from planner.adapt.speeds import NONE_KNOWN, Slowdowns
+from planner.adapt.speeds import NONE_KNOWN, RankSlowdowns
 from planner.observed import StageTime, StepTimes
 
 LAYERS = tuple(small_profile.layer(f"layer{number}") for number in range(4))
@@ -30,9 +30,9 @@ def halved(step: int, *factors: float) -> StepTimes:
     return replace(times(0, step, sum(factors) / len(factors)), halves=halves)
 
 
-def take(adviser: Adviser, observed: StepTimes) -> tuple[Change | None, str]:
+def take(adviser: Adviser, observed: StepTimes) -> tuple[SlowdownChange | None, str]:
     """The change, and why it was ignored."""
-    change, ignored = adviser.take(observed, [PLAN], MEMBERS)
+    change, ignored = adviser.observe(observed, [PLAN], MEMBERS)
     return change, "" if ignored is None else ignored.reason
 
 
@@ -42,7 +42,7 @@ def before(adviser: Adviser) -> tuple[float | None, ...] | None:
     return None if found is None else found.of(MEMBERS)
 
 
-def warm(known: Slowdowns = NONE_KNOWN) -> Adviser:
+def warm(known: RankSlowdowns = NONE_KNOWN) -> Adviser:
     """An adviser that has seen the first step."""
     adviser = Adviser(PROFILE, known)
     assert take(adviser, times(0, 0, 9.0)) == (None, "")
@@ -121,7 +121,7 @@ def test_other_layers_or_frozen_gradients_are_no_change_of_speed() -> None:
     seconds = (StageTime(kind="F", stage=0, seconds=2 * 1.4, count=2),)
     for step in range(16, 24):
         observed = replace(times(0, step, 1.0), plan=(1, 2), times=seconds, frozen=True)
-        change, _ = adviser.take(observed, [moved], MEMBERS)
+        change, _ = adviser.observe(observed, [moved], MEMBERS)
         assert change is None
     assert adviser.known.of((7,)) == (pytest.approx(1.4),)
     assert adviser.past.lasting_steps(23) == LASTING_STEPS - 22
@@ -129,16 +129,16 @@ def test_other_layers_or_frozen_gradients_are_no_change_of_speed() -> None:
     first = StageTime(kind="F", stage=0, seconds=2 * 3 * 3.0, count=2)
     back = small_profile.plan(3, 1, version=3)
     changes = [
-        adviser.take(replace(times(0, step, 1.0), plan=(1, 3), times=(first,), frozen=True), [back], MEMBERS)[
-            0
-        ]
+        adviser.observe(
+            replace(times(0, step, 1.0), plan=(1, 3), times=(first,), frozen=True), [back], MEMBERS
+        )[0]
         for step in range(24, 28)
     ]
     assert [round(change.after, 6) for change in changes if change is not None] == [3.0]
 
 
 def test_what_the_last_controller_knew_has_its_age() -> None:
-    adviser = Adviser(PROFILE, Slowdowns(((7, 2.0), (9, 1.0))), Past(changed=((7, 100), (9, 100))))
+    adviser = Adviser(PROFILE, RankSlowdowns(((7, 2.0), (9, 1.0))), Past(changed=((7, 100), (9, 100))))
     assert adviser.past.age(450) == 350
     assert adviser.past.lasting_steps(450) == 350
 
@@ -168,14 +168,14 @@ def test_the_next_adviser_knows_how_long_speeds_last_and_how_sure_their_levels_a
 
 def test_how_long_small_changes_lasted_says_nothing_of_a_large_one() -> None:
     past = Past(slow_steps=((5, 1.3),) * 4, fast_steps=((7, 1.3),) * 4, changed=((7, 100), (9, 100)))
-    small = past.after(7, Change(before=1.0, after=1.3, since=110))
+    small = past.after(7, SlowdownChange(before=1.0, after=1.3, since=110))
     assert small.lasting_steps(110) == 5
-    large = past.after(7, Change(before=1.0, after=3.0, since=110))
+    large = past.after(7, SlowdownChange(before=1.0, after=3.0, since=110))
     assert large.lasting_steps(110) == 200
     # What a large change began and a small one ended is no longer than the small one lets it be.
-    ended = large.after(7, Change(before=3.0, after=2.2, since=120))
+    ended = large.after(7, SlowdownChange(before=3.0, after=2.2, since=120))
     assert ended.slow_steps[-1] == (10, pytest.approx(3.0 / 2.2))
-    back = large.after(7, Change(before=3.0, after=1.0, since=130))
+    back = large.after(7, SlowdownChange(before=3.0, after=1.0, since=130))
     assert back.slow_steps[-1] == (20, pytest.approx(3.0))
 
 
@@ -222,7 +222,7 @@ def test_garbage_is_ignored_and_said(changes: dict[str, Any], why: str) -> None:
         change, told = take(adviser, replace(times(0, step, 1.0), **changes))
         assert change is None
         assert why in told
-    assert adviser.known == Slowdowns()
+    assert adviser.known == RankSlowdowns()
 
 
 def test_the_first_step_with_a_plan_warms_up() -> None:
@@ -232,14 +232,14 @@ def test_the_first_step_with_a_plan_warms_up() -> None:
     assert adviser.known.of((7,)) == (pytest.approx(1.0),)
     newer = replace(PLAN, version=2)
     first = replace(times(0, 9, 9.0), plan=(1, 2))
-    assert adviser.take(first, [PLAN, newer], MEMBERS) == (None, None)
-    _, ignored = adviser.take(times(0, 10, 1.0), [newer], MEMBERS)
+    assert adviser.observe(first, [PLAN, newer], MEMBERS) == (None, None)
+    _, ignored = adviser.observe(times(0, 10, 1.0), [newer], MEMBERS)
     assert ignored is not None
     assert ignored.usual
 
 
 def test_ranks_that_are_gone_are_forgotten_and_known_ones_remembered() -> None:
-    adviser = warm(Slowdowns(((7, 2.0), (9, 1.0))))
+    adviser = warm(RankSlowdowns(((7, 2.0), (9, 1.0))))
     change, _ = take(adviser, times(0, 1, 2.0))
     assert change is None, "no first level is needed"
     adviser.keep([7, 8])
@@ -247,7 +247,7 @@ def test_ranks_that_are_gone_are_forgotten_and_known_ones_remembered() -> None:
 
 
 def test_slowdowns_are_compared_by_factor() -> None:
-    one = Slowdowns(((1, 1.0), (2, 2.0)))
+    one = RankSlowdowns(((1, 1.0), (2, 2.0)))
     assert not one.far_from(one.but([(2, 2.05)]), 1.05)
     assert one.far_from(one.but([(2, 2.2)]), 1.05)
     assert one.far_from(one.among([1]), 1.05)

@@ -8,13 +8,13 @@ from random import Random
 
 import pytest
 
-from planner.adapt.detection import SETTLING, Change, Watch, after
+from planner.adapt.detection import SETTLING, SlowdownChange, SlowdownWatch, after
 
 
 def run(
-    slowdowns: Iterable[float], watch: Watch | None = None, first: int = 1
-) -> tuple[Watch, list[tuple[int, Change]]]:
-    watch, found = watch or Watch(), []
+    slowdowns: Iterable[float], watch: SlowdownWatch | None = None, first: int = 1
+) -> tuple[SlowdownWatch, list[tuple[int, SlowdownChange]]]:
+    watch, found = watch or SlowdownWatch(), []
     for step, slowdown in enumerate(slowdowns, first):
         watch, change = after(watch, step, slowdown)
         if change is not None:
@@ -29,7 +29,7 @@ def noise(seed: int, sigma: float, steps: int, level: float = 1.0) -> list[float
 
 def test_the_first_level_is_the_median_of_the_first_measurements() -> None:
     watch, found = run([1.0, 5.0, 1.1])
-    assert found == [(SETTLING, Change(before=None, after=1.1, since=1))]
+    assert found == [(SETTLING, SlowdownChange(before=None, after=1.1, since=1))]
     assert watch.level == 1.1
 
 
@@ -73,6 +73,12 @@ def test_a_noisy_rank_takes_longer_but_not_for_ever() -> None:
 
 
 def test_a_change_in_words() -> None:
-    assert Change(before=1.0, after=1.8, since=7).reason == "is 1.80 times slower since step 7 (1.00 -> 1.80)"
-    assert Change(before=2.0, after=1.0, since=9).reason == "is 2.00 times faster since step 9 (2.00 -> 1.00)"
-    assert Change(before=None, after=1.1, since=1).reason == "takes 1.10 times the profile's times"
+    assert (
+        SlowdownChange(before=1.0, after=1.8, since=7).reason
+        == "is 1.80 times slower since step 7 (1.00 -> 1.80)"
+    )
+    assert (
+        SlowdownChange(before=2.0, after=1.0, since=9).reason
+        == "is 2.00 times faster since step 9 (2.00 -> 1.00)"
+    )
+    assert SlowdownChange(before=None, after=1.1, since=1).reason == "takes 1.10 times the profile's times"

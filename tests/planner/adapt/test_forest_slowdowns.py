@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from planner.adapt.forest_slowdowns import BELIEVED, MOST, ForestSlowdowns
 from planner.features import NAMES
-from planner.repartition.slowdowns import Load
+from planner.repartition.slowdowns import PlaceLoad
 
 MODEL = small_profile.profile(*(small_profile.layer(f"layer{number}") for number in range(8))).model
 
@@ -39,16 +39,18 @@ def slowdowns(slope: float) -> ForestSlowdowns:
 
 
 def test_what_is_held_is_as_slow_as_measured_and_half_of_what_the_model_says_of_other_layers_counts() -> None:
-    found = slowdowns(0.5)([Load(0, ((0, 4),)), Load(1, ((4, 8),)), Load(1, ((6, 8),)), Load(0, ((0, 6),))])
+    found = slowdowns(0.5)(
+        [PlaceLoad(0, ((0, 4),)), PlaceLoad(1, ((4, 8),)), PlaceLoad(1, ((6, 8),)), PlaceLoad(0, ((0, 6),))]
+    )
     assert found == [1.0, 3.0, pytest.approx(3.0 * (2 / 3) ** 0.5), 1.0]
 
 
 def test_the_model_is_not_believed_beyond_a_bound() -> None:
-    assert slowdowns(100.0)([Load(1, ((7, 8),))]) == [pytest.approx(3.0 / MOST**BELIEVED)]
+    assert slowdowns(100.0)([PlaceLoad(1, ((7, 8),))]) == [pytest.approx(3.0 / MOST**BELIEVED)]
 
 
 def test_without_a_sample_the_measured_slowdown_stands_for_all_layers() -> None:
     predictor: Any = PerLayer(0.5)
     known = ForestSlowdowns(predictor, MODEL, (2.5,), (((0, 4),),), ({},))
-    assert known([Load(0, ((0, 1),))]) == [2.5]
+    assert known([PlaceLoad(0, ((0, 1),))]) == [2.5]
     assert predictor.rows == 0

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from planner.adapt.adviser import AGREEING, AHEAD_STEPS, Turns
 from planner.adapt.live import MOST_SAID, Heard, LivePlanner, LiveStart, Question
 from planner.adapt.samples import believed
-from planner.features import NAMES, VERSION, Sample
+from planner.features import NAMES, VERSION, FeatureSample
 from planner.observed import LinkTime, StageTime, StepTimes
 from planner.schedule.expand import schedule_of
 from planner.search.replan import Replanner
@@ -26,7 +26,7 @@ PROFILE = small_profile.profile(*(small_profile.layer(f"layer{number}") for numb
 PLAN = small_profile.plan(2, 2)
 MEMBERS = (7, 9)
 REPLANNER = Replanner(first=PLAN, schedule=schedule_of(PLAN), parameters=(10,) * 4, copies=0, profile=PROFILE)
-SAMPLE = Sample(values=(("cpu_busy", 0.5), ("cpu_others", 2.0)), window_s=0.25)
+SAMPLE = FeatureSample(values=(("cpu_busy", 0.5), ("cpu_others", 2.0)), window_s=0.25)
 times = partial(observed_steps.times, PLAN, MEMBERS, halves=True, surroundings=SAMPLE)
 
 
@@ -51,7 +51,7 @@ def live(mad: Callable[[StepTimes], StepTimes | None]) -> tuple[LivePlanner, lis
         good = times(0, step, 1.0)
         odd = mad(good)
         batch = [good, times(1, step, 3.0 if step >= 10 else 1.0), *([] if odd is None else [odd])]
-        heard.append(planner.take(batch, [PLAN], MEMBERS))
+        heard.append(planner.observe(batch, [PLAN], MEMBERS))
     return planner, heard
 
 
@@ -103,10 +103,10 @@ def test_what_comes_late_is_ignored() -> None:
 def test_a_plan_that_is_not_in_force_is_told_if_a_rank_stays_with_it() -> None:
     planner = LivePlanner(LiveStart(profile=PROFILE))
     said: list[tuple[int, str]] = []
-    heard = planner.take([], [PLAN], MEMBERS)
+    heard = planner.observe([], [PLAN], MEMBERS)
     for step in range(30):
         other = replace(times(0, step, 9.0), plan=(0, 77))
-        heard = planner.take([other, times(1, step, 1.0)], [PLAN], MEMBERS)
+        heard = planner.observe([other, times(1, step, 1.0)], [PLAN], MEMBERS)
         said += [(step, reason) for _, reason in heard.ignored]
     assert said == [(7, "rank 7 reports on plan 0.77, which is not in force")]
     assert heard.known.of((7,)) == (None,)
@@ -120,9 +120,9 @@ def test_nonsense_in_the_first_step_of_a_plan_breaks_nothing(first: bool) -> Non
         if first
         else times(0, 10**9, 1.0)
     )
-    heard = planner.take([odd], [PLAN], MEMBERS)
+    heard = planner.observe([odd], [PLAN], MEMBERS)
     for step in range(1, 12):
-        heard = planner.take([times(place, step, 1.0) for place in (0, 1)], [PLAN], MEMBERS)
+        heard = planner.observe([times(place, step, 1.0) for place in (0, 1)], [PLAN], MEMBERS)
     assert heard.known.of(MEMBERS) == (pytest.approx(1.0), pytest.approx(1.0))
     assert heard.age <= 12
 
@@ -142,7 +142,9 @@ def test_nonsense_in_the_first_step_of_a_plan_breaks_nothing(first: bool) -> Non
         (replace(SAMPLE, values=(("cpu_others", 2.0), ("layers", 3.0))), None, "no feature 'layers'"),
     ],
 )
-def test_features_that_cannot_be_are_missing(sample: Sample, kept: dict[str, float] | None, why: str) -> None:
+def test_features_that_cannot_be_are_missing(
+    sample: FeatureSample, kept: dict[str, float] | None, why: str
+) -> None:
     found, wrong = believed(sample)
     assert found == ({"cpu_others": 2.0} if kept is None else kept)
     assert why in wrong
@@ -177,7 +179,7 @@ def test_what_is_told_is_bounded() -> None:
     said = 0
     for rank in range(100, 400):
         batch = [replace(times(0, step, 1.0), rank=rank) for step in range(10)]
-        said += len(planner.take(batch, [PLAN], MEMBERS).ignored)
+        said += len(planner.observe(batch, [PLAN], MEMBERS).ignored)
     assert said == MOST_SAID
 
 

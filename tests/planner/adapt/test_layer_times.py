@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import small_profile
 
-from planner.adapt.layer_times import LayerTimes, with_factors
+from planner.adapt.layer_times import LayerTimeCorrections, with_factors
 from planner.observed import StageTime, StepTimes
 
 LAYERS = tuple(small_profile.layer(f"layer{number}") for number in range(4))
@@ -30,14 +30,14 @@ def step(number: int, forward: float, backward: float, *, frozen: bool = False) 
 
 
 def test_a_slow_device_changes_no_layer() -> None:
-    known = LayerTimes(PROFILE)
-    assert not any(known.take(step(number, 3.0, 3.0), PLAN) for number in range(100))
+    known = LayerTimeCorrections(PROFILE)
+    assert not any(known.observe(step(number, 3.0, 3.0), PLAN) for number in range(100))
     assert known.factors == ((1.0, 1.0, 1.0),) * 4
 
 
 def test_the_division_among_passes_is_learned_and_the_whole_stays() -> None:
-    known = LayerTimes(PROFILE)
-    changed = [number for number in range(100) if known.take(step(number, 2 * 1.5, 2 * 1.0), PLAN)]
+    known = LayerTimeCorrections(PROFILE)
+    changed = [number for number in range(100) if known.observe(step(number, 2 * 1.5, 2 * 1.0), PLAN)]
     assert changed
     assert changed[0] < 10
     corrected = with_factors(PROFILE, known.factors).model.layers
@@ -46,14 +46,14 @@ def test_the_division_among_passes_is_learned_and_the_whole_stays() -> None:
     whole = corrected[0].forward_s + corrected[0].backward_s
     assert whole == pytest.approx(FORWARD_S + BACKWARD_S, rel=0.01)
     assert corrected[3] == LAYERS[3]
-    again = LayerTimes(PROFILE, known.factors)
+    again = LayerTimeCorrections(PROFILE, known.factors)
     assert again.factors == known.factors
-    assert not again.take(step(100, 2 * 1.5, 2 * 1.0), PLAN)
+    assert not again.observe(step(100, 2 * 1.5, 2 * 1.0), PLAN)
 
 
 def test_frozen_steps_and_other_actions_teach_nothing() -> None:
-    known = LayerTimes(PROFILE)
-    assert not any(known.take(step(number, 2.0, 1.0, frozen=True), PLAN) for number in range(20))
+    known = LayerTimeCorrections(PROFILE)
+    assert not any(known.observe(step(number, 2.0, 1.0, frozen=True), PLAN) for number in range(20))
     assert known.factors == ((1.0, 1.0, 1.0),) * 4
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import small_profile
 
-from planner.adapt.link_times import STALE_STEPS, LinkTimes
+from planner.adapt.link_times import STALE_STEPS, LinkSlowdowns
 from planner.observed import LinkTime, StepTimes
 from planner.profile import Link
 from planner.simulation.slow_links import SlowLink, with_slow_links
@@ -39,42 +39,42 @@ def seen(step: int, bytes_per_s: float | None = None, **changes: Any) -> StepTim
 
 
 def test_a_slow_link_is_found_with_the_second_message_and_is_fast_again() -> None:
-    known = LinkTimes(PROFILE)
+    known = LinkSlowdowns(PROFILE)
     for step in range(1, 20):
-        assert known.take(seen(step, 0.9e9), MEMBERS) == ([], [])
+        assert known.observe(seen(step, 0.9e9), MEMBERS) == ([], [])
         assert not known.changed(step)
-    assert known.take(seen(20, 1e7), MEMBERS) == ([], [])
-    (said,), _ = known.take(seen(21, 1e7), MEMBERS)
+    assert known.observe(seen(20, 1e7), MEMBERS) == ([], [])
+    (said,), _ = known.observe(seen(21, 1e7), MEMBERS)
     assert said.startswith("the link from rank 0 to rank 1 carries 10 MB/s")
     assert known.changed(21)
     (slow,) = known.links()
     assert (slow.source, slow.target) == (0, 1)
     assert slow.bytes_per_s == pytest.approx(1e7, rel=0.01)
     assert slow.latency_s == LINK.latency_s
-    again = LinkTimes(PROFILE, known.links())
+    again = LinkSlowdowns(PROFILE, known.links())
     assert not again.changed(22)
     assert again.links()[0].bytes_per_s == pytest.approx(1e7, rel=0.01)
 
     for step in (22, 23, 24):
-        known.take(seen(step, 0.8e9, at_least=True), MEMBERS)
+        known.observe(seen(step, 0.8e9, at_least=True), MEMBERS)
     assert known.changed(24)
     assert known.links() == ()
 
 
 def test_one_outlier_and_a_bound_below_what_is_known_change_nothing() -> None:
-    known = LinkTimes(PROFILE)
+    known = LinkSlowdowns(PROFILE)
     for step, rate in enumerate([1e9, 1e9, 1e6, 1e9, 1e9, 1e9]):
-        known.take(seen(step, rate), MEMBERS)
+        known.observe(seen(step, rate), MEMBERS)
     for step in range(10, 20):
-        known.take(seen(step, 1e7, at_least=True), MEMBERS)
+        known.observe(seen(step, 1e7, at_least=True), MEMBERS)
     assert not known.changed(20)
     assert known.links() == ()
 
 
 def test_a_longer_round_trip_is_latency() -> None:
-    known = LinkTimes(PROFILE)
+    known = LinkSlowdowns(PROFILE)
     for step in range(3):
-        known.take(seen(step, round_trip_s=0.04), MEMBERS)
+        known.observe(seen(step, round_trip_s=0.04), MEMBERS)
     assert known.changed(3)
     (slow,) = known.links()
     assert slow.latency_s == pytest.approx(0.02, rel=0.01)
@@ -85,12 +85,12 @@ def test_a_link_that_nobody_uses_any_more_counts_as_before_after_a_while_and_los
     None
 ):
     slow = SlowLink(source=0, target=1, latency_s=1e-4, bytes_per_s=1e7)
-    known = LinkTimes(PROFILE, (slow,))
+    known = LinkSlowdowns(PROFILE, (slow,))
     assert not known.changed(5)
     assert not known.changed(5 + STALE_STEPS)
     assert known.changed(6 + STALE_STEPS)
     assert known.links() == ()
-    known = LinkTimes(PROFILE, (slow,))
+    known = LinkSlowdowns(PROFILE, (slow,))
     # Nothing has been reported yet.
     assert not known.changed(0)
     assert not known.changed(9 + STALE_STEPS)
@@ -110,8 +110,8 @@ def test_a_link_that_nobody_uses_any_more_counts_as_before_after_a_while_and_los
     ],
 )
 def test_nonsense_is_ignored_and_said(changes: dict[str, Any], why: str) -> None:
-    known = LinkTimes(PROFILE)
-    changed, ignored = known.take(seen(4, 1e9, **changes), MEMBERS)
+    known = LinkSlowdowns(PROFILE)
+    changed, ignored = known.observe(seen(4, 1e9, **changes), MEMBERS)
     assert changed == []
     assert ignored == [f"a link of rank 0 in step 4 is ignored: {why}"]
     assert known.links() == ()

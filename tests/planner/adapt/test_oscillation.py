@@ -140,7 +140,7 @@ def ran(
         batch = [
             observed(plan, rank, step, now if rank == SLOW else 1.0, draw, noise) for rank in plan.stage_ranks
         ]
-        heard = planner.take(batch, [plan], MEMBERS)
+        heard = planner.observe(batch, [plan], MEMBERS)
         if len(heard.known.by_rank) == RANKS and heard.known.far_from(start.known, 1.05):
             start, due = replace(start, known=heard.known, past=heard.past), True
         if coming is not None or not (due or step >= again):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import small_profile
 
-from planner.adapt.policy import IN_FORCE_STEPS, STALL_S, Decision, decide, move_cost_s, moved_bytes
+from planner.adapt.policy import IN_FORCE_STEPS, STALL_S, MoveDecision, decide, move_cost_s, moved_bytes
 from planner.freeze.decision import profiled_ratios
 from planner.plan import Plan, PlanError
 from planner.profile import Link
@@ -54,7 +54,7 @@ def decided(
     remaining: int = 1000,
     lasting: int = 200,
     **foreseen: Any,
-) -> Decision:
+) -> MoveDecision:
     plan = now or replanner.first
     return decide(
         replanner,

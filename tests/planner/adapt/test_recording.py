@@ -16,11 +16,11 @@ import small_profile
 from planner.adapt.live import Heard, LivePlanner, LiveStart, Question
 from planner.adapt.past import Past
 from planner.adapt.recording import (
-    Answered,
     Asked,
     Began,
     Ended,
     Given,
+    PlannerAnswered,
     RecordedPlanner,
     RecordingError,
     Took,
@@ -30,8 +30,8 @@ from planner.adapt.recording import (
     line_of,
     planner_of,
 )
-from planner.adapt.replaying import Decided, Observed, replayed
-from planner.features import Sample
+from planner.adapt.replaying import Observed, ReplayedDecision, replayed
+from planner.features import FeatureSample
 from planner.observed import StageTime
 from planner.schedule.expand import schedule_of
 from planner.search.replan import Replanner
@@ -49,7 +49,7 @@ REPLANNER = Replanner(
     limits=(None, 9_000),
     links=(SlowLink(source=0, target=1, latency_s=0.001, bytes_per_s=1e6),),
 )
-SAMPLE = Sample(values=(("cpu_busy", 1 / 3),), window_s=0.25)
+SAMPLE = FeatureSample(values=(("cpu_busy", 1 / 3),), window_s=0.25)
 times = partial(observed_steps.times, PLAN, MEMBERS, halves=True, surroundings=SAMPLE)
 
 
@@ -66,17 +66,17 @@ def live(planner: LivePlanner) -> list[Heard]:
     """A life with a neighbour, garbage, questions, and a rank that leaves."""
     planner.plan_with(REPLANNER)
     heard = [
-        planner.take([times(0, step, 1.0), times(1, step, 3.1 if step > 8 else 1.1)], [PLAN], MEMBERS)
+        planner.observe([times(0, step, 1.0), times(1, step, 3.1 if step > 8 else 1.1)], [PLAN], MEMBERS)
         for step in range(12)
     ]
     mad = replace(
         times(0, 12, 1.0), times=(StageTime(kind="F", stage=0, seconds=math.nan, count=2),), halves=()
     )
-    heard.append(planner.take([mad], [PLAN], MEMBERS))
+    heard.append(planner.observe([mad], [PLAN], MEMBERS))
     assert planner.decide(question(12)).plan is not None
     assert "with its own freeze ratios" in planner.decide(question(12, **FREEZING)).reason
     planner.keep([9])
-    heard.append(planner.take([times(1, 14, 1.0)], [PLAN], MEMBERS))
+    heard.append(planner.observe([times(1, 14, 1.0)], [PLAN], MEMBERS))
     return heard
 
 
@@ -90,11 +90,11 @@ def test_a_recorded_life_is_repeated_to_the_bit(recording: Path) -> None:
     silent = LivePlanner(start)
     assert live(planner_of(start)) == live(silent)
     # The next planner's life follows.
-    known = silent.take([], [PLAN], MEMBERS)
+    known = silent.observe([], [PLAN], MEMBERS)
     live(planner_of(replace(start, known=known.known, past=known.past)))
     answers = list(replayed(entries(recording)))
     observed = [answer for answer in answers if isinstance(answer, Observed)]
-    decided = [answer for answer in answers if isinstance(answer, Decided)]
+    decided = [answer for answer in answers if isinstance(answer, ReplayedDecision)]
     assert len(observed) > 20
     assert [answer.recorded == answer.decision for answer in decided] == [True] * 4
     assert all(answer.same for answer in observed if not answer.took.heard.ignored)
@@ -110,12 +110,12 @@ def test_a_job_that_keeps_snapshots_is_repeated_as_one(recording: Path) -> None:
     planner = planner_of(LiveStart(profile=PROFILE, record=str(recording)))
     planner.plan_with(replace(REPLANNER, limits=(), copies=1, copy_every=5))
     for step in range(12):
-        planner.take([times(0, step, 1.0), times(1, step, 3.1 if step > 4 else 1.1)], [PLAN], MEMBERS)
+        planner.observe([times(0, step, 1.0), times(1, step, 3.1 if step > 4 else 1.1)], [PLAN], MEMBERS)
     moved = planner.decide(question(12)).plan
     assert moved is not None
     assert (moved.snapshot_every, moved.standbys) == (5, ())
     assert any(moved.snapshots)
-    (answer,) = [one for one in replayed(entries(recording)) if isinstance(one, Decided)]
+    (answer,) = [one for one in replayed(entries(recording)) if isinstance(one, ReplayedDecision)]
     assert answer.recorded is not None
     assert answer.recorded.plan == answer.decision.plan == moved
 
@@ -153,10 +153,12 @@ def test_a_recording_without_the_intervals_of_snapshots_is_read() -> None:
 def test_another_answer_than_the_recorded_one_is_noticed(recording: Path) -> None:
     live(planner_of(LiveStart(profile=PROFILE, record=str(recording))))
     changed = [
-        replace(entry, decision=replace(entry.decision, plan=None)) if isinstance(entry, Answered) else entry
+        replace(entry, decision=replace(entry.decision, plan=None))
+        if isinstance(entry, PlannerAnswered)
+        else entry
         for entry in entries(recording)
     ]
-    assert [type(answer) for answer in replayed(changed) if not answer.same] == [Decided] * 2
+    assert [type(answer) for answer in replayed(changed) if not answer.same] == [ReplayedDecision] * 2
 
 
 def test_entries_keep_every_value(recording: Path) -> None:
@@ -218,7 +220,7 @@ def test_a_recording_that_gets_too_long_ends_with_a_word(recording: Path) -> Non
     planner = RecordedPlanner(LiveStart(profile=PROFILE), writer)
     warnings: list[str] = []
     for step in range(3000):
-        warnings += planner.take([times(0, step, 1.0 + step / 7e3)], [PLAN], MEMBERS).warnings
+        warnings += planner.observe([times(0, step, 1.0 + step / 7e3)], [PLAN], MEMBERS).warnings
     (warning,) = warnings
     assert "would take more than 2,000 bytes and ends here" in warning
     *_, last = entries(recording)
@@ -240,10 +242,10 @@ def test_lines_wait_for_company_but_not_long(recording: Path) -> None:
     writer = Writer(recording, clock=lambda: now[0])
     planner = RecordedPlanner(LiveStart(profile=PROFILE), writer)
     size = recording.stat().st_size
-    planner.take([times(0, 1, 1.0)], [PLAN], MEMBERS)
+    planner.observe([times(0, 1, 1.0)], [PLAN], MEMBERS)
     assert recording.stat().st_size == size
     now[0] = 1.5
-    planner.take([times(0, 2, 1.0)], [PLAN], MEMBERS)
+    planner.observe([times(0, 2, 1.0)], [PLAN], MEMBERS)
     assert [type(entry) for entry in entries(recording)].count(Took) == 2
 
 
@@ -284,7 +286,7 @@ def test_a_recording_of_format_2_is_repeated() -> None:
     snapshots = replace(REPLANNER, limits=(), copies=1, copy_every=5)
     assert [entry.replanner for entry in found if isinstance(entry, Given)] == [REPLANNER, snapshots]
     answers = list(replayed(found))
-    assert [type(answer) for answer in answers].count(Decided) == 3
+    assert [type(answer) for answer in answers].count(ReplayedDecision) == 3
     assert all(answer.same for answer in answers)
     for wrong in ("[]", "{}", "[{}]", '[{"schedule": 1, "stages": 1, "programs": []}]'):
         with pytest.raises(ValueError, match="it lacks a replanner's schedule"):

@@ -13,7 +13,7 @@ from small_profile import plan
 
 from benchmarks.parts.reference_freeze_program import reference_solve
 from planner.freeze.program import FreezeProgram, FreezeSolution, layer_ratios, solve
-from planner.ir import Action, Kind, Schedule
+from planner.ir import Action, ActionKind, Schedule
 from planner.schedule.graph import build_graph
 from planner.schedule.registry import build, families
 from planner.simulation.simulate import Costs, simulate
@@ -37,14 +37,14 @@ def random_costs(schedule: Schedule, seed: int, *, even: bool = False) -> tuple[
     generator = np.random.default_rng(seed)
     upper: dict[Action, float] = {}
     lower: dict[Action, float] = {}
-    sampled: dict[tuple[Kind, int], tuple[float, float]] = {}
+    sampled: dict[tuple[ActionKind, int], tuple[float, float]] = {}
     for action in build_graph(schedule).actions:
         fixed, weight = generator.uniform(0.5, 1.5, 2).tolist()
         if even:
             fixed, weight = sampled.setdefault((action.kind, action.stage), (fixed, weight))
-        if action.kind is Kind.WEIGHT_GRAD:
+        if action.kind is ActionKind.WEIGHT_GRAD:
             upper[action], lower[action] = weight, 0.0
-        elif action.kind is Kind.BACKWARD:
+        elif action.kind is ActionKind.BACKWARD:
             upper[action], lower[action] = fixed + weight, fixed
         else:
             upper[action] = lower[action] = fixed
@@ -55,7 +55,7 @@ def with_ratios(solution: FreezeSolution, upper: Costs, lower: Costs, schedule: 
     """The costs of actions under the ratios of `solution`."""
     seconds = {action: upper.of_action(action) for action in build_graph(schedule).actions}
     for stage, microbatch, ratio in solution.ratios:
-        for kind in (Kind.BACKWARD, Kind.WEIGHT_GRAD):
+        for kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRAD):
             action = Action(kind, stage, microbatch)
             if action in seconds:
                 seconds[action] -= ratio * (upper.of_action(action) - lower.of_action(action))
@@ -159,7 +159,7 @@ def test_every_layer_of_a_stage_has_its_ratio():
 def test_actions_that_freezing_does_not_shorten_stay_and_take_no_budget():
     """0B0 is no shorter when frozen, so the mean of stage 0 is that of 0B1 alone."""
     schedule = build("1f1b", 2, 2)
-    lower = replace(LOWER, actions={Action(Kind.BACKWARD, 0, 0): 2.5})
+    lower = replace(LOWER, actions={Action(ActionKind.BACKWARD, 0, 0): 2.5})
     solution = solve(schedule, UPPER, lower, 0.5)
     assert ratios(solution)[0, 0] == 0
     assert ratios(solution)[0, 1] == pytest.approx(0.5, abs=NEAR)
@@ -193,8 +193,8 @@ def test_the_least_freezing_counts_also_where_weight_gradients_differ_by_thousan
     input_s, weight_s = (5.0, 4.0, 5.0, 4.0), (2.0, 5000.0, 1.0, 5000.0)
     whole_s = tuple(a + b for a, b in zip(input_s, weight_s, strict=True))
     forward_s = (1.0, 4.0, 1.0, 2.0)
-    upper = Costs({Kind.FORWARD: forward_s, Kind.BACKWARD: whole_s})
-    lower = Costs({Kind.FORWARD: forward_s, Kind.BACKWARD: input_s})
+    upper = Costs({ActionKind.FORWARD: forward_s, ActionKind.BACKWARD: whole_s})
+    lower = Costs({ActionKind.FORWARD: forward_s, ActionKind.BACKWARD: input_s})
     solution = solve(schedule, upper, lower, 0.5)
     makespan_s, freezing = reference_solve(schedule, upper, lower, 0.5)
     assert solution.solved_s == pytest.approx(makespan_s, rel=NEAR) == 15058
@@ -245,7 +245,7 @@ def test_it_freezes_nothing_without_a_gain(name: str, ranks: int, seed: int):
     for stage, microbatch, ratio in solution.ratios:
         if ratio < 1e-4:
             continue
-        kind = Kind.WEIGHT_GRAD if families()[name].splits_backward else Kind.BACKWARD
+        kind = ActionKind.WEIGHT_GRAD if families()[name].splits_backward else ActionKind.BACKWARD
         action = Action(kind, stage, microbatch)
         assert action in critical, f"{action} is frozen by {ratio} and not critical"
         longer = {**seconds.actions, action: seconds.of_action(action) + 1e-3}
@@ -335,7 +335,7 @@ def test_times_that_cannot_be_are_refused(changes: dict[str, Any], message: str)
 
 def test_a_missing_time_is_named():
     with pytest.raises(ValueError, match="no cost for 0B0"):
-        solve(build("1f1b", 2, 2), Costs({Kind.FORWARD: 1.0}), LOWER, 0.5)
+        solve(build("1f1b", 2, 2), Costs({ActionKind.FORWARD: 1.0}), LOWER, 0.5)
 
 
 @pytest.mark.parametrize("family", ["gpipe", "1f1b", "zb-h1"])

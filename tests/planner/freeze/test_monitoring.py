@@ -8,7 +8,7 @@ import pytest
 
 from planner.freeze.monitoring import MonitoringError, Observation, complete, measure
 from planner.freezing import Phases
-from planner.ir import Kind, Schedule
+from planner.ir import ActionKind, Schedule
 from planner.schedule import registry
 from planner.simulation.simulate import Costs, simulate
 
@@ -22,10 +22,10 @@ def costs(schedule: Schedule, weight_grad_s: float) -> Costs:
     stages = range(schedule.stages)
     return Costs(
         {
-            Kind.FORWARD: tuple(1.0 + stage for stage in stages),
-            Kind.INPUT_GRAD: tuple(2.0 + stage for stage in stages),
-            Kind.WEIGHT_GRAD: tuple(weight_grad_s + stage * weight_grad_s for stage in stages),
-            Kind.BACKWARD: tuple(2.0 + stage + weight_grad_s * (1 + stage) for stage in stages),
+            ActionKind.FORWARD: tuple(1.0 + stage for stage in stages),
+            ActionKind.INPUT_GRAD: tuple(2.0 + stage for stage in stages),
+            ActionKind.WEIGHT_GRAD: tuple(weight_grad_s + stage * weight_grad_s for stage in stages),
+            ActionKind.BACKWARD: tuple(2.0 + stage + weight_grad_s * (1 + stage) for stage in stages),
         },
         0.25,
     )
@@ -97,7 +97,7 @@ def test_frozen_actions_are_never_the_longer_ones() -> None:
     schedule = registry.build("1f1b", 2, 4, None)
     seen = [slowed(each, 3.0) if 4 < each.step <= 6 else each for each in monitored(schedule)]
     bounds = measure(schedule, PHASES, seen)
-    backward = Kind.BACKWARD
+    backward = ActionKind.BACKWARD
     assert bounds.lower.seconds[backward] == bounds.upper.seconds[backward]
 
 
@@ -119,7 +119,7 @@ def test_replicas_count_equally() -> None:
     first = monitored(schedule)
     sibling = [slowed(replace(each, rank=each.rank + 2), 2.0) for each in first]
     bounds = measure(schedule, PHASES, first + sibling)
-    assert bounds.upper.seconds[Kind.FORWARD] == pytest.approx((1.5, 3.0))
+    assert bounds.upper.seconds[ActionKind.FORWARD] == pytest.approx((1.5, 3.0))
 
 
 def test_weight_gradients_without_a_measured_time_take_no_time() -> None:
@@ -130,7 +130,7 @@ def test_weight_gradients_without_a_measured_time_take_no_time() -> None:
         else each
         for each in monitored(schedule)
     ]
-    assert measure(schedule, PHASES, seen).lower.seconds[Kind.WEIGHT_GRAD] == (0.0, 0.0)
+    assert measure(schedule, PHASES, seen).lower.seconds[ActionKind.WEIGHT_GRAD] == (0.0, 0.0)
 
 
 def test_a_missing_time_is_named() -> None:

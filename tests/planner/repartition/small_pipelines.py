@@ -12,7 +12,7 @@ from benchmarks.parts.brute_force import all_cuts
 from benchmarks.parts.random_pipelines import random_profile
 from planner.plan import Plan
 from planner.profile import Profile
-from planner.repartition.problem import Candidates, Problem
+from planner.repartition.problem import Candidates, RepartitionProblem
 from planner.repartition.slowdowns import Known
 from planner.schedule.expand import schedule_of, without_recompute
 from planner.schedule.registry import build, families
@@ -35,10 +35,10 @@ class Pipeline:
         return self.replanner.profile_on(self.domains, self.slowdowns)
 
     @property
-    def problem(self) -> Problem:
+    def problem(self) -> RepartitionProblem:
         profile = self.profile
         known = Known(tuple(device.slowdown for device in profile.cluster.devices))
-        return Problem(profile, self.now, without_recompute(schedule_of(self.now)), known)
+        return RepartitionProblem(profile, self.now, without_recompute(schedule_of(self.now)), known)
 
     def candidates(self) -> Candidates:
         """Every cut in every order."""

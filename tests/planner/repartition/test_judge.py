@@ -11,7 +11,7 @@ from small_pipelines import pipeline
 
 from planner.profile import LayerProfile
 from planner.repartition.judge import Judge
-from planner.repartition.problem import Problem
+from planner.repartition.problem import RepartitionProblem
 from planner.repartition.slowdowns import Known
 from planner.simulation.predict import predict
 
@@ -27,7 +27,7 @@ def test_steps_are_the_predictors_and_bounds_are_below(seed: int, frozen: bool) 
         shares = rng.uniform(0, 1, (len(profile.model.layers), job.now.microbatches))
         ratios = tuple(map(tuple, shares.tolist()))
     known = Known(tuple(device.slowdown for device in profile.cluster.devices))
-    problem = Problem(profile, job.now, job.problem.schedule, known, ratios)
+    problem = RepartitionProblem(profile, job.now, job.problem.schedule, known, ratios)
     judge, candidates = Judge(problem), job.candidates()
     candidates = candidates.take(rng.choice(len(candidates), min(20, len(candidates)), replace=False))
     steps_s, bounds_s = judge.step_s(candidates), judge.bound_s(candidates)
@@ -74,7 +74,10 @@ def test_the_predictors_steps_with_states_shared_out(
     if frozen:
         shares = rng.uniform(0, 1, (len(layers), now.microbatches))
         ratios = tuple(map(tuple, shares.tolist()))
-    problem, candidates = Problem(profile, now, job.problem.schedule, known, ratios), job.candidates()
+    problem, candidates = (
+        RepartitionProblem(profile, now, job.problem.schedule, known, ratios),
+        job.candidates(),
+    )
     candidates = candidates.take(rng.choice(len(candidates), min(10, len(candidates)), replace=False))
     judge = Judge(problem)
     steps_s, bounds_s = judge.step_s(candidates), judge.bound_s(candidates)
@@ -96,6 +99,8 @@ def test_a_bound_is_near_the_step_where_many_microbatches_pass() -> None:
 
 def test_no_candidates_have_no_bounds_where_slowdowns_depend_on_layers() -> None:
     job = pipeline(0)
-    problem = Problem(job.profile, job.now, job.problem.schedule, lambda loads: [1.0] * len(loads), None)
+    problem = RepartitionProblem(
+        job.profile, job.now, job.problem.schedule, lambda loads: [1.0] * len(loads), None
+    )
     none = job.candidates().take(np.array([], dtype=int))
     assert Judge(problem).bound_s(none).shape == (0,)

@@ -15,7 +15,7 @@ from planner.freeze.decision import FreezeQuestion, decide, profiled_ratios
 from planner.freezing import Phases, Ratios
 from planner.plan import Plan
 from planner.repartition import repartition
-from planner.repartition.repartition import MOST_PROGRAMS, Found, affordable_programs, best
+from planner.repartition.repartition import MOST_PROGRAMS, FoundPlan, affordable_programs, best
 from planner.schedule.expand import schedule_after, schedule_of
 from planner.schedule.registry import build
 from planner.search.replan import Replanner
@@ -37,7 +37,7 @@ class Freezing:
         before = replace(self.job, slowdowns=(None,) * len(self.job.slowdowns))
         return profiled_ratios(before.profile, self.job.now, schedule_of(self.job.now), R_MAX)
 
-    def found(self, r_max: float | None, *, reorder: bool = True) -> Found:
+    def found(self, r_max: float | None, *, reorder: bool = True) -> FoundPlan:
         job = self.job
         return best(
             job.replanner,

@@ -13,8 +13,8 @@ from small_pipelines import Pipeline, pipeline
 from benchmarks.parts.brute_force import all_cuts
 from planner.plan import Plan, PlanError
 from planner.profile import Profile
-from planner.repartition.repartition import Found, best
-from planner.repartition.slowdowns import Load
+from planner.repartition.repartition import FoundPlan, best
+from planner.repartition.slowdowns import PlaceLoad
 from planner.schedule.expand import schedule_of
 from planner.schedule.validate import validate
 from planner.search.replan import Replanner
@@ -23,7 +23,7 @@ from planner.simulation.predict import predict
 CLOSE = 1.02
 
 
-def found_for(job: Pipeline, *, reorder: bool = True) -> Found:
+def found_for(job: Pipeline, *, reorder: bool = True) -> FoundPlan:
     return best(job.replanner, job.now, job.domains, job.slowdowns, reorder=reorder)
 
 
@@ -128,9 +128,9 @@ def test_of_plans_that_are_as_fast_the_one_that_moves_least_is_taken() -> None:
 def test_a_model_tells_how_slow_a_rank_is_with_the_layers_of_a_candidate() -> None:
     """Place 1 is slow with more than two layers only."""
     replanner, now = equal_layers(16, 4)
-    asked: list[Load] = []
+    asked: list[PlaceLoad] = []
 
-    def slowdowns(loads: Sequence[Load]) -> list[float]:
+    def slowdowns(loads: Sequence[PlaceLoad]) -> list[float]:
         asked.extend(loads)
         return [
             1.0 if load.place != 1 or load.layers[0][1] - load.layers[0][0] <= 2 else 4.0 for load in loads

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_text import lines, text
 
-from planner.ir import Kind, Schedule
+from planner.ir import ActionKind, Schedule
 from planner.schedule.graph import build_graph
 from planner.schedule.in_flight import in_flight
 from planner.schedule.registry import Family, build, families
@@ -168,8 +168,8 @@ def test_every_family_keeps_its_word(case: tuple[Family, int, int, int, Schedule
     placement = family.placement(ranks, chunks)
     assert [schedule.rank_of_stage[stage] for stage in range(schedule.stages)] == list(placement)
     kinds = {action.kind for program in schedule.programs for action in program}
-    split = {Kind.FORWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD}
-    assert kinds == (split if family.splits_backward else {Kind.FORWARD, Kind.BACKWARD})
+    split = {ActionKind.FORWARD, ActionKind.INPUT_GRAD, ActionKind.WEIGHT_GRAD}
+    assert kinds == (split if family.splits_backward else {ActionKind.FORWARD, ActionKind.BACKWARD})
     assert family.function(ranks, microbatches, chunks) == schedule
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from schedule_text import lines, table
 
-from planner.ir import Action, Kind, Schedule
+from planner.ir import Action, ActionKind, Schedule
 from planner.schedule.validate import ScheduleError, validate
 
 TWO_RANKS = """
@@ -178,16 +178,16 @@ def test_a_trap_is_refused_with_its_place(trap: str):
 
 @pytest.mark.parametrize("action", [Action("X", 0, 0), Action("F", 0, 0), "0F0"])  # type: ignore[arg-type]
 def test_an_unknown_action_is_refused(action: Any):
-    schedule = Schedule("table", 1, 1, ((Action(Kind.FORWARD, 0, 0), action),))
+    schedule = Schedule("table", 1, 1, ((Action(ActionKind.FORWARD, 0, 0), action),))
     with pytest.raises(ScheduleError, match=r"rank 0, position 1, .*: unknown action: the kinds are F, B, I"):
         validate(schedule)
 
 
 def test_negative_indices_are_refused():
     with pytest.raises(ScheduleError, match=r"0F-1: microbatch -1 is not in 0\.\.0"):
-        validate(Schedule("table", 1, 1, ((Action(Kind.FORWARD, 0, -1),),)))
+        validate(Schedule("table", 1, 1, ((Action(ActionKind.FORWARD, 0, -1),),)))
     with pytest.raises(ScheduleError, match=r"-1F0: stage -1 is not in 0\.\.0"):
-        validate(Schedule("table", 1, 1, ((Action(Kind.FORWARD, -1, 0),),)))
+        validate(Schedule("table", 1, 1, ((Action(ActionKind.FORWARD, -1, 0),),)))
 
 
 def test_a_deadlock_is_told_as_a_circle():
@@ -250,13 +250,13 @@ def test_the_grid_of_a_long_table_is_cut_around_the_place():
         ({"stages": 0}, "0 stages, needs at least 1"),
         ({"microbatches": 0}, "0 microbatches, needs at least 1"),
         ({"programs": ()}, "0 ranks, needs at least 1"),
-        ({"programs": ((Action(Kind.FORWARD, 0, 0),), ())}, "rank 1 has no action"),
+        ({"programs": ((Action(ActionKind.FORWARD, 0, 0),), ())}, "rank 1 has no action"),
         ({"frozen_stages": 2}, "2 frozen stages, must lie in 0..1"),
         ({"frozen_stages": -1}, "-1 frozen stages, must lie in 0..1"),
     ],
 )
 def test_sizes_are_checked(fields: dict[str, Any], message: str):
-    right = {"name": "x", "stages": 1, "microbatches": 1, "programs": ((Action(Kind.FORWARD, 0, 0),),)}
+    right = {"name": "x", "stages": 1, "microbatches": 1, "programs": ((Action(ActionKind.FORWARD, 0, 0),),)}
     with pytest.raises(ScheduleError, match=re.escape(message)):
         validate(Schedule(**{**right, **fields}))
 

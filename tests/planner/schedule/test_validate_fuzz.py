@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.ir import Action, Kind, Schedule
+from planner.ir import Action, ActionKind, Schedule
 from planner.schedule.passes import add_recompute
 from planner.schedule.registry import build
 from planner.schedule.validate import (
@@ -41,7 +41,11 @@ def accepted(schedule: Schedule, rank: int, program: list[Action]) -> bool:
     except ScheduleError:
         return False
     simulate(changed, UNIT)
-    for kinds in ((Kind.FORWARD,), (Kind.BACKWARD, Kind.INPUT_GRAD), (Kind.BACKWARD, Kind.WEIGHT_GRAD)):
+    for kinds in (
+        (ActionKind.FORWARD,),
+        (ActionKind.BACKWARD, ActionKind.INPUT_GRAD),
+        (ActionKind.BACKWARD, ActionKind.WEIGHT_GRAD),
+    ):
         for stage in range(schedule.stages):
             order = [action.index for action in program if action.stage == stage and action.kind in kinds]
             assert order == sorted(order)
@@ -65,7 +69,7 @@ def test_leaving_one_out_or_doubling_one(schedule: Schedule, data: st.DataObject
     program = list(schedule.programs[rank])
     place = data.draw(st.integers(0, len(program) - 1))
     without = program[:place] + program[place + 1 :]
-    assert accepted(schedule, rank, without) == (program[place].kind is Kind.RECOMPUTE)
+    assert accepted(schedule, rank, without) == (program[place].kind is ActionKind.RECOMPUTE)
     other = data.draw(st.integers(0, schedule.ranks - 1))
     assert not accepted(schedule, other, [*schedule.programs[other], program[place]])
 
@@ -80,7 +84,7 @@ def test_the_quick_look_accepts_what_the_checks_accept(schedule: Schedule, data:
         action = programs[rank].pop(place)
         changed = replace(
             action,
-            kind=data.draw(st.sampled_from([action.kind, *Kind])),
+            kind=data.draw(st.sampled_from([action.kind, *ActionKind])),
             index=data.draw(st.sampled_from([action.index, action.index, 0, -1, schedule.microbatches])),
         )
         target = data.draw(st.sampled_from([rank, rank, 0]))

@@ -8,12 +8,12 @@ import pytest
 from small_profile import plan
 
 from planner.schedule.registry import build
-from planner.search.fallback_shapes import Options, options
+from planner.search.fallback_shapes import ShapeOptions, options
 
 
 def names(
     first: str, ranks: int, *, counts: tuple[int, ...], microbatches: int, chunks: int = 1, replicas: int = 1
-) -> Options:
+) -> ShapeOptions:
     own = plan(*counts, schedule=first, microbatches=microbatches, chunks=chunks, replicas=replicas)
     return options(own, build(first, own.pipeline_ranks, microbatches, chunks), ranks)
 

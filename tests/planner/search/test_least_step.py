@@ -10,7 +10,7 @@ from benchmarks.parts.brute_force import all_cuts
 from benchmarks.parts.random_pipelines import random_profile
 from planner.search.candidate import Candidate
 from planner.search.evaluate import Evaluator
-from planner.search.shapes import Shape
+from planner.search.shapes import PipelineShape
 from planner.simulation.costs import memory_limits
 from planner.simulation.memory import most_bytes
 from planner.simulation.resized_cluster import resized
@@ -24,7 +24,7 @@ def evaluator_of(seed: int, *names: str, copies: bool = False) -> Evaluator:
     places = ranks * pipelines
     return Evaluator(
         random_profile(rng, layers, places, memory_bytes=rng.choice([10**12, 20_000_000])),
-        Shape(name=rng.choice(names), ranks=ranks, chunks=1, microbatches=microbatches),
+        PipelineShape(name=rng.choice(names), ranks=ranks, chunks=1, microbatches=microbatches),
         replicas=replicas,
         recompute=tuple(sorted(again)),
         pipelines=pipelines,
@@ -51,7 +51,7 @@ def test_the_bound_is_near_what_a_balanced_pipeline_takes(fewer: int, percent: i
     step_s = {}
     for ranks in (64, fewer):
         on = resized(profile.cluster, list(range(ranks)))
-        shape = Shape(name="1f1b", ranks=ranks, chunks=1, microbatches=128)
+        shape = PipelineShape(name="1f1b", ranks=ranks, chunks=1, microbatches=128)
         evaluator = Evaluator(
             type(profile)(model=profile.model, cluster=on, key="", source=""),
             shape,

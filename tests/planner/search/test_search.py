@@ -9,7 +9,7 @@ from small_profile import DEVICE, layer, profile
 
 from benchmarks.parts.optimality import regret
 from benchmarks.parts.random_pipelines import random_profile, with_memory
-from planner.ir import Kind, Schedule
+from planner.ir import ActionKind, Schedule
 from planner.partition.refine import refine
 from planner.partition.stage_costs import Ranges, StageCosts
 from planner.plan import Plan, PlanError
@@ -21,15 +21,15 @@ from planner.search import evaluate
 from planner.search.convergence import Convergence
 from planner.search.evaluate import LEAST_MEMORY, PROGRAMS, Evaluator
 from planner.search.replan import Replanner
-from planner.search.search import END_TO_END, Choice, Effort, Wish, choose, choose_among
-from planner.search.shapes import Shape, shapes
+from planner.search.search import END_TO_END, ChosenPlan, Effort, PlanWish, choose, choose_among
+from planner.search.shapes import PipelineShape, shapes
 from planner.search.unmeasured import unmeasured_plan
 from planner.simulation.predict import Prediction, predict
 
 MODEL = random_profile(Random(3), 10, 4)
 
 
-def counts(choice: Choice) -> tuple[int, ...]:
+def counts(choice: ChosenPlan) -> tuple[int, ...]:
     return choice.plan.layers_per_stage
 
 
@@ -40,7 +40,7 @@ def test_the_plan_taken_is_near_the_best_of_all_simulated_cuts():
 
 
 def test_the_choice_is_what_was_predicted_and_named():
-    choice = choose(MODEL, Wish(ranks=4, schedule="1f1b", microbatches=8))
+    choice = choose(MODEL, PlanWish(ranks=4, schedule="1f1b", microbatches=8))
     plan = choice.plan
     assert (plan.schedule, plan.pipeline_ranks, plan.microbatches, plan.chunks) == ("1f1b", 4, 8, 1)
     assert choice.schedule == build("1f1b", 4, 8)
@@ -52,7 +52,7 @@ def test_the_choice_is_what_was_predicted_and_named():
 
 
 def test_each_programs_own_pick_stands_beside_the_winner():
-    choice = choose(MODEL, Wish(ranks=4, schedule="1f1b", microbatches=8))
+    choice = choose(MODEL, PlanWish(ranks=4, schedule="1f1b", microbatches=8))
     assert list(choice.programs) == list(PROGRAMS)
     for pick in choice.programs.values():
         assert pick in choice.alternatives
@@ -71,7 +71,7 @@ def test_an_early_bottleneck_that_equation_5_hides_is_not_taken():
     worse = []
     for seed in range(40):
         model = random_profile(Random(seed), 9, 4)
-        choice = choose(model, Wish(ranks=4, schedule="1f1b", microbatches=8))
+        choice = choose(model, PlanWish(ranks=4, schedule="1f1b", microbatches=8))
         own = choice.programs["dynpipe"].predicted_step_s
         assert own is not None
         worse.append(own / choice.prediction.step_s - 1)
@@ -81,7 +81,7 @@ def test_an_early_bottleneck_that_equation_5_hides_is_not_taken():
 
 @pytest.mark.parametrize("partition", ["parameter", (4, 2, 2, 2)])
 def test_a_faster_cut_that_is_not_asked_for_says_so(partition: str | tuple[int, ...]):
-    choice = choose(MODEL, Wish(ranks=4, schedule="1f1b", microbatches=8, partition=partition))
+    choice = choose(MODEL, PlanWish(ranks=4, schedule="1f1b", microbatches=8, partition=partition))
     step_s = choice.prediction.step_s
     wanted = "'parameter'" if partition == "parameter" else "[4, 2, 2, 2]"
     faster = 0
@@ -96,33 +96,36 @@ def test_a_faster_cut_that_is_not_asked_for_says_so(partition: str | tuple[int, 
 def test_a_layer_that_takes_no_time_is_planned_with():
     idle = layer("idle", forward_s=0.0, input_grad_s=0.0, weight_grad_s=0.0, update_s=0.0)
     model = Profile.from_json(profile(idle, layer(), idle, layer(), idle, ranks=2).to_json())
-    choice = choose(model, Wish(ranks=2, schedule=None, microbatches=4))
+    choice = choose(model, PlanWish(ranks=2, schedule=None, microbatches=4))
     assert choice.prediction.step_s > 0
     assert all(any(layer in (1, 3) for layer in range(*stage)) for stage in choice.plan.layers)
 
 
 @pytest.mark.parametrize("name", ["parameter", "memory", "time", "bottleneck"])
 def test_a_named_program_is_taken_at_its_word(name: str):
-    choice = choose(MODEL, Wish(ranks=4, schedule="1f1b", microbatches=8, partition=name))
+    choice = choose(MODEL, PlanWish(ranks=4, schedule="1f1b", microbatches=8, partition=name))
     assert choice.plan.layers == choice.programs[name].layers
     assert choice.plan.partition == name
 
 
 def test_a_list_is_taken_at_its_word():
-    choice = choose(MODEL, Wish(ranks=4, schedule="gpipe", microbatches=8, partition=(1, 2, 3, 4)))
+    choice = choose(MODEL, PlanWish(ranks=4, schedule="gpipe", microbatches=8, partition=(1, 2, 3, 4)))
     assert counts(choice) == (1, 2, 3, 4)
     assert choice.plan.partition == "explicit"
     assert any(each.name == "explicit" and not each.why_not for each in choice.alternatives)
 
 
 def test_recomputing_layers_are_in_plan_schedule_and_time():
-    wish = Wish(ranks=2, schedule="1f1b", microbatches=4, partition="time", recompute=(0, 1))
+    wish = PlanWish(ranks=2, schedule="1f1b", microbatches=4, partition="time", recompute=(0, 1))
     plain = profile(*[layer()] * 6)
     choice = choose(plain, wish)
     # A layer takes 7 s, or 8 s if it recomputes: 23 s and 21 s.
     assert counts(choice) == (3, 3)
     again = {
-        action.stage for own in choice.schedule.programs for action in own if action.kind is Kind.RECOMPUTE
+        action.stage
+        for own in choice.schedule.programs
+        for action in own
+        if action.kind is ActionKind.RECOMPUTE
     }
     assert again == {0}
     assert choice.plan.recompute == (0, 1)
@@ -130,14 +133,14 @@ def test_recomputing_layers_are_in_plan_schedule_and_time():
 
 def test_a_schedule_of_ones_own_is_cut_too():
     table = replace(build("zbv", 2, 4), name="csv:mine.csv")
-    choice = choose(MODEL, Wish(ranks=2, schedule=table, microbatches=4))
+    choice = choose(MODEL, PlanWish(ranks=2, schedule=table, microbatches=4))
     assert choice.plan.schedule == "csv:mine.csv"
     assert choice.plan.stage_ranks == (0, 1, 1, 0)
     assert choice.plan.chunks == 2
 
 
 def test_auto_takes_the_most_samples_per_second():
-    choice = choose(MODEL, Wish(ranks=None, schedule=None, microbatches=None))
+    choice = choose(MODEL, PlanWish(ranks=None, schedule=None, microbatches=None))
     best = choice.prediction.step_s / choice.plan.microbatches
     assert choice.plan.microbatches <= 4 * choice.plan.pipeline_ranks
     simulated = [each for each in choice.alternatives if each.predicted_step_s is not None]
@@ -146,7 +149,7 @@ def test_auto_takes_the_most_samples_per_second():
         assert each.predicted_step_s is not None
         assert each.predicted_step_s / each.microbatches >= best
     for name in families():
-        alone = choose(MODEL, Wish(ranks=4, schedule=name, microbatches=choice.plan.microbatches))
+        alone = choose(MODEL, PlanWish(ranks=4, schedule=name, microbatches=choice.plan.microbatches))
         assert alone.prediction.step_s / alone.plan.microbatches >= best * 0.98
 
 
@@ -154,14 +157,16 @@ def test_auto_ranks_leave_out_devices_that_do_not_pay():
     # A layer takes 7 ms, a message 1 s.
     quick = {"forward_s": 1e-3, "input_grad_s": 2e-3, "weight_grad_s": 4e-3}
     model = profile(*[layer(**quick)] * 4, ranks=4, link=Link(latency_s=1.0, bytes_per_s=1e9))
-    choice = choose(model, Wish(ranks=None, schedule="1f1b", microbatches=4))
+    choice = choose(model, PlanWish(ranks=None, schedule="1f1b", microbatches=4))
     assert choice.plan.pipeline_ranks == 1
-    near = choose(profile(*[layer(**quick)] * 4, ranks=4), Wish(ranks=None, schedule="1f1b", microbatches=4))
+    near = choose(
+        profile(*[layer(**quick)] * 4, ranks=4), PlanWish(ranks=None, schedule="1f1b", microbatches=4)
+    )
     assert near.plan.pipeline_ranks == 4
 
 
 def test_shapes_that_cannot_be_built_are_told():
-    choice = choose(MODEL, Wish(ranks=4, schedule=None, microbatches=6))
+    choice = choose(MODEL, PlanWish(ranks=4, schedule=None, microbatches=6))
     refused = {each.schedule: each.why_not for each in choice.alternatives if each.layers is None}
     assert "multiple of the ranks" in refused["interleaved"]
 
@@ -176,9 +181,9 @@ def test_the_shapes_of_an_open_wish():
 
 
 def test_memory_limits_are_kept_where_the_fastest_cut_breaks_them():
-    free = choose(MODEL, Wish(ranks=4, schedule="1f1b", microbatches=8))
+    free = choose(MODEL, PlanWish(ranks=4, schedule="1f1b", microbatches=8))
     small = with_memory(MODEL, free.prediction.peak_memory_bytes - 1)
-    choice = choose(small, Wish(ranks=4, schedule="1f1b", microbatches=8))
+    choice = choose(small, PlanWish(ranks=4, schedule="1f1b", microbatches=8))
     assert choice.prediction.fits
     assert choice.prediction.step_s > free.prediction.step_s
     assert choice.plan.layers != free.plan.layers
@@ -195,8 +200,8 @@ def test_the_cut_of_the_least_memory_is_made_where_the_fastest_does_not_fit(
         made.append(least(costs, within))
         return made[-1]
 
-    def chosen(model: Profile) -> Choice:
-        shape = Shape(name="1f1b", ranks=4, chunks=1, microbatches=8)
+    def chosen(model: Profile) -> ChosenPlan:
+        shape = PipelineShape(name="1f1b", ranks=4, chunks=1, microbatches=8)
         evaluator = Evaluator(model, shape, replicas=1, recompute=())
         return choose_among([evaluator], END_TO_END, effort=Effort(finalists=1, actions=1), compare=False)
 
@@ -213,7 +218,7 @@ def test_a_program_is_asked_again_for_what_its_limits_leave_out():
     """A program does not count 100-byte gradients as working memory, so its even cut is 42 bytes too big."""
     model = with_memory(profile(*[layer(boundary_bytes=10, boundary_grad_bytes=100)] * 4, ranks=2), 758)
     evaluator = Evaluator(
-        model, Shape(name="1f1b", ranks=2, chunks=1, microbatches=4), replicas=1, recompute=()
+        model, PipelineShape(name="1f1b", ranks=2, chunks=1, microbatches=4), replicas=1, recompute=()
     )
     assert evaluator.predict(((0, 2), (2, 4))).memory.peak_bytes == (800, 508)
     assert PROGRAMS["time"](StageCosts.of(model, evaluator.shape.schedule), True) == ((0, 2), (2, 4))
@@ -226,15 +231,15 @@ def test_when_nothing_fits_the_error_says_by_how_much_and_what_would_help():
     # activations.
     model = with_memory(profile(*[layer()] * 4, ranks=2), 600)
     with pytest.raises(PlanError) as error:
-        choose(model, Wish(ranks=2, schedule="1f1b", microbatches=4))
+        choose(model, PlanWish(ranks=2, schedule="1f1b", microbatches=4))
     message = str(error.value)
     evaluator = Evaluator(
-        model, Shape(name="1f1b", ranks=2, chunks=1, microbatches=4), replicas=1, recompute=()
+        model, PipelineShape(name="1f1b", ranks=2, chunks=1, microbatches=4), replicas=1, recompute=()
     )
     lacking = min(max(evaluator.predict(cut).excess_bytes) for cut in [((0, 2), (2, 4)), ((0, 1), (1, 4))])
     assert f"{lacking:,} more than the 600 it may use" in message
     assert "pipeline.recompute = true, with which it fits" in message
-    every = Wish(ranks=2, schedule="1f1b", microbatches=4, recompute=(0, 1, 2, 3))
+    every = PlanWish(ranks=2, schedule="1f1b", microbatches=4, recompute=(0, 1, 2, 3))
     assert choose(model, every).prediction.fits
 
 
@@ -243,16 +248,16 @@ def test_state_that_does_not_fit_is_not_helped_by_recomputing():
     with pytest.raises(
         PlanError, match=r"more ranks .*the state alone does not fit, whatever the microbatch"
     ):
-        choose(model, Wish(ranks=2, schedule="1f1b", microbatches=4))
+        choose(model, PlanWish(ranks=2, schedule="1f1b", microbatches=4))
 
 
 def test_a_program_whose_cut_does_not_fit_names_one_that_does():
     # Cut by parameters, layer 0 stands alone, and three layers' activations are too much for the last rank.
     heavy = [layer(parameters=100), layer(), layer(), layer()]
-    choice = choose(profile(*heavy), Wish(ranks=2, schedule="1f1b", microbatches=4, partition="memory"))
+    choice = choose(profile(*heavy), PlanWish(ranks=2, schedule="1f1b", microbatches=4, partition="memory"))
     model = with_memory(profile(*heavy), choice.prediction.peak_memory_bytes)
     with pytest.raises(PlanError, match="The cut of partition = 'memory' fits"):
-        choose(model, Wish(ranks=2, schedule="1f1b", microbatches=4, partition="parameter"))
+        choose(model, PlanWish(ranks=2, schedule="1f1b", microbatches=4, partition="parameter"))
 
 
 @pytest.mark.parametrize(
@@ -269,14 +274,14 @@ def test_a_program_whose_cut_does_not_fit_names_one_that_does():
 )
 def test_a_wish_that_cannot_be_met_is_refused(wish: dict, error: type[Exception], message: str):
     with pytest.raises(error, match=message):
-        choose(MODEL, Wish(**{"ranks": 4, "schedule": "1f1b", "microbatches": 8, **wish}))
+        choose(MODEL, PlanWish(**{"ranks": 4, "schedule": "1f1b", "microbatches": 8, **wish}))
 
 
 def test_several_devices_per_stage_are_told_of_but_not_run():
     # One layer takes as long as all others, so it gets two devices. The engine does not support that.
     heavy = layer(forward_s=10.0, gradient_bytes=0)
     model = profile(layer(), heavy, layer(), ranks=4, device=replace(DEVICE, memory_bytes=10**6))
-    choice = choose(model, Wish(ranks=3, schedule="1f1b", microbatches=4))
+    choice = choose(model, PlanWish(ranks=3, schedule="1f1b", microbatches=4))
     told = choice.end_to_end()
     assert sum(stage.devices for stage in told.stages) == 4
     assert max(stage.devices for stage in told.stages) > 1

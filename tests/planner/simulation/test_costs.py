@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_profile import DEVICE, layer, plan, profile
 
-from planner.ir import Action, Kind
+from planner.ir import Action, ActionKind
 from planner.profile import Link
 from planner.schedule.passes import add_recompute
 from planner.schedule.registry import build
@@ -136,4 +136,6 @@ def test_frozen_steps_last_between_the_bounds_and_no_longer_with_more_frozen(nam
 
 def test_only_weight_gradients_have_costs_per_action():
     costs = action_costs(UNEVEN, PLAN, build("1f1b", 2, 2), ((1.0, 1.0),) * 3)
-    assert set(costs.actions) == {Action(Kind.BACKWARD, stage, index) for stage in (0, 1) for index in (0, 1)}
+    assert set(costs.actions) == {
+        Action(ActionKind.BACKWARD, stage, index) for stage in (0, 1) for index in (0, 1)
+    }

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_text import table
 
-from planner.ir import Action, Kind, Schedule
+from planner.ir import Action, ActionKind, Schedule
 from planner.profile import Link
 from planner.schedule.graph import build_graph
 from planner.schedule.registry import build
@@ -68,7 +68,7 @@ def test_a_message_holds_its_sender_queues_travels_and_holds_its_receiver():
 def test_a_message_travels_while_its_receiver_computes_and_holds_it_afterwards():
     """The second message arrives at 2.75 while 1F0 runs until 4.25."""
     link = replace(SLOW, bytes_per_s=400.0, sender_s_per_byte=0.0, sender_s=0.0)
-    slow_stage = replace(costs(link), seconds={Kind.FORWARD: (1.0, 2.375)})
+    slow_stage = replace(costs(link), seconds={ActionKind.FORWARD: (1.0, 2.375)})
     times = times_by_token(FORWARDS, slow_stage)
     assert times["0F1"] == (1, 2)
     assert times["1F0"] == (1.875, 4.25)
@@ -79,7 +79,7 @@ def test_the_two_directions_of_a_pair_do_not_share_a_link():
     """0F1's message and 1B0's are both on the wire from 3 to 4."""
     schedule = table("0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1", 2, 2)
     link = Link(latency_s=0.0, bytes_per_s=50.0)
-    both = replace(costs(link), seconds={Kind.FORWARD: (2.0, 0.5), Kind.BACKWARD: 0.5})
+    both = replace(costs(link), seconds={ActionKind.FORWARD: (2.0, 0.5), ActionKind.BACKWARD: 0.5})
     on_the_way = {
         str(t.action): (t.source, t.target, t.start_s, t.end_s) for t in simulate(schedule, both).transfers
     }
@@ -111,11 +111,13 @@ def test_stages_of_one_rank_hand_over_without_a_message():
 
 
 def test_single_actions_may_cost_something_else():
-    own = replace(costs(Link(latency_s=0.0, bytes_per_s=1e18)), actions={Action(Kind.FORWARD, 0, 1): 5.0})
+    own = replace(
+        costs(Link(latency_s=0.0, bytes_per_s=1e18)), actions={Action(ActionKind.FORWARD, 0, 1): 5.0}
+    )
     simulation = simulate(FORWARDS, own)
     assert [s.end_s - s.start_s for s in simulation.timeline[0]] == [1, 5, 1]
     assert simulation.busy_s == (7, 3)
-    assert own.of_action(Action(Kind.FORWARD, 0, 1)) == 5
+    assert own.of_action(Action(ActionKind.FORWARD, 0, 1)) == 5
     only = Costs({}, actions={action: 2.0 for program in FORWARDS.programs for action in program})
     assert simulate(FORWARDS, only).makespan_s == 8
 
@@ -144,7 +146,7 @@ def test_a_blocking_message_holds_both_ranks_for_as_long_as_it_takes():
         "1F1": (3, 4),
         "1F2": (4.5, 5.5),
     }
-    slow_stage = replace(blocking, seconds={Kind.FORWARD: (1.0, 4.0)})
+    slow_stage = replace(blocking, seconds={ActionKind.FORWARD: (1.0, 4.0)})
     assert times_by_token(FORWARDS, slow_stage)["1F1"] == (6, 10)
     # All parts of a link's time count: 0.25 + 2 + 0.5 + 0.125 seconds.
     assert times_by_token(FORWARDS, replace(costs(SLOW), blocking=True))["1F0"] == (3.875, 4.875)
@@ -160,10 +162,10 @@ def chronos(ranks: int, microbatches: int) -> Schedule:
         for k in range(microbatches):
             backward = 6 * k + 3 + 6 * a + 3 * ranks - 2 - 2 * s
             starts += [
-                (6 * k + s, Action(Kind.FORWARD, s, k)),
-                (6 * k + 3 + 6 * a + s, Action(Kind.FORWARD, ranks + s, k)),
-                (backward, Action(Kind.BACKWARD, ranks + s, k)),
-                (backward + 3 + 6 * b, Action(Kind.BACKWARD, s, k)),
+                (6 * k + s, Action(ActionKind.FORWARD, s, k)),
+                (6 * k + 3 + 6 * a + s, Action(ActionKind.FORWARD, ranks + s, k)),
+                (backward, Action(ActionKind.BACKWARD, ranks + s, k)),
+                (backward + 3 + 6 * b, Action(ActionKind.BACKWARD, s, k)),
             ]
         programs.append(tuple(action for _, action in sorted(starts, key=lambda start: start[0])))
     schedule = Schedule("chronos", 2 * ranks, microbatches, tuple(programs))
@@ -224,7 +226,7 @@ def random_case(name: str, ranks: int, rounds: int, data: st.DataObject) -> tupl
     )
     row = st.lists(links, min_size=ranks, max_size=ranks).map(tuple)
     return schedule, Costs(
-        {kind: data.draw(per_stage) for kind in Kind},
+        {kind: data.draw(per_stage) for kind in ActionKind},
         messages=Messages(
             forward_bytes=data.draw(per_stage),
             backward_bytes=data.draw(per_stage),
@@ -251,7 +253,7 @@ def test_times_are_the_longest_ways_through_actions_and_messages(
         link = messages.links[graph.ranks[node]][graph.ranks[consumer]]
         assert link is not None
         action = graph.actions[node]
-        sizes = messages.forward_bytes if action.kind is Kind.FORWARD else messages.backward_bytes
+        sizes = messages.forward_bytes if action.kind is ActionKind.FORWARD else messages.backward_bytes
         return link, sizes[action.stage]
 
     senders = defaultdict(list)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planner.ir import Kind
+from planner.ir import ActionKind
 from planner.profile import Link
 from planner.schedule.passes import add_recompute, repeat, with_stage_ranks
 from planner.schedule.registry import build, families
@@ -24,20 +24,26 @@ def test_every_rank_ends_when_it_ends_alone(name: str, by_action: bool) -> None:
         schedule, [(schedule.rank_of_stage[s] + 1) % 4 for s in range(schedule.stages)]
     )
     levels = levels_of(schedule)
-    seconds = rng.uniform(0, 1, (N, len(Kind), schedule.stages))
+    seconds = rng.uniform(0, 1, (N, len(ActionKind), schedule.stages))
     sizes = rng.integers(0, 100, (N, 2, schedule.stages))
     links = [[[_link(rng) for _ in range(4)] for _ in range(4)] for _ in range(N)]
 
     groups = np.array(
-        [[seconds[n, list(Kind).index(kind), stage] for n in range(N)] for kind, stage in levels.groups]
+        [[seconds[n, list(ActionKind).index(kind), stage] for n in range(N)] for kind, stage in levels.groups]
     )
     parts = np.zeros((4, len(levels.groups), N))
     for group, (kind, stage) in enumerate(levels.groups):
         source = schedule.rank_of_stage[stage]
         target = schedule.rank_of_stage.get(neighbour_of(kind, stage))
-        if kind in (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRAD) and target not in (None, source):
+        if kind in (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.INPUT_GRAD) and target not in (
+            None,
+            source,
+        ):
             for n in range(N):
-                size, link = int(sizes[n, int(kind is not Kind.FORWARD), stage]), links[n][source][target]
+                size, link = (
+                    int(sizes[n, int(kind is not ActionKind.FORWARD), stage]),
+                    links[n][source][target],
+                )
                 parts[:, group, n] = (
                     link.sender_busy_s(size),
                     link.link_busy_s(size),
@@ -50,7 +56,7 @@ def test_every_rank_ends_when_it_ends_alone(name: str, by_action: bool) -> None:
 
     for n in range(N):
         costs = Costs(
-            {kind: tuple(seconds[n, number].tolist()) for number, kind in enumerate(Kind)},
+            {kind: tuple(seconds[n, number].tolist()) for number, kind in enumerate(ActionKind)},
             messages=Messages(
                 forward_bytes=tuple(sizes[n, 0].tolist()),
                 backward_bytes=tuple(sizes[n, 1].tolist()),

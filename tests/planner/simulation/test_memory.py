@@ -14,7 +14,7 @@ from schedule_text import table
 from small_profile import layer, plan, profile
 
 from planner.freezing import Ratios
-from planner.ir import Kind, Schedule
+from planner.ir import ActionKind, Schedule
 from planner.plan import Plan
 from planner.profile import Link, Matrix, Profile
 from planner.schedule.passes import add_recompute
@@ -270,7 +270,9 @@ def test_nothing_is_lost_or_counted_twice(
         tuple(data.draw(st.lists(ratio, min_size=microbatches, max_size=microbatches))) for _ in range(stages)
     )
     seconds = st.lists(st.integers(1, 5), min_size=stages, max_size=stages).map(tuple)
-    simulation = simulate(schedule, Costs({kind: data.draw(seconds) for kind in Kind}, communication_s=1))
+    simulation = simulate(
+        schedule, Costs({kind: data.draw(seconds) for kind in ActionKind}, communication_s=1)
+    )
     starts, ends = {}, {}
     for spans in simulation.timeline:
         for span in spans:
@@ -280,22 +282,26 @@ def test_nothing_is_lost_or_counted_twice(
     def of_stage(stage: int, t: float) -> float:
         total = 3_000.0 * any(ratio < 1 for ratio in ratios[stage])
         for index in range(microbatches):
-            back = Kind.BACKWARD if (Kind.BACKWARD, stage, index) in starts else Kind.INPUT_GRAD
+            back = (
+                ActionKind.BACKWARD
+                if (ActionKind.BACKWARD, stage, index) in starts
+                else ActionKind.INPUT_GRAD
+            )
             arrives = stage > 0 and (recompute or cut.stage_ranks[stage - 1] != cut.stage_ranks[stage])
-            if starts[Kind.FORWARD, stage, index] <= t < ends[back, stage, index]:
-                dropped = recompute and t < starts[Kind.RECOMPUTE, stage, index]
+            if starts[ActionKind.FORWARD, stage, index] <= t < ends[back, stage, index]:
+                dropped = recompute and t < starts[ActionKind.RECOMPUTE, stage, index]
                 total += 7 if dropped else 100 + 7 * arrives
             if starts[back, stage, index] <= t < ends[back, stage, index]:
                 total += 2 * (stage < stages - 1)
             if (
-                back is Kind.INPUT_GRAD
-                and ends[back, stage, index] <= t < ends[Kind.WEIGHT_GRAD, stage, index]
+                back is ActionKind.INPUT_GRAD
+                and ends[back, stage, index] <= t < ends[ActionKind.WEIGHT_GRAD, stage, index]
             ):
                 total += 20 * (1 - ratios[stage][index])
             if (
                 recompute
                 and stage + 1 < stages
-                and ends[Kind.FORWARD, stage, index] <= t < starts[Kind.FORWARD, stage + 1, index]
+                and ends[ActionKind.FORWARD, stage, index] <= t < starts[ActionKind.FORWARD, stage + 1, index]
             ):
                 total += 4
             if stage and ends[back, stage, index] <= t < starts[back, stage - 1, index]:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_text import forwards_of, table
 
-from planner.ir import Action, Kind, Schedule
+from planner.ir import Action, ActionKind, Schedule
 from planner.schedule.graph import build_graph
 from planner.schedule.in_flight import in_flight
 from planner.schedule.passes import add_recompute
@@ -61,7 +61,8 @@ def test_stages_on_one_rank_pass_without_a_message():
 
 def test_costs_per_stage_and_kind():
     costs = Costs(
-        {Kind.FORWARD: (1.0, 4.0), Kind.BACKWARD: (2.0, 8.0), Kind.RECOMPUTE: 3.0}, communication_s=0.0
+        {ActionKind.FORWARD: (1.0, 4.0), ActionKind.BACKWARD: (2.0, 8.0), ActionKind.RECOMPUTE: 3.0},
+        communication_s=0.0,
     )
     assert times_by_token(add_recompute(table("0F0 0B0\n1F0 1B0", 2, 1), {1}), costs) == {
         "0F0": (0, 1),
@@ -77,8 +78,10 @@ def test_uniform_costs():
     assert [costs.of_action(Action(kind, 7, 0)) for kind in "FBIWR"] == [2, 8, 3, 5, 2]
 
 
-@pytest.mark.parametrize("seconds", [{Kind.FORWARD: 1.0}, {Kind.FORWARD: 1.0, Kind.BACKWARD: (1.0,)}])
-def test_a_missing_cost_is_named(seconds: dict[Kind, float]):
+@pytest.mark.parametrize(
+    "seconds", [{ActionKind.FORWARD: 1.0}, {ActionKind.FORWARD: 1.0, ActionKind.BACKWARD: (1.0,)}]
+)
+def test_a_missing_cost_is_named(seconds: dict[ActionKind, float]):
     with pytest.raises(ValueError, match="no cost for 1B0: the costs lack kind B on stage 1"):
         simulate(table("0F0\n1F0 1B0", 2, 1, frozen_stages=1), Costs(seconds))
 
@@ -140,7 +143,7 @@ def test_the_longest_path_is_the_makespan(
     if recompute:
         schedule = add_recompute(schedule, range(schedule.stages))
     per_stage = st.lists(st.integers(0, 9), min_size=schedule.stages, max_size=schedule.stages).map(tuple)
-    costs = Costs({kind: data.draw(per_stage) for kind in Kind}, communication_s)
+    costs = Costs({kind: data.draw(per_stage) for kind in ActionKind}, communication_s)
     graph = build_graph(schedule)
 
     # Unlike the simulator this goes backwards from the sink: the longest path from each node to the end.

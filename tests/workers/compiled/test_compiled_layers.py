@@ -24,7 +24,7 @@ from workers.build import build_layers
 from workers.checkpoint.coordination import manifest_mismatch
 from workers.checkpoint.manifest import Manifest
 from workers.config import ModelConfig, OptimizerConfig, WorkerConfig
-from workers.launch.ranks import Run, run_processes, run_threads
+from workers.launch.ranks import LaunchedRun, run_processes, run_threads
 from workers.layers.compiled.kernels import Kernels
 from workers.layers.compiler import Compiler
 from workers.layers.layer import Layer
@@ -352,7 +352,7 @@ def test_a_profile_times_compiled_layers_and_no_compiler(
     rank.close()
 
 
-def told(run: Run) -> list[str]:
+def told(run: LaunchedRun) -> list[str]:
     return [report.text for report in run.reports if isinstance(report, WarningReport)]
 
 

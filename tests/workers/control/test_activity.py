@@ -6,12 +6,12 @@ import itertools
 
 import pytest
 
-from planner.ir import Action, Kind
+from planner.ir import Action, ActionKind
 from workers.control.activity import Activity
 from workers.process.process_times import ProcessTimes, Standing
 from workers.protocol.reports import Working
 
-FORWARD = Action(Kind.FORWARD, 2, 0)
+FORWARD = Action(ActionKind.FORWARD, 2, 0)
 
 
 def test_an_action_counts_from_when_its_input_came() -> None:

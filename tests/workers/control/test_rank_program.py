@@ -15,7 +15,7 @@ from planner.schedule.registry import build
 from planner.search.standbys import assign
 from planner.search.unmeasured import unmeasured_plan
 from workers.commit.next_plan import NextPlan
-from workers.protocol.orders import Assignment, Generation, Source
+from workers.protocol.orders import Assignment, Generation, StateSource
 
 LAYERS_PER_RANK = 2
 
@@ -59,7 +59,7 @@ def assignments(ranks: int, pipelines: int) -> list[Assignment]:
             program=programs[plan.place(place).rank],
             step=1000,
             sources=tuple(
-                Source(layer=layer, rank=place, host=f"10.0.0.{place % 250}", port=40_000)
+                StateSource(layer=layer, rank=place, host=f"10.0.0.{place % 250}", port=40_000)
                 for layer in plan.layers_of_place(place)
             ),
         )

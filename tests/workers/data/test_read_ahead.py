@@ -20,9 +20,9 @@ from small_models import Vectors
 from workers.config import DataConfig, ModelConfig
 from workers.data import read_ahead
 from workers.data.dataset import Batch, OpenData
-from workers.data.read_ahead import AHEAD, SLOW_READS, SLOW_S, Found, ReadAhead, Wanted, timed
+from workers.data.read_ahead import AHEAD, SLOW_READS, SLOW_S, ReadAhead, ReadResult, WantedRead, timed
 from workers.data.tokenizer import ByteTokenizer
-from workers.launch.ranks import Run, assignment, run_threads
+from workers.launch.ranks import LaunchedRun, assignment, run_threads
 from workers.profiling.profiler import reading
 from workers.protocol.orders import Generation
 from workers.protocol.reports import Report, SampleReport, ValidationReport
@@ -47,27 +47,27 @@ def nothing_left() -> Iterator[None]:
     assert not running()
 
 
-def reads(step: int, microbatches: int = 8) -> list[Wanted]:
-    return [Wanted(step, microbatch, inputs=True, targets=True) for microbatch in range(microbatches)]
+def reads(step: int, microbatches: int = 8) -> list[WantedRead]:
+    return [WantedRead(step, microbatch, inputs=True, targets=True) for microbatch in range(microbatches)]
 
 
 class Source:
     """Notes which thread reads what, and refuses two reads at once."""
 
-    def __init__(self, takes: Callable[[Wanted], None] = lambda _: time.sleep(2 * SLOW_S)) -> None:
+    def __init__(self, takes: Callable[[WantedRead], None] = lambda _: time.sleep(2 * SLOW_S)) -> None:
         self.read: list[tuple[int, int]] = []
         self.by: list[str] = []
         self._takes = takes
         self._turn = threading.Lock()
 
-    def __call__(self, wanted: Wanted) -> Found:
+    def __call__(self, wanted: WantedRead) -> ReadResult:
         assert self._turn.acquire(blocking=False), "two reads at once"
         try:
             self.read.append((wanted.step, wanted.microbatch))
             self.by.append(threading.current_thread().name)
             self._takes(wanted)
             at = 100 * wanted.step + wanted.microbatch
-            return Found([at], Batch((torch.tensor([at]),), (torch.tensor([-at]),)))
+            return ReadResult([at], Batch((torch.tensor([at]),), (torch.tensor([-at]),)))
         finally:
             self._turn.release()
 
@@ -76,9 +76,9 @@ class Source:
         return self.by.count(AHEAD_OF_IT)
 
 
-def take_all(reading: ReadAhead, wanted: list[Wanted]) -> None:
+def take_all(reading: ReadAhead, wanted: list[WantedRead]) -> None:
     for one in wanted:
-        found = reading.take(one.step, one.microbatch)
+        found = reading.collect(one.step, one.microbatch)
         at = 100 * one.step + one.microbatch
         assert found.samples == [at]
         assert found.batch.inputs[0].tolist() == [at]
@@ -127,9 +127,9 @@ def test_no_more_is_read_than_a_few_and_what_is_not_needed_is_let_go() -> None:
 
 def test_half_of_a_batch_is_brought_where_half_is_needed() -> None:
     reading = ReadAhead(CPU, 1)
-    wanted = [Wanted(0, number, inputs=number % 2 == 0, targets=number % 2 == 1) for number in range(6)]
+    wanted = [WantedRead(0, number, inputs=number % 2 == 0, targets=number % 2 == 1) for number in range(6)]
     reading.begin(wanted, Source())
-    found = [reading.take(0, number).batch for number in range(6)][SLOW_READS:]
+    found = [reading.collect(0, number).batch for number in range(6)][SLOW_READS:]
     assert [(len(batch.inputs), len(batch.targets)) for batch in found] == [(0, 1), (1, 0), (0, 1)]
     reading.stop()
 
@@ -141,7 +141,7 @@ def test_the_time_of_a_slow_source_is_hidden_behind_computing() -> None:
     waited_s = []
     for microbatch in range(12):
         began_s = time.perf_counter()
-        reading.take(0, microbatch)
+        reading.collect(0, microbatch)
         waited_s.append(time.perf_counter() - began_s)
         time.sleep(1.5 * read_s)
     assert min(waited_s[:SLOW_READS]) >= read_s
@@ -149,19 +149,19 @@ def test_the_time_of_a_slow_source_is_hidden_behind_computing() -> None:
     reading.stop()
 
 
-def busy(_: Wanted) -> None:
+def busy(_: WantedRead) -> None:
     until = time.thread_time() + 3 * SLOW_S
     while time.thread_time() < until:
         pass
 
 
-def draws(_: Wanted) -> None:
+def draws(_: WantedRead) -> None:
     time.sleep(2 * SLOW_S)
     torch.rand(1)
 
 
 @pytest.mark.parametrize("takes", [lambda _: None, busy, draws])
-def test_others_are_read_where_they_are_needed(takes: Callable[[Wanted], None]) -> None:
+def test_others_are_read_where_they_are_needed(takes: Callable[[WantedRead], None]) -> None:
     """Quick ones; those whose thread would compete with computing; those that draw between the draws of layers."""
     source, reading = Source(takes), ReadAhead(CPU, 1)
     for step in range(2):
@@ -184,7 +184,7 @@ def test_now_and_then_a_read_in_place_shows_whether_reads_are_still_slow(
 ) -> None:
     monkeypatch.setattr(read_ahead, "AGAIN", 6)
 
-    def takes(wanted: Wanted) -> None:
+    def takes(wanted: WantedRead) -> None:
         if wanted.microbatch + 8 * wanted.step < 5 or then == "slow":
             time.sleep(2 * SLOW_S)
         elif then == "undecided":
@@ -203,7 +203,7 @@ def test_now_and_then_a_read_in_place_shows_whether_reads_are_still_slow(
     assert [by == AHEAD_OF_IT for by in source.by][: len(read)] == ahead
 
 
-def others_compute(wanted: Wanted) -> None:
+def others_compute(wanted: WantedRead) -> None:
     computing = threading.Thread(target=busy, args=(wanted,))
     computing.start()
     computing.join()
@@ -231,7 +231,7 @@ def test_waiting_for_threads_of_the_process_proves_nothing(monkeypatch: pytest.M
     assert found(torch.device("cuda"), all_computed_s=2.5 * SLOW_S) is True
     assert timed(lambda: time.sleep(2 * SLOW_S), CPU)[1].slow
 
-    def takes(wanted: Wanted) -> None:
+    def takes(wanted: WantedRead) -> None:
         time.sleep(2 * SLOW_S) if wanted.microbatch % 2 == 0 else others_compute(wanted)
 
     for _ in range(10):
@@ -245,7 +245,7 @@ def test_waiting_for_threads_of_the_process_proves_nothing(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("kind", [KeyError, SystemExit])
 def test_an_error_is_raised_where_its_microbatch_is_needed(kind: type[BaseException]) -> None:
-    def fails(wanted: Wanted) -> None:
+    def fails(wanted: WantedRead) -> None:
         time.sleep(2 * SLOW_S)
         if wanted.microbatch == 5:
             raise kind("no such file")
@@ -257,7 +257,7 @@ def test_an_error_is_raised_where_its_microbatch_is_needed(kind: type[BaseExcept
     while len(source.read) < 6 and time.monotonic() < deadline:
         time.sleep(0.001)
     with pytest.raises(kind, match="no such file"):
-        reading.take(0, 5)
+        reading.collect(0, 5)
     assert source.read == [(0, microbatch) for microbatch in range(6)]
     reading.stop()
 
@@ -266,7 +266,7 @@ def test_an_error_is_raised_where_its_microbatch_is_needed(kind: type[BaseExcept
 def test_a_source_that_draws_later_draws_between_the_layers_again(generator: torch.Generator | None) -> None:
     drawn: list[tuple[str, float]] = []
 
-    def takes(wanted: Wanted) -> None:
+    def takes(wanted: WantedRead) -> None:
         time.sleep(2 * SLOW_S)
         if wanted.microbatch >= 5:
             number = float(torch.rand((), generator=generator))
@@ -289,14 +289,14 @@ def test_a_source_that_draws_later_draws_between_the_layers_again(generator: tor
     reading.stop()
 
 
-def takes_back(wanted: Wanted) -> None:
+def takes_back(wanted: WantedRead) -> None:
     time.sleep(2 * SLOW_S)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(wanted.microbatch)
         torch.rand(())
 
 
-def makes_do_without(wanted: Wanted) -> None:
+def makes_do_without(wanted: WantedRead) -> None:
     time.sleep(2 * SLOW_S)
     with suppress(RuntimeError):
         if wanted.microbatch >= 5:
@@ -304,7 +304,7 @@ def makes_do_without(wanted: Wanted) -> None:
 
 
 @pytest.mark.parametrize(("takes", "ahead"), [(takes_back, 0), (makes_do_without, 3)])
-def test_draws_that_leave_no_trace_are_noticed(takes: Callable[[Wanted], None], ahead: int) -> None:
+def test_draws_that_leave_no_trace_are_noticed(takes: Callable[[WantedRead], None], ahead: int) -> None:
     source, reading = Source(takes), ReadAhead(CPU, 1)
     reading.begin(reads(0), source)
     take_all(reading, reads(0))
@@ -315,7 +315,7 @@ def test_draws_that_leave_no_trace_are_noticed(takes: Callable[[Wanted], None], 
 def test_a_source_that_only_its_own_thread_may_read_is_read_there() -> None:
     own = threading.current_thread()
 
-    def refuses(_: Wanted) -> None:
+    def refuses(_: WantedRead) -> None:
         time.sleep(2 * SLOW_S)
         if threading.current_thread() is not own:
             raise RuntimeError("made in another thread")
@@ -374,7 +374,9 @@ class Slow(Vectors):
         return super().validation(indices) if kind == "validation" else Vectors.train(self, indices)
 
 
-def trained(folder: Path, schedule: str, replicas: int, validate_every: int = 2) -> tuple[Run, list[Slow]]:
+def trained(
+    folder: Path, schedule: str, replicas: int, validate_every: int = 2
+) -> tuple[LaunchedRun, list[Slow]]:
     config = small_config(
         folder,
         "dropout",
@@ -446,7 +448,7 @@ def test_what_reads_between_steps_waits_for_a_read_under_way(tmp_path: Path, val
     source.read_s = 0.2
     reading = rank._equipment.reading
     reading.ahead = True
-    reading.begin(reads(1), lambda _: Found([0], source.train([0])))
+    reading.begin(reads(1), lambda _: ReadResult([0], source.train([0])))
     while not source._turn.locked():
         time.sleep(0.001)
     reading.stop()

@@ -5,17 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from workers.layers.deferred.queue import Accumulator, Use, Workspace, new_home
+from workers.layers.deferred.queue import Accumulator, ParameterUse, Workspace, new_home
 
 
-def use(accumulator: Accumulator, amount: float) -> Use:
+def use(accumulator: Accumulator, amount: float) -> ParameterUse:
     def form(out: Tensor | None) -> Tensor:
         raise AssertionError("it adds itself")
 
     def add(total: Tensor) -> None:
         total.add_(amount)
 
-    return Use(accumulator, form, torch.bfloat16, add)
+    return ParameterUse(accumulator, form, torch.bfloat16, add)
 
 
 def test_two_uses_in_one_microbatch_are_summed_before_they_are_added_as_autograd_does() -> None:

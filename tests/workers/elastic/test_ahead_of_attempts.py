@@ -23,7 +23,7 @@ from workers.config import CheckpointConfig, ElasticConfig, FreezeConfig, Worker
 from workers.elastic import layer_source
 from workers.launch.ranks import assignment, run_threads
 from workers.models.definition import LayerBuilder
-from workers.protocol.orders import Assignment, CopyAhead, Source
+from workers.protocol.orders import Assignment, CopyAhead, StateSource
 from workers.rank import Rank
 from workers.state.layer_state import LayerState, host_copy
 from workers.state_stream.frames import StateStreamError
@@ -78,7 +78,7 @@ class Here:
         return states
 
     def told(self, port: int) -> Assignment:
-        sources = tuple(Source(layer=layer, rank=1, host=HOST, port=port) for layer in LAYERS)
+        sources = tuple(StateSource(layer=layer, rank=1, host=HOST, port=port) for layer in LAYERS)
         return replace(self.first, step=3, sources=sources)
 
     @property

@@ -14,8 +14,8 @@ from test_freezing_training import METHODS
 from test_standby import configured
 
 from workers.config import WorkerConfig
-from workers.launch.ranks import Job
-from workers.protocol.orders import CopyAhead, Request, Source
+from workers.launch.ranks import LaunchedJob
+from workers.protocol.orders import CopyAhead, Request, StateSource
 from workers.protocol.reports import CopiedAhead, StepReport, WarningReport
 
 ENDLESS = 10_000
@@ -39,10 +39,10 @@ class Joining:
         self.layers = (1, 2, 3, 4, 5)
         self.homes = {number: (one.host, one.port) for number, one in group.each("position").items()}
 
-    def source(self, layer: int) -> Source:
+    def source(self, layer: int) -> StateSource:
         rank = 0 if layer < 5 else 1
         host, port = self.homes[rank]
-        return Source(layer=layer, rank=rank, host=host, port=port)
+        return StateSource(layer=layer, rank=rank, host=host, port=port)
 
     def order(self, change: int = 1) -> CopyAhead:
         return CopyAhead(
@@ -65,7 +65,7 @@ class Joining:
     def regroup(self) -> None:
         self.group.tell(0, "request", Request.REGROUP)
 
-    def join(self, *, at_hand: bool, step: int, sources: list[Source]) -> dict[int, object]:
+    def join(self, *, at_hand: bool, step: int, sources: list[StateSource]) -> dict[int, object]:
         """The next generation. `at_hand`: what the newcomer copied can be fetched nowhere."""
         if at_hand:
             sources = [replace(one, port=NOWHERE) if one.layer in self.layers[1:] else one for one in sources]
@@ -77,7 +77,7 @@ class Joining:
             meanwhile=self.group.stop,
         )
 
-    def settled(self) -> tuple[int, list[Source]]:
+    def settled(self) -> tuple[int, list[StateSource]]:
         for number in self.group.alive:
             self.group.tell(number, "leave", self.group.generation)
         step, _, sources = self.group.settle()
@@ -85,7 +85,7 @@ class Joining:
 
 
 @contextmanager
-def joining(tmp_path: Path, case: str = "gpt") -> Iterator[tuple[Joining, Job]]:
+def joining(tmp_path: Path, case: str = "gpt") -> Iterator[tuple[Joining, LaunchedJob]]:
     config, about = configured(tmp_path, case)
     config = changed(config, steps=ENDLESS)
     with RankGroup(config, 3) as group:

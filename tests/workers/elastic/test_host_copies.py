@@ -31,7 +31,7 @@ from workers.elastic.redundancy import Packing
 from workers.elastic.standby import Base, Standbys
 from workers.elastic.standby_watch import StandbyWatch
 from workers.elastic.updates import Update, Updates
-from workers.fault_injection.fault import Fault, FaultKind, Phase
+from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
 from workers.launch.processes import Died
 from workers.launch.ranks import run_threads
 from workers.process.host_memory import LEAST_FREE_BYTES
@@ -580,14 +580,14 @@ def kept_on_host(config: WorkerConfig) -> WorkerConfig:
     ("case", "step", "phase", "members"),
     [
         # From one refresh to the next and past it; rank 2 takes over what it copied, or a newcomer fetches it there.
-        ("batchnorm", 4, Phase.FORWARD, (0, 2)),
-        ("timelyfreeze+apf", 5, Phase.BEFORE_COMMIT, (0, 3, 2)),
-        ("dropout", 6, Phase.IN_COMMIT, (0, 2)),
-        ("changed", 7, Phase.AFTER_COMMIT, (0, 3, 2)),
+        ("batchnorm", 4, FaultPhase.FORWARD, (0, 2)),
+        ("timelyfreeze+apf", 5, FaultPhase.BEFORE_COMMIT, (0, 3, 2)),
+        ("dropout", 6, FaultPhase.IN_COMMIT, (0, 2)),
+        ("changed", 7, FaultPhase.AFTER_COMMIT, (0, 3, 2)),
     ],
 )
 def test_a_copy_in_host_memory_takes_over_with_the_same_bits(
-    tmp_path: Path, case: str, step: int, phase: Phase, members: tuple[int, ...]
+    tmp_path: Path, case: str, step: int, phase: FaultPhase, members: tuple[int, ...]
 ) -> None:
     config, about = configured(tmp_path, case)
     config = kept_on_host(drilled(config))
@@ -599,7 +599,7 @@ def test_a_copy_in_host_memory_takes_over_with_the_same_bits(
         assert isinstance(ended[1], Died)
         assert (1, "kill", step, str(phase)) in group.fired
         settled, positions, sources = group.settle()
-        assert settled in ((step,) if phase is Phase.AFTER_COMMIT else (step - 1, step))
+        assert settled in ((step,) if phase is FaultPhase.AFTER_COMMIT else (step - 1, step))
         assert {piece.layer for p in positions.values() for piece in p.holds} == set(range(8))
         following = job(config, ranks=len(members), schedule="1f1b", **about)
         ended = group.train(following, members, plan=with_standbys(following), step=settled, sources=sources)

@@ -22,7 +22,7 @@ from workers.elastic import layer_source
 from workers.elastic.layer_source import Built, Haul
 from workers.launch.ranks import assignment, run_threads
 from workers.protocol.errors import JobError
-from workers.protocol.orders import Assignment, CheckpointRef, Generation, Part, Settlement, Source
+from workers.protocol.orders import Assignment, CheckpointRef, Generation, Settlement, StatePart, StateSource
 from workers.rank import Rank
 from workers.reproducibility.keyed_in_turns import LARGE_ELEMENTS
 from workers.state.layer_state import LayerState, host_copy, part_of
@@ -71,12 +71,12 @@ class Here:
     def told(self, step: int, given: dict[int, StateServer], weights: tuple[int, ...] = ()) -> Assignment:
         """An assignment with the server for each layer; layers in `weights` come without moments."""
         sources = (
-            Source(
+            StateSource(
                 layer=layer,
                 rank=1,
                 host=HOST,
                 port=server.port,
-                part=Part.WEIGHTS if layer in weights else Part.ALL,
+                part=StatePart.WEIGHTS if layer in weights else StatePart.ALL,
             )
             for layer, server in given.items()
         )
@@ -96,7 +96,7 @@ def here(tmp_path: Path) -> Iterator[Here]:
     rank.close()
 
 
-def same(one: LayerState, other: LayerState, part: Part = Part.ALL) -> bool:
+def same(one: LayerState, other: LayerState, part: StatePart = StatePart.ALL) -> bool:
     one, other = part_of(one, part), part_of(other, part)
     pairs = [(one.weights[name], other.weights[name]) for name in one.weights]
     pairs += [
@@ -111,7 +111,7 @@ def test_what_came_is_kept_and_goes_on_with_other_moments(
     whole, dying = servers
     states = here.states(1)
     whole.offer(3, [states[layer] for layer in range(4)])
-    dying.offer(3, [states[layer] for layer in range(4, 7)], Part.WEIGHTS)
+    dying.offer(3, [states[layer] for layer in range(4, 7)], StatePart.WEIGHTS)
     givers = {layer: whole if layer < 4 else dying for layer in LAYERS}
     with pytest.raises(StateStreamError, match="layer 7 of step 3"):
         here.rank.follow(here.told(3, givers))
@@ -120,7 +120,7 @@ def test_what_came_is_kept_and_goes_on_with_other_moments(
     # weights.
     assert (position.step, position.holds, position.weights) == (3, (), tuple(map(Piece, range(7))))
 
-    dying.offer(3, [states[7]], Part.WEIGHTS)
+    dying.offer(3, [states[7]], StatePart.WEIGHTS)
     with pytest.raises(StateStreamError):
         here.rank.follow(here.told(3, givers))
     position = here.rank.position()
@@ -144,8 +144,8 @@ def test_what_came_is_kept_and_goes_on_with_other_moments(
     assert fresh is not None
     beginning = fresh.build(LAYERS, 0)
     for layer, (_, state) in here.layers.items():
-        assert same(state, states[layer], Part.WEIGHTS)
-        assert same(state, beginning[layer][1] if layer in lost else states[layer], Part.MOMENTS)
+        assert same(state, states[layer], StatePart.WEIGHTS)
+        assert same(state, beginning[layer][1] if layer in lost else states[layer], StatePart.MOMENTS)
     # Until the rank has trained with these layers only their weights count: all may yet get other moments.
     position = here.rank.position()
     assert (position.holds, position.weights) == (tuple(map(Piece, range(4))), tuple(map(Piece, lost)))
@@ -158,14 +158,14 @@ def test_weights_fill_in_beside_layers_that_are_here_without_a_module(
     states, source = here.states(1), here.rank._source
     assert source is not None
     servers[0].offer(3, [states[layer] for layer in LAYERS if layer not in (2, 5)])
-    servers[1].offer(3, [states[5]], Part.WEIGHTS)
+    servers[1].offer(3, [states[5]], StatePart.WEIGHTS)
     given = {layer: servers[layer == 5] for layer in LAYERS}
     haul = Haul()
     source.fetch_all([*LAYERS], here.told(3, given, (5,)), haul, {Piece(2): (None, states[2])})
     beginning = source.build([5], 0)[5][1]
     for layer, (_, state) in haul.whole.items():
-        assert same(state, states[layer], Part.WEIGHTS)
-        assert same(state, beginning if layer == 5 else states[layer], Part.MOMENTS)
+        assert same(state, states[layer], StatePart.WEIGHTS)
+        assert same(state, beginning if layer == 5 else states[layer], StatePart.MOMENTS)
     assert {*haul.whole} == {*LAYERS}
 
 
@@ -193,18 +193,18 @@ def test_shards_without_moments_get_those_of_the_checkpoint_and_no_others_do(
     here = Here(rank, replace(assignment(job(config), 0), plan=plan, place=place))
     first, second = (here.states(seed, Shard(seed - 7, 2)) for seed in (7, 8))
     living, dying = servers
-    dying.offer(3, second.values(), Part.WEIGHTS)
+    dying.offer(3, second.values(), StatePart.WEIGHTS)
     pieces = [Piece(layer, Shard(number, 2)) for layer in LAYERS for number in range(2)]
 
-    def told(second_port: int, part: Part) -> Assignment:
+    def told(second_port: int, part: StatePart) -> Assignment:
         sources = [
-            Source(
+            StateSource(
                 layer=piece.layer,
                 shard=piece.shard,
                 rank=1,
                 host=HOST,
                 port=second_port if piece.shard.number else living.port,
-                part=part if piece.shard.number else Part.ALL,
+                part=part if piece.shard.number else StatePart.ALL,
             )
             for piece in pieces
             if whole or piece.shard.number
@@ -212,7 +212,7 @@ def test_shards_without_moments_get_those_of_the_checkpoint_and_no_others_do(
         return replace(here.first, step=3, sources=tuple(sources), moments=saved)
 
     with pytest.raises(StateStreamError, match="not offered"):
-        rank.follow(told(dying.port, Part.ALL))
+        rank.follow(told(dying.port, StatePart.ALL))
     position = rank.position()
     assert {*position.weights} == {piece for piece in pieces if piece.shard.number}
     assert position.holds == ()
@@ -220,7 +220,7 @@ def test_shards_without_moments_get_those_of_the_checkpoint_and_no_others_do(
     dying.close()
     living.offer(3, first.values())
     assert rank._holdings._server is not None
-    assert rank.follow(told(rank._holdings._server.port, Part.WEIGHTS)) is None
+    assert rank.follow(told(rank._holdings._server.port, StatePart.WEIGHTS)) is None
     assert {*here.layers} == {*LAYERS}
     for layer, (_, state) in here.layers.items():
         old, lost = read_layer(saved, manifest, layer), second[layer].updates.keys()
@@ -246,7 +246,7 @@ def test_what_came_of_an_earlier_step_is_no_part_of_a_later_one(
     for step, states, kept in ((3, early, (2, 3)), (9, late, (3, 5))):
         for server in servers:
             server.withdraw()
-        servers[0].offer(step, [states[layer] for layer in kept], Part.WEIGHTS)
+        servers[0].offer(step, [states[layer] for layer in kept], StatePart.WEIGHTS)
         with pytest.raises(StateStreamError):
             here.rank.follow(here.told(step, dict.fromkeys(LAYERS, servers[0])))
         position = here.rank.position()
@@ -256,8 +256,8 @@ def test_what_came_of_an_earlier_step_is_no_part_of_a_later_one(
             tuple(map(Piece, kept)),
             None,
         )
-    assert same(here.rank._holdings._salvaged[Piece(3)], late[3], Part.WEIGHTS)
-    assert not same(early[3], late[3], Part.WEIGHTS)
+    assert same(here.rank._holdings._salvaged[Piece(3)], late[3], StatePart.WEIGHTS)
+    assert not same(early[3], late[3], StatePart.WEIGHTS)
 
 
 def test_who_was_told_that_a_generation_is_over_joins_it_no_more(here: Here) -> None:

@@ -16,7 +16,7 @@ from pace import patient
 from planner.shards import Piece, Shard
 from workers.elastic.standby import LiveCopy
 from workers.launch.ranks import assignment
-from workers.protocol.orders import CopyAhead, Generation, Request, Source
+from workers.protocol.orders import CopyAhead, Generation, Request, StateSource
 from workers.protocol.reports import CopiedAhead, Outcome, Report, StepReport, WarningReport
 from workers.rank import Rank
 from workers.transport.local import Hub, LocalChannel
@@ -58,7 +58,9 @@ class Spare:
             epoch=1,
             change=change,
             generation=GENERATION.number,
-            sources=tuple(Source(layer=layer, rank=0, host=HOST, port=self.owner.port) for layer in layers),
+            sources=tuple(
+                StateSource(layer=layer, rank=0, host=HOST, port=self.owner.port) for layer in layers
+            ),
             building=BUILDING if layers else (),
             patience_s=60.0,
         )

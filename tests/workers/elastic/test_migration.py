@@ -17,8 +17,8 @@ from planner.plan import Plan
 from planner.rank_program import RankProgram, rank_programs
 from planner.schedule.expand import schedule_of
 from planner.shards import Piece
-from workers.fault_injection.fault import Fault, FaultKind, Phase
-from workers.launch.ranks import Job, run_threads
+from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
+from workers.launch.ranks import LaunchedJob, run_threads
 from workers.protocol.reports import StepReport, SwitchReport, WarningReport
 
 Layers = tuple[tuple[int, int], ...]
@@ -31,7 +31,7 @@ def cut(plan: Plan, counts: Sequence[int]) -> Layers:
     return tuple((start, start + count) for start, count in zip(starts, counts, strict=True))
 
 
-def moving(begun: Job, counts: Sequence[int], plan: Plan | None = None) -> tuple[Plan, Plan]:
+def moving(begun: LaunchedJob, counts: Sequence[int], plan: Plan | None = None) -> tuple[Plan, Plan]:
     """The two plans that lead from the plan of `begun`, or from `plan`, to `counts` layers per stage. The
     first makes the copies; in the second they take over, and copies stay where the layers came from."""
     plan = plan or begun.plan
@@ -51,16 +51,16 @@ def moving(begun: Job, counts: Sequence[int], plan: Plan | None = None) -> tuple
     return copying, taking
 
 
-def program(job: Job, plan: Plan, place: int) -> RankProgram:
+def program(job: LaunchedJob, plan: Plan, place: int) -> RankProgram:
     return rank_programs(job.schedule)[plan.place(place).rank]
 
 
-def tell(group: RankGroup, job: Job, members: Sequence[int], plan: Plan) -> None:
+def tell(group: RankGroup, job: LaunchedJob, members: Sequence[int], plan: Plan) -> None:
     for place, number in enumerate(members):
         group.tell(number, "prepare_plan", plan, program(job, plan, place), group.generation)
 
 
-def follow(group: RankGroup, job: Job, members: Sequence[int], plan: Plan) -> None:
+def follow(group: RankGroup, job: LaunchedJob, members: Sequence[int], plan: Plan) -> None:
     """Have `members` follow `plan`, and wait until they do."""
     tell(group, job, members, plan)
     group.wait_for(
@@ -161,7 +161,7 @@ def test_ranks_exchange_their_parts_with_the_same_bits(tmp_path: Path) -> None:
         assert not group.of(WarningReport)
 
 
-def deferring(group: RankGroup, job: Job, held: Arrivals, copying: Plan, taking: Plan) -> None:
+def deferring(group: RankGroup, job: LaunchedJob, held: Arrivals, copying: Plan, taking: Plan) -> None:
     group.wait_for(lambda reports: any(isinstance(r, StepReport) for r in reports))
     for number in range(3):
         group.tell(number, "prepare_plan", copying, program(job, copying, number), group.generation, held)
@@ -203,7 +203,7 @@ def test_a_loss_on_either_side_voids_the_move(tmp_path: Path, lost: int) -> None
     copying, taking = moving(three, (3, 1, 4), plan)
     with RankGroup(config, 3) as group:
         if lost == 2:
-            group.arm(2, Fault(kind=FaultKind.KILL, step=1, phase=Phase.MIGRATING))
+            group.arm(2, Fault(kind=FaultKind.KILL, step=1, phase=FaultPhase.MIGRATING))
 
         def move() -> None:
             group.wait_for(lambda reports: any(isinstance(r, StepReport) for r in reports))

@@ -17,7 +17,7 @@ from rank_group import with_standbys
 from torch import Tensor
 
 from planner.shards import Piece
-from workers.commit.commit import Decision
+from workers.commit.commit import CommitDecision
 from workers.config import FreezeConfig
 from workers.elastic import fetch_in_rounds, standby_watch
 from workers.elastic.followed import Followed
@@ -25,21 +25,21 @@ from workers.elastic.modules_ahead import ModulesAhead
 from workers.elastic.redundancy import Packing
 from workers.elastic.standby import Base, Standbys
 from workers.elastic.standby_watch import StandbyWatch
-from workers.freezing.plans import Plans, Settings
+from workers.freezing.plans import FreezePlans, FreezeSettings
 from workers.launch.ranks import assignment, run_threads
 from workers.layers.layer import Layer
-from workers.protocol.orders import Source
+from workers.protocol.orders import StateSource
 from workers.protocol.reports import StandbyReport, WarningReport
 from workers.rank import Rank
 from workers.state.layer_state import LayerState
-from workers.state_stream.following import Followers, Parcels, States, Subject
+from workers.state_stream.following import Followers, Parcels, States, Subscription
 from workers.state_stream.frames import StateStreamError
 from workers.state_stream.stream import StateServer
 from workers.step.engine import Engine, Window
-from workers.transport.channel import Stream
+from workers.transport.channel import MessageStream
 from workers.transport.local import LocalChannel
 
-DECISION = Decision(
+DECISION = CommitDecision(
     step=1, loss=1.0, grad_norm=1.0, scale=0.5, skipped=False, requests=frozenset(), busy_s=0.0
 )
 
@@ -63,8 +63,8 @@ def base(rank: Rank, layer: int) -> tuple[Layer, LayerState]:
     return rank._source.build([layer], 0)[layer]
 
 
-def settings(rank: Rank) -> Settings:
-    return Settings(rank._config.freeze, Plans())
+def settings(rank: Rank) -> FreezeSettings:
+    return FreezeSettings(rank._config.freeze, FreezePlans())
 
 
 def drawn(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -110,7 +110,7 @@ def test_the_memory_of_the_gradients_is_the_parcel(rank: Rank) -> None:
 def test_what_followers_get_is_no_memory_in_which_the_next_step_forms(rank: Rank) -> None:
     layer, state = base(rank, 3)
     followers = Followers()
-    follower = followers.open(Subject(layers=(3,), generation=0))
+    follower = followers.open(Subscription(layers=(3,), generation=0))
     follower.begin(States(step=0, states=()))
     assert isinstance(follower.next(0.0), States)
     packing = Packing(state)
@@ -333,7 +333,7 @@ def test_who_waits_for_layers_of_others_can_leave(tmp_path: Path) -> None:
     try:
         rank.setup()
         first = assignment(job(config), 0)
-        sources = [Source(layer=i, rank=1, host="127.0.0.1", port=server.port) for i in range(8)]
+        sources = [StateSource(layer=i, rank=1, host="127.0.0.1", port=server.port) for i in range(8)]
         leaving.start()
         with pytest.raises(StateStreamError, match="this end was closed"):
             rank.follow(replace(first, step=3, sources=tuple(sources)))
@@ -376,7 +376,7 @@ def test_gradients_leave_while_the_window_goes_on(
         finally:
             in_window.now = False
 
-    def spied_send(self: LocalChannel, stream: Stream, tensors: Sequence[Tensor]) -> None:
+    def spied_send(self: LocalChannel, stream: MessageStream, tensors: Sequence[Tensor]) -> None:
         if named := re.fullmatch(r"standby of layer (\d+)", stream.name):
             left.setdefault((self.rank, in_window.now), []).append(int(named[1]))
         send(self, stream, tensors)

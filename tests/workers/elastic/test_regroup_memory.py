@@ -24,8 +24,8 @@ from workers.config import ElasticConfig, WorkerConfig
 from workers.elastic import assembly, holdings
 from workers.elastic.host_copies import HostCopy
 from workers.elastic.layer_source import Built, LayerSource
-from workers.launch.ranks import Job
-from workers.protocol.orders import Assignment, Generation, Request, Settlement, Source
+from workers.launch.ranks import LaunchedJob
+from workers.protocol.orders import Assignment, Generation, Request, Settlement, StateSource
 from workers.protocol.reports import Outcome, Parted
 from workers.rank import Rank
 from workers.state.layer_state import LayerState, digest, host_copy
@@ -73,7 +73,7 @@ class Ranks:
         for rank in self.ranks:
             rank.setup()
 
-    def assign(self, work: Job, **given: Any) -> list[Assignment]:
+    def assign(self, work: LaunchedJob, **given: Any) -> list[Assignment]:
         programs = place_programs(work.plan, (work.schedule,))
         return [
             Assignment(place=place, plan=work.plan, program=program, **given)
@@ -111,14 +111,16 @@ class Ranks:
         assert [type(each) for each in ended] == [{Request.STOP: Outcome}.get(request, Parted)] * size
         return ended[0].step
 
-    def settle(self, step: int) -> tuple[Source, ...]:
-        sources: list[Source] = []
+    def settle(self, step: int) -> tuple[StateSource, ...]:
+        sources: list[StateSource] = []
         for rank in self.ranks:
             rank.settle(Settlement(step=step, vector=None, reported=step))
             at = rank.position()
             for piece in at.holds if at.step == step else ():
                 sources.append(
-                    Source(layer=piece.layer, shard=piece.shard, rank=at.rank, host=at.host, port=at.port)
+                    StateSource(
+                        layer=piece.layer, shard=piece.shard, rank=at.rank, host=at.host, port=at.port
+                    )
                 )
         return tuple(sources)
 
@@ -162,9 +164,9 @@ def test_a_layer_that_changes_ranks_is_on_each_device_once(
     elastic = ElasticConfig(copies_in=copies_in)
     config = small_config(tmp_path, "dropout", steps=9, elastic=elastic)
     three = job(config, ranks=3, schedule="1f1b")
-    three = Job(config, with_standbys(three), three.schedule)
+    three = LaunchedJob(config, with_standbys(three), three.schedule)
     two = job(config, ranks=2, schedule="1f1b")
-    two = Job(config, with_standbys(two), two.schedule)
+    two = LaunchedJob(config, with_standbys(two), two.schedule)
     here = ranks_of(config, 3, closing)
     here.follow(here.assign(three))
     step = here.train_one_step(3)
@@ -200,7 +202,7 @@ def test_copies_in_host_memory_are_brought_into_layers_that_were_built_beside_tr
     config = small_config(tmp_path, "dropout", steps=9, elastic=ElasticConfig(copies_in="host"))
     three, two = (job(config, ranks=count, schedule="1f1b") for count in (3, 2))
     # Places 0 and 1 have copies of what they will own.
-    three = Job(config, with_standbys(three, -1), three.schedule)
+    three = LaunchedJob(config, with_standbys(three, -1), three.schedule)
     here = ranks_of(config, 3, closing)
     here.follow(here.assign(three))
     step = here.train_one_step(3)
@@ -236,6 +238,6 @@ def test_copies_are_to_be_had_before_the_ranks_have_trained_with_them(
     three = job(config, ranks=3, schedule="1f1b")
     plan = with_standbys(three)
     here = ranks_of(config, 3, closing)
-    here.follow(here.assign(Job(config, plan, three.schedule)))
+    here.follow(here.assign(LaunchedJob(config, plan, three.schedule)))
     for place, rank in enumerate(here.ranks):
         assert {*rank.position().holds} == {*plan.pieces_of_place(place), *plan.copies_at(place)}

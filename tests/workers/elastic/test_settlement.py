@@ -10,16 +10,16 @@ from rank_group import Raised, RankGroup, drilled, state_sha256, with_standbys
 
 from workers.checkpoint.folder import checkpoints
 from workers.config import CheckpointConfig
-from workers.fault_injection.fault import Fault, FaultKind, Phase
+from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
 from workers.launch.processes import Died
 from workers.launch.ranks import run_threads
 from workers.protocol.orders import Request
-from workers.protocol.reports import Position, StepReport, ValidationReport
+from workers.protocol.reports import RankPosition, StepReport, ValidationReport
 
 KILL_STEP = 3
 
 
-def kill(phase: Phase) -> Fault:
+def kill(phase: FaultPhase) -> Fault:
     return Fault(kind=FaultKind.KILL, step=KILL_STEP, phase=phase)
 
 
@@ -29,17 +29,17 @@ BLIND = Fault(kind=FaultKind.BLIND, step=KILL_STEP)
 @pytest.mark.parametrize(
     ("phase", "blind", "settled"),
     [
-        (Phase.BACKWARD, (), KILL_STEP - 1),
-        (Phase.BEFORE_COMMIT, (), KILL_STEP - 1),
-        (Phase.IN_COMMIT, (0, 3), KILL_STEP),
-        (Phase.IN_COMMIT, (0, 1, 3), KILL_STEP - 1),
-        (Phase.AFTER_COMMIT, (), KILL_STEP),
+        (FaultPhase.BACKWARD, (), KILL_STEP - 1),
+        (FaultPhase.BEFORE_COMMIT, (), KILL_STEP - 1),
+        (FaultPhase.IN_COMMIT, (0, 3), KILL_STEP),
+        (FaultPhase.IN_COMMIT, (0, 1, 3), KILL_STEP - 1),
+        (FaultPhase.AFTER_COMMIT, (), KILL_STEP),
     ],
 )
 def test_a_kill_in_the_commit_has_one_outcome(
-    tmp_path: Path, phase: Phase, blind: tuple[int, ...], settled: int
+    tmp_path: Path, phase: FaultPhase, blind: tuple[int, ...], settled: int
 ) -> None:
-    precision = "bfloat16" if phase is Phase.IN_COMMIT else "float32"
+    precision = "bfloat16" if phase is FaultPhase.IN_COMMIT else "float32"
     config = drilled(small_config(tmp_path, "batchnorm", steps=6, precision=precision))
     expected = run_threads(job(config))
     four = job(config, ranks=4, schedule="1f1b")
@@ -51,7 +51,7 @@ def test_a_kill_in_the_commit_has_one_outcome(
         assert isinstance(ended[2], Died)
         assert all(isinstance(ended[number], Raised) for number in (0, 1, 3)), ended
         assert (2, "kill", KILL_STEP, phase) in group.fired
-        before: dict[int, Position] = group.each("position")
+        before: dict[int, RankPosition] = group.each("position")
         assert [before[number].undecided for number in blind] == [KILL_STEP] * len(blind)
         step, positions, sources = group.settle()
         assert step == settled
@@ -87,7 +87,7 @@ def test_a_stop_that_the_last_of_a_generation_agreed_on_is_done_by_the_next(tmp_
     config = drilled(small_config(tmp_path, steps=6))
     three = job(config, ranks=3, schedule="1f1b")
     with RankGroup(config, 3) as group:
-        group.arm(2, Fault(kind=FaultKind.KILL, step=1, phase=Phase.IN_COMMIT))
+        group.arm(2, Fault(kind=FaultKind.KILL, step=1, phase=FaultPhase.IN_COMMIT))
         group.arm(0, Fault(kind=FaultKind.BLIND, step=1))
         group.tell(0, "request", Request.STOP)
         group.train(three, range(3), plan=with_standbys(three))
@@ -109,7 +109,7 @@ def test_a_validation_and_a_checkpoint_that_a_loss_cut_off_are_done_again(tmp_pa
     again = drilled(changed(config, output=str(tmp_path / "lost")))
     three = job(again, ranks=3, schedule="1f1b")
     with RankGroup(again, 3) as group:
-        group.arm(1, Fault(kind=FaultKind.KILL, step=2, phase=Phase.AFTER_COMMIT))
+        group.arm(1, Fault(kind=FaultKind.KILL, step=2, phase=FaultPhase.AFTER_COMMIT))
         group.train(three, range(3), plan=with_standbys(three))
         step, _, sources = group.settle()
         assert step == 2
@@ -125,7 +125,7 @@ def test_a_checkpoint_that_nobody_knows_to_be_whole_is_made_up_for_at_once(tmp_p
     config = drilled(small_config(tmp_path, steps=6, checkpoint=CheckpointConfig(every_steps=3, keep=9)))
     three = job(config, ranks=3, schedule="1f1b")
     with RankGroup(config, 3) as group:
-        group.arm(1, Fault(kind=FaultKind.KILL, step=4, phase=Phase.AFTER_COMMIT))
+        group.arm(1, Fault(kind=FaultKind.KILL, step=4, phase=FaultPhase.AFTER_COMMIT))
         group.train(three, range(3), plan=with_standbys(three))
         step, _, sources = group.settle()
         assert step == 4

@@ -21,13 +21,13 @@ from workers.checkpoint.folder import checkpoint_folder, checkpoints, read_layer
 from workers.config import CheckpointConfig, FreezeConfig, WorkerConfig
 from workers.elastic.snapshot_turns import SnapshotTurns
 from workers.elastic.snapshots import Snapshots
-from workers.fault_injection.fault import Fault, FaultKind, Phase
-from workers.launch.ranks import Job, run_threads
+from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
+from workers.launch.ranks import LaunchedJob, run_threads
 from workers.loss_scale import LossScale
 from workers.models.registry import build_definition
 from workers.process.host_memory import LEAST_FREE_BYTES
-from workers.protocol.orders import Assignment, Source
-from workers.protocol.reports import Position, StandbyReport, WarningReport
+from workers.protocol.orders import Assignment, StateSource
+from workers.protocol.reports import RankPosition, StandbyReport, WarningReport
 from workers.state.layer_state import LayerState, bytes_of, digest, host_copy
 from workers.state.optim import make_optimizer
 from workers.state_stream.frames import StateStreamError
@@ -38,7 +38,7 @@ EVERY = 3
 LOST = 15
 
 
-def with_snapshots(work: Job, every: int = EVERY) -> Job:
+def with_snapshots(work: LaunchedJob, every: int = EVERY) -> LaunchedJob:
     """`work` with a snapshot of each layer, or shard of one, at the place after its owner."""
     plan = work.plan
     places = tuple(((plan.owner_of(piece) + 1) % plan.world_size,) for piece in plan.pieces)
@@ -51,9 +51,9 @@ def slow(group: RankGroup, numbers: Sequence[int]) -> None:
         group.arm(number, Fault(kind=FaultKind.SLOW, factor=8.0))
 
 
-def snapshot(positions: Mapping[int, Position]) -> tuple[int, list[Source], LossScale | None]:
+def snapshot(positions: Mapping[int, RankPosition]) -> tuple[int, list[StateSource], LossScale | None]:
     """The newest one that these ranks have all layers of; and where they are."""
-    kept: dict[int, dict[Piece, Position]] = {}
+    kept: dict[int, dict[Piece, RankPosition]] = {}
     scales: dict[int, LossScale | None] = {}
     for position in positions.values():
         for one in position.snapshots:
@@ -62,7 +62,7 @@ def snapshot(positions: Mapping[int, Position]) -> tuple[int, list[Source], Loss
     whole = [step for step, found in kept.items() if all(made_of(layer, set(found)) for layer in LAYERS)]
     step = max(whole)
     sources = [
-        Source(layer=piece.layer, shard=piece.shard, rank=at.rank, host=at.host, port=at.port)
+        StateSource(layer=piece.layer, shard=piece.shard, rank=at.rank, host=at.host, port=at.port)
         for piece, at in kept[step].items()
     ]
     return step, sources, scales[step]
@@ -71,15 +71,15 @@ def snapshot(positions: Mapping[int, Position]) -> tuple[int, list[Source], Loss
 @pytest.mark.parametrize(
     ("trait", "phase", "changes"),
     [
-        ("plain", Phase.FORWARD, {"precision": "float32"}),
-        ("tied", Phase.BEFORE_COMMIT, {"precision": "bfloat16"}),
-        ("dropout", Phase.IN_COMMIT, {"precision": "float16"}),
-        ("plain", Phase.AFTER_COMMIT, {"freeze": FreezeConfig(method="apf", warm_up=1, check_every=4)}),
-        ("batchnorm", Phase.BACKWARD, {"precision": "float32"}),
+        ("plain", FaultPhase.FORWARD, {"precision": "float32"}),
+        ("tied", FaultPhase.BEFORE_COMMIT, {"precision": "bfloat16"}),
+        ("dropout", FaultPhase.IN_COMMIT, {"precision": "float16"}),
+        ("plain", FaultPhase.AFTER_COMMIT, {"freeze": FreezeConfig(method="apf", warm_up=1, check_every=4)}),
+        ("batchnorm", FaultPhase.BACKWARD, {"precision": "float32"}),
     ],
 )
 def test_a_lost_rank_sends_the_others_back_to_one_snapshot(
-    tmp_path: Path, trait: str, phase: Phase, changes: dict[str, Any]
+    tmp_path: Path, trait: str, phase: FaultPhase, changes: dict[str, Any]
 ) -> None:
     config = drilled(small_config(tmp_path, trait, steps=STEPS, **changes))
     four = with_snapshots(job(config, ranks=4, schedule="1f1b"))
@@ -108,7 +108,7 @@ def test_a_rank_fetches_nothing_that_it_has_in_a_snapshot(tmp_path: Path) -> Non
     two = with_snapshots(job(config, ranks=2, schedule="1f1b"))
     with RankGroup(config, 2) as group:
         slow(group, range(2))
-        group.arm(1, Fault(kind=FaultKind.DROP_LINK, step=LOST, phase=Phase.BACKWARD))
+        group.arm(1, Fault(kind=FaultKind.DROP_LINK, step=LOST, phase=FaultPhase.BACKWARD))
         group.train(two, range(2))
         reached, positions, _ = group.settle()
         step, sources, _ = snapshot(positions)
@@ -157,7 +157,7 @@ def test_shards_go_back_too_and_are_put_together_for_other_plans(tmp_path: Path)
     alone = with_snapshots(replace(alone, plan=replace(alone.plan, pipelines=1)))
     with RankGroup(config, 4) as group:
         slow(group, range(4))
-        group.arm(2, Fault(kind=FaultKind.KILL, step=LOST, phase=Phase.BACKWARD))
+        group.arm(2, Fault(kind=FaultKind.KILL, step=LOST, phase=FaultPhase.BACKWARD))
         group.train(shared, range(4))
         _, positions, _ = group.settle()
         step, sources, _ = snapshot(positions)
@@ -175,7 +175,7 @@ def test_a_rank_that_dies_while_it_fetches_leaves_the_snapshot_before(tmp_path: 
     two = with_snapshots(job(config, ranks=2, schedule="1f1b"))
     with RankGroup(config, 3) as group:
         slow(group, range(3))
-        group.arm(2, Fault(kind=FaultKind.KILL, step=2 * EVERY, phase=Phase.MIGRATING))
+        group.arm(2, Fault(kind=FaultKind.KILL, step=2 * EVERY, phase=FaultPhase.MIGRATING))
         group.train(three, range(3))
         ((rank, begun),) = [(rank, step) for rank, kind, step, _ in group.fired if kind == "kill"]
         assert (rank, begun >= 2 * EVERY) == (2, True)
@@ -194,7 +194,7 @@ def test_a_snapshot_can_be_written_as_a_checkpoint(tmp_path: Path) -> None:
     three = with_snapshots(job(config, ranks=3, schedule="1f1b"))
     with RankGroup(config, 3) as group:
         slow(group, range(3))
-        group.arm(0, Fault(kind=FaultKind.KILL, step=LOST, phase=Phase.FORWARD))
+        group.arm(0, Fault(kind=FaultKind.KILL, step=LOST, phase=FaultPhase.FORWARD))
         group.train(three, range(3))
         reached, positions, _ = group.settle()
         step, sources, _ = snapshot(positions)
@@ -250,7 +250,7 @@ def states_of(tmp_path: Path, layers: Sequence[int]) -> list[LayerState]:
 def test_what_training_does_afterwards_does_not_reach_a_snapshot(tmp_path: Path) -> None:
     host, (state,) = Host(), states_of(tmp_path, [1])
     before = digest(state)
-    host.snapshots.take(4, [state], {})
+    host.snapshots.capture(4, [state], {})
     for buffer in state.buffers.values():
         buffer.add_(1)
     host.snapshots.wait_copied()
@@ -291,9 +291,9 @@ def test_an_update_waits_until_layers_are_copied(tmp_path: Path, monkeypatch: py
 def test_a_snapshot_stays_until_all_ranks_have_the_next_one(tmp_path: Path) -> None:
     host, (own, other) = Host(), states_of(tmp_path, [1, 2])
     snapshots = host.snapshots
-    snapshots.take(4, [own], {Piece(2): lambda stopped: other})
+    snapshots.capture(4, [own], {Piece(2): lambda stopped: other})
     finish(snapshots)
-    snapshots.take(8, [own], {Piece(2): lambda stopped: other})
+    snapshots.capture(8, [own], {Piece(2): lambda stopped: other})
     finish(snapshots)
     assert snapshots.complete == 8
     assert [one.step for one in snapshots.held()] == [8, 4]
@@ -308,11 +308,11 @@ def test_steps_that_are_undone_take_their_snapshots_along(tmp_path: Path) -> Non
     host, (own,) = Host(), states_of(tmp_path, [1])
     snapshots = host.snapshots
     for step in (4, 8):
-        snapshots.take(step, [own], {})
+        snapshots.capture(step, [own], {})
         finish(snapshots)
     snapshots.forget_after(4)
     assert (snapshots.complete, [one.step for one in snapshots.held()]) == (0, [4])
-    snapshots.take(4, [own], {})
+    snapshots.capture(4, [own], {})
     finish(snapshots)
     assert snapshots.complete == 4
 
@@ -327,7 +327,7 @@ def test_an_owner_that_is_busy_is_asked_again(tmp_path: Path) -> None:
             raise StateStreamError("not offered yet")
         return other
 
-    host.snapshots.take(4, [own], {Piece(2): bring})
+    host.snapshots.capture(4, [own], {Piece(2): bring})
     finish(host.snapshots)
     assert (len(asked), host.snapshots.complete, host.snapshots.failure) == (3, 4, None)
 
@@ -342,13 +342,13 @@ def test_an_owner_that_never_answers_is_named_and_the_next_snapshot_begins_anew(
     def bring(stopped: threading.Event) -> LayerState:
         raise StateStreamError("layer 2 of step 4: it is gone")
 
-    snapshots.take(4, [own], {Piece(2): bring})
+    snapshots.capture(4, [own], {Piece(2): bring})
     finish(snapshots)
     assert (snapshots.complete, snapshots.given_up, snapshots.held(), host.offered) == (0, 4, (), {})
     assert (
         snapshots.failure == "layers did not arrive for the snapshot of step 4: layer 2 of step 4: it is gone"
     )
-    snapshots.take(8, [own], {Piece(2): lambda stopped: other})
+    snapshots.capture(8, [own], {Piece(2): lambda stopped: other})
     finish(snapshots)
     assert (snapshots.complete, snapshots.failure) == (8, None)
 
@@ -358,13 +358,13 @@ def test_without_host_memory_the_snapshot_before_stays_and_the_log_says_so(tmp_p
     snapshots = host.snapshots
     turns = SnapshotTurns(snapshots, rank=7, place=1)
     turns.begin(4)
-    snapshots.take(4, [own], {})
+    snapshots.capture(4, [own], {})
     finish(snapshots)
     assert not turns.commit(5, 4, 4, 0)
     host.free_bytes = LEAST_FREE_BYTES + 10
     assert turns.due(8, 4)
     turns.begin(8)
-    snapshots.take(8, [own], {Piece(2): lambda stopped: other})
+    snapshots.capture(8, [own], {Piece(2): lambda stopped: other})
     finish(snapshots)
     assert (snapshots.complete, snapshots.given_up) == (4, 8)
     assert not turns.due(12, 4), "the others do not know yet"
@@ -377,7 +377,7 @@ def test_without_host_memory_the_snapshot_before_stays_and_the_log_says_so(tmp_p
     host.free_bytes = 2**40
     assert turns.due(12, 4)
     turns.begin(12)
-    snapshots.take(12, [own], {})
+    snapshots.capture(12, [own], {})
     finish(snapshots)
     assert snapshots.complete == 12
 
@@ -387,7 +387,7 @@ def test_ranks_on_one_host_leave_each_other_room(tmp_path: Path) -> None:
     size = bytes_of(own)
     for sharing, complete in ((1, 4), (3, 0)):
         host = Host(LEAST_FREE_BYTES + 2 * size)
-        host.snapshots.take(4, [own], {}, sharing=sharing)
+        host.snapshots.capture(4, [own], {}, sharing=sharing)
         finish(host.snapshots)
         assert host.snapshots.complete == complete
 
@@ -396,22 +396,22 @@ def test_the_only_snapshot_stays_if_a_newcomer_has_no_memory_for_it(tmp_path: Pa
     """All are back at it, and take it once more: without it there would be none."""
     (own,) = states_of(tmp_path, [1])
     there, newcomer = Host(), Host(free_bytes=0)
-    there.snapshots.take(8, [own], {})
+    there.snapshots.capture(8, [own], {})
     finish(there.snapshots)
     for host in (there, newcomer):
-        host.snapshots.take(8, [own], {})
+        host.snapshots.capture(8, [own], {})
         finish(host.snapshots)
     assert (newcomer.snapshots.complete, newcomer.snapshots.given_up, newcomer.snapshots.held()) == (0, 8, ())
     there.snapshots.all_have(0, 8)
     assert [one.step for one in there.snapshots.held()] == [8]
-    there.snapshots.take(12, [own], {})
+    there.snapshots.capture(12, [own], {})
     finish(there.snapshots)
     there.snapshots.all_have(0, 12)
     assert [one.step for one in there.snapshots.held()] == [8]
     # Nor does what is here go where there is no memory for more of it.
     there.free_bytes = 0
     (other,) = states_of(tmp_path, [2])
-    there.snapshots.take(8, [own, other], {})
+    there.snapshots.capture(8, [own, other], {})
     finish(there.snapshots)
     assert [(one.step, one.pieces) for one in there.snapshots.held()] == [(8, (Piece(1),))]
     assert there.offered[8][-1] == 1
@@ -425,9 +425,9 @@ def test_nothing_is_left_of_a_snapshot_that_another_rank_gave_up(tmp_path: Path)
         going_on.wait(30)
         return other
 
-    snapshots.take(4, [own], {})
+    snapshots.capture(4, [own], {})
     finish(snapshots)
-    snapshots.take(8, [own], {Piece(2): bring})
+    snapshots.capture(8, [own], {Piece(2): bring})
     snapshots.wait_copied()
     snapshots.all_have(4, 8)
     going_on.set()
@@ -464,7 +464,7 @@ def test_a_rank_that_was_left_out_of_a_return_forgets_its_snapshots(tmp_path: Pa
     two = with_snapshots(job(config, ranks=2, schedule="1f1b"))
     with RankGroup(config, 2) as group:
         slow(group, range(2))
-        group.arm(0, Fault(kind=FaultKind.DROP_LINK, step=LOST, phase=Phase.FORWARD))
+        group.arm(0, Fault(kind=FaultKind.DROP_LINK, step=LOST, phase=FaultPhase.FORWARD))
         group.train(two, range(2))
         step, positions, live = group.settle()
         assert all(position.snapshots for position in positions.values())
@@ -497,7 +497,7 @@ def test_a_checkpoint_of_the_step_gone_back_to_is_written_again(tmp_path: Path) 
     two = with_snapshots(job(config, ranks=2, schedule="1f1b"))
     with RankGroup(config, 3) as group:
         slow(group, range(3))
-        group.arm(2, Fault(kind=FaultKind.KILL, step=LOST, phase=Phase.FORWARD))
+        group.arm(2, Fault(kind=FaultKind.KILL, step=LOST, phase=FaultPhase.FORWARD))
         group.train(three, range(3))
         _, positions, _ = group.settle()
         step, sources, _ = snapshot(positions)

@@ -16,9 +16,9 @@ from test_freezing_training import FIRST, METHODS, SECOND
 
 from planner.freezing import Phases
 from workers.config import ModelConfig, OptimizerConfig, Precision, WorkerConfig
-from workers.fault_injection.fault import Fault, FaultKind, Phase
+from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
 from workers.launch.ranks import run_threads
-from workers.protocol.reports import FreezeReport, Position
+from workers.protocol.reports import FreezeReport, RankPosition
 
 PRECISION: dict[str, Precision] = {"batchnorm": "bfloat16", "timelyfreeze+apf": "bfloat16"}
 """Of the cases that do not train in float32."""
@@ -60,7 +60,7 @@ def test_a_copy_takes_over_with_the_same_bits(tmp_path: Path, case: str) -> None
     expected = run_threads(job(config, **about)).state_sha256
     three = job(config, ranks=3, schedule="zb-h1", **about)
     with RankGroup(config, 3) as group:
-        group.arm(1, Fault(kind=FaultKind.KILL, step=5, phase=Phase.BACKWARD))
+        group.arm(1, Fault(kind=FaultKind.KILL, step=5, phase=FaultPhase.BACKWARD))
         group.train(three, range(3), plan=with_standbys(three))
         step, positions, sources = group.settle()
         assert step == 4
@@ -124,8 +124,8 @@ def test_ranks_lost_while_others_fetch_cost_nothing_that_is_held(tmp_path: Path)
     expected = run_threads(job(config, **about)).state_sha256
     four = job(config, ranks=4, schedule="1f1b")
     with RankGroup(config, 4) as group:
-        group.arm(3, Fault(kind=FaultKind.KILL, step=3, phase=Phase.FORWARD))
-        group.arm(1, Fault(kind=FaultKind.KILL, step=2, phase=Phase.RECOVERING))
+        group.arm(3, Fault(kind=FaultKind.KILL, step=3, phase=FaultPhase.FORWARD))
+        group.arm(1, Fault(kind=FaultKind.KILL, step=2, phase=FaultPhase.RECOVERING))
         group.train(four, range(4), plan=with_standbys(four))
         step, _, sources = group.settle()
         assert step == 2
@@ -135,7 +135,7 @@ def test_ranks_lost_while_others_fetch_cost_nothing_that_is_held(tmp_path: Path)
         step, positions, sources = group.settle()
         assert step == 2
         held: set[int] = {piece.layer for p in positions.values() for piece in p.holds}
-        position: Position = positions[0]
+        position: RankPosition = positions[0]
         assert held == set(range(8)), position
         two = job(config, ranks=2, schedule="1f1b")
         ended = group.train(two, (0, 2), plan=with_standbys(two), step=step, sources=sources)

@@ -6,7 +6,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from workers.fault_injection.fault import Fault
-from workers.fault_injection.kinds import Phase
+from workers.fault_injection.kinds import FaultPhase
 from workers.fault_injection.points import FaultPoints
 
 
@@ -15,7 +15,7 @@ def steps_through(pipe: Connection, values: dict[str, Any], step: int) -> None:
     faults = FaultPoints(pipe.send, rank=1, allowed=True)
     faults.arm(Fault.from_json(values))
     for number in range(1, step + 1):
-        for phase in Phase:
+        for phase in FaultPhase:
             pipe.send((number, phase))
             faults.reach(phase, number)
     pipe.send("through")

@@ -8,8 +8,8 @@ from multiprocessing.connection import Connection
 from typing import TypeVar
 
 from workers.fault_injection.fault import Fault
-from workers.launch.processes import Died, RankProcesses
-from workers.launch.ranks import Job, assignment
+from workers.launch.processes import Died, LaunchedProcesses
+from workers.launch.ranks import LaunchedJob, assignment
 from workers.protocol.orders import Generation
 from workers.protocol.reports import FaultReport, Outcome, Report
 from workers.rank import Rank
@@ -42,10 +42,10 @@ class Drilled:
         return state_digest([layers[layer] for layer in sorted(layers)])
 
 
-def drill(job: Job, faults: dict[int, tuple[Fault, ...]]) -> Drilled:
+def drill(job: LaunchedJob, faults: dict[int, tuple[Fault, ...]]) -> Drilled:
     """Run `job` with `faults` armed on its ranks before the first step."""
     done = Drilled()
-    with RankProcesses(job.plan.world_size, _train, (job, faults)) as ranks:
+    with LaunchedProcesses(job.plan.world_size, _train, (job, faults)) as ranks:
         for number, message in ranks.receive():
             match message:
                 case ("port", port):
@@ -64,7 +64,7 @@ def drill(job: Job, faults: dict[int, tuple[Fault, ...]]) -> Drilled:
     return done
 
 
-def _train(argument: tuple[Job, dict[int, tuple[Fault, ...]]], number: int, pipe: Connection) -> None:
+def _train(argument: tuple[LaunchedJob, dict[int, tuple[Fault, ...]]], number: int, pipe: Connection) -> None:
     job, faults = argument
     turn = threading.Lock()
 

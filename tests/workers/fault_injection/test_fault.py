@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from workers.fault_injection.fault import Fault
-from workers.fault_injection.kinds import FaultKind, Phase
+from workers.fault_injection.kinds import FaultKind, FaultPhase
 from workers.protocol.errors import JobError
 
 
 @pytest.mark.parametrize(
     "fault",
     [
-        Fault(kind=FaultKind.KILL, step=40, phase=Phase.BACKWARD),
+        Fault(kind=FaultKind.KILL, step=40, phase=FaultPhase.BACKWARD),
         Fault(kind=FaultKind.STOP, seconds=5, after_s=1.5),
         Fault(kind=FaultKind.SLOW, factor=2, steps=10),
         Fault(kind=FaultKind.FILL_DISK, times=3),

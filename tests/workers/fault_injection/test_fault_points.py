@@ -17,7 +17,7 @@ import pytest
 import torch
 from drilled_process import steps_through, waiting
 
-from planner.ir import Action, Kind
+from planner.ir import Action, ActionKind
 from workers.checkpoint.corruption import corrupt_newest_checkpoint
 from workers.checkpoint.folder import checkpoint_folder, checkpoints, read_layer, write_layer, write_manifest
 from workers.checkpoint.manifest import Manifest
@@ -26,7 +26,7 @@ from workers.devices.device import CpuDevice
 from workers.devices.emulated import EmulatedDevice
 from workers.fault_injection.effects import DrillError
 from workers.fault_injection.fault import Fault
-from workers.fault_injection.kinds import FaultKind, Phase
+from workers.fault_injection.kinds import FaultKind, FaultPhase
 from workers.fault_injection.points import FaultPoints
 from workers.launch.processes import forkserver
 from workers.protocol.errors import JobError
@@ -49,7 +49,7 @@ def points(heard: Heard, **settings: Any) -> FaultPoints:
     return FaultPoints(heard.append, rank=3, allowed=True, **settings)
 
 
-def fires_at(faults: FaultPoints, phase: Phase, step: int) -> bool:
+def fires_at(faults: FaultPoints, phase: FaultPhase, step: int) -> bool:
     try:
         faults.reach(phase, step)
     except DrillError:
@@ -61,7 +61,7 @@ def test_nothing_fires_where_nothing_is_armed() -> None:
     heard = Heard()
     faults = points(heard)
     assert not faults.armed
-    for phase in Phase:
+    for phase in FaultPhase:
         faults.reach(phase, 1)
     assert (faults.slowdown(1), faults.bytes_per_s(1), faults.poisons(1)) == (1.0, None, False)
     assert not heard
@@ -74,14 +74,14 @@ def test_a_job_that_allows_no_faults_fires_none() -> None:
     assert not faults.armed
 
 
-@pytest.mark.parametrize("phase", Phase)
-def test_it_fires_once_in_its_phase_and_step_and_says_so_before(phase: Phase) -> None:
+@pytest.mark.parametrize("phase", FaultPhase)
+def test_it_fires_once_in_its_phase_and_step_and_says_so_before(phase: FaultPhase) -> None:
     heard = Heard()
     faults = points(heard)
     faults.arm(Fault(kind=FaultKind.RAISE, step=4, phase=phase))
     for step in (1, 2, 3):
-        assert not any(fires_at(faults, p, step) for p in Phase)
-    others = [p for p in Phase if p is not phase]
+        assert not any(fires_at(faults, p, step) for p in FaultPhase)
+    others = [p for p in FaultPhase if p is not phase]
     assert not any(fires_at(faults, p, 4) for p in others)
     assert not heard
     with pytest.raises(DrillError, match=f"phase {phase} of step 4"):
@@ -94,15 +94,15 @@ def test_it_fires_once_in_its_phase_and_step_and_says_so_before(phase: Phase) ->
 
 def test_a_phase_that_its_step_does_not_have_fires_at_the_next_one_that_has() -> None:
     faults = points(Heard())
-    faults.arm(Fault(kind=FaultKind.RAISE, step=4, phase=Phase.SAVING))
-    assert not fires_at(faults, Phase.FORWARD, 9)
-    assert fires_at(faults, Phase.SAVING, 10)
+    faults.arm(Fault(kind=FaultKind.RAISE, step=4, phase=FaultPhase.SAVING))
+    assert not fires_at(faults, FaultPhase.FORWARD, 9)
+    assert fires_at(faults, FaultPhase.SAVING, 10)
 
 
 def test_it_fires_as_often_as_it_is_told_to() -> None:
     faults = points(Heard())
     faults.arm(Fault(kind=FaultKind.RAISE, step=2, times=3))
-    assert [fires_at(faults, Phase.FORWARD, step) for step in range(1, 7)] == [
+    assert [fires_at(faults, FaultPhase.FORWARD, step) for step in range(1, 7)] == [
         False,
         *[True] * 3,
         False,
@@ -113,7 +113,7 @@ def test_it_fires_as_often_as_it_is_told_to() -> None:
 def test_it_fires_no_sooner_than_its_time() -> None:
     faults = points(Heard())
     faults.arm(Fault(kind=FaultKind.RAISE, step=1, after_s=3600))
-    assert not fires_at(faults, Phase.FORWARD, 1)
+    assert not fires_at(faults, FaultPhase.FORWARD, 1)
     assert faults.armed
 
 
@@ -123,7 +123,7 @@ def test_a_disarmed_fault_does_not_fire() -> None:
     faults.arm(Fault(kind=FaultKind.KILL, after_s=3600))
     faults.close()
     assert not faults.armed
-    assert not fires_at(faults, Phase.FORWARD, 1)
+    assert not fires_at(faults, FaultPhase.FORWARD, 1)
 
 
 def test_a_report_that_cannot_be_sent_does_not_hold_the_fault_back() -> None:
@@ -132,27 +132,27 @@ def test_a_report_that_cannot_be_sent_does_not_hold_the_fault_back() -> None:
 
     faults = FaultPoints(lost, rank=0, allowed=True)
     faults.arm(Fault(kind=FaultKind.RAISE, step=1))
-    assert fires_at(faults, Phase.FORWARD, 1)
+    assert fires_at(faults, FaultPhase.FORWARD, 1)
 
 
 def test_blind_raises_what_a_lost_connection_raises_and_only_in_the_commit() -> None:
     heard = Heard()
     faults = points(heard)
     faults.arm(Fault(kind=FaultKind.BLIND, step=2))
-    faults.reach(Phase.FORWARD, 2)
-    faults.reach(Phase.BEFORE_COMMIT, 2)
+    faults.reach(FaultPhase.FORWARD, 2)
+    faults.reach(FaultPhase.BEFORE_COMMIT, 2)
     with pytest.raises(ChannelError, match="commit 2"):
-        faults.reach(Phase.IN_COMMIT, 2)
+        faults.reach(FaultPhase.IN_COMMIT, 2)
     assert heard.faults == [("blind", 2, "in-commit")]
 
 
 def test_a_link_is_severed_by_who_holds_it() -> None:
     severed: list[str] = []
     faults = points(Heard(), sever=lambda: severed.append("all"))
-    faults.arm(Fault(kind=FaultKind.DROP_LINK, step=2, phase=Phase.BACKWARD))
-    faults.reach(Phase.FORWARD, 2)
+    faults.arm(Fault(kind=FaultKind.DROP_LINK, step=2, phase=FaultPhase.BACKWARD))
+    faults.reach(FaultPhase.FORWARD, 2)
     assert severed == []
-    faults.reach(Phase.BACKWARD, 2)
+    faults.reach(FaultPhase.BACKWARD, 2)
     assert severed == ["all"]
 
 
@@ -185,7 +185,7 @@ def test_a_slow_device_takes_its_factor_longer_and_its_clock_shows_it() -> None:
     device.start_window()
     device.begin()
     time.sleep(0.004)
-    device.end(Action(Kind.FORWARD, 0, 0), [0])
+    device.end(Action(ActionKind.FORWARD, 0, 0), [0])
     (span,) = device.spans()
     assert span.end_s - span.start_s >= 5 * 0.004
 
@@ -195,7 +195,7 @@ def test_a_slow_emulated_device_models_its_factor() -> None:
     device.slowdown = 5.0
     device.start_window()
     device.begin()
-    device.end(Action(Kind.FORWARD, 0, 0), [0])
+    device.end(Action(ActionKind.FORWARD, 0, 0), [0])
     (span,) = device.spans()
     assert span.end_s - span.start_s >= 5 * 0.004
 
@@ -204,7 +204,7 @@ def test_poison_fires_in_one_step() -> None:
     heard = Heard()
     faults = points(heard)
     faults.arm(Fault(kind=FaultKind.NAN, step=2))
-    faults.reach(Phase.BACKWARD, 2)
+    faults.reach(FaultPhase.BACKWARD, 2)
     assert [faults.poisons(step) for step in (1, 2, 2, 3)] == [False, True, False, False]
     assert heard.faults == [("nan", 2, "backward")]
 
@@ -248,7 +248,7 @@ def test_a_disk_that_is_full_for_a_while_has_room_again() -> None:
     errors: list[int | None] = []
     while True:
         try:
-            faults.reach(Phase.SAVING, 1)
+            faults.reach(FaultPhase.SAVING, 1)
         except OSError as error:
             errors.append(error.errno)
         else:
@@ -281,7 +281,7 @@ def test_a_corrupted_checkpoint_is_the_newest_and_is_seen_to_be_damaged(tmp_path
     heard = Heard()
     faults = points(heard, corrupt=partial(corrupt_newest_checkpoint, str(tmp_path)))
     faults.arm(Fault(kind=FaultKind.CORRUPT_CHECKPOINT, step=21))
-    faults.reach(Phase.FORWARD, 21)
+    faults.reach(FaultPhase.FORWARD, 21)
     newest, older = checkpoints(str(tmp_path))
     damaged = []
     for layer in (0, 1):
@@ -300,7 +300,7 @@ def test_where_there_is_no_checkpoint_nothing_is_damaged_and_that_is_said(tmp_pa
     heard = Heard()
     faults = points(heard, corrupt=partial(corrupt_newest_checkpoint, str(tmp_path)))
     faults.arm(Fault(kind=FaultKind.CORRUPT_CHECKPOINT, step=1))
-    faults.reach(Phase.FORWARD, 1)
+    faults.reach(FaultPhase.FORWARD, 1)
     (warning,) = heard
     assert isinstance(warning, WarningReport)
     assert warning.rank == 3
@@ -343,8 +343,8 @@ def heard_until_closed(pipe: Connection) -> list[Any]:
     raise AssertionError(f"the process goes on; it said {messages}")
 
 
-@pytest.mark.parametrize("phase", Phase)
-def test_kill_ends_the_process_at_the_very_place(rank: Any, phase: Phase) -> None:
+@pytest.mark.parametrize("phase", FaultPhase)
+def test_kill_ends_the_process_at_the_very_place(rank: Any, phase: FaultPhase) -> None:
     process, pipe = rank(steps_through, {"kind": "kill", "step": 2, "phase": phase}, 3)
     messages = heard_until_closed(pipe)
     process.join(ANSWER_S)
@@ -372,7 +372,7 @@ def test_stop_stops_all_threads_and_something_outside_continues_them(rank: Any) 
     wait_for_status(seen, psutil.STATUS_STOPPED)
     (helper,) = seen.children()
     assert pipe.poll(ANSWER_S)
-    assert pipe.recv() == (1, Phase.BEFORE_COMMIT)
+    assert pipe.recv() == (1, FaultPhase.BEFORE_COMMIT)
     wait_for_status(seen, psutil.STATUS_SLEEPING)
     assert not helper.is_running()
     assert seen.children() == []

@@ -12,8 +12,8 @@ from jobs import job, small_config
 from workers.checkpoint.folder import DamagedCheckpointError, checkpoints, read_layer, read_manifest
 from workers.config import CheckpointConfig, ElasticConfig, EmulatedConfig
 from workers.fault_injection.fault import Fault
-from workers.fault_injection.kinds import FaultKind, Phase
-from workers.launch.ranks import Job, run_threads
+from workers.fault_injection.kinds import FaultKind, FaultPhase
+from workers.launch.ranks import LaunchedJob, run_threads
 from workers.protocol.orders import CheckpointRef
 from workers.protocol.reports import CheckpointReport, StepReport, TimelineReport
 
@@ -21,7 +21,7 @@ STEPS = 5
 FORWARD_S = 0.004
 
 
-def three_ranks(output: Path, **changes: Any) -> Job:
+def three_ranks(output: Path, **changes: Any) -> LaunchedJob:
     """A job of 8 layers on three ranks that allows faults."""
     settings: dict[str, Any] = {
         "steps": STEPS,
@@ -49,9 +49,11 @@ def busy_s(done: Drilled, rank: int, step: int) -> float:
 
 
 @pytest.mark.parametrize(
-    ("rank", "phase"), [(0, Phase.FORWARD), (1, Phase.BACKWARD), (2, Phase.BEFORE_COMMIT)]
+    ("rank", "phase"), [(0, FaultPhase.FORWARD), (1, FaultPhase.BACKWARD), (2, FaultPhase.BEFORE_COMMIT)]
 )
-def test_a_kill_ends_one_process_and_the_others_know_at_once(tmp_path: Path, rank: int, phase: Phase) -> None:
+def test_a_kill_ends_one_process_and_the_others_know_at_once(
+    tmp_path: Path, rank: int, phase: FaultPhase
+) -> None:
     done = drill(three_ranks(tmp_path), {rank: (Fault(kind=FaultKind.KILL, step=3, phase=phase),)})
     assert done.fired == [(rank, "kill", 3, phase)]
     assert done.errors[rank] == "died"
@@ -62,7 +64,7 @@ def test_a_kill_ends_one_process_and_the_others_know_at_once(tmp_path: Path, ran
 
 
 def test_a_stopped_rank_goes_on_and_nothing_is_lost(tmp_path: Path, quiet: str) -> None:
-    fault = Fault(kind=FaultKind.STOP, step=2, phase=Phase.BACKWARD, seconds=0.5)
+    fault = Fault(kind=FaultKind.STOP, step=2, phase=FaultPhase.BACKWARD, seconds=0.5)
     done = drill(three_ranks(tmp_path), {1: (fault,)})
     assert done.fired == [(1, "stop for 0.5 s", 2, "backward")]
     assert not done.errors
@@ -91,15 +93,15 @@ def test_a_throttled_link_delays_and_delivers_the_same(tmp_path: Path, quiet: st
 
 
 def test_a_severed_rank_lives_and_all_know(tmp_path: Path) -> None:
-    fault = Fault(kind=FaultKind.DROP_LINK, step=2, phase=Phase.BACKWARD)
+    fault = Fault(kind=FaultKind.DROP_LINK, step=2, phase=FaultPhase.BACKWARD)
     done = drill(three_ranks(tmp_path), {1: (fault,)})
     assert done.fired == [(1, "drop-link", 2, "backward")]
     assert sorted(done.errors) == [0, 1, 2]
     assert all(text.startswith("ChannelError") for text in done.errors.values())
 
 
-@pytest.mark.parametrize("phase", [Phase.FORWARD, Phase.AFTER_COMMIT])
-def test_a_rank_that_raises_says_so_and_the_others_lose_it(tmp_path: Path, phase: Phase) -> None:
+@pytest.mark.parametrize("phase", [FaultPhase.FORWARD, FaultPhase.AFTER_COMMIT])
+def test_a_rank_that_raises_says_so_and_the_others_lose_it(tmp_path: Path, phase: FaultPhase) -> None:
     done = drill(three_ranks(tmp_path), {1: (Fault(kind=FaultKind.RAISE, step=2, phase=phase),)})
     assert done.fired == [(1, "raise", 2, phase)]
     assert done.errors[1] == f"DrillError: a drill raised this in phase {phase} of step 2"
@@ -142,7 +144,7 @@ def test_a_full_disk_costs_a_checkpoint_and_no_step(tmp_path: Path, quiet: str) 
 def test_a_kill_while_saving_leaves_no_checkpoint_of_that_step(tmp_path: Path) -> None:
     done = drill(
         three_ranks(tmp_path, steps=7, checkpoint=CheckpointConfig(every_steps=2)),
-        {1: (Fault(kind=FaultKind.KILL, step=6, phase=Phase.SAVING),)},
+        {1: (Fault(kind=FaultKind.KILL, step=6, phase=FaultPhase.SAVING),)},
     )
     assert done.fired == [(1, "kill", 6, "saving")]
     assert done.errors[1] == "died"

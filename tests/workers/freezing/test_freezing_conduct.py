@@ -12,7 +12,7 @@ from test_engine_bits import losses
 from torch import nn
 
 from planner.freezing import FreezePlan
-from planner.ir import Action, Kind
+from planner.ir import Action, ActionKind
 from planner.schedule.validate import validate
 from workers.checkpoint.coordination import manifest_mismatch
 from workers.checkpoint.folder import checkpoints, read_layer, read_manifest, write_layer
@@ -22,7 +22,7 @@ from workers.commit.freezing_scores import UNKNOWN
 from workers.config import DataConfig, EmulatedConfig, FreezeConfig, OptimizerConfig
 from workers.devices.emulated import EmulatedDevice
 from workers.freezing.freezer import begin_statistics
-from workers.launch.ranks import Job, run_processes, run_threads
+from workers.launch.ranks import LaunchedJob, run_processes, run_threads
 from workers.layers.layer import Layer
 from workers.protocol.orders import CheckpointRef
 from workers.protocol.reports import FreezeReport, StepReport
@@ -32,10 +32,10 @@ from workers.state.optim import make_optimizer
 APF = FreezeConfig(method="apf", warm_up=1, check_every=2, apf_threshold=0.7, apf_alpha=0.5)
 
 
-def frozen_prefix(whole: Job, stages: int) -> Job:
+def frozen_prefix(whole: LaunchedJob, stages: int) -> LaunchedJob:
     """`whole` with the first `stages` stages frozen permanently, so that they only run forward."""
     programs = tuple(
-        tuple(a for a in program if a.kind is Kind.FORWARD or a.stage >= stages)
+        tuple(a for a in program if a.kind is ActionKind.FORWARD or a.stage >= stages)
         for program in whole.schedule.programs
     )
     schedule = replace(whole.schedule, programs=programs, frozen_stages=stages)
@@ -112,7 +112,7 @@ def test_a_device_is_told_each_layers_frozen_share(
     original = EmulatedDevice.modelled_s
 
     def watching(self: EmulatedDevice, action: Action, layers, frozen=()) -> float:
-        if action.kind in (Kind.WEIGHT_GRAD, Kind.BACKWARD):
+        if action.kind in (ActionKind.WEIGHT_GRAD, ActionKind.BACKWARD):
             told[action.stage, action.index] = tuple(frozen)
         return original(self, action, layers, frozen)
 
@@ -138,7 +138,7 @@ def test_an_emulated_device_spares_the_measured_time_of_what_is_frozen(
     original = EmulatedDevice.modelled_s
 
     def watching(self: EmulatedDevice, action: Action, layers, frozen=()) -> float:
-        if action.kind is Kind.BACKWARD and 1 in layers:
+        if action.kind is ActionKind.BACKWARD and 1 in layers:
             told.add(round(frozen[list(layers).index(1)], 6))
         return original(self, action, layers, frozen)
 

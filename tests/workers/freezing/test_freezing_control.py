@@ -8,11 +8,11 @@ import pytest
 from jobs import changed, job, small_config
 from test_freezing_training import METHODS, RATIOS, SHAPES, frozen_actions, steps_of
 
-from planner.freezing import Control, FreezePlan, Phases
+from planner.freezing import FreezeOverrides, FreezePlan, Phases
 from workers.checkpoint.folder import checkpoints
 from workers.config import FreezeConfig, WorkerConfig
-from workers.freezing.plans import Plans, Settings
-from workers.launch.ranks import Run, run_threads
+from workers.freezing.plans import FreezePlans, FreezeSettings
+from workers.launch.ranks import LaunchedRun, run_threads
 from workers.protocol.errors import JobError
 from workers.protocol.reports import FreezeReport, FreezeStarted, TimelineReport
 
@@ -25,12 +25,12 @@ def control(version: int, method: str, start: int | None = None, **changes: obje
     """A plan that changes the method, with nothing solved."""
     phases = PHASES if method.startswith("timelyfreeze") else None
     fields = {"method": method, "r_max": 0.5, "phases": phases, **changes}
-    changed = Control(**fields)  # pyright: ignore[reportArgumentType]
+    changed = FreezeOverrides(**fields)  # pyright: ignore[reportArgumentType]
     return FreezePlan(epoch=1, version=version, ratios=NOTHING, control=changed, start=start)
 
 
 def solved(version: int, method: str, since: int, start: int) -> FreezePlan:
-    changed = Control(method=method, r_max=0.5, phases=PHASES, since=since, solved=True)
+    changed = FreezeOverrides(method=method, r_max=0.5, phases=PHASES, since=since, solved=True)
     stages = ((0, 3), (3, 8))
     return FreezePlan(epoch=1, version=version, ratios=RATIOS, stages=stages, control=changed, start=start)
 
@@ -51,7 +51,7 @@ def configured(folder: Path, method: str) -> WorkerConfig:
     return small_config(folder, steps=STEPS, freeze=METHODS[method].model_copy(update={"method": "none"}))
 
 
-def frozen_shares(run: Run) -> dict[int, float]:
+def frozen_shares(run: LaunchedRun) -> dict[int, float]:
     """Step -> the mean frozen share of its actions."""
     shares: dict[int, list[float]] = {}
     for report in run.reports:
@@ -62,13 +62,13 @@ def frozen_shares(run: Run) -> dict[int, float]:
 
 def test_the_settings_in_force_are_those_of_the_last_plan_that_has_started() -> None:
     own = FreezeConfig(method="apf", warm_up=7)
-    settings = Settings(own, Plans(changes_of("timelyfreeze")))
+    settings = FreezeSettings(own, FreezePlans(changes_of("timelyfreeze")))
     assert settings.at(2) is own
     found = [settings.at(step) for step in (3, 6, 10, 12)]
     assert [each.method for each in found] == ["timelyfreeze", "timelyfreeze", "none", "timelyfreeze"]
     assert found[0] == found[1] == found[3]
     assert found[0].phases == Phases(warm_up=2, monitoring=4, ramp=6)
-    assert Settings(own, Plans([control(1, "autofreeze", start=5)])).at(5).warm_up == 4
+    assert FreezeSettings(own, FreezePlans([control(1, "autofreeze", start=5)])).at(5).warm_up == 4
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -15,8 +15,8 @@ from test_standby import configured
 
 from orchestrator.history.frozen_counts import CountedSteps, ParameterCounts
 from workers.checkpoint.folder import checkpoints
-from workers.fault_injection.fault import Fault, FaultKind, Phase
-from workers.launch.ranks import Job, Run, run_threads
+from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
+from workers.launch.ranks import LaunchedJob, LaunchedRun, run_threads
 from workers.protocol.reports import FreezeReport, FrozenCounts, Report, StepReport
 
 MICROBATCHES = 4
@@ -26,7 +26,7 @@ def counted(reports: Sequence[Report], steps: int) -> ParameterCounts:
     told = CountedSteps()
     for report in reports:
         if isinstance(report, FreezeReport):
-            assert told.take(report)
+            assert told.fold(report)
     told.take_back(steps)
     whole = told.add_up(steps, MICROBATCHES)
     assert whole is not None
@@ -37,7 +37,7 @@ def frozen(told: ParameterCounts) -> dict[int, tuple[int, ...]]:
     return {layer: tuple(known.counts) for layer, known in told.layers.items()}
 
 
-def undisturbed(run: Run) -> dict[int, tuple[int, ...]]:
+def undisturbed(run: LaunchedRun) -> dict[int, tuple[int, ...]]:
     """The counts of ranks that are never disturbed."""
     counts: dict[int, list[int]] = defaultdict(list)
     for report in run.reports:
@@ -47,7 +47,7 @@ def undisturbed(run: Run) -> dict[int, tuple[int, ...]]:
     return {layer: tuple(of_layer) for layer, of_layer in counts.items()}
 
 
-def stopped_at(work: Job, step: int) -> Run:
+def stopped_at(work: LaunchedJob, step: int) -> LaunchedRun:
     return run_threads(replace(work, stop_at=step))
 
 
@@ -88,7 +88,7 @@ def test_what_a_killed_rank_had_told_stays_counted(tmp_path: Path) -> None:
     three = job(config, ranks=3, schedule="1f1b", counts=(3, 3, 2), **about)
     quiet = run_threads(job(config, **about))
     with RankGroup(config, 3) as group:
-        group.arm(1, Fault(kind=FaultKind.KILL, step=8, phase=Phase.BACKWARD))
+        group.arm(1, Fault(kind=FaultKind.KILL, step=8, phase=FaultPhase.BACKWARD))
         group.train(three, range(3), plan=with_standbys(three))
         step, _, sources = group.settle()
         assert step == 7
@@ -126,11 +126,11 @@ def report(step: int, rank: int, *counts: tuple[int, tuple[int, ...]], passes: i
 def test_steps_that_nobody_told_of_count_from_when_on_anything_may_be_frozen() -> None:
     told = CountedSteps()
     assert told.add_up(8, 4) is None
-    told.take(report(3, 0, (0, (1, 2))))
-    told.take(report(3, 1, (1, (4,))))
-    assert not told.take(report(3, 1, (1, (4,))))
-    told.take(report(4, 0, (0, (0, 3))))
-    told.take(report(6, 0, (0, (0, 0)), (1, (2,))))
+    told.fold(report(3, 0, (0, (1, 2))))
+    told.fold(report(3, 1, (1, (4,))))
+    assert not told.fold(report(3, 1, (1, (4,))))
+    told.fold(report(4, 0, (0, (0, 3))))
+    told.fold(report(6, 0, (0, (0, 0)), (1, (2,))))
     whole = told.add_up(6, 4)
     assert whole is not None
     # Steps 1 and 2 came before freezing; layer 1 lacks steps 4 and 5, layer 0 step 5.
@@ -147,8 +147,8 @@ def test_steps_that_nobody_told_of_count_from_when_on_anything_may_be_frozen() -
 
 def test_pipelines_of_replicas_add_up() -> None:
     told = CountedSteps()
-    told.take(report(1, 0, (0, (1,))))
-    told.take(report(1, 2, (0, (3,))))
+    told.fold(report(1, 0, (0, (1,))))
+    told.fold(report(1, 2, (0, (3,))))
     both = told.add_up(1, 8)
     assert both is not None
     assert (both.layers[0].rank, both.layers[0].passes, both.layers[0].counts, both.whole) == (0, 8, [4], 1)

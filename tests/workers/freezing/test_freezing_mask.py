@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from planner.freezing import FreezePlan, Phases
-from workers.commit.commit import Decision
+from workers.commit.commit import CommitDecision
 from workers.config import FreezeConfig, OptimizerConfig
 from workers.freezing.freezer import Extent, Freezer, begin_statistics
 from workers.freezing.mask import NOTHING, Chance, LayerParameters, Mask, draw, topped_up_or_thinned
-from workers.freezing.plans import Plans
+from workers.freezing.plans import FreezePlans
 from workers.freezing.ratios import ALWAYS, NEVER, Budgets, Share, phases_of
 from workers.protocol.errors import JobError
 from workers.protocol.reports import FreezeReport, FrozenAction
@@ -139,7 +139,7 @@ def test_all_settled_and_all_to_be_frozen() -> None:
 def test_phases_and_ramp_decide_what_a_plan_means() -> None:
     phases = Phases(warm_up=2, monitoring=6, ramp=10)
     plan = FreezePlan(epoch=1, version=1, ratios=((0.8, 0.4), (1.0, 0.0)), start=8)
-    budgets = Budgets(phases, Plans((plan,)), hybrid=False)
+    budgets = Budgets(phases, FreezePlans((plan,)), hybrid=False)
     expected = {1: 0.0, 2: 0.0, 3: 0.0, 4: 0.0, 5: 1.0, 6: 1.0, 7: 0.0, 8: 0.4, 9: 0.6, 10: 0.8, 50: 0.8}
     for step, ratio in expected.items():
         first, second = budgets.chances(step, 0, 2)
@@ -154,7 +154,7 @@ def test_a_hybrid_spreads_a_stages_budget_over_its_layers_by_what_is_settled() -
         epoch=1, version=1, ratios=((0.5,), (0.5,), (0.5,), (0.5,)), stages=((0, 3), (3, 4)), start=3
     )
     shares = [Share(100, 100), Share(0, 200), Share(0, 100), Share(30, 100)]
-    budgets = Budgets(phases, Plans((plan,)), hybrid=True, shares=shares)
+    budgets = Budgets(phases, FreezePlans((plan,)), hybrid=True, shares=shares)
     # Half of the first stage's 400 must freeze: the 100 settled ones and a third of the other 300.
     for layer in range(3):
         assert budgets.chances(3, layer, 1) == (Chance(1.0, pytest.approx(1 / 3)),)
@@ -165,7 +165,7 @@ def test_a_hybrid_spreads_a_stages_budget_over_its_layers_by_what_is_settled() -
     # Without stages every layer has its own budget.
     alone = Budgets(
         phases,
-        Plans((FreezePlan(epoch=1, version=1, ratios=plan.ratios, start=3),)),
+        FreezePlans((FreezePlan(epoch=1, version=1, ratios=plan.ratios, start=3),)),
         hybrid=True,
         shares=shares,
     )
@@ -228,7 +228,7 @@ def freezer(*plans: FreezePlan, settled: Mapping[int, set[str]]) -> Freezer:
         state.freezing["settled"] = torch.tensor([name in settled.get(layer, ()) for name in names])
     extent = Extent(seed=5, rank=0, microbatches=1, replicas=1, layers=2, stages={0: (0, 1)})
     parameters = {layer: LayerParameters.of(state) for layer, state in states.items()}
-    made = Freezer(config, extent, states, parameters, Plans(plans), step=0)
+    made = Freezer(config, extent, states, parameters, FreezePlans(plans), step=0)
     made.meet(LocalChannel(Hub(1), 0))
     return made
 
@@ -239,7 +239,7 @@ def frozen_steps(made: Freezer, steps: Iterable[int]) -> Iterator[tuple[dict[int
         made.begin(step)
         drawn = {layer: made.mask(layer, 0) for layer in (0, 1)}
         (told,) = made.commit(
-            Decision(
+            CommitDecision(
                 step=step, loss=0.0, grad_norm=0.0, scale=1.0, skipped=True, requests=frozenset(), busy_s=0.0
             )
         )

@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 from jobs import job, small_config
 
-from planner.freezing import Control, FreezePlan
+from planner.freezing import FreezeOverrides, FreezePlan
 from workers.commit.commit import CommitRecord, settle
 from workers.config import FreezeConfig
 from workers.control.mailbox import Mailbox
-from workers.freezing.plans import Plans, check_plan
-from workers.launch.ranks import Run, assignment, run_threads
+from workers.freezing.plans import FreezePlans, check_plan
+from workers.launch.ranks import LaunchedRun, assignment, run_threads
 from workers.protocol.errors import JobError
 from workers.protocol.orders import Generation
 from workers.protocol.reports import FreezeStarted
 from workers.rank import Rank
 from workers.transport.local import Hub, LocalChannel
 
-OFF = Control(method="none", r_max=0.8)
+OFF = FreezeOverrides(method="none", r_max=0.8)
 TIMELY = FreezeConfig(method="timelyfreeze", warm_up=1, monitoring=3, ramp=5)
 
 
@@ -27,7 +27,7 @@ def plan(version: int = 1, ratio: float = 0.5, start: int | None = None) -> Free
     return FreezePlan(epoch=1, version=version, ratios=((ratio,) * 4,) * 8, start=start)
 
 
-def started(run: Run) -> list[FreezePlan]:
+def started(run: LaunchedRun) -> list[FreezePlan]:
     return [report.plan for report in run.reports if isinstance(report, FreezeStarted)]
 
 
@@ -85,7 +85,7 @@ def test_a_digest_is_formed_once_and_does_not_know_the_start() -> None:
 
 
 def test_the_plan_in_force_is_the_last_that_has_started() -> None:
-    plans = Plans([plan(2, start=9), plan(1, start=4)])
+    plans = FreezePlans([plan(2, start=9), plan(1, start=4)])
     assert [None if p is None else p.version for p in map(plans.at, (3, 4, 8, 9, 50))] == [None, 1, 1, 2, 2]
     assert [plans.all_begun(step) for step in (8, 9)] == [False, True]
     assert plans.adopt(plan(3), 12) == plan(3, start=12)

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from planner.freezing import APF_EVERY, statistics_scalars
 from workers.commit.freezing_scores import UNKNOWN, score_of
 from workers.config import FreezeConfig, OptimizerConfig
-from workers.freezing.checks import Checks, Found
+from workers.freezing.checks import CheckFindings, Checks
 from workers.freezing.mask import LayerParameters
 from workers.freezing.stability import (
     Apf,
     AutoFreeze,
-    Metric,
+    StabilityMetric,
     make_metric,
     perturbation,
     settled_prefix,
@@ -24,7 +24,7 @@ from workers.state.layer_state import LayerState
 from workers.state.optim import make_optimizer
 
 
-def layer(metric: Metric, weight: list[float], bias: list[float]) -> LayerState:
+def layer(metric: StabilityMetric, weight: list[float], bias: list[float]) -> LayerState:
     module = nn.Linear(len(weight), len(bias))
     state = LayerState.of(0, "l0", module, make_optimizer(OptimizerConfig(), 1))
     set_to(state, weight, bias)
@@ -38,7 +38,7 @@ def set_to(state: LayerState, weight: list[float], bias: list[float]) -> None:
         state.weights["bias"].copy_(torch.tensor(bias))
 
 
-def checked(metric: Metric, state: LayerState) -> float:
+def checked(metric: StabilityMetric, state: LayerState) -> float:
     """Run a check and adopt its statistics; returns the score for all ranks."""
     before = {key: tensor.clone() for key, tensor in state.freezing.items()}
     found = metric.check(state, LayerParameters.of(state))
@@ -185,9 +185,9 @@ def test_checks_are_due_at_the_end_of_the_warm_up_and_every_so_many_steps_after(
     for step in range(1, 14):
         found = checks.look(step)
         assert not ((found.scores or found.moves) and found.settled)
-        if found != Found():
+        if found != CheckFindings():
             due.append(step)
-        checks.take(found.scores)
+        checks.accept(found.scores)
     assert due == [4, 8, 12]
     assert int(state.freezing["checks"]) == len(due)
 
@@ -197,16 +197,16 @@ def test_autofreeze_says_what_updates_do_not_change_and_what_other_scores_follow
     state, still = (layer(AutoFreeze(), [1.0], [2.0]) for _ in range(2))
     states = {0: state, 1: still}
     checks = Checks(config, states, {number: LayerParameters.of(each) for number, each in states.items()})
-    assert checks.look(1) == Found(scores={0: UNKNOWN, 1: UNKNOWN})
-    checks.take({0: UNKNOWN, 1: UNKNOWN})
+    assert checks.look(1) == CheckFindings(scores={0: UNKNOWN, 1: UNKNOWN})
+    checks.accept({0: UNKNOWN, 1: UNKNOWN})
     still.freezing["settled"].fill_(True)
     assert (checks.settled(0), checks.settled(1)) == (frozenset(), {"weight", "bias"})
     for step, weight, before, now in ((2, 4.0, 0.0, 9.0), (3, 5.0, 9.0, 1.0)):
         set_to(state, [weight], [2.0])
-        assert checks.look(step) == Found(
+        assert checks.look(step) == CheckFindings(
             scores={1: 0.0}, moves={0: {"bias": (0.0, 0.0), "weight": (before, now)}}
         )
-        checks.take({0: 1.0, 1: 0.0})
+        checks.accept({0: 1.0, 1: 0.0})
 
 
 def test_no_check_settles_nothing() -> None:

@@ -14,7 +14,7 @@ from orchestrator.events.types import Record
 from planner.freezing import FreezePlan
 from workers.checkpoint.folder import checkpoints
 from workers.config import FreezeConfig, WorkerConfig
-from workers.launch.ranks import Job, Run, run_processes, run_threads
+from workers.launch.ranks import LaunchedJob, LaunchedRun, run_processes, run_threads
 from workers.protocol.reports import FreezeReport, FreezeStarted, FrozenCounts, StepReport, TimelineReport
 from workers.reproducibility import rng
 
@@ -58,7 +58,7 @@ def frozen_by_plan(step: int, microbatch: int, name: str, module: nn.Module) -> 
     return [key for key, number in zip(names, numbers, strict=True) if number < ratio]
 
 
-def frozen_job(config: WorkerConfig, **fields: object) -> Job:
+def frozen_job(config: WorkerConfig, **fields: object) -> LaunchedJob:
     plans = (FIRST, SECOND) if config.freeze.timely else ()
     return job(config, freeze_plans=plans, **fields)
 
@@ -123,7 +123,7 @@ def test_stop_and_resume_at_any_step_in_any_phase(tmp_path: Path, method: str) -
         assert steps_of(stopped) + steps_of(resumed) == steps_of(expected)
 
 
-def steps_of(run: Run) -> list[tuple[float, ...]]:
+def steps_of(run: LaunchedRun) -> list[tuple[float, ...]]:
     return [
         (r.loss, r.grad_norm, r.gradient_energy, r.effective_update)
         for r in run.reports
@@ -321,7 +321,7 @@ def test_a_recorded_plan_with_measured_times_is_replayed_to_the_bit(tmp_path: Pa
     assert (untimed.state_sha256 == live.state_sha256) == (method == "timelyfreeze")
 
 
-def frozen_actions(run: Run) -> list[object]:
+def frozen_actions(run: LaunchedRun) -> list[object]:
     reports = [report for report in run.reports if isinstance(report, FreezeReport)]
     return sorted((r.step, r.rank, r.actions, r.counts) for r in reports)  # pyright: ignore
 

@@ -17,7 +17,7 @@ from planner.search.convergence import CurvatureSample, estimate
 from workers.checkpoint.folder import checkpoints
 from workers.config import CheckpointConfig, DataConfig, ModelConfig, OptimizerConfig, WorkerConfig
 from workers.gradients.curvature import CurvatureProbe
-from workers.launch.ranks import Run, run_threads
+from workers.launch.ranks import LaunchedRun, run_threads
 from workers.protocol.reports import CurvatureReport
 
 LR = 0.02
@@ -35,7 +35,7 @@ def quadratic_config(output: Path, *, tied: bool = False, **changes: object) -> 
     return small_config(output, **{**fields, **changes})
 
 
-def parts(run: Run) -> dict[int, list[CurvatureReport]]:
+def parts(run: LaunchedRun) -> dict[int, list[CurvatureReport]]:
     """The reports of each step, in order of ranks."""
     found: dict[int, list[CurvatureReport]] = defaultdict(list)
     for report in run.reports:
@@ -44,7 +44,7 @@ def parts(run: Run) -> dict[int, list[CurvatureReport]]:
     return {step: sorted(found[step], key=lambda part: part.rank) for step in sorted(found)}
 
 
-def sums(run: Run) -> dict[int, tuple[float, float, float]]:
+def sums(run: LaunchedRun) -> dict[int, tuple[float, float, float]]:
     """For each step, squared norms over all ranks: gradient change, weight change, gradient."""
     return {
         step: (
@@ -56,7 +56,7 @@ def sums(run: Run) -> dict[int, tuple[float, float, float]]:
     }
 
 
-def samples(run: Run) -> list[CurvatureSample]:
+def samples(run: LaunchedRun) -> list[CurvatureSample]:
     return [
         CurvatureSample(gradient_change=change**0.5, weight_change=moved**0.5, gradient=square**0.5)
         for change, moved, square in sums(run).values()

@@ -10,7 +10,7 @@ import torch
 from jobs import job, small_config
 from torch import Tensor, nn
 
-from planner.shares import Part
+from planner.shares import ReplicaPart
 from workers.build import build_module
 from workers.config import OptimizerConfig
 from workers.data.registry import open_dataset
@@ -116,7 +116,7 @@ def test_replicas_are_summed_in_their_order_whatever_is_absent(siblings: int) ->
 
     def work(rank: int, channel: LocalChannel) -> None:
         summed = {layer: GradientBuffers(parameters) for layer, parameters in layers[rank].items()}
-        parts = [Part(replica, 0, 1, replica) for replica in range(siblings)]
+        parts = [ReplicaPart(replica, 0, 1, replica) for replica in range(siblings)]
         exchange = ReplicaExchange(channel, range(siblings), summed, 0, parts)
         for step in range(3):
             for layer, parameters in layers[rank].items():
@@ -144,17 +144,17 @@ def test_replicas_are_summed_in_their_order_whatever_is_absent(siblings: int) ->
 
 def test_parts_of_a_replica_are_summed_before_the_replicas() -> None:
     """Of two replicas, the second pipeline executes the end of the first and all of the second."""
-    parts = (Part(0, 0, 2, 0), Part(0, 2, 3, 1), Part(1, 0, 3, 1))
+    parts = (ReplicaPart(0, 0, 2, 0), ReplicaPart(0, 2, 3, 1), ReplicaPart(1, 0, 3, 1))
     layers = [{0: trained(), 1: trained()} for _ in range(2)]
 
-    def given(part: Part, layer: int) -> dict[str, Tensor]:
+    def given(part: ReplicaPart, layer: int) -> dict[str, Tensor]:
         # Of layer 1 the first replica has no gradient at all.
         return {} if (layer, part.replica) == (1, 0) else drawn_gradients(7 * parts.index(part) + layer)
 
     def work(rank: int, channel: LocalChannel) -> None:
         summed = {layer: GradientBuffers(parameters) for layer, parameters in layers[rank].items()}
         exchange = ReplicaExchange(channel, (0, 1), summed, 0, parts)
-        taken: dict[Part, dict[int, FlatGradients]] = {}
+        taken: dict[ReplicaPart, dict[int, FlatGradients]] = {}
         for part in parts:
             if part.pipeline == rank:
                 for layer, parameters in layers[rank].items():

@@ -19,25 +19,25 @@ from planner.rank_program import place_programs, rank_programs
 from planner.schedule.expand import pipeline_schedules
 from workers.commit.next_plan import check_next
 from workers.data.sampling import samples_digest, train_indices
-from workers.fault_injection.fault import Fault, FaultKind, Phase
-from workers.launch.ranks import Job, Run, run_processes, run_threads
+from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
+from workers.launch.ranks import LaunchedJob, LaunchedRun, run_processes, run_threads
 from workers.protocol.errors import JobError
 from workers.protocol.reports import Report, StepReport, SwitchReport, ValidationReport
 
 ENDLESS = 10_000
 
 
-def shared(work: Job, shares: tuple[int, ...], pipelines: int | None = None) -> Job:
+def shared(work: LaunchedJob, shares: tuple[int, ...], pipelines: int | None = None) -> LaunchedJob:
     """`work` with these shares of its pipelines."""
     plan = replace(work.plan, shares=shares, pipelines=pipelines)
     return replace(work, plan=plan, shared=schedules(work, plan))
 
 
-def schedules(work: Job, plan: Plan) -> tuple[Any, ...]:
+def schedules(work: LaunchedJob, plan: Plan) -> tuple[Any, ...]:
     return pipeline_schedules(plan, work.schedule)
 
 
-def digests(run: Run) -> list[str]:
+def digests(run: LaunchedRun) -> list[str]:
     return [r.samples_digest for r in run.reports if isinstance(r, StepReport)]
 
 
@@ -117,7 +117,7 @@ def test_processes_over_gloo_give_the_same_bits(tmp_path: Path) -> None:
     assert digests(found) == digests(expected)
 
 
-def follow(group: RankGroup, work: Job, plan: Plan) -> None:
+def follow(group: RankGroup, work: LaunchedJob, plan: Plan) -> None:
     """Have all ranks follow `plan`, and train at least one step with it."""
     for place, program in enumerate(place_programs(plan, schedules(work, plan))):
         group.tell(place, "prepare_plan", plan, program, group.generation)
@@ -152,9 +152,9 @@ def test_shares_change_at_commits_and_move_no_layer(tmp_path: Path) -> None:
         assert {(s.taken, s.given) for s in switches} == {((), ())}
 
 
-@pytest.mark.parametrize("phase", [Phase.BACKWARD, Phase.IN_COMMIT])
-def test_a_kill_amid_uneven_shares_loses_no_step(tmp_path: Path, phase: Phase) -> None:
-    precision = "bfloat16" if phase is Phase.IN_COMMIT else "float32"
+@pytest.mark.parametrize("phase", [FaultPhase.BACKWARD, FaultPhase.IN_COMMIT])
+def test_a_kill_amid_uneven_shares_loses_no_step(tmp_path: Path, phase: FaultPhase) -> None:
+    precision = "bfloat16" if phase is FaultPhase.IN_COMMIT else "float32"
     config = drilled(small_config(tmp_path, replicas=2, steps=6, precision=precision))
     uneven = shared(job(config, ranks=2, schedule="1f1b"), (6, 2))
     expected = run_threads(job(config, ranks=1))

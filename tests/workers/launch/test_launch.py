@@ -9,7 +9,7 @@ from jobs import job, small_config
 
 from planner.freezing import FreezePlan
 from workers.config import EmulatedConfig, FreezeConfig
-from workers.launch.processes import AT_FIRST_USE, RankProcesses
+from workers.launch.processes import AT_FIRST_USE, LaunchedProcesses
 from workers.launch.ranks import run_processes
 from workers.protocol.reports import FreezeReport, FreezeStarted, Report, TimelineReport
 
@@ -51,7 +51,7 @@ def _tell_kept_objects(_: None, rank: int, pipe: Connection) -> None:
 
 
 def test_ranks_collect_none_of_what_they_inherit() -> None:
-    with RankProcesses(1, _tell_kept_objects, None) as ranks:
+    with LaunchedProcesses(1, _tell_kept_objects, None) as ranks:
         ((_, (kept, enabled)),) = [next(ranks.receive())]
         ranks.done(0)
     assert kept > 100_000, "torch alone makes more"
@@ -65,7 +65,7 @@ def _tell_what_is_lacking(_: None, rank: int, pipe: Connection) -> None:
 
 def test_ranks_inherit_what_they_would_import_at_first_use() -> None:
     """The fork server says nothing of a module that it cannot import."""
-    with RankProcesses(1, _tell_what_is_lacking, None) as ranks:
+    with LaunchedProcesses(1, _tell_what_is_lacking, None) as ranks:
         ((_, lacking),) = [next(ranks.receive())]
         ranks.done(0)
     assert lacking == []

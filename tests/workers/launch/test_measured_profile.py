@@ -12,7 +12,7 @@ from jobs import small_config
 from pace import patient
 
 from workers.config import DataConfig, ModelConfig
-from workers.launch.profile import Request, _exit, profile_processes
+from workers.launch.profile import ProfileRequest, _exit, profile_processes
 from workers.launch.waiting import waits_for_a_rank
 from workers.process.output import innermost_calls, rank_log_path
 from workers.protocol.errors import JobError
@@ -29,7 +29,7 @@ def test_the_rank_that_hangs_is_named_and_not_the_one_that_waits_for_it(tmp_path
         r"its last calls, innermost first:\n"
     )
     with pytest.raises(JobError, match=told) as failed:
-        profile_processes(Request(config=config, ranks=2, budget_s=0.0, timeout_s=10.0))
+        profile_processes(ProfileRequest(config=config, ranks=2, budget_s=0.0, timeout_s=10.0))
     assert re.search(r"hanging_model\.py\", line \d+ in forward\n", str(failed.value))
 
 

@@ -11,7 +11,7 @@ import torch
 
 from workers.control.rank_error import RankError, travelling_errors
 from workers.devices.device import CpuDevice
-from workers.memory.shortage import OutOfMemory, described, shortage_in
+from workers.memory.shortage import RankOutOfMemory, described, shortage_in
 from workers.process.host_memory import free_host_bytes
 from workers.protocol.errors import MemoryShortage
 
@@ -43,7 +43,7 @@ def test_an_allocation_that_failed_is_known_by_type_or_text(error: Exception, ne
     assert found.needed_bytes == needed
     assert found.free_bytes is not None
     assert found.free_bytes > 0
-    assert shortage_in(OutOfMemory(found)) == found
+    assert shortage_in(RankOutOfMemory(found)) == found
 
 
 def test_torch_itself_says_how_much_it_tried_to_allocate() -> None:
@@ -74,7 +74,7 @@ def test_the_numbers_travel_with_the_error_and_the_tensors_stay_behind() -> None
         try:
             allocates()
         except MemoryError as error:
-            raise OutOfMemory(MemoryShortage(needed_bytes=5, held_bytes=7_000, free_bytes=3)) from error
+            raise RankOutOfMemory(MemoryShortage(needed_bytes=5, held_bytes=7_000, free_bytes=3)) from error
 
     with pytest.raises(RankError) as caught, travelling_errors():
         fails()

@@ -25,10 +25,10 @@ from workers.notices.azure import Azure
 from workers.notices.file import NoticeFile
 from workers.notices.gcp import Gcp
 from workers.notices.node_turn import NodeTurn
-from workers.notices.notice import Notice, NoticeError, Source
+from workers.notices.notice import Notice, NoticeError, NoticeSource
 from workers.notices.reporting import sources, watch_node
 from workers.notices.sigterm import Sigterm
-from workers.notices.watch import PATIENCE, Watch
+from workers.notices.watch import PATIENCE, NoticeWatch
 from workers.protocol.reports import NoticeReport, Report
 
 NOON_S = 1_790_510_400.0  # 2026-09-27T12:00:00Z
@@ -292,7 +292,7 @@ def watched(*said: tuple[Notice, ...] | NoticeError) -> tuple[list[Notice], list
     told: list[Notice] = []
     troubles: list[str] = []
     script = Script(*said)
-    watch = Watch([script], told.append, troubles.append)
+    watch = NoticeWatch([script], told.append, troubles.append)
     assert script.done.wait(10)
     watch.close()
     return told, troubles
@@ -321,9 +321,9 @@ def test_one_rank_of_a_node_looks_for_all_and_another_takes_over(
     first, second, elsewhere = Script((notice("a"),)), Script((notice("a"),)), Script((notice("a"),))
     told: list[str] = []
 
-    def watch(name: str, script: Script, node: bytes) -> Watch:
+    def watch(name: str, script: Script, node: bytes) -> NoticeWatch:
         turn = NodeTurn(bytes(tmp_path) + node)
-        return Watch([script], lambda notice: told.append(name), lambda text: None, turn)
+        return NoticeWatch([script], lambda notice: told.append(name), lambda text: None, turn)
 
     with ExitStack() as closing:
         one = watch("first", first, b"n1")
@@ -346,7 +346,7 @@ def test_of_the_ranks_of_a_job_one_on_each_node_reports(
     told: queue.SimpleQueue[Report] = queue.SimpleQueue()
     with ExitStack() as closing:
 
-        def rank(number: int, node: str, run: bytes = bytes(tmp_path)) -> Watch:
+        def rank(number: int, node: str, run: bytes = bytes(tmp_path)) -> NoticeWatch:
             watch = watch_node(config, run, node, number, told.put)
             closing.callback(watch.close)
             return watch
@@ -374,7 +374,7 @@ def test_the_signal_of_a_process_is_looked_for_in_each(tmp_path: Path) -> None:
     with ExitStack() as closing:
         for script in scripts:
             script.of_node = False
-            closing.callback(Watch([script], lambda notice: None, lambda text: None, turn).close)
+            closing.callback(NoticeWatch([script], lambda notice: None, lambda text: None, turn).close)
         assert all(script.done.wait(10) for script in scripts)
 
 
@@ -436,7 +436,7 @@ def handler_kept() -> Iterator[None]:
 
 @pytest.mark.usefixtures("handler_kept")
 def test_the_sources_are_those_that_the_spec_names(tmp_path: Path) -> None:
-    def kinds(config: ElasticConfig) -> list[type[Source]]:
+    def kinds(config: ElasticConfig) -> list[type[NoticeSource]]:
         return [type(source) for source in sources(config, "n7")]
 
     before = signal.getsignal(signal.SIGTERM)

@@ -89,7 +89,7 @@ def test_what_was_brought_ahead_has_its_values(device: torch.device) -> None:
     staging = Staging(device)
     for round_number in range(3):
         given = [torch.full((2**18,), float(round_number)), torch.arange(5)]
-        taken = staging.begin(given).take()
+        taken = staging.begin(given).collect()
         assert [t.device.type for t in taken] == [device.type] * 2
         assert taken[0].sum().item() == round_number * 2**18
         assert taken[1].tolist() == [0, 1, 2, 3, 4]
@@ -99,7 +99,7 @@ def test_what_was_brought_ahead_has_its_values(device: torch.device) -> None:
 def test_what_is_brought_ahead_waits_for_nothing_that_is_computed() -> None:
     given = torch.ones(2**20)
     staging = Staging(DEVICE)
-    staging.begin([given]).take()
+    staging.begin([given]).collect()
     torch.cuda._sleep(10**9)
     computed = torch.cuda.Event()
     computed.record()
@@ -108,4 +108,4 @@ def test_what_is_brought_ahead_waits_for_nothing_that_is_computed() -> None:
     staged.there.synchronize()
     assert not computed.query()
     given.zero_()
-    assert staged.take()[0].eq(1).all()
+    assert staged.collect()[0].eq(1).all()

@@ -16,12 +16,12 @@ from prompt_outbox import prompt_channel
 from benchmarks.parts.random_pipelines import with_memory
 from planner.plan import PlanError, recomputable
 from planner.profile import Link, Profile
-from planner.search.search import Wish, choose
+from planner.search.search import PlanWish, choose
 from planner.search.standbys import assign
 from planner.simulation.predict import predict
 from workers.config import DataConfig, FreezeConfig, ModelConfig, WorkerConfig
-from workers.launch.profile import Request, profile_processes
-from workers.launch.ranks import Job, run_processes
+from workers.launch.profile import ProfileRequest, profile_processes
+from workers.launch.ranks import LaunchedJob, run_processes
 from workers.profiling.measured import combine
 
 # One process takes the measurements for all tests.
@@ -72,7 +72,7 @@ def with_head(output: Path, vocabulary: int, **changes: Any) -> WorkerConfig:
     return small_config(output, model=model, **{**SIZES, **changes})
 
 
-def counted_and_predicted(profile: Profile, asked: Job) -> tuple[list[int], tuple[int, ...]]:
+def counted_and_predicted(profile: Profile, asked: LaunchedJob) -> tuple[list[int], tuple[int, ...]]:
     """Each rank's peak of the second step as counted, and as predicted with `profile`."""
     counted = {one.rank: one.peak_bytes for one in run_processes(asked).memory if one.step == 2}
     predicted = predict(profile, asked.plan, asked.schedule).memory.peak_bytes
@@ -86,7 +86,9 @@ def profiles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Profil
     @cache
     def measured(vocabulary: int) -> Profile:
         config = with_head(tmp_path_factory.mktemp("profile"), vocabulary)
-        return even_times(combine(profile_processes(Request(config=config, ranks=2, budget_s=0.0)), config))
+        return even_times(
+            combine(profile_processes(ProfileRequest(config=config, ranks=2, budget_s=0.0)), config)
+        )
 
     return measured
 
@@ -122,7 +124,9 @@ def test_the_largest_peak_of_three_ranks(
 ) -> None:
     """What a pass needs while it runs differs between forward, input gradient and whole backward pass."""
     config = make(tmp_path / "profile")
-    profile = even_times(combine(profile_processes(Request(config=config, ranks=3, budget_s=0.0)), config))
+    profile = even_times(
+        combine(profile_processes(ProfileRequest(config=config, ranks=3, budget_s=0.0)), config)
+    )
     layers = len(profile.model.layers)
     for family in families:
         config = make(tmp_path / family, steps=3, timeline_every=1)
@@ -151,7 +155,7 @@ def test_the_plan_of_the_tightest_limit_takes_what_the_limit_is(
 ) -> None:
     """With a byte less there is no plan."""
     config = with_head(tmp_path, TIGHTEST, steps=3, timeline_every=1)
-    wish = Wish(ranks=2, schedule=schedule, microbatches=SIZES["microbatches"], recompute=recompute)
+    wish = PlanWish(ranks=2, schedule=schedule, microbatches=SIZES["microbatches"], recompute=recompute)
     limit = 2**40
     while True:
         try:
@@ -159,7 +163,7 @@ def test_the_plan_of_the_tightest_limit_takes_what_the_limit_is(
         except PlanError:
             break
         limit = choice.prediction.peak_memory_bytes - 1
-    ran = run_processes(Job(config, choice.plan, choice.schedule, **COUNTED))
+    ran = run_processes(LaunchedJob(config, choice.plan, choice.schedule, **COUNTED))
     counted_bytes = max(one.peak_bytes for one in ran.memory if one.step == 2)
     assert counted_bytes == pytest.approx(limit + 1, rel=0.02)
 
@@ -185,7 +189,9 @@ def test_casts_are_predicted_too(tmp_path: Path, precision: str) -> None:
         model=ModelConfig(factory="small_models:model", arguments={"trait": "attention"}),
         **SIZES,
     )
-    profile = even_times(combine(profile_processes(Request(config=config, ranks=2, budget_s=0.0)), config))
+    profile = even_times(
+        combine(profile_processes(ProfileRequest(config=config, ranks=2, budget_s=0.0)), config)
+    )
     asked = job(config, ranks=2, schedule="1f1b", **COUNTED)
     counted = {one.rank: one.peak_bytes for one in run_processes(asked).memory if one.step == 2}
     predicted = predict(profile, asked.plan, asked.schedule).memory.peak_bytes
@@ -215,7 +221,7 @@ def test_shards_and_their_copies_are_predicted(
         freeze=FreezeConfig(method=method, warm_up=3),
         **{**SIZES, "replicas": 2},
     )
-    measured = combine(profile_processes(Request(config=config, ranks=4, budget_s=0.0)), config)
+    measured = combine(profile_processes(ProfileRequest(config=config, ranks=4, budget_s=0.0)), config)
     profile = even_times(measured.frozen_by(method))
     assert all(sum(layer.trained) * 4 == layer.gradient_bytes for layer in profile.model.layers)
     # Siblings send before they receive: their messages cannot wait for each other.
@@ -242,7 +248,9 @@ def test_shards_and_their_copies_are_predicted(
 def test_fixed_parameters_are_predicted_without_gradients_and_moments(tmp_path: Path) -> None:
     model = ModelConfig(factory="small_models:model", arguments={"trait": "fixed"})
     config = small_config(tmp_path, steps=3, timeline_every=1, model=model, **SIZES)
-    profile = even_times(combine(profile_processes(Request(config=config, ranks=2, budget_s=0.0)), config))
+    profile = even_times(
+        combine(profile_processes(ProfileRequest(config=config, ranks=2, budget_s=0.0)), config)
+    )
     adapted, residual = profile.model.layers[3], profile.model.layers[2]
     trained_bytes = 4 * (24 * 24 + 24)
     assert adapted.optimizer_bytes == 2 * adapted.gradient_bytes == 2 * trained_bytes

@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 from small_profile import DEVICE, layer
 
-from workers.profiling.measured import Load, Measured, _others, _spread
+from workers.profiling.measured import Measured, ProcessorLoad, _others, _spread
 
 
-def measured(rank: int, machine: str, load: Load | None, repeats_s: tuple[float, ...] = (1.0,)) -> Measured:
+def measured(
+    rank: int, machine: str, load: ProcessorLoad | None, repeats_s: tuple[float, ...] = (1.0,)
+) -> Measured:
     return Measured(
         rank=rank,
         layers=(layer("a"),),
@@ -25,8 +27,8 @@ def measured(rank: int, machine: str, load: Load | None, repeats_s: tuple[float,
     )
 
 
-def load(busy: float, own: float, window_s: float = 2.0) -> Load:
-    return Load(window_s=window_s, cores=4, busy_s=busy * window_s, own_s=own * window_s)
+def load(busy: float, own: float, window_s: float = 2.0) -> ProcessorLoad:
+    return ProcessorLoad(window_s=window_s, cores=4, busy_s=busy * window_s, own_s=own * window_s)
 
 
 def test_ranks_of_one_machine_are_no_other_work() -> None:

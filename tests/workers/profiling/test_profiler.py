@@ -23,7 +23,7 @@ from planner.freeze.decision import measured_weights
 from planner.profile import DeviceProfile, Profile
 from workers.config import DataConfig, EmulatedConfig, ModelConfig, WorkerConfig
 from workers.freezing.mask import LayerParameters
-from workers.launch.profile import Request, profile_processes
+from workers.launch.profile import ProfileRequest, profile_processes
 from workers.launch.ranks import assignment, run_threads
 from workers.profiling import profiler
 from workers.profiling.chain import Chain
@@ -228,7 +228,7 @@ def test_a_rank_that_reads_takes_as_long_as_its_profile_expects(tmp_path: Path) 
 
 
 def test_ranks_measure_together_and_know_all_links(tmp_path: Path) -> None:
-    profiles = profile_processes(Request(config=config(tmp_path), ranks=3, budget_s=0.05))
+    profiles = profile_processes(ProfileRequest(config=config(tmp_path), ranks=3, budget_s=0.05))
     assert [one.rank for one in profiles] == [0, 1, 2]
     assert len({len(one.repeats_s) for one in profiles}) == 1
     assert len(profiles[0].repeats_s) >= REPEATS
@@ -258,22 +258,22 @@ def test_a_layer_that_does_not_work_is_told(tmp_path: Path) -> None:
         r" at \S+/measured_model\.py:\d+ in forward$"
     )
     with pytest.raises(JobError, match=told):
-        profile_processes(Request(config=config(tmp_path, "broken"), ranks=2, budget_s=0.05))
+        profile_processes(ProfileRequest(config=config(tmp_path, "broken"), ranks=2, budget_s=0.05))
     wrong = config(tmp_path, data=DataConfig(source="measured_model:Nothing"))
     with pytest.raises(JobError, match="Nothing"):
-        profile_processes(Request(config=wrong, ranks=2, budget_s=0.05))
+        profile_processes(ProfileRequest(config=wrong, ranks=2, budget_s=0.05))
 
 
 def test_a_rank_that_crashes_ends_the_measurement_with_its_stack(tmp_path: Path) -> None:
     told = r"rank 0 died as it measured the job: signal SIGSEGV \(segmentation fault\)\n"
     with pytest.raises(JobError, match=rf"^{told}its last calls, innermost first:\n") as failed:
-        profile_processes(Request(config=config(tmp_path, "crashed"), ranks=1, budget_s=0.05))
+        profile_processes(ProfileRequest(config=config(tmp_path, "crashed"), ranks=1, budget_s=0.05))
     assert re.search(r"measured_model\.py\", line \d+ in forward\n", str(failed.value))
 
 
 def test_a_layer_that_exits_ends_the_measurement_in_words(tmp_path: Path) -> None:
     with pytest.raises(JobError, match=r"called sys\.exit\(3\): raise an exception"):
-        profile_processes(Request(config=config(tmp_path, "exits"), ranks=1, budget_s=0.05))
+        profile_processes(ProfileRequest(config=config(tmp_path, "exits"), ranks=1, budget_s=0.05))
 
 
 def slow(rank: int, repeats_s: tuple[float, ...], like: Profile) -> Measured:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from planner.observed import StageTime
 from workers.profiling.stage_times import half_times, stage_times
-from workers.protocol.reports import Span
+from workers.protocol.reports import ActionSpan
 
 
-def ran(kind: str, seconds: Sequence[float], stage: int = 1) -> list[Span]:
+def ran(kind: str, seconds: Sequence[float], stage: int = 1) -> list[ActionSpan]:
     """Actions of one kind, in the order of their microbatches, one second apart."""
     return [
-        Span(action=f"{stage}{kind}{number}", start_s=float(number), end_s=number + one)
+        ActionSpan(action=f"{stage}{kind}{number}", start_s=float(number), end_s=number + one)
         for number, one in enumerate(seconds)
     ]
 

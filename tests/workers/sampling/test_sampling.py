@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from planner.features import HOST, SAMPLED, Sample
+from planner.features import HOST, SAMPLED, FeatureSample
 from workers.sampling.gpu import GpuReader, gpu_reader
 from workers.sampling.host import HostReader
 from workers.sampling.readings import Reading, between, merged
 from workers.sampling.sampler import Sampler
 
 
-def values(sample: Sample) -> dict[str, float]:
+def values(sample: FeatureSample) -> dict[str, float]:
     return dict(sample.values)
 
 

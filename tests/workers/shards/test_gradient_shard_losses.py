@@ -16,15 +16,15 @@ from test_shard_recovery import LAYERS, held, lose_rank_1
 from planner.shards import Piece, Shard
 from workers.checkpoint.folder import checkpoints
 from workers.config import CheckpointConfig
-from workers.fault_injection.fault import Fault, FaultKind, Phase
-from workers.launch.ranks import Job, run_threads
+from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
+from workers.launch.ranks import LaunchedJob, run_threads
 from workers.protocol.errors import JobError
 from workers.protocol.reports import StepReport
 
 STEP = 3
 
 
-def with_copies(work: Job) -> Job:
+def with_copies(work: LaunchedJob) -> LaunchedJob:
     """`work` with gradients shared out and a copy of each shard on another rank."""
     work = copied(work)
     return replace(work, plan=replace(work.plan, shard="gradients"))
@@ -33,14 +33,14 @@ def with_copies(work: Job) -> Job:
 @pytest.mark.parametrize(
     ("phase", "blind", "settled", "precision", "then"),
     [
-        (Phase.BACKWARD, (), STEP - 1, "bfloat16", "spare"),
-        (Phase.FORWARD, (), STEP - 1, "float16", "fewer"),
-        (Phase.BEFORE_COMMIT, (), STEP - 1, "float32", "alone"),
-        (Phase.IN_COMMIT, (0, 3), STEP, "bfloat16", "alone"),
+        (FaultPhase.BACKWARD, (), STEP - 1, "bfloat16", "spare"),
+        (FaultPhase.FORWARD, (), STEP - 1, "float16", "fewer"),
+        (FaultPhase.BEFORE_COMMIT, (), STEP - 1, "float32", "alone"),
+        (FaultPhase.IN_COMMIT, (0, 3), STEP, "bfloat16", "alone"),
     ],
 )
 def test_a_killed_ranks_shards_go_on_elsewhere(
-    tmp_path: Path, phase: Phase, blind: tuple[int, ...], settled: int, precision: str, then: str
+    tmp_path: Path, phase: FaultPhase, blind: tuple[int, ...], settled: int, precision: str, then: str
 ) -> None:
     config = drilled(small_config(tmp_path, "tied", steps=6, replicas=2, precision=precision))
     expected = run_threads(folded(job(config), 1)).state_sha256
@@ -64,7 +64,7 @@ def test_one_pipeline_of_all_replicas_has_copies_of_whole_layers(tmp_path: Path)
     three = folded(job(config, ranks=3, schedule="1f1b"), 1)
     three = replace(three, plan=with_standbys(three))
     with RankGroup(config, 3) as group:
-        group.arm(1, Fault(kind=FaultKind.KILL, step=STEP, phase=Phase.IN_COMMIT))
+        group.arm(1, Fault(kind=FaultKind.KILL, step=STEP, phase=FaultPhase.IN_COMMIT))
         group.train(three, range(3))
         assert (1, "kill", STEP, "in-commit") in group.fired
         step, positions, sources = group.settle()

@@ -14,10 +14,10 @@ from test_shared_states import assert_same
 from planner.rounds import order
 from planner.schedule.expand import pipeline_schedules
 from workers.config import WorkerConfig
-from workers.launch.ranks import Job, Run, run_processes, run_threads
+from workers.launch.ranks import LaunchedJob, LaunchedRun, run_processes, run_threads
 
 
-def folded(work: Job, pipelines: int | None = None, shares: tuple[int, ...] = ()) -> Job:
+def folded(work: LaunchedJob, pipelines: int | None = None, shares: tuple[int, ...] = ()) -> LaunchedJob:
     """`work` with gradients summed by the owners of shards."""
     plan = replace(work.plan, shard="gradients", pipelines=pipelines, shares=shares)
     return replace(work, plan=plan, shared=pipeline_schedules(plan, work.schedule) if shares else ())
@@ -28,7 +28,7 @@ def plain(config: WorkerConfig, folder: Path) -> tuple[str, list[float]]:
     return train_plainly(config, folder, order=order(job(config).plan))
 
 
-def assert_plain(found: Run, expected: tuple[str, list[float]]) -> None:
+def assert_plain(found: LaunchedRun, expected: tuple[str, list[float]]) -> None:
     assert found.state_sha256 == expected[0]
     assert losses(found) == expected[1]
 

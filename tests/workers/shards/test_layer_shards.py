@@ -18,7 +18,7 @@ from workers.freezing.freezer import begin_statistics
 from workers.layers.layer import Layer
 from workers.models.definition import LayerBuilder, ModelDefinition
 from workers.protocol.errors import JobError
-from workers.protocol.orders import Part
+from workers.protocol.orders import StatePart
 from workers.state.layer_state import LayerState, digest, host_copy, load_, part_of, united, whole_of
 from workers.state.optim import Optimizer, make_optimizer
 
@@ -205,7 +205,7 @@ def test_what_a_rank_computes_with_has_the_weights_of_its_siblings_shards(
     assert layer.shared is not None
     for number in (0, 2):
         cut = layer.shared.cuts[number]
-        layer.shared.take(number, [theirs[number].flats[buffer].weights for buffer, _ in cut.parts])
+        layer.shared.receive(number, [theirs[number].flats[buffer].weights for buffer, _ in cut.parts])
     found = weights_of_siblings(layer, state)
     assert [each.shard for each in found] == [Shard(0, 3), Shard(2, 3)]
     for each in found:
@@ -213,7 +213,7 @@ def test_what_a_rank_computes_with_has_the_weights_of_its_siblings_shards(
         assert digest(each) == digest(there)
         assert each.weights.keys() == there.weights.keys()
         fresh = built(sizes, each.shard, precision=precision)[1]
-        load_(fresh, united(each, part_of(there, Part.MOMENTS)))
+        load_(fresh, united(each, part_of(there, StatePart.MOMENTS)))
         assert_same(fresh, there)
 
 

@@ -14,15 +14,15 @@ from test_shared_states import shared
 from planner.search.standbys import assign
 from planner.shards import made_of
 from workers.config import OptimizerConfig
-from workers.fault_injection.fault import Fault, FaultKind, Phase
+from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
 from workers.launch.processes import Died
-from workers.launch.ranks import Job, run_threads
+from workers.launch.ranks import LaunchedJob, run_threads
 from workers.protocol.reports import ValidationReport
 
 STEP = 3
 
 
-def copied(work: Job, copies: int = 1) -> Job:
+def copied(work: LaunchedJob, copies: int = 1) -> LaunchedJob:
     """`work` with states shared out and copies of each shard, every place on a node of its own."""
     work = shared(work)
     nodes = [f"node {place}" for place in range(work.plan.world_size)]
@@ -32,16 +32,22 @@ def copied(work: Job, copies: int = 1) -> Job:
 @pytest.mark.parametrize(
     ("phase", "blind", "settled", "trait", "precision", "then"),
     [
-        (Phase.FORWARD, (), STEP - 1, "batchnorm", "float32", "spare"),
-        (Phase.BACKWARD, (), STEP - 1, "tied", "bfloat16", "fewer"),
-        (Phase.BEFORE_COMMIT, (), STEP - 1, "plain", "float16", "whole"),
-        (Phase.IN_COMMIT, (0, 3), STEP, "tied", "bfloat16", "spare"),
-        (Phase.IN_COMMIT, (0, 2, 3), STEP - 1, "plain", "float32", "fewer"),
-        (Phase.AFTER_COMMIT, (), STEP, "dropout", "bfloat16", "whole"),
+        (FaultPhase.FORWARD, (), STEP - 1, "batchnorm", "float32", "spare"),
+        (FaultPhase.BACKWARD, (), STEP - 1, "tied", "bfloat16", "fewer"),
+        (FaultPhase.BEFORE_COMMIT, (), STEP - 1, "plain", "float16", "whole"),
+        (FaultPhase.IN_COMMIT, (0, 3), STEP, "tied", "bfloat16", "spare"),
+        (FaultPhase.IN_COMMIT, (0, 2, 3), STEP - 1, "plain", "float32", "fewer"),
+        (FaultPhase.AFTER_COMMIT, (), STEP, "dropout", "bfloat16", "whole"),
     ],
 )
 def test_a_killed_ranks_shards_go_on_elsewhere(
-    tmp_path: Path, phase: Phase, blind: tuple[int, ...], settled: int, trait: str, precision: str, then: str
+    tmp_path: Path,
+    phase: FaultPhase,
+    blind: tuple[int, ...],
+    settled: int,
+    trait: str,
+    precision: str,
+    then: str,
 ) -> None:
     config = drilled(small_config(tmp_path, trait, steps=6, replicas=2, precision=precision))
     expected = run_threads(job(config)).state_sha256
@@ -66,7 +72,7 @@ def test_a_copy_of_a_siblings_shard_has_the_buffers_of_the_first_replica(tmp_pat
     quiet = run_threads(job(config))
     four = copied(job(config, ranks=2, schedule="1f1b"))
     with RankGroup(config, 5) as group:
-        group.arm(place, Fault(kind=FaultKind.KILL, step=4, phase=Phase.AFTER_COMMIT))
+        group.arm(place, Fault(kind=FaultKind.KILL, step=4, phase=FaultPhase.AFTER_COMMIT))
         group.train(four, range(4))
         step, _, sources = group.settle()
         assert step == 4
@@ -113,7 +119,7 @@ def test_an_owner_and_a_copy_may_die_together_where_there_are_two(tmp_path: Path
     four = copied(job(config, ranks=2, schedule="1f1b"), copies=2)
     with RankGroup(config, 4) as group:
         for number in (1, 2):
-            group.arm(number, Fault(kind=FaultKind.KILL, step=STEP, phase=Phase.BACKWARD))
+            group.arm(number, Fault(kind=FaultKind.KILL, step=STEP, phase=FaultPhase.BACKWARD))
         ended = group.train(four, range(4))
         assert {number for number, end in ended.items() if isinstance(end, Died)} >= {1}
         step, positions, sources = group.settle()

@@ -15,14 +15,14 @@ from test_shard_recovery import one_pipeline
 from test_shared_states import shared
 
 from planner.arrivals import built_ahead, needed
-from workers.launch.ranks import Job
-from workers.protocol.orders import CopyAhead, Request, Source
+from workers.launch.ranks import LaunchedJob
+from workers.protocol.orders import CopyAhead, Request, StateSource
 from workers.protocol.reports import CopiedAhead, StepReport, WarningReport
 
 NEWCOMER, PLACE = 4, 1
 
 
-def following(name: str, four: Job) -> tuple[Job, tuple[int, ...]]:
+def following(name: str, four: LaunchedJob) -> tuple[LaunchedJob, tuple[int, ...]]:
     """The next generation, in which the newcomer has `PLACE`."""
     if name == "fewer":  # whole layers, put together from both shards
         return one_pipeline(four.config, 3), (0, NEWCOMER, 2)
@@ -52,7 +52,7 @@ def test_a_newcomer_has_its_shards_at_hand_with_the_same_bits(
     with RankGroup(config, 5) as group:
         homes = {number: (one.host, one.port) for number, one in group.each("position").items()}
         sources = [
-            Source(
+            StateSource(
                 layer=piece.layer, shard=piece.shard, rank=owner, host=homes[owner][0], port=homes[owner][1]
             )
             for piece in pieces

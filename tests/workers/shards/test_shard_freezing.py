@@ -22,9 +22,9 @@ from test_shared_states import assert_same, shared
 from planner.schedule.expand import pipeline_schedules
 from workers.checkpoint.folder import checkpoints, read_layer, read_manifest
 from workers.config import CheckpointConfig, OptimizerConfig, WorkerConfig
-from workers.fault_injection.fault import Fault, FaultKind, Phase
+from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
 from workers.launch.processes import Died
-from workers.launch.ranks import Job, Run, run_threads
+from workers.launch.ranks import LaunchedJob, LaunchedRun, run_threads
 from workers.protocol.reports import FreezeReport, FreezeStarted
 from workers.state.layer_state import LayerState
 
@@ -36,13 +36,13 @@ def freezing_config(output: Path, method: str, trait: str = "plain", **changes: 
     return small_config(output, trait, **{"steps": 8, "replicas": 2, "freeze": METHODS[method], **changes})
 
 
-def unequal(work: Job, *shares: int) -> Job:
+def unequal(work: LaunchedJob, *shares: int) -> LaunchedJob:
     """`work` with states shared out among pipelines with these shares of the microbatches."""
     plan = replace(shared(work).plan, shares=shares)
     return replace(work, plan=plan, shared=pipeline_schedules(plan, work.schedule))
 
 
-def frozen_counts(run: Run) -> Counter[tuple[int, int, int]]:
+def frozen_counts(run: LaunchedRun) -> Counter[tuple[int, int, int]]:
     """How often (step, layer, number of parameter) was frozen, over all pipelines."""
     found: Counter[tuple[int, int, int]] = Counter()
     for report in run.reports:
@@ -52,7 +52,7 @@ def frozen_counts(run: Run) -> Counter[tuple[int, int, int]]:
     return found
 
 
-def assert_frozen_alike(found: Run, expected: Run) -> None:
+def assert_frozen_alike(found: LaunchedRun, expected: LaunchedRun) -> None:
     assert_same(found, expected)
     # As text: no number equals nan, which a skipped step's norm is.
     assert repr(steps_of(found)) == repr(steps_of(expected))
@@ -189,14 +189,20 @@ DYING = 6
 @pytest.mark.parametrize(
     ("method", "phase", "blind", "settled", "precision", "then"),
     [
-        ("apf", Phase.BACKWARD, (), DYING - 1, "float32", "spare"),
-        ("autofreeze", Phase.AFTER_COMMIT, (), DYING, "bfloat16", "spare"),
-        ("timelyfreeze+apf", Phase.IN_COMMIT, (0, 3), DYING, "bfloat16", "fewer"),
-        ("timelyfreeze+autofreeze", Phase.IN_COMMIT, (0, 2, 3), DYING - 1, "float32", "whole"),
+        ("apf", FaultPhase.BACKWARD, (), DYING - 1, "float32", "spare"),
+        ("autofreeze", FaultPhase.AFTER_COMMIT, (), DYING, "bfloat16", "spare"),
+        ("timelyfreeze+apf", FaultPhase.IN_COMMIT, (0, 3), DYING, "bfloat16", "fewer"),
+        ("timelyfreeze+autofreeze", FaultPhase.IN_COMMIT, (0, 2, 3), DYING - 1, "float32", "whole"),
     ],
 )
 def test_copies_have_a_killed_ranks_statistics(
-    tmp_path: Path, method: str, phase: Phase, blind: tuple[int, ...], settled: int, precision: str, then: str
+    tmp_path: Path,
+    method: str,
+    phase: FaultPhase,
+    blind: tuple[int, ...],
+    settled: int,
+    precision: str,
+    then: str,
 ) -> None:
     """All that is written of the last step is as in the quiet run, the statistics too."""
     trait = "batchnorm" if method == "apf" else "tied"
@@ -204,7 +210,7 @@ def test_copies_have_a_killed_ranks_statistics(
     expected = run_threads(frozen_job(quiet)).state_sha256
     config = drilled(freezing_config(tmp_path / "killed", method, trait, precision=precision))
 
-    def freezes(work: Job) -> Job:
+    def freezes(work: LaunchedJob) -> LaunchedJob:
         return replace(work, freeze_plans=(FIRST, SECOND) if config.freeze.timely else ())
 
     four = freezes(copied(job(config, ranks=2, schedule="1f1b")))
@@ -230,7 +236,7 @@ def test_copies_of_unequal_pipelines_have_a_killed_ranks_statistics(tmp_path: Pa
     three = unequal(copied(job(config, ranks=1)), 6, 4, 2)
     two = shared(job(config, ranks=1), 2)
     with RankGroup(config, 3) as group:
-        group.arm(1, Fault(kind=FaultKind.KILL, step=DYING, phase=Phase.AFTER_COMMIT))
+        group.arm(1, Fault(kind=FaultKind.KILL, step=DYING, phase=FaultPhase.AFTER_COMMIT))
         ended = group.train(three, range(3))
         assert isinstance(ended[1], Died)
         assert (1, "kill", DYING, "after-commit") in group.fired

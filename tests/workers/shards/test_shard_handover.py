@@ -26,13 +26,13 @@ from workers.elastic.modules_ahead import ModulesAhead
 from workers.elastic.standby import Base, Standbys
 from workers.elastic.switch import Switched, take_up
 from workers.fault_injection.points import FaultPoints
-from workers.freezing.plans import Plans, Settings
+from workers.freezing.plans import FreezePlans, FreezeSettings
 from workers.layers.layer import Layer
 from workers.models.definition import LayerBuilder, ModelDefinition
 from workers.state.layer_state import LayerState, host_copy
 
 SIZES = (40, 7, 300, 5, 64)
-FREEZE = Settings(FreezeConfig(), Plans())
+FREEZE = FreezeSettings(FreezeConfig(), FreezePlans())
 DEFINITION = ModelDefinition(
     layers=tuple(LayerBuilder(f"odd{number}", lambda: Odd(SIZES)) for number in range(3)),
     loss=lambda x, y: x.mean(),

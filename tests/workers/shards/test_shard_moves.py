@@ -26,12 +26,19 @@ from planner.rank_program import rank_programs
 from planner.search.standbys import assign
 from planner.shards import Piece, Shard, made_of
 from workers.config import CheckpointConfig, ElasticConfig
-from workers.fault_injection.fault import Fault, FaultKind, Phase
+from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
 from workers.launch.processes import Died
-from workers.launch.ranks import Job, run_threads
+from workers.launch.ranks import LaunchedJob, run_threads
 from workers.layers.sharded_weights import WeightExchange
-from workers.protocol.orders import Part
-from workers.protocol.reports import Position, Report, StepReport, SwitchReport, TimelineReport, WarningReport
+from workers.protocol.orders import StatePart
+from workers.protocol.reports import (
+    RankPosition,
+    Report,
+    StepReport,
+    SwitchReport,
+    TimelineReport,
+    WarningReport,
+)
 from workers.rank import Rank
 from workers.state_stream.fetching import fetch
 
@@ -143,7 +150,7 @@ def test_held_back_updates_of_shards_reach_the_new_owners(tmp_path: Path) -> Non
         assert not group.of(WarningReport)
 
 
-def salvageable(positions: dict[int, Position], step: int) -> dict[Piece, bool]:
+def salvageable(positions: dict[int, RankPosition], step: int) -> dict[Piece, bool]:
     """The shards of which siblings of their owners offer the weights, and whether these have their owners' bits."""
     owners = {piece: position for position in positions.values() for piece in position.holds}
     found: dict[Piece, bool] = {}
@@ -151,7 +158,7 @@ def salvageable(positions: dict[int, Position], step: int) -> dict[Piece, bool]:
         for piece in sibling.weights:
             theirs, owners_own = (
                 fetch(at.host, at.port, SECRET, piece.layer, step, wait_s=5, part=part, shard=piece.shard)
-                for at, part in ((sibling, Part.WEIGHTS), (owners[piece], Part.ALL))
+                for at, part in ((sibling, StatePart.WEIGHTS), (owners[piece], StatePart.ALL))
             )
             found[piece] = all(torch.equal(t, owners_own.weights[name]) for name, t in theirs.weights.items())
     return found
@@ -164,7 +171,7 @@ def test_siblings_weights_are_salvaged_only_while_no_update_is_held_back(tmp_pat
     four = shared(job(config, ranks=2, schedule="1f1b"))
     then = replace(four.plan, layers=cut(four.plan, (6, 2)))
     copying, held = replace(path(four.plan, then)[0], version=2), arrivals(four.plan, then)
-    drop = Fault(kind=FaultKind.DROP_LINK, phase=Phase.BEFORE_COMMIT)
+    drop = Fault(kind=FaultKind.DROP_LINK, phase=FaultPhase.BEFORE_COMMIT)
     with RankGroup(config, 4) as group:
         group.arm(3, drop.model_copy(update={"step": 3}))
         group.train(four, PLACES)
@@ -206,11 +213,11 @@ def test_siblings_compute_with_the_same_weights_once_held_back_updates_are_appli
         for layer, weights in exchange._layers.items():
             seen[name, layer].append(torch.cat([each.flatten().clone() for each in weights.buffers]))
 
-    def react(_: Job, rank: Rank, report: Report) -> None:
+    def react(_: LaunchedJob, rank: Rank, report: Report) -> None:
         if isinstance(report, TimelineReport) and report.step == 2:
             rank.prepare_plan(copying, programs[report.rank % 2], 1, held)
             if report.rank == 0:
-                rank.faults.arm(Fault(kind=FaultKind.NAN, phase=Phase.BACKWARD, step=6))
+                rank.faults.arm(Fault(kind=FaultKind.NAN, phase=FaultPhase.BACKWARD, step=6))
 
     monkeypatch.setattr(WeightExchange, "bring", see)
     monkeypatch.setattr("workers.launch.ranks._react", react)
@@ -228,18 +235,18 @@ def test_siblings_compute_with_the_same_weights_once_held_back_updates_are_appli
 @pytest.mark.parametrize(
     ("moment", "phase", "victim"),
     [
-        ("copying", Phase.MIGRATING, 3),
-        ("copied", Phase.BACKWARD, 1),
-        ("copied", Phase.BEFORE_COMMIT, 0),
-        ("copied", Phase.IN_COMMIT, 3),
-        ("copied", Phase.AFTER_COMMIT, 2),
-        ("taken", Phase.FORWARD, 1),
-        ("taken", Phase.IN_COMMIT, 2),
-        ("taken", Phase.AFTER_COMMIT, 0),
+        ("copying", FaultPhase.MIGRATING, 3),
+        ("copied", FaultPhase.BACKWARD, 1),
+        ("copied", FaultPhase.BEFORE_COMMIT, 0),
+        ("copied", FaultPhase.IN_COMMIT, 3),
+        ("copied", FaultPhase.AFTER_COMMIT, 2),
+        ("taken", FaultPhase.FORWARD, 1),
+        ("taken", FaultPhase.IN_COMMIT, 2),
+        ("taken", FaultPhase.AFTER_COMMIT, 0),
     ],
 )
 def test_a_rank_killed_while_shards_move_takes_no_committed_step_along(
-    tmp_path: Path, moment: str, phase: Phase, victim: int
+    tmp_path: Path, moment: str, phase: FaultPhase, victim: int
 ) -> None:
     """Layers move from places 0 and 2 to places 1 and 3. The others go on with a spare, or with fewer pipelines."""
     config = drilled(small_config(tmp_path, "tied", steps=ENDLESS, replicas=2, precision="bfloat16"))
@@ -273,7 +280,9 @@ def test_a_rank_killed_while_shards_move_takes_no_committed_step_along(
         found = held(positions, step)
         assert all(made_of(layer, found) for layer in LAYERS)
         following = (
-            four if phase in (Phase.BACKWARD, Phase.IN_COMMIT, Phase.MIGRATING) else copied(job(config))
+            four
+            if phase in (FaultPhase.BACKWARD, FaultPhase.IN_COMMIT, FaultPhase.MIGRATING)
+            else copied(job(config))
         )
         members = [4 if number == victim else number for number in PLACES][: following.plan.world_size]
         ended = group.train(following, members, step=step, sources=sources, meanwhile=group.stop)

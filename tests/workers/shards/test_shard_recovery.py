@@ -16,11 +16,11 @@ from planner.rank_program import rank_programs
 from planner.shards import Piece, Shard, made_of
 from workers.checkpoint.folder import checkpoint_folder, checkpoints, read_layer, read_manifest
 from workers.config import WorkerConfig
-from workers.fault_injection.fault import Fault, FaultKind, Phase
+from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
 from workers.launch.processes import Died
-from workers.launch.ranks import Job, run_threads
-from workers.protocol.orders import Assignment, Source
-from workers.protocol.reports import Position
+from workers.launch.ranks import LaunchedJob, run_threads
+from workers.protocol.orders import Assignment, StateSource
+from workers.protocol.reports import RankPosition
 from workers.state.layer_state import LayerState
 
 STEP = 3
@@ -31,13 +31,13 @@ def pieces(of: int) -> set[Piece]:
     return {Piece(layer, Shard(number, of)) for layer in LAYERS for number in range(of)}
 
 
-def held(positions: dict[int, Position], step: int) -> set[Piece]:
+def held(positions: dict[int, RankPosition], step: int) -> set[Piece]:
     return {piece for position in positions.values() if position.step == step for piece in position.holds}
 
 
 def lose_rank_1(
-    group: RankGroup, four: Job, step: int, phase: Phase, blind: Sequence[int], *, settled: int
-) -> tuple[dict[int, Position], list[Source]]:
+    group: RankGroup, four: LaunchedJob, step: int, phase: FaultPhase, blind: Sequence[int], *, settled: int
+) -> tuple[dict[int, RankPosition], list[StateSource]]:
     """Train `four` until rank 1 is killed in `phase` of `step`, and settle at `settled` with all layers there.
 
     Args:
@@ -57,7 +57,7 @@ def lose_rank_1(
     return positions, sources
 
 
-def one_pipeline(config: WorkerConfig, ranks: int) -> Job:
+def one_pipeline(config: WorkerConfig, ranks: int) -> LaunchedJob:
     work = job(config, ranks=ranks, schedule="1f1b")
     return replace(work, plan=replace(work.plan, pipelines=1))
 
@@ -65,21 +65,21 @@ def one_pipeline(config: WorkerConfig, ranks: int) -> Job:
 @pytest.mark.parametrize(
     ("phase", "blind", "settled", "precision"),
     [
-        (Phase.FORWARD, (), STEP - 1, "float32"),
-        (Phase.BEFORE_COMMIT, (), STEP - 1, "bfloat16"),
-        (Phase.IN_COMMIT, (0, 3), STEP, "bfloat16"),
-        (Phase.IN_COMMIT, (0, 1, 2, 3), STEP - 1, "float32"),
-        (Phase.AFTER_COMMIT, (), STEP, "float16"),
+        (FaultPhase.FORWARD, (), STEP - 1, "float32"),
+        (FaultPhase.BEFORE_COMMIT, (), STEP - 1, "bfloat16"),
+        (FaultPhase.IN_COMMIT, (0, 3), STEP, "bfloat16"),
+        (FaultPhase.IN_COMMIT, (0, 1, 2, 3), STEP - 1, "float32"),
+        (FaultPhase.AFTER_COMMIT, (), STEP, "float16"),
     ],
 )
 def test_broken_links_leave_every_shard_at_one_step(
-    tmp_path: Path, phase: Phase, blind: tuple[int, ...], settled: int, precision: str
+    tmp_path: Path, phase: FaultPhase, blind: tuple[int, ...], settled: int, precision: str
 ) -> None:
     """All ranks live. Afterwards they go on as they were, or with whole states in one pipeline."""
     config = drilled(small_config(tmp_path, "tied", steps=6, replicas=2, precision=precision))
     expected = run_threads(job(config)).state_sha256
     four = shared(job(config, ranks=2, schedule="zb-h1"))
-    then = four if phase in (Phase.FORWARD, Phase.IN_COMMIT) else one_pipeline(config, 4)
+    then = four if phase in (FaultPhase.FORWARD, FaultPhase.IN_COMMIT) else one_pipeline(config, 4)
     with RankGroup(config, 4) as group:
         group.arm(1, Fault(kind=FaultKind.DROP_LINK, step=STEP, phase=phase))
         for number in blind:
@@ -107,7 +107,7 @@ def test_plans_with_more_fewer_and_no_shards_follow_each_other(tmp_path: Path) -
     whole = job(config, ranks=2, schedule="gpipe")
     whole = replace(whole, plan=replace(whole.plan, pipelines=2))
     three = shared(job(config, ranks=1), 3)
-    sources: list[Source] = []
+    sources: list[StateSource] = []
     step = 0
     with RankGroup(config, 4) as group:
         for work, of in ((two, 2), (four, 4), (whole, 1), (three, 3), (two, 2)):
@@ -141,14 +141,14 @@ def test_shards_that_arrived_are_kept_when_others_do_not(tmp_path: Path) -> None
         (answer,) = group.call("follow", {2: (order,)}).values()
         assert isinstance(answer, Raised)
         assert "cannot connect" in answer.error
-        position: Position = group.call("position", {2: ()})[2]
+        position: RankPosition = group.call("position", {2: ()})[2]
         assert position.step == step
         assert {*position.holds} == {Piece(layer, Shard(0, 2)) for layer in LAYERS}
         group.tell(0, "die")
         group.wait_for(lambda _: 0 not in group.alive)
         left = [each for each in sources if each.rank == 1]
         own = [
-            Source(layer=piece.layer, shard=piece.shard, rank=2, host=position.host, port=position.port)
+            StateSource(layer=piece.layer, shard=piece.shard, rank=2, host=position.host, port=position.port)
             for piece in position.holds
         ]
         ended = group.train(alone, (2,), step=step, sources=[*left, *own])

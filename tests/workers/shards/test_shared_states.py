@@ -13,16 +13,16 @@ from test_engine_bits import losses, real_config
 from planner.schedule.expand import pipeline_schedules
 from workers.checkpoint.folder import checkpoints
 from workers.config import CheckpointConfig, OptimizerConfig
-from workers.launch.ranks import Job, Run, run_processes, run_threads
+from workers.launch.ranks import LaunchedJob, LaunchedRun, run_processes, run_threads
 from workers.protocol.reports import StepReport, ValidationReport
 
 
-def shared(work: Job, pipelines: int | None = None) -> Job:
+def shared(work: LaunchedJob, pipelines: int | None = None) -> LaunchedJob:
     """`work` with states shared out among its pipelines."""
     return replace(work, plan=replace(work.plan, shard="optimizer", pipelines=pipelines))
 
 
-def assert_same(found: Run, expected: Run) -> None:
+def assert_same(found: LaunchedRun, expected: LaunchedRun) -> None:
     assert found.state_sha256 == expected.state_sha256
     assert losses(found) == losses(expected)
     for kind, told in ((StepReport, lambda r: (r.step, r.grad_norm, r.skipped)), (ValidationReport, repr)):

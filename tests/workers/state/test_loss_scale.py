@@ -15,9 +15,9 @@ from reference import train_plainly
 
 from workers.checkpoint.folder import checkpoints, read_manifest, write_manifest
 from workers.config import CheckpointConfig, ModelConfig, OptimizerConfig, WorkerConfig
-from workers.fault_injection.fault import Fault, FaultKind, Phase
+from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
 from workers.launch.processes import Died
-from workers.launch.ranks import Run, assignment, run_threads
+from workers.launch.ranks import LaunchedRun, assignment, run_threads
 from workers.loss_scale import INITIAL, LossScale
 from workers.protocol.errors import JobError
 from workers.protocol.reports import StepReport
@@ -34,7 +34,7 @@ def config(folder: Path, trait: str = "plain", factor: float = STEEP, **changes:
     return small_config(folder, **{**fields, **changes})
 
 
-def skipped(run: Run) -> list[bool]:
+def skipped(run: LaunchedRun) -> list[bool]:
     return [report.skipped for report in run.reports if isinstance(report, StepReport)]
 
 
@@ -116,9 +116,11 @@ def test_stop_and_resume_at_any_step(tmp_path: Path, grows_soon: None) -> None:
     assert len(scales) > 3
 
 
-@pytest.mark.parametrize("phase", [Phase.BACKWARD, Phase.IN_COMMIT])
+@pytest.mark.parametrize("phase", [FaultPhase.BACKWARD, FaultPhase.IN_COMMIT])
 @pytest.mark.parametrize("step", [2, 6])
-def test_a_rank_that_comes_after_a_loss_learns_the_scale(tmp_path: Path, phase: Phase, step: int) -> None:
+def test_a_rank_that_comes_after_a_loss_learns_the_scale(
+    tmp_path: Path, phase: FaultPhase, step: int
+) -> None:
     settings = drilled(config(tmp_path))
     expected = run_threads(job(settings))
     assert 2 < sum(skipped(expected)) < 6

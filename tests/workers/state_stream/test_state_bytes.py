@@ -10,7 +10,7 @@ import torch
 from state_streams import bits, rich_state
 
 from workers.state.layer_state import LayerState
-from workers.state_stream.encoding import Loading, chunks, header
+from workers.state_stream.encoding import PartialState, chunks, header
 
 TWO = LayerState(
     1, "two", {"a": torch.arange(6.0), "b": torch.arange(3, dtype=torch.int16)}, {}, {}, {"a": 1}
@@ -19,7 +19,7 @@ TWO = LayerState(
 
 def test_chunks_may_change_their_size_on_the_way() -> None:
     state = rich_state()
-    loading = Loading(header(state, 17))
+    loading = PartialState(header(state, 17))
     sizes: list[int] = []
 
     def growing() -> int:
@@ -37,7 +37,7 @@ def test_chunks_may_change_their_size_on_the_way() -> None:
 
 @pytest.mark.parametrize("count", [0, 31])
 def test_a_chunk_that_does_not_fit_is_an_error(count: int) -> None:
-    loading = Loading(header(TWO, 17))
+    loading = PartialState(header(TWO, 17))
     assert loading.bytes == 30
     with pytest.raises(ValueError, match=f"chunk of {count} bytes, where 30 were missing"):
         loading.load(bytes(count))
@@ -62,10 +62,10 @@ def test_a_chunk_that_does_not_fit_is_an_error(count: int) -> None:
 def test_what_is_no_header_is_an_error(change: dict[str, Any]) -> None:
     about = json.loads(header(TWO, 17))
     with pytest.raises(ValueError, match="not the header of a layer's state"):
-        Loading(json.dumps(about | change).encode())
+        PartialState(json.dumps(about | change).encode())
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"\x80\x04K\x01.", b"{}"])
 def test_what_is_no_json_object_is_an_error(text: bytes) -> None:
     with pytest.raises(ValueError, match="not the header of a layer's state"):
-        Loading(text)
+        PartialState(text)

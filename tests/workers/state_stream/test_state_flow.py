@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pace import patient
 
-from workers.state_stream.flow import MOST_GIVE_WAY_S, Ahead, Pace, give_way, queue_length
+from workers.state_stream.flow import MOST_GIVE_WAY_S, Ahead, StreamPace, give_way, queue_length
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,8 @@ def test_equation_8(training: float, transfer: float, service: float, packets: i
 def test_what_may_wait_in_the_system_by_the_share_of_the_link_that_training_takes(
     held_s: float, packets: int
 ) -> None:
-    assert Pace(held_s=held_s, writing_s=10.0 - held_s).packets_ahead() == packets
-    assert Pace(held_s=held_s / 100, writing_s=(10.0 - held_s) / 100).packets_ahead() == 16, (
+    assert StreamPace(held_s=held_s, writing_s=10.0 - held_s).packets_ahead() == packets
+    assert StreamPace(held_s=held_s / 100, writing_s=(10.0 - held_s) / 100).packets_ahead() == 16, (
         "too early to say"
     )
 
@@ -46,8 +46,8 @@ def test_what_may_wait_in_the_system_by_the_share_of_the_link_that_training_take
     ("bytes_per_s", "chunk_bytes"), [(1e4, 8192), (12.5e6, 25_000), (125e6, 250_000), (1e12, 512 * 1024)]
 )
 def test_a_chunk_is_what_the_link_carries_in_two_milliseconds(bytes_per_s: float, chunk_bytes: int) -> None:
-    assert Pace().chunk_bytes() == 32 * 1024
-    pace = Pace(held_s=99.0, writing_s=1e7 / bytes_per_s, written_bytes=10_000_000)
+    assert StreamPace().chunk_bytes() == 32 * 1024
+    pace = StreamPace(held_s=99.0, writing_s=1e7 / bytes_per_s, written_bytes=10_000_000)
     assert pace.chunk_bytes() == pytest.approx(chunk_bytes, abs=1)
 
 

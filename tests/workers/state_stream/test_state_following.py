@@ -24,9 +24,9 @@ from state_streams import (
 
 from workers.state.layer_state import LayerState
 from workers.state_stream import frames
-from workers.state_stream.follow import Following, follow
-from workers.state_stream.following import Change, Followers, Parcels, Subject
-from workers.state_stream.frames import Absent, Gone, Refused
+from workers.state_stream.follow import FollowedOwner, follow
+from workers.state_stream.following import CommittedChange, Followers, Parcels, Subscription
+from workers.state_stream.frames import Absent, PeerGone, StreamRefused
 
 GENERATION = 1
 LAYER = 3
@@ -47,9 +47,9 @@ class Leading:
         self.signs += 1
 
     @contextmanager
-    def followed(self, port: int | None = None) -> Iterator[Following]:
+    def followed(self, port: int | None = None) -> Iterator[FollowedOwner]:
         """A peer that has just begun to follow."""
-        subject = Subject(layers=(LAYER,), generation=GENERATION)
+        subject = Subscription(layers=(LAYER,), generation=GENERATION)
         with follow(
             HOST,
             port or self.to.server.port,
@@ -73,7 +73,7 @@ class Leading:
         def state_of(layer: int) -> LayerState:
             return rich_state(layer, seed=step)
 
-        change = Change(step=step, scale=0.5, skipped=False, scores={LAYER: 0.25})
+        change = CommittedChange(step=step, scale=0.5, skipped=False, scores={LAYER: 0.25})
         self.followers.commit(change, state_of, None)
 
 
@@ -96,7 +96,7 @@ def test_a_peer_gets_the_layers_once_and_then_each_change(leading: Leading) -> N
             sent = leading.send(step)
             leading.commit(step)
             change, parcels = next(changes)
-            assert change == Change(step=step, scale=0.5, skipped=False, scores={LAYER: 0.25})
+            assert change == CommittedChange(step=step, scale=0.5, skipped=False, scores={LAYER: 0.25})
             assert parcels.step == step
             assert torch.equal(parcels.of_layers[LAYER], sent.of_layers[LAYER])
 
@@ -116,13 +116,13 @@ def test_parcels_of_a_step_that_is_not_committed_change_nothing(leading: Leading
 def test_an_error_while_following_is_told_as_what_it_is(leading: Leading) -> None:
     full = OSError(errno.ENOSPC, "No space left on device")
     where = rf"layers \[{LAYER}\] from {HOST}:{leading.to.server.port}"
-    with pytest.raises(Gone, match=f"^{where}: No space left on device$"), leading.followed():
+    with pytest.raises(PeerGone, match=f"^{where}: No space left on device$"), leading.followed():
         raise full
 
 
 def test_an_owner_that_does_not_listen_is_told_as_such(leading: Leading) -> None:
     leading.to.server.close()
-    with pytest.raises(Gone, match="cannot connect: Connection refused"), leading.followed():
+    with pytest.raises(PeerGone, match="cannot connect: Connection refused"), leading.followed():
         pass
 
 
@@ -135,7 +135,7 @@ def test_nothing_of_an_altered_change_arrives(leading: Leading) -> None:
         assert following.states().step == 17
         leading.send(18)
         leading.commit(18)
-        with pytest.raises(Refused, match=r"chunk frame .* was altered"):
+        with pytest.raises(StreamRefused, match=r"chunk frame .* was altered"):
             next(following.changes())
 
 
@@ -145,4 +145,4 @@ def test_cutting_it_wakes_its_reader_at_once(leading: Leading, monkeypatch: pyte
         eventually("its reader waits", lambda: leading.signs > 0)
         following.cut()
         eventually("its reader ends", lambda: bool(got))
-        assert isinstance(got[0], Gone)
+        assert isinstance(got[0], PeerGone)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pace import patient
 
-from workers.state_stream.frames import READ_AT_ONCE, Gone, Line
+from workers.state_stream.frames import READ_AT_ONCE, PeerGone, WatchedSocket
 
 PACKET = 1000
 PACKETS = 64
@@ -48,7 +48,7 @@ def trickle(writer: socket.socket, packets: int) -> None:
 
 def test_a_reader_is_not_woken_by_every_packet(ends: tuple[socket.socket, Counting]) -> None:
     writer, reader = ends
-    line = Line(reader, threading.Event(), 5.0)
+    line = WatchedSocket(reader, threading.Event(), 5.0)
     sending = threading.Thread(target=trickle, args=(writer, PACKETS))
     sending.start()
     try:
@@ -62,7 +62,7 @@ def test_a_reader_is_not_woken_by_every_packet(ends: tuple[socket.socket, Counti
 
 def test_the_last_bytes_do_not_wait_for_more(ends: tuple[socket.socket, Counting]) -> None:
     writer, reader = ends
-    line = Line(reader, threading.Event(), 5.0)
+    line = WatchedSocket(reader, threading.Event(), 5.0)
     writer.sendall(bytes(READ_AT_ONCE) + b"last" + b"next")
     assert line.read(READ_AT_ONCE) == bytes(READ_AT_ONCE)
     assert line.read(4) == b"last"
@@ -71,11 +71,11 @@ def test_the_last_bytes_do_not_wait_for_more(ends: tuple[socket.socket, Counting
 
 def test_a_peer_that_goes_in_the_middle_is_noticed_at_once(ends: tuple[socket.socket, Counting]) -> None:
     writer, reader = ends
-    line = Line(reader, threading.Event(), 30.0)
+    line = WatchedSocket(reader, threading.Event(), 30.0)
     writer.sendall(bytes(PACKET))
     writer.close()
     begun_s = time.monotonic()
-    with pytest.raises(Gone, match="closed the connection"):
+    with pytest.raises(PeerGone, match="closed the connection"):
         line.read(READ_AT_ONCE)
     assert time.monotonic() - begun_s < patient(5)
 
@@ -84,7 +84,7 @@ def test_what_was_read_can_be_cut_while_somebody_keeps_the_frames(
     ends: tuple[socket.socket, Counting], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, reader = ends
-    line = Line(reader, threading.Event(), 5.0)
+    line = WatchedSocket(reader, threading.Event(), 5.0)
     writer.sendall(bytes(PACKET))
     kept: list[Any] = []
     monkeypatch.setattr(line, "_sleep_until", lambda count: kept.append(sys._getframe(1)))

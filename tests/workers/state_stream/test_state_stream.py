@@ -11,10 +11,10 @@ import torch
 from state_streams import FLOWS, HOST, LIVELY, SECRET, bits, eventually, fetching, rich_state, serving
 from torch import Tensor
 
-from workers.protocol.orders import Part
+from workers.protocol.orders import StatePart
 from workers.state.layer_state import LayerState, part_of, united
 from workers.state_stream.flow import Flow
-from workers.state_stream.frames import Absent, Gone
+from workers.state_stream.frames import Absent, PeerGone
 from workers.state_stream.stream import fetch
 
 
@@ -113,9 +113,9 @@ def test_a_dtype_that_cannot_travel_is_named() -> None:
 def test_a_part_of_a_state_comes_alone_and_both_make_it_up() -> None:
     with serving() as to:
         to.server.offer(17, [rich_state()])
-        weights, moments = to.fetch(part=Part.WEIGHTS), to.fetch(part=Part.MOMENTS)
-        assert bits(weights) == bits(part_of(rich_state(), Part.WEIGHTS))
-        assert bits(moments) == bits(part_of(rich_state(), Part.MOMENTS))
+        weights, moments = to.fetch(part=StatePart.WEIGHTS), to.fetch(part=StatePart.MOMENTS)
+        assert bits(weights) == bits(part_of(rich_state(), StatePart.WEIGHTS))
+        assert bits(moments) == bits(part_of(rich_state(), StatePart.MOMENTS))
         assert [weights.slots, weights.updates, weights.freezing] == [{}] * 3
         assert [moments.weights, moments.buffers] == [{}] * 2
         assert bits(united(weights, moments)) == bits(rich_state())
@@ -123,9 +123,9 @@ def test_a_part_of_a_state_comes_alone_and_both_make_it_up() -> None:
 
 def test_who_has_only_weights_gives_no_more() -> None:
     with serving() as to:
-        to.server.offer(17, [part_of(rich_state(), Part.WEIGHTS)], Part.WEIGHTS)
-        assert bits(to.fetch(part=Part.WEIGHTS)) == bits(part_of(rich_state(), Part.WEIGHTS))
-        for part in (Part.ALL, Part.MOMENTS):
+        to.server.offer(17, [part_of(rich_state(), StatePart.WEIGHTS)], StatePart.WEIGHTS)
+        assert bits(to.fetch(part=StatePart.WEIGHTS)) == bits(part_of(rich_state(), StatePart.WEIGHTS))
+        for part in (StatePart.ALL, StatePart.MOMENTS):
             with pytest.raises(Absent, match=r"\(there is step 17: weights of layers 3\)"):
                 to.fetch(part=part, wait_s=0)
 
@@ -142,9 +142,9 @@ def test_moments_wait_for_the_weights_that_others_fetch() -> None:
 
     with serving(busy, flow=LIVELY) as to:
         to.server.offer(17, [rich_state(), rich_state(4)])
-        with fetching(lambda: to.fetch(part=Part.WEIGHTS)) as weights:
+        with fetching(lambda: to.fetch(part=StatePart.WEIGHTS)) as weights:
             eventually("the weights are held up", held.is_set)
-            with fetching(lambda: to.fetch(4, part=Part.MOMENTS)) as moments:
+            with fetching(lambda: to.fetch(4, part=StatePart.MOMENTS)) as moments:
                 eventually("both are there", lambda: len(to.server._peers) == 2)
                 assert to.server._busy_with_weights()
                 assert (weights, moments) == ([], [])
@@ -174,7 +174,7 @@ def test_a_withdrawn_state_may_change_at_once() -> None:
                 weight.zero_()
             eventually("the fetch has ended, though training still sends", lambda: bool(got))
             let.set()
-        assert isinstance(got[0], Gone)
+        assert isinstance(got[0], PeerGone)
         to.server.offer(18, [state])
         assert bits(to.fetch(step=18)) == bits(state)
 
@@ -185,8 +185,8 @@ def test_closing_the_server_ends_every_fetch() -> None:
         with fetching(to.fetch) as gated, fetching(lambda: to.fetch(4, wait_s=100)) as waiting:
             eventually("both are there", lambda: len(to.server._peers) == 2)
             to.server.close()
-    assert isinstance(gated[0], Gone)
-    assert isinstance(waiting[0], Gone)
+    assert isinstance(gated[0], PeerGone)
+    assert isinstance(waiting[0], PeerGone)
     assert "layer 4 of step 17" in str(waiting[0])
 
 
@@ -196,7 +196,7 @@ def test_a_fetch_can_be_given_up() -> None:
         eventually("the request is there", lambda: bool(to.server._peers))
         stopped.set()
         eventually("it has given up", lambda: bool(got))
-        assert isinstance(got[0], Gone)
+        assert isinstance(got[0], PeerGone)
         eventually("the server has noticed", lambda: not to.server._peers)
         assert to.log == []
 
@@ -205,6 +205,6 @@ def test_nobody_listens() -> None:
     with closing(socket.create_server((HOST, 0))) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(
-        Gone, match=f"layer 3 of step 17 from {HOST}:{port}: cannot connect: Connection refused"
+        PeerGone, match=f"layer 3 of step 17 from {HOST}:{port}: cannot connect: Connection refused"
     ):
         fetch(HOST, port, SECRET, 3, 17, wait_s=1)

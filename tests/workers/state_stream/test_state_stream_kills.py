@@ -16,7 +16,7 @@ from state_streams import HOST, LIVELY, SECRET, bits, eventually, fetching, rich
 
 from workers.launch.processes import forkserver
 from workers.state_stream.flow import Flow
-from workers.state_stream.frames import Gone
+from workers.state_stream.frames import PeerGone
 from workers.state_stream.stream import StateServer, fetch
 
 FEW = 5
@@ -80,7 +80,7 @@ def test_a_server_that_is_killed_is_gone_at_once() -> None:
             assert got == []
             os.kill(pid, signal.SIGKILL)
             eventually("it fails", lambda: bool(got))
-        assert isinstance(got[0], Gone)
+        assert isinstance(got[0], PeerGone)
         assert "silent" not in str(got[0]), "it must not have waited for a time limit"
         assert f"layer 3 of step 17 from {HOST}:{port}" in str(got[0])
         eventually("the system has closed its socket", lambda: not its & listening(port))

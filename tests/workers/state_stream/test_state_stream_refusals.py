@@ -31,14 +31,14 @@ from test_standby import configured
 from workers.protocol.reports import Report, StepReport, WarningReport
 from workers.state_stream import stream as state_stream
 from workers.state_stream.flow import Flow
-from workers.state_stream.frames import MAGIC, Kind, Line, Refused, ask
+from workers.state_stream.frames import MAGIC, FrameKind, StreamRefused, WatchedSocket, ask
 from workers.state_stream.stream import MOST_STRANGERS, fetch
 
 
 def test_a_wrong_secret_is_refused_and_logged() -> None:
     with serving() as to:
         to.server.offer(17, [rich_state()])
-        with pytest.raises(Refused, match=r"layer 3 of step 17 from .*refused this rank's secret"):
+        with pytest.raises(StreamRefused, match=r"layer 3 of step 17 from .*refused this rank's secret"):
             fetch(HOST, to.server.port, b"another", 3, 17, wait_s=1)
         eventually("it is logged", lambda: bool(to.log))
         assert "does not know the job's secret" in to.log[0]
@@ -75,15 +75,15 @@ def test_a_server_that_does_not_know_the_secret_is_refused() -> None:
                     connected.sendall(reply)
                 connected.recv(1)
 
-        with fetching(pretend), pytest.raises(Refused, match="another program listens there"):
+        with fetching(pretend), pytest.raises(StreamRefused, match="another program listens there"):
             fetch(HOST, listener.getsockname()[1], SECRET, 3, 17, wait_s=1)
 
 
 @contextmanager
-def greeted(port: int, secret: bytes = SECRET) -> Iterator[tuple[socket.socket, Line, Any, Any]]:
+def greeted(port: int, secret: bytes = SECRET) -> Iterator[tuple[socket.socket, WatchedSocket, Any, Any]]:
     """A connection to the server at `port` after the handshake, with the seals for both directions."""
     with socket.create_connection((HOST, port), 5) as connected:
-        line = Line(connected, threading.Event(), 5.0)
+        line = WatchedSocket(connected, threading.Event(), 5.0)
         yield connected, line, *ask(line, secret)
 
 
@@ -91,37 +91,37 @@ def request(layer: int = 3) -> bytes:
     return json.dumps([layer, 17, 1.0]).encode()
 
 
-def _oversized(line: Line, seal: Any) -> None:
-    line.write([(1 << 31).to_bytes(4, "big"), bytes([Kind.REQUEST])])
+def _oversized(line: WatchedSocket, seal: Any) -> None:
+    line.write([(1 << 31).to_bytes(4, "big"), bytes([FrameKind.REQUEST])])
 
 
-def _altered(line: Line, seal: Any) -> None:
-    head, _, tag = seal.frame(Kind.REQUEST, 0, request())
+def _altered(line: WatchedSocket, seal: Any) -> None:
+    head, _, tag = seal.frame(FrameKind.REQUEST, 0, request())
     line.write([head, request(4), tag])
 
 
-def _replayed(line: Line, seal: Any) -> None:
-    line.write(seal.frame(Kind.REQUEST, 1, request()))
+def _replayed(line: WatchedSocket, seal: Any) -> None:
+    line.write(seal.frame(FrameKind.REQUEST, 1, request()))
 
 
-def _of_another_kind(line: Line, seal: Any) -> None:
-    line.write(seal.frame(Kind.CHUNK, 0, request()))
+def _of_another_kind(line: WatchedSocket, seal: Any) -> None:
+    line.write(seal.frame(FrameKind.CHUNK, 0, request()))
 
 
-def _no_request(line: Line, seal: Any) -> None:
-    line.write(seal.frame(Kind.REQUEST, 0, b'{"__reduce__": 1}'))
+def _no_request(line: WatchedSocket, seal: Any) -> None:
+    line.write(seal.frame(FrameKind.REQUEST, 0, b'{"__reduce__": 1}'))
 
 
-def _endless(line: Line, seal: Any) -> None:
-    line.write(seal.frame(Kind.REQUEST, 0, b'[3, 17, Infinity, "all", [0, 1]]'))
+def _endless(line: WatchedSocket, seal: Any) -> None:
+    line.write(seal.frame(FrameKind.REQUEST, 0, b'[3, 17, Infinity, "all", [0, 1]]'))
 
 
-def _of_no_part(line: Line, seal: Any) -> None:
-    line.write(seal.frame(Kind.REQUEST, 0, b'[3, 17, 1, "half", [0, 1]]'))
+def _of_no_part(line: WatchedSocket, seal: Any) -> None:
+    line.write(seal.frame(FrameKind.REQUEST, 0, b'[3, 17, 1, "half", [0, 1]]'))
 
 
-def _of_no_shard(line: Line, seal: Any) -> None:
-    line.write(seal.frame(Kind.REQUEST, 0, b'[3, 17, 1, "all", 2]'))
+def _of_no_shard(line: WatchedSocket, seal: Any) -> None:
+    line.write(seal.frame(FrameKind.REQUEST, 0, b'[3, 17, 1, "all", 2]'))
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def _of_no_shard(line: Line, seal: Any) -> None:
         (_of_no_shard, "a request that is none: cannot unpack"),
     ],
 )
-def test_bad_frames_are_refused_and_logged(send: Callable[[Line, Any], None], said: str) -> None:
+def test_bad_frames_are_refused_and_logged(send: Callable[[WatchedSocket, Any], None], said: str) -> None:
     with serving() as to:
         to.server.offer(17, [rich_state()])
         with greeted(to.server.port) as (connected, line, seal, _):
@@ -191,7 +191,7 @@ def test_an_altered_byte_is_refused(place: int, flow: Flow) -> None:
                 return bytes(altered)
             return piece
 
-        with between(to, alter) as port, pytest.raises(Refused):
+        with between(to, alter) as port, pytest.raises(StreamRefused):
             fetch(HOST, port, SECRET, 3, 17, wait_s=1, flow=flow)
         assert bits(to.fetch(flow=flow)) == bits(rich_state())
 
@@ -207,7 +207,7 @@ def test_training_goes_on_with_the_same_bits_while_strangers_bother_its_state_po
             for round in range(3):
                 group.wait_for(lambda reports, steps=2 * round: told_steps(reports) > steps)
                 for port in ports.values():
-                    with pytest.raises(Refused, match="refused this rank's secret"):
+                    with pytest.raises(StreamRefused, match="refused this rank's secret"):
                         fetch(HOST, port, b"another", 1, 1, wait_s=1)
                     with greeted(port, GROUP_SECRET) as (connected, line, seal, _):
                         _oversized(line, seal)

@@ -10,10 +10,10 @@ import torch
 from test_transport_outbox import eventually, message
 from test_transport_process_group import ends, woken
 
-from workers.transport.channel import Stream
+from workers.transport.channel import MessageStream
 
-SMALL = Stream(0, 1, 2, "forward stage 0 -> 1")
-LARGE = tuple(Stream(0, 1, 3 + number, f"gradients {number}") for number in range(3))
+SMALL = MessageStream(0, 1, 2, "forward stage 0 -> 1")
+LARGE = tuple(MessageStream(0, 1, 3 + number, f"gradients {number}") for number in range(3))
 
 
 def test_what_is_sent_apart_is_freed_and_waited_for_apart() -> None:

@@ -10,14 +10,14 @@ from typing import Any, cast
 import pytest
 
 from workers.transport.connections import Socket
-from workers.transport.link_meter import Look, passage
+from workers.transport.link_meter import ConnectionReading, passage
 from workers.transport.peers import Peers
 from workers.transport.tcp_state import TcpState, tcp_state
 
 
 def look(
     at_s: float, acked: int, *, waits: bool, busy_s: float | None = None, refused_s: float = 0.0
-) -> Look:
+) -> ConnectionReading:
     state = TcpState(
         acked_bytes=acked,
         flying_packets=1,
@@ -26,7 +26,7 @@ def look(
         refused_s=refused_s,
         round_trip_s=1e-4,
     )
-    return Look(at_s, state)
+    return ConnectionReading(at_s, state)
 
 
 def test_the_rate_counts_while_bytes_wait_and_not_until_the_last_acknowledgement() -> None:

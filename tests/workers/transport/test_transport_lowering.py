@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.ir import Action, Kind, Schedule
-from planner.lowering import Group, Transfer, first_forwards, lower
+from planner.ir import Action, ActionKind, Schedule
+from planner.lowering import Group, WindowTransfer, first_forwards, lower
 from planner.schedule.passes import add_recompute
 from planner.schedule.registry import build, families
 
@@ -26,17 +26,20 @@ def text(groups: tuple[Group, ...]) -> list[str]:
     return [" ".join(f"{t.direction[0]}{t.stage}.{t.microbatch}" for t in group) for group in groups]
 
 
-def messages(schedule: Schedule) -> dict[Action, Transfer]:
+def messages(schedule: Schedule) -> dict[Action, WindowTransfer]:
     """The message that each receiving action gets from another rank, in program order."""
     rank_of, found = schedule.rank_of_stage, {}
     for program in schedule.programs:
         for action in program:
-            before = action.stage - 1 if action.kind is Kind.FORWARD else action.stage + 1
-            if action.kind not in (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT_GRAD) or before not in rank_of:
+            before = action.stage - 1 if action.kind is ActionKind.FORWARD else action.stage + 1
+            if (
+                action.kind not in (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.INPUT_GRAD)
+                or before not in rank_of
+            ):
                 continue
             if rank_of[before] != rank_of[action.stage]:
-                direction = "forward" if action.kind is Kind.FORWARD else "backward"
-                found[action] = Transfer(
+                direction = "forward" if action.kind is ActionKind.FORWARD else "backward"
+                found[action] = WindowTransfer(
                     direction, action.stage, action.index, rank_of[before], rank_of[action.stage]
                 )
     return found
@@ -56,14 +59,18 @@ class StrictRanks:
         self.in_the_way = in_the_way
         self.received = messages(schedule)
         self.heads = [0] * schedule.ranks
-        self.made: set[Transfer] = set()
+        self.made: set[WindowTransfer] = set()
         self.over = [0] * schedule.ranks
         """For each rank, the number of groups that are over."""
         self.started = [0] * schedule.ranks
         sent_by = {}
         for action, transfer in self.received.items():
-            stage = action.stage + (-1 if action.kind is Kind.FORWARD else 1)
-            kinds = (Kind.FORWARD,) if action.kind is Kind.FORWARD else (Kind.BACKWARD, Kind.INPUT_GRAD)
+            stage = action.stage + (-1 if action.kind is ActionKind.FORWARD else 1)
+            kinds = (
+                (ActionKind.FORWARD,)
+                if action.kind is ActionKind.FORWARD
+                else (ActionKind.BACKWARD, ActionKind.INPUT_GRAD)
+            )
             for kind in kinds:
                 sent_by[Action(kind, stage, action.index)] = transfer
         self.sent_by = sent_by
@@ -102,7 +109,7 @@ class StrictRanks:
     def _ready(self, rank: int, number: int) -> bool:
         return all(t in self.made for t in self.groups[rank][number] if t.source == rank)
 
-    def _has_started(self, transfer: Transfer) -> bool:
+    def _has_started(self, transfer: WindowTransfer) -> bool:
         return all(
             any(transfer in group for group in self.groups[rank][: self.started[rank]])
             for rank in (transfer.source, transfer.target)
@@ -168,7 +175,7 @@ def test_the_forwards_of_the_first_microbatches(
     forwards = replace(
         schedule,
         programs=tuple(
-            tuple(a for a in program if a.kind is Kind.FORWARD and a.index < count)
+            tuple(a for a in program if a.kind is ActionKind.FORWARD and a.index < count)
             for program in schedule.programs
         ),
         microbatches=count,
@@ -183,7 +190,7 @@ def test_opposite_transfers_are_one_group_on_both_sides() -> None:
     first, second = lower(build("1f1b", 2, 4))
     assert first == second
     assert text(first) == ["f1.0", "f1.1", "b0.0", "f1.2 b0.1", "f1.3 b0.2", "b0.3"]
-    assert first[3] == (Transfer("forward", 1, 2, 0, 1), Transfer("backward", 0, 1, 1, 0))
+    assert first[3] == (WindowTransfer("forward", 1, 2, 0, 1), WindowTransfer("backward", 0, 1, 1, 0))
 
 
 def test_stages_on_one_rank_exchange_nothing() -> None:

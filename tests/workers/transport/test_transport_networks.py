@@ -14,14 +14,14 @@ from serial_backend import serial_channel
 
 from workers.launch.processes import forkserver
 from workers.protocol.orders import Generation
-from workers.transport.channel import Channel, ChannelError, Stream
+from workers.transport.channel import Channel, ChannelError, MessageStream
 from workers.transport.nccl import NcclBackend
 from workers.transport.open_channel import each_has_its_own_gpu, open_channel
 from workers.transport.ordered import OrderedChannel
 from workers.transport.process_group import ProcessGroupChannel
 
-THERE = Stream(0, 1, 2, "forward stage 0 -> 1")
-BACK = Stream(1, 0, 1, "backward stage 1 -> 0")
+THERE = MessageStream(0, 1, 2, "forward stage 0 -> 1")
+BACK = MessageStream(1, 0, 1, "backward stage 1 -> 0")
 GROUPS = [[THERE], [THERE, BACK], [THERE, BACK], [BACK]]
 NETWORKS = [
     "serial",

@@ -15,19 +15,19 @@ from serial_backend import blocking_channel, serial_channel
 from test_engine_bits import losses, real_config
 from torch import Tensor, nn
 
-from planner.shares import Part
+from planner.shares import ReplicaPart
 from workers.gradients.exchange import ReplicaExchange, TiedUse, TieExchange
-from workers.launch.ranks import Run, run_processes, run_threads
+from workers.launch.ranks import LaunchedRun, run_processes, run_threads
 from workers.protocol.errors import JobError
 from workers.protocol.orders import Generation
 from workers.protocol.reports import SampleReport, ValidationReport
 from workers.state.flat import GradientBuffers
-from workers.transport.channel import ChannelError, Stream
+from workers.transport.channel import ChannelError, MessageStream
 from workers.transport.ordered import OrderedChannel, RawMessage
 
-FORWARD = Stream(0, 1, 2, "forward stage 0 -> 1")
-BACKWARD = Stream(1, 0, 1, "backward stage 1 -> 0")
-ASIDE = Stream(0, 1, 9, "gradients")
+FORWARD = MessageStream(0, 1, 2, "forward stage 0 -> 1")
+BACKWARD = MessageStream(1, 0, 1, "backward stage 1 -> 0")
+ASIDE = MessageStream(0, 1, 9, "gradients")
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -74,7 +74,7 @@ def test_windows_of_other_shapes_and_sampling(tmp_path: Path) -> None:
         assert of_kind(run, kind) == of_kind(expected, kind) != []
 
 
-def of_kind(run: Run, kind: type) -> list[object]:
+def of_kind(run: LaunchedRun, kind: type) -> list[object]:
     return [report for report in run.reports if isinstance(report, kind)]
 
 
@@ -190,7 +190,9 @@ def test_gradients_of_replicas_travel_over_the_ordered_network_and_few_layers_at
             nn.Parameter(torch.full((64 * (layer + 1),), 1.0 + channel.rank)) for layer in range(12)
         ]
         summed = {layer: GradientBuffers({"w": p}) for layer, p in enumerate(parameters)}
-        replicas = ReplicaExchange(channel, (0, 1), summed, 3, [Part(0, 0, 1, 0), Part(1, 0, 1, 1)])
+        replicas = ReplicaExchange(
+            channel, (0, 1), summed, 3, [ReplicaPart(0, 0, 1, 0), ReplicaPart(1, 0, 1, 1)]
+        )
         for _ in range(2):
             for p in parameters:
                 p.grad = p.detach().clone()

@@ -12,10 +12,10 @@ from pace import patient
 from test_transport_process_group import ends
 from torch import Tensor
 
-from workers.transport.channel import Stream
+from workers.transport.channel import MessageStream
 from workers.transport.outbox import MOST, Outbox
 
-THERE, BACK = Stream(0, 1, 2, "forward stage 0 -> 1"), Stream(1, 0, 3, "backward stage 1 -> 0")
+THERE, BACK = MessageStream(0, 1, 2, "forward stage 0 -> 1"), MessageStream(1, 0, 3, "backward stage 1 -> 0")
 MESSAGES = 40
 
 

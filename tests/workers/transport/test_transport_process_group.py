@@ -11,10 +11,10 @@ from pace import patient
 
 from workers.protocol.errors import JobError
 from workers.protocol.orders import Generation
-from workers.transport.channel import Channel, ChannelError, Stream
+from workers.transport.channel import Channel, ChannelError, MessageStream
 from workers.transport.process_group import ProcessGroupChannel
 
-STREAM = Stream(0, 1, 2, "forward stage 0 -> 1")
+STREAM = MessageStream(0, 1, 2, "forward stage 0 -> 1")
 TIMEOUT_S = patient(20.0)
 
 
@@ -123,7 +123,7 @@ def test_a_rank_that_cannot_measure_its_links_trains_on(monkeypatch: pytest.Monk
 
 
 def test_what_is_begun_after_a_peer_has_gone_is_an_error_of_the_channel() -> None:
-    back = Stream(1, 0, 3, "backward stage 1 -> 0")
+    back = MessageStream(1, 0, 3, "backward stage 1 -> 0")
     with ends(2) as channels:
         channels[1].send(back, (torch.zeros(2),))
         channels[0].receive(back)
@@ -133,7 +133,7 @@ def test_what_is_begun_after_a_peer_has_gone_is_an_error_of_the_channel() -> Non
         with pytest.raises(ChannelError, match=back.name):
             channels[0].receive(back)
         with pytest.raises(ChannelError, match="tied"):
-            channels[0].receive(Stream(1, 0, 9, "tied gradient"))
+            channels[0].receive(MessageStream(1, 0, 9, "tied gradient"))
 
 
 def test_a_tensor_that_is_sent_twice_arrives_as_one_where_it_carries_a_gradient() -> None:

@@ -19,10 +19,10 @@ from test_transport_process_group import generation_of
 from torch import Tensor
 
 from workers.protocol.orders import Generation
-from workers.transport.channel import ChannelError, Stream
+from workers.transport.channel import ChannelError, MessageStream
 from workers.transport.process_group import ProcessGroupChannel
 
-THERE, BACK = Stream(0, 1, 2, "forward stage 0 -> 1"), Stream(1, 0, 3, "backward stage 1 -> 0")
+THERE, BACK = MessageStream(0, 1, 2, "forward stage 0 -> 1"), MessageStream(1, 0, 3, "backward stage 1 -> 0")
 NUMBERS = 32_000_000
 """Numbers in a message: 128 MB, which no socket buffers at once."""
 TIMEOUT_S = 60.0

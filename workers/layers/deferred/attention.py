@@ -18,7 +18,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from workers.layers.deferred.defer import Held, compute_dtype, defer_together, product
 from workers.layers.deferred.intact import Intact
 from workers.layers.deferred.modules import product_forward
-from workers.layers.deferred.queue import Deferral, Use
+from workers.layers.deferred.queue import Deferral, ParameterUse
 
 
 def attention_is_covered(module: nn.MultiheadAttention) -> bool:
@@ -143,8 +143,8 @@ def _products(
     accumulator = deferral.accumulator(module.in_proj_weight)
     held = [Held(x) for x in inputs]
 
-    def use_of(*grads: Tensor | None) -> Use:
-        inputs = [one.take() for one in held]
+    def use_of(*grads: Tensor | None) -> ParameterUse:
+        inputs = [one.pop() for one in held]
         operands = [
             None if grad is None else (grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1]))
             for grad, x in zip(grads, inputs, strict=True)
@@ -159,7 +159,7 @@ def _products(
             ]
             return torch.cat(parts, out=out) if out is not None else torch.cat(parts)
 
-        return Use(accumulator, form, dtype)
+        return ParameterUse(accumulator, form, dtype)
 
     outputs = tuple(product(x, w, b) for x, w, b in zip(inputs, weights, biases, strict=True))
     return defer_together(outputs, accumulator, deferral.queue, use_of)

@@ -14,9 +14,9 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from workers.layers.deferred.queue import Accumulator, Use, WeightGradQueue
+from workers.layers.deferred.queue import Accumulator, ParameterUse, WeightGradQueue
 
-UseOf = Callable[..., Use]
+UseOf = Callable[..., ParameterUse]
 """Gradient of each output (None where it has none) -> the use of the matrix behind them."""
 
 
@@ -157,7 +157,7 @@ class Held:
         self._tensor: Tensor | None = tensor
         self._version = tensor._version
 
-    def take(self) -> Tensor:
+    def pop(self) -> Tensor:
         """The input, once: memory that is freed early is used again while it is in the cache."""
         tensor, self._tensor = self._tensor, None
         if tensor is None:

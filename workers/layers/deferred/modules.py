@@ -12,7 +12,7 @@ from torch.nn import functional
 from workers.layers.deferred import traced
 from workers.layers.deferred.defer import Held, UseOf, add_product_, adds_wide, compute_dtype, defer, product
 from workers.layers.deferred.intact import Intact
-from workers.layers.deferred.queue import Accumulator, Deferral, Use
+from workers.layers.deferred.queue import Accumulator, Deferral, ParameterUse
 from workers.state.flat import grad_dtype
 
 
@@ -21,8 +21,8 @@ def linear_use(accumulator: Accumulator, x: Tensor) -> UseOf:
     held = Held(x)
     dtype, wide = x.dtype, adds_wide(x, grad_dtype(accumulator.parameter))
 
-    def use_of(grad: Tensor) -> Use:
-        x = held.take()
+    def use_of(grad: Tensor) -> ParameterUse:
+        x = held.pop()
         x_rows, rows = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
 
         def form(out: Tensor | None) -> Tensor:
@@ -31,7 +31,7 @@ def linear_use(accumulator: Accumulator, x: Tensor) -> UseOf:
         def add(total: Tensor) -> None:
             add_product_(total, rows.t(), x_rows)
 
-        return Use(accumulator, form, dtype, add if wide else None)
+        return ParameterUse(accumulator, form, dtype, add if wide else None)
 
     return use_of
 
@@ -40,7 +40,7 @@ def embedding_use(accumulator: Accumulator, tokens: Tensor, padding_idx: int | N
     """Variant of `linear_use` for rows of the matrix."""
     parameter, dtype = accumulator.parameter, grad_dtype(accumulator.parameter)
 
-    def use_of(grad: Tensor) -> Use:
+    def use_of(grad: Tensor) -> ParameterUse:
         def form(out: Tensor | None) -> Tensor:
             # Added row by row, which 16 bits would not bear: a frequent token has hundreds of rows.
             dense = torch.ops.aten.embedding_dense_backward(
@@ -48,7 +48,7 @@ def embedding_use(accumulator: Accumulator, tokens: Tensor, padding_idx: int | N
             )
             return dense if out is None else out.copy_(dense)
 
-        return Use(accumulator, form, dtype)
+        return ParameterUse(accumulator, form, dtype)
 
     return use_of
 
@@ -58,8 +58,8 @@ def convolution_use(accumulator: Accumulator, x: Tensor, geometry: Sequence[Any]
     held, dtype = Held(x), x.dtype
     weight = accumulator.cast(dtype)
 
-    def use_of(grad: Tensor) -> Use:
-        x = held.take()
+    def use_of(grad: Tensor) -> ParameterUse:
+        x = held.pop()
 
         def form(out: Tensor | None) -> Tensor:
             formed = torch.ops.aten.convolution_backward(
@@ -67,7 +67,7 @@ def convolution_use(accumulator: Accumulator, x: Tensor, geometry: Sequence[Any]
             )[1]
             return formed if out is None else out.copy_(formed)
 
-        return Use(accumulator, form, dtype)
+        return ParameterUse(accumulator, form, dtype)
 
     return use_of
 

@@ -85,7 +85,7 @@ class Accumulator:
             self._cast, self._cast_version = parameter.detach().to(dtype), parameter._version
         return self._cast
 
-    def add(self, uses: list[Use]) -> None:
+    def add(self, uses: list[ParameterUse]) -> None:
         """Form the sum of `uses`, in order and in the dtype they were computed in, and add it once to `.grad`."""
         parameter, first = self.parameter, uses[0]
         grad, fresh = parameter.grad, parameter.grad is None
@@ -126,7 +126,7 @@ class Accumulator:
 
 
 @dataclass(slots=True)
-class Use:
+class ParameterUse:
     """One use of a parameter in one microbatch: enough to form its gradient later."""
 
     accumulator: Accumulator
@@ -145,7 +145,7 @@ class WeightGradQueue:
     anchored: bool = False
     """Whether the backward walk goes to chosen parameters and inputs only: then each use has to hang on its own
     parameter, or the walk may pass it by."""
-    _uses: dict[Accumulator, list[Use]] = field(default_factory=dict, init=False)
+    _uses: dict[Accumulator, list[ParameterUse]] = field(default_factory=dict, init=False)
     _forward_uses: dict[Accumulator, int] = field(default_factory=dict, init=False)
     at_once: bool = field(default=False, init=False)
     """Whether each gradient is formed as soon as its last use has come, while its operands are in the cache."""
@@ -164,7 +164,9 @@ class WeightGradQueue:
         """The forward pass used the parameter."""
         self._forward_uses[accumulator] = self._forward_uses.get(accumulator, 0) + 1
 
-    def reached(self, accumulator: Accumulator, use_of: Callable[..., Use], *grads: Tensor | None) -> None:
+    def reached(
+        self, accumulator: Accumulator, use_of: Callable[..., ParameterUse], *grads: Tensor | None
+    ) -> None:
         """A walk of the graph reached a use, with the gradients of its outputs, where they have any."""
         if self.closed:
             return
@@ -176,7 +178,7 @@ class WeightGradQueue:
             self._forward_uses[accumulator] -= 1
             self._form_if_complete(accumulator)
 
-    def put(self, use: Use) -> None:
+    def put(self, use: ParameterUse) -> None:
         """The backward pass reached a use."""
         accumulator = use.accumulator
         self._uses.setdefault(accumulator, []).append(use)

@@ -127,11 +127,11 @@ def rehearse(
     """Replay a spot trace against a job: Ray nodes of this machine are killed and added as the trace says. Or let a
     neighbour slow one rank down, with --interference."""
     from orchestrator.cli.exit_codes import INTERRUPTED
-    from orchestrator.cli.rehearsing import Options, rehearse_command
+    from orchestrator.cli.rehearsing import RehearsalOptions, rehearse_command
     from orchestrator.cli.rehearsing_interference import InterferenceOptions, interference_command
     from workers.protocol.errors import JobError
 
-    options = Options(
+    options = RehearsalOptions(
         spec=spec,
         trace=trace,
         synthetic=synthetic,

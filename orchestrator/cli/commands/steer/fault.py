@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.options import Address, Id, Job, Json
-from workers.fault_injection.kinds import FaultKind, Phase
+from workers.fault_injection.kinds import FaultKind, FaultPhase
 from workers.protocol.errors import JobError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def fault(
         int | None, typer.Option(help="In this step, or the first later one that has the phase.")
     ] = None,
     phase: Annotated[
-        Phase | None, typer.Option(help="At this place of the step; unset: at its first one.")
+        FaultPhase | None, typer.Option(help="At this place of the step; unset: at its first one.")
     ] = None,
     after: Annotated[float, typer.Option(help="No sooner than so many seconds from now.")] = 0.0,
     times: Annotated[int, typer.Option(help="How often; fill-disk: for how many writes.")] = 1,
@@ -88,7 +88,7 @@ def fault(
     freshet fault my-job drain --node 10.0.0.7 --deadline 60
     """
     from orchestrator.cli.steering import sender, steer
-    from orchestrator.commands.fault import Fault
+    from orchestrator.commands.fault import InjectFault
 
     asked = drill_of(
         kind=kind,
@@ -105,7 +105,7 @@ def fault(
         limit_bytes=limit_bytes,
         steps=steps,
     )
-    command = Fault(drill=asked.to_json(), id=id, by=sender())
+    command = InjectFault(drill=asked.to_json(), id=id, by=sender())
     typer.echo(steer(address, job, command, wait=False, as_json=as_json))
 
 
@@ -118,7 +118,7 @@ def drill_of(
     after: float,
     **fields: Any,
 ) -> Drill:
-    """The drill that the options describe; `fields` are those of a `Fault` by its own names.
+    """The drill that the options describe; `fields` are those of a `InjectFault` by its own names.
 
     Raises:
         JobError: they do not go together.

@@ -49,10 +49,10 @@ def dashboard(
     if (hidden := shadowing(sys.path, ("dashboard",))) is not None:
         raise JobError(refusal(hidden, "this command, which imports"))
     from dashboard.server import serve
-    from dashboard.service.settings import AUDIT, TOKENS, Settings
+    from dashboard.service.settings import AUDIT, TOKENS, ServiceSettings
 
     serve(
-        Settings(
+        ServiceSettings(
             address=address if address is not None else (None if runs else "auto"),
             runs=tuple(runs or ()),
             host=host,

@@ -11,7 +11,7 @@ from orchestrator.controller.adapt.memory_relief import MemoryRelief
 from orchestrator.controller.planning.current_replanner import CurrentReplanner
 from orchestrator.events.types import Event, Issued, MemoryLimited, OutOfMemory, Record
 from orchestrator.history.job_view import JobView
-from orchestrator.lifecycle.states import Job, Pending
+from orchestrator.lifecycle.states import JobData, Pending
 from orchestrator.lifecycle.stimuli import Noted, Stimulus
 from planner.plan import Plan
 from planner.profile import Profile
@@ -22,7 +22,7 @@ from workers.protocol.errors import MemoryShortage
 SHORT = OutOfMemory(rank=7, place=1, plan=FIRST.key, step=3, shortage=MemoryShortage(held_bytes=20_000_000))
 
 
-async def _never(plan: Plan, job: Job) -> str:
+async def _never(plan: Plan, job: JobData) -> str:
     raise AssertionError("the job does not train")
 
 
@@ -44,8 +44,8 @@ class Controller:
 
     def take(self, event: Event) -> None:
         self.logged.append(event)
-        self.view.take(Record(time_s=1.0, event=event))
-        self.relief.take(event)
+        self.view.fold(Record(time_s=1.0, event=event))
+        self.relief.fold(event)
 
     def of(self, *ranks: int) -> Replanner:
         return self.planning.of(ranks)

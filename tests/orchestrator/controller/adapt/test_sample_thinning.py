@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from orchestrator.controller.adapt.sample_thinning import EVERY_S, RANK_S, Thinning
 from orchestrator.events.types import Surroundings
-from planner.features import Sample
+from planner.features import FeatureSample
 from planner.observed import StepTimes
 
 
 def seen(rank: int, others: float) -> StepTimes:
-    sample = Sample(values=(("cpu_others", others), ("switches", 900.0)), window_s=0.25)
+    sample = FeatureSample(values=(("cpu_others", others), ("switches", 900.0)), window_s=0.25)
     return StepTimes(rank=rank, place=rank, step=1, plan=(1, 1), times=(), frozen=False, surroundings=sample)
 
 

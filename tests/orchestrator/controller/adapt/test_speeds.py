@@ -27,25 +27,25 @@ from orchestrator.events.types import (
     Warned,
 )
 from orchestrator.history.job_view import JobView
-from orchestrator.lifecycle.migration import Migration, Move
-from orchestrator.lifecycle.states import Job, Training
+from orchestrator.lifecycle.migration import Migration, RequestedMove
+from orchestrator.lifecycle.states import JobData, Training
 from orchestrator.lifecycle.stimuli import Solved
 from planner.adapt import live
 from planner.adapt.past import Past
-from planner.adapt.policy import Decision
-from planner.adapt.speeds import Slowdowns
-from planner.freezing import Control, FreezePlan, Phases
+from planner.adapt.policy import MoveDecision
+from planner.adapt.speeds import RankSlowdowns
+from planner.freezing import FreezeOverrides, FreezePlan, Phases
 from planner.observed import StageTime, StepTimes
 from planner.plan import Plan
 from planner.repartition import repartition
-from planner.repartition.repartition import Found
+from planner.repartition.repartition import FoundPlan
 from planner.schedule.expand import schedule_after
 from workers.protocol.errors import JobError
 from workers.protocol.reports import FreezeStarted, MemoryLow
 
 PASS_S = 0.01
 """Of each pass of each layer in the profile made by hand."""
-MOVES = Decision(
+MOVES = MoveDecision(
     plan=Plan(
         epoch=1,
         version=1,
@@ -166,7 +166,7 @@ def test_off_or_without_training_ranks_nothing_is_learned(
     async def check(controller: Controller) -> None:
         await see(controller, range(1, 9), 1.0, 2.0)
         assert told(controller) == []
-        assert controller._runtime.planning.known == Slowdowns()
+        assert controller._runtime.planning.known == RankSlowdowns()
 
     run(tmp_path, monkeypatch, check)
 
@@ -184,7 +184,7 @@ def test_garbage_is_ignored_and_told_once(tmp_path: Path, monkeypatch: pytest.Mo
         assert "the times of rank 0 in step 2 are ignored: F of stage 0 took nan s" in warned[0]
         assert "rank 1 does not hold place 0" in warned[1]
         assert "rank 0 reports on plan 0.99, which is not in force" in warned[2]
-        assert controller._runtime.planning.known == Slowdowns()
+        assert controller._runtime.planning.known == RankSlowdowns()
 
     run(tmp_path, monkeypatch, check, **MEASURED)
 
@@ -192,7 +192,7 @@ def test_garbage_is_ignored_and_told_once(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_decision_waits_for_the_move_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     migrated: list[Plan] = []
 
-    async def migrate(plan: Plan, decided_for: Job, mode: object) -> str:
+    async def migrate(plan: Plan, decided_for: JobData, mode: object) -> str:
         migrated.append(plan)
         return ""
 
@@ -201,7 +201,7 @@ def test_a_decision_waits_for_the_move_under_way(tmp_path: Path, monkeypatch: py
         state = controller._loop.state
         assert isinstance(state, Training)
         plan = state.job.progress.plan
-        move = Move(plan=plan, schedule=state.job.progress.schedule, mode="live", asked_s=0.0)
+        move = RequestedMove(plan=plan, schedule=state.job.progress.schedule, mode="live", asked_s=0.0)
         migration = Migration(move=move, path=(plan,), began=0, now=plan)
         busy = replace(state.job, intents=replace(state.job.intents, migration=migration))
         controller._loop.state = replace(state, job=busy)
@@ -234,10 +234,12 @@ def test_the_cut_stays_while_steps_are_monitored_for_freezing(
         await decided_on(controller)
         assert [event for event in told(controller) if isinstance(event, Adapted)]
         # A request begins to monitor again.
-        control = Control(method="timelyfreeze", r_max=0.5, phases=Phases(warm_up=0, monitoring=8, ramp=12))
+        control = FreezeOverrides(
+            method="timelyfreeze", r_max=0.5, phases=Phases(warm_up=0, monitoring=8, ramp=12)
+        )
         plan = FreezePlan(epoch=1, version=9, ratios=(), control=control)
         request = FreezeChanged(from_step=9, method="timelyfreeze", r_max=0.5, by="a test", plan=plan, id="a")
-        controller._view.take(Record(time_s=1.0, event=request))
+        controller._view.fold(Record(time_s=1.0, event=request))
         await see(controller, range(13, 20), 1.0, 1.0)
         assert controller._adaptation._due
         assert controller._adaptation._deciding is None
@@ -245,7 +247,7 @@ def test_the_cut_stays_while_steps_are_monitored_for_freezing(
     run(tmp_path, monkeypatch, check, freeze=freeze, job={"steps": 100}, **MEASURED)
 
 
-async def nothing_moves(plan: Plan, decided_for: Job, mode: object) -> str:
+async def nothing_moves(plan: Plan, decided_for: JobData, mode: object) -> str:
     return ""
 
 
@@ -265,7 +267,7 @@ def test_a_decision_for_a_job_that_has_changed_moves_nothing_and_is_taken_again_
         with pytest.raises(JobError, match="have changed meanwhile"):
             await controller._reshaping.migrate(job.progress.plan, job)
 
-        async def refuses(plan: Plan, decided_for: Job, mode: object) -> str:
+        async def refuses(plan: Plan, decided_for: JobData, mode: object) -> str:
             raise JobError("the job's plan or its ranks have changed meanwhile")
 
         controller._loop.state = state
@@ -293,7 +295,7 @@ def test_a_decision_for_a_job_that_has_changed_moves_nothing_and_is_taken_again_
 def test_a_bug_in_a_decision_costs_the_adaptation_and_not_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*given: object, **more: object) -> Decision:
+    def fails(*given: object, **more: object) -> MoveDecision:
         raise ValueError("a bug")
 
     async def check(controller: Controller) -> None:
@@ -320,7 +322,7 @@ def test_with_epochs_the_plan_changes_only_at_their_ends_and_training_stops_for_
         state = controller._loop.state
         assert isinstance(state, Training)
 
-        async def migrate(plan: Plan, decided_for: Job, mode: object) -> str:
+        async def migrate(plan: Plan, decided_for: JobData, mode: object) -> str:
             moved.append((decided_for.progress.step, mode))
             return ""
 
@@ -347,7 +349,7 @@ def test_other_speeds_have_the_freeze_program_solved_again_if_nothing_moves(
             epoch=1, version=1, ratios=((0.5,) * plan.microbatches,) * plan.layers[-1][1], start=7
         )
         controller._view.step = 20
-        controller._view.take(Record(time_s=1.0, event=FreezeStarted(plan=half)))
+        controller._view.fold(Record(time_s=1.0, event=FreezeStarted(plan=half)))
         stays = replace(MOVES, plan=None)
         monkeypatch.setattr(live, "decide", lambda *given, **more: stays)
         solved: list[Solved] = []
@@ -415,7 +417,7 @@ def test_after_layers_have_moved_in_haste_for_want_of_memory_a_move_is_decided_o
 ) -> None:
     relieved: list[Plan] = []
 
-    async def relieve(plan: Plan, decided_for: Job) -> str:
+    async def relieve(plan: Plan, decided_for: JobData) -> str:
         relieved.append(plan)
         return ""
 
@@ -470,15 +472,15 @@ def test_without_the_model_that_the_policy_asks_for_the_job_says_so(
 def test_the_program_solved_after_a_move_says_what_the_move_was_decided_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    searched: list[Found] = []
+    searched: list[FoundPlan] = []
     moved: list[Plan] = []
     search = repartition.best
 
-    def best(*given: Any, **more: Any) -> Found:
+    def best(*given: Any, **more: Any) -> FoundPlan:
         searched.append(search(*given, **more))
         return searched[-1]
 
-    async def migrate(plan: Plan, decided_for: Job, mode: object) -> str:
+    async def migrate(plan: Plan, decided_for: JobData, mode: object) -> str:
         moved.append(plan)
         return ""
 
@@ -492,7 +494,7 @@ def test_the_program_solved_after_a_move_says_what_the_move_was_decided_with(
             epoch=1, version=1, ratios=((0.5,) * plan.microbatches,) * plan.layers[-1][1], start=7
         )
         controller._view.step = 20
-        controller._view.take(Record(time_s=1.0, event=FreezeStarted(plan=half)))
+        controller._view.fold(Record(time_s=1.0, event=FreezeStarted(plan=half)))
         await see(controller, range(1, 9), 1.0, 3.0)
         await decided_on(controller)
         (after,), (found,) = moved, searched
@@ -521,7 +523,7 @@ def test_what_would_pay_if_it_lasted_is_decided_again_once_it_has(
 ) -> None:
     asked: list[int] = []
 
-    def too_soon(*given: object, lasting_steps: int, **more: object) -> Decision:
+    def too_soon(*given: object, lasting_steps: int, **more: object) -> MoveDecision:
         asked.append(lasting_steps)
         return replace(MOVES, plan=None, too_soon=True)
 

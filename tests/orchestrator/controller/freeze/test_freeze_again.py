@@ -19,7 +19,7 @@ from orchestrator.controller.freeze import freeze_control
 from orchestrator.events.types import Record, Warned
 from orchestrator.lifecycle.states import Training
 from orchestrator.lifecycle.stimuli import Solved
-from planner.adapt.speeds import Slowdowns
+from planner.adapt.speeds import RankSlowdowns
 from planner.freeze.decision import FreezeDecision, FreezeQuestion, decide
 from planner.freezing import FreezePlan
 from planner.simulation.slow_links import SlowLink
@@ -76,7 +76,7 @@ def run(
             ratios = ((0.5,) * plan.microbatches,) * plan.layers[-1][1]
             half = FreezePlan(epoch=1, version=1, ratios=ratios, start=7)
             controller._view.step = 20
-            controller._view.take(Record(time_s=1.0, event=FreezeStarted(plan=half)))
+            controller._view.fold(Record(time_s=1.0, event=FreezeStarted(plan=half)))
 
             async def post_and_wait(stimulus: object) -> None:
                 assert isinstance(stimulus, Solved)
@@ -119,9 +119,9 @@ def test_what_changes_while_the_program_is_solved_has_it_solved_once_more(
         known = controller._runtime.planning
         controller._freezing.solve_again()
         await asyncio.to_thread(solver.begun.wait, 30)
-        known.set(known=Slowdowns(((0, 1.0), (1, 2.0))))
+        known.set(known=RankSlowdowns(((0, 1.0), (1, 2.0))))
         controller._freezing.solve_again()
-        known.set(known=Slowdowns(((0, 1.0), (1, 3.0))))
+        known.set(known=RankSlowdowns(((0, 1.0), (1, 3.0))))
         controller._freezing.solve_again()
         solver.may_answer.set()
         await answered(controller)
@@ -141,7 +141,7 @@ def test_a_solution_on_its_way_to_the_ranks_is_adopted_before_the_next_is_sought
         await answered(controller)
         (first,) = solved
         known = controller._runtime.planning
-        known.set(known=Slowdowns(((0, 3.0), (1, 1.0))))
+        known.set(known=RankSlowdowns(((0, 3.0), (1, 1.0))))
         controller._freezing.solve_again()
         await answered(controller)
         assert len(solver.asked) == 1

@@ -17,7 +17,7 @@ from orchestrator.controller.requests.freeze_request import plan_of
 from orchestrator.events.types import Commanded, Event, FreezeChanged, Record, Submitted
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.lifecycle.takeover import taken_over
-from planner.freezing import Control
+from planner.freezing import FreezeOverrides
 from planner.plan import Plan
 from workers.protocol.errors import JobError
 from workers.protocol.reports import FreezeStarted
@@ -28,7 +28,7 @@ MOST = (9, 1)
 
 
 def change(plan: Plan, method: str, version: int = 1) -> FreezeChanged:
-    control = Control(method=method, r_max=0.8)
+    control = FreezeOverrides(method=method, r_max=0.8)
     freeze = plan_of(control, plan, epoch=1, version=version)
     return FreezeChanged(from_step=2, method=method, r_max=0.8, by="", plan=freeze, id="f")
 

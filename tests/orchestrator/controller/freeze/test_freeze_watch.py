@@ -16,7 +16,7 @@ from orchestrator.events import types as events
 from orchestrator.history.freeze_history import FreezeHistory
 from orchestrator.history.job_view import JobView, fold
 from planner.freeze.time_to_accuracy import warning
-from planner.freezing import Control, FreezePlan
+from planner.freezing import FreezeOverrides, FreezePlan
 from planner.plan import Plan
 from workers.protocol.reports import FreezeStarted, StepReport, SwitchReport
 
@@ -84,7 +84,7 @@ def switched(plan: Plan) -> SwitchReport:
 
 
 def warnings(watch: FreezeWatch, *log: events.Event) -> list[str]:
-    return [warning.text for event in log if (warning := watch.take(event)) is not None]
+    return [warning.text for event in log if (warning := watch.fold(event)) is not None]
 
 
 def test_the_average_counts_by_energy_and_warns_once() -> None:
@@ -190,7 +190,7 @@ def test_a_controller_that_takes_over_goes_on_from_what_was_watched() -> None:
 
 
 def test_a_controller_that_takes_over_knows_the_settings_of_a_request() -> None:
-    control = Control(method="apf", r_max=0.8)
+    control = FreezeOverrides(method="apf", r_max=0.8)
     changed = FreezePlan(epoch=1, version=2, ratios=(), control=control, start=11)
     log = [TIMELY, *unfrozen(), FreezeStarted(plan=changed)]
     paying = [step(number, 0.5, step_s=0.75) for number in range(11, 21)]
@@ -202,8 +202,8 @@ def test_a_replayed_run_is_warned_of_as_its_report_says() -> None:
     (plan,) = (record.event.plan for record in log if isinstance(record.event, FreezeStarted))
     watch, run = FreezeWatch(FreezeHistory(plans=(plan,), replayed=True)), JobView()
     for record in log:
-        run.take(record)
-        if (told := watch.take(record.event)) is not None:
+        run.fold(record)
+        if (told := watch.fold(record.event)) is not None:
             break
     else:
         raise AssertionError("it was not warned of")

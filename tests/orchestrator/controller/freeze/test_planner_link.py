@@ -19,7 +19,7 @@ from orchestrator.lifecycle.stimuli import Noted, Solved, Stimulus
 from planner.freeze.decision import FreezeQuestion
 from planner.freezing import Phases
 from planner.schedule.expand import schedule_of
-from workers.protocol.reports import Span, TimelineReport
+from workers.protocol.reports import ActionSpan, TimelineReport
 
 PHASES = Phases(warm_up=0, monitoring=4, ramp=6)
 PLAN = plan_of(2, layers=2)
@@ -33,7 +33,7 @@ def seen(step: int, rank: int) -> TimelineReport:
     spans, now_s = [], 0.0
     for action in SCHEDULE.programs[rank]:
         end_s = now_s + (1.0 if str(action.kind) == "F" else backward_s)
-        spans.append(Span(action=str(action), start_s=now_s, end_s=end_s))
+        spans.append(ActionSpan(action=str(action), start_s=now_s, end_s=end_s))
         now_s = end_s
     return TimelineReport(step=step, rank=rank, step_s=now_s, spans=tuple(spans), memory_bytes=0)
 
@@ -46,12 +46,12 @@ def test_it_decides_without_what_does_not_come() -> None:
         running = asyncio.ensure_future(link.run(0))
         known = [seen(step, rank) for step in range(1, 5) for rank in range(2)]
         for report in known[:-1]:
-            link.take(report)
-        link.take(step_report(PHASES.monitoring + GRACE_STEPS - 1))
+            link.fold(report)
+        link.fold(step_report(PHASES.monitoring + GRACE_STEPS - 1))
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.shield(running), 0.05)
         # A lost rank can no longer tell of the end, and those who live have told all.
-        link.take(step_report(PHASES.monitoring + GRACE_STEPS))
+        link.fold(step_report(PHASES.monitoring + GRACE_STEPS))
         await running
         (answer,) = solved
         assert isinstance(answer, Solved)
@@ -84,7 +84,7 @@ def test_the_next_planner_is_asked_the_same(deaths: int) -> None:
         planner, solved = DyingPlanner(deaths), list[Stimulus]()
         link = PlannerLink(planner, QUESTION, FreezeHistory(), 1, solved.append)
         for report in [seen(step, rank) for step in range(1, 5) for rank in range(2)]:
-            link.take(report)
+            link.fold(report)
         await link.run(0)
         assert planner.deaths == 0
         assert [type(each) for each in solved] == [Solved]

@@ -15,8 +15,8 @@ from orchestrator.controller.planning.current_replanner import CurrentReplanner
 from orchestrator.controller.planning.precomputed_plans import PrecomputedPlans
 from orchestrator.lifecycle.commands import MakePlan, PlanAhead
 from orchestrator.lifecycle.recovery import RecoveryPlan
-from orchestrator.lifecycle.stimuli import Planned, Unplannable
-from planner.adapt.speeds import Slowdowns
+from orchestrator.lifecycle.stimuli import PlanReady, Unplannable
+from planner.adapt.speeds import RankSlowdowns
 from planner.plan import Plan, PlanError
 from planner.search.replan import Replanner
 from planner.shards import Piece
@@ -61,7 +61,7 @@ def test_a_recovery_is_planned_with_what_holds_by_then() -> None:
 
     async def recover() -> None:
         await plans.look_ahead({0: "a", 1: "b"})
-        assert isinstance(await plans.make(command), Planned)
+        assert isinstance(await plans.make(command), PlanReady)
         planning.set(method="apf")
         assert isinstance(await plans.make(command), Unplannable)
 
@@ -136,15 +136,15 @@ def test_a_change_while_ranks_train_has_plans_made_ahead_again(
         job = ElasticJob(resolved(tiny(tmp_path, "ahead", pipeline={"ranks": 2})))
         planning = job.runtime.planning
         planning.set(
-            known=Slowdowns(((0, 1.5), (1, 1.5)))
+            known=RankSlowdowns(((0, 1.5), (1, 1.5)))
         )  # before they train there is nothing to look ahead to
         await asyncio.sleep(0.05)
         assert made == []
         for rank, node in enumerate(("a", "b")):
             job.runtime.living.homes[rank] = Home(node=node, host="h", pid=1)
             job.runtime.living.training[rank] = asyncio.get_running_loop().create_future()
-        planning.set(known=Slowdowns(((0, 2.0), (1, 2.0))))
-        planning.set(known=Slowdowns(((0, 3.0), (1, 3.0))))
+        planning.set(known=RankSlowdowns(((0, 2.0), (1, 2.0))))
+        planning.set(known=RankSlowdowns(((0, 3.0), (1, 3.0))))
         await asyncio.sleep(0.1)
         await job.loop.close()
         # None by speeds that did not hold any more. One for each look: whatever fails, what is left is alike.

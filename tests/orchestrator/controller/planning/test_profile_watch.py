@@ -46,7 +46,7 @@ def steps(*seconds: float) -> list[Event]:
 
 def doubts(events: Sequence[Event], profile: object = PROFILE) -> list[ProfileDoubted]:
     watch = ProfileWatch(profile)  # type: ignore[arg-type]
-    found = [watch.take(event) for event in (Issued(plan=PLAN), *events)]
+    found = [watch.fold(event) for event in (Issued(plan=PLAN), *events)]
     return [each for each in found if each is not None]
 
 

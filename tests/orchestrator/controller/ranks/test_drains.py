@@ -40,15 +40,15 @@ def test_each_draining_node_with_ranks_is_noticed_the_most_urgent_first() -> Non
 def test_a_drain_is_told_once_until_something_about_it_changes() -> None:
     fresh = Fresh()
     few: Mapping[int, RankStarted] = {rank: HOMES[rank] for rank in (0, 2, 3)}
-    assert fresh.take({"a": 130_000}, few, 100.0) == (going("a", (0,), 30.0),)
-    assert fresh.take({"a": 130_000}, few, 101.0) == ()
+    assert fresh.collect({"a": 130_000}, few, 100.0) == (going("a", (0,), 30.0),)
+    assert fresh.collect({"a": 130_000}, few, 101.0) == ()
     # Fewer ranks are no news; another rank or another deadline is.
-    assert fresh.take({"a": 130_000}, {2: HOMES[2]}, 102.0) == ()
-    assert fresh.take({"a": 130_000}, HOMES, 103.0) == (going("a", (0, 1), 27.0),)
-    assert fresh.take({"a": 110_000}, HOMES, 104.0) == (going("a", (0, 1), 6.0),)
+    assert fresh.collect({"a": 130_000}, {2: HOMES[2]}, 102.0) == ()
+    assert fresh.collect({"a": 130_000}, HOMES, 103.0) == (going("a", (0, 1), 27.0),)
+    assert fresh.collect({"a": 110_000}, HOMES, 104.0) == (going("a", (0, 1), 6.0),)
     # The drain is called off, then starts again.
-    assert fresh.take({}, HOMES, 105.0) == ()
-    assert fresh.take({"a": 110_000}, HOMES, 106.0) == (going("a", (0, 1), 4.0),)
+    assert fresh.collect({}, HOMES, 105.0) == ()
+    assert fresh.collect({"a": 110_000}, HOMES, 106.0) == (going("a", (0, 1), 4.0),)
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from rigs import hangs_in_step_4
 from tiny_jobs import tiny
 
 from orchestrator.controller.ranks import living
-from orchestrator.controller.ranks.hangs import MANY, TIMES_LIMIT, Pace, Verdict, judge
+from orchestrator.controller.ranks.hangs import MANY, TIMES_LIMIT, StepPace, Verdict, judge
 from orchestrator.events import types as events
-from orchestrator.lifecycle.states import Failed
+from orchestrator.lifecycle.states import JobFailed
 from workers.protocol.orders import Generation
 from workers.protocol.reports import Working
 
@@ -27,13 +27,13 @@ FORMED = events.Formed(
 )
 
 
-def verdict(pace: Pace, for_s: float, hang_timeout_s: float = 5.0, timeout_s: float = 60.0) -> Verdict:
+def verdict(pace: StepPace, for_s: float, hang_timeout_s: float = 5.0, timeout_s: float = 60.0) -> Verdict:
     working = Working(action="0F0", for_s=for_s)
     return judge(working, pace, hang_timeout_s=hang_timeout_s, timeout_s=timeout_s)[0]
 
 
 def test_the_first_step_of_a_generation_has_longer_than_the_others() -> None:
-    first = Pace().after(FORMED)
+    first = StepPace().after(FORMED)
     assert [verdict(first, for_s) for for_s in (29.0, 31.0, 61.0)] == list(Verdict)
     steady = first.after(step_report(1, generation=3))
     assert [verdict(steady, for_s) for for_s in (0.0, 31.0, 61.0)] == [Verdict.FINE, *[Verdict.HUNG] * 2]
@@ -42,7 +42,7 @@ def test_the_first_step_of_a_generation_has_longer_than_the_others() -> None:
 
 
 def test_an_action_of_slow_steps_has_many_times_their_time() -> None:
-    pace = Pace(step_s=(8.0, 9.0, 10.0), steady=True)
+    pace = StepPace(step_s=(8.0, 9.0, 10.0), steady=True)
     limit_s = MANY * 9.0
     assert verdict(pace, limit_s / 2 - 1) is Verdict.FINE
     assert verdict(pace, limit_s - 1) is Verdict.SLOW
@@ -50,20 +50,20 @@ def test_an_action_of_slow_steps_has_many_times_their_time() -> None:
 
 
 def test_a_verdict_names_the_action_the_times_and_the_setting() -> None:
-    pace = Pace(step_s=(0.25,), steady=True)
+    pace = StepPace(step_s=(0.25,), steady=True)
     slow = judge(Working(action="1F0", for_s=3.0), pace, hang_timeout_s=5.0, timeout_s=60.0)
     text = "has computed 1F0 for 3.00 s, where a step takes 250 ms"
     assert slow == (
         Verdict.SLOW,
         f"{text}: it is killed after 5.00 s with a processor (elastic.hang_timeout_s)",
     )
-    first = judge(Working(action="1F0", for_s=90.0), Pace(), hang_timeout_s=5.0, timeout_s=60.0)
+    first = judge(Working(action="1F0", for_s=90.0), StepPace(), hang_timeout_s=5.0, timeout_s=60.0)
     assert first[1] == "has computed 1F0 for 1 min 30 s, and was killed (cluster.timeout_s for a first step)"
     assert judge(None, pace, hang_timeout_s=5.0, timeout_s=60.0)[0] is Verdict.FINE
 
 
 def test_an_action_for_which_no_processor_was_free_does_not_count() -> None:
-    pace = Pace(step_s=(0.25,), steady=True)
+    pace = StepPace(step_s=(0.25,), steady=True)
 
     def starved(for_s: float, starved_s: float) -> tuple[Verdict, str]:
         working = Working(action="1F0", for_s=for_s, starved_s=starved_s)
@@ -92,7 +92,7 @@ def test_a_step_that_hangs_each_time_ends_the_job_in_words(
         )
     )
     ran = ElasticJob(spec, rig=hangs_in_step_4, timeout_s=min(patient(4.0), 20.0)).run()
-    assert isinstance(ran.state, Failed)
+    assert isinstance(ran.state, JobFailed)
     # A lone rank may die before it reports step 3, and commits that step again.
     assert re.search(
         r"2 failures with no step committed beyond step [23] \(elastic.attempts", ran.state.reason

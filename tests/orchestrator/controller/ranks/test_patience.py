@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator.cluster.hosts import Hosts
 from orchestrator.controller.ranks import heartbeats
-from orchestrator.controller.ranks.calls import Calls
+from orchestrator.controller.ranks.calls import RankCalls
 from orchestrator.controller.ranks.heartbeats import Heartbeats
 from orchestrator.controller.ranks.living import LivingRanks
 from orchestrator.controller.ranks.patience import Overdue, Patience
@@ -209,7 +209,7 @@ async def sleeping(home: Home) -> ProcessTimes:
 
 
 def listening(waiting: Waiting, *, hang_timeout_s: float) -> asyncio.Future[None]:
-    calls = Calls(waiting.hosts, waiting.living, waiting.patience, PATIENCE_S, waiting.posted.append)
+    calls = RankCalls(waiting.hosts, waiting.living, waiting.patience, PATIENCE_S, waiting.posted.append)
     beats = Heartbeats(
         calls,
         waiting.living,

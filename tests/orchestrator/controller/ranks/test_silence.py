@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.controller.ranks.hangs import Verdict
-from orchestrator.controller.ranks.silence import Look, Silence, judge_silence
+from orchestrator.controller.ranks.silence import Silence, SilenceObservation, judge_silence
 from workers.process.process_times import ProcessTimes, Standing
 
 EVERY_S, LIMIT_S, MOST_S = 1.0, 5.0, 60.0
@@ -29,7 +29,7 @@ def seen(
     )
 
 
-def after(*looks: Look) -> Silence:
+def after(*looks: SilenceObservation) -> Silence:
     silence = Silence(since_s=0.0, at_s=0.0)
     for look in looks:
         silence = silence.after(look, EVERY_S)
@@ -38,7 +38,9 @@ def after(*looks: Look) -> Silence:
 
 def silent(until_s: int, **process: object) -> Silence:
     """A silence with a look every second, of a process that stays as it is."""
-    looks = (Look(at_s=float(at_s), process=seen(at_s, **process)) for at_s in range(1, until_s + 1))  # pyright: ignore[reportArgumentType]
+    looks = (
+        SilenceObservation(at_s=float(at_s), process=seen(at_s, **process)) for at_s in range(1, until_s + 1)
+    )  # pyright: ignore[reportArgumentType]
     return after(*looks)
 
 
@@ -58,7 +60,7 @@ def test_a_rank_that_sleeps_or_is_stopped_has_hung_at_its_limit(standing: Standi
 
 
 def test_a_rank_nobody_can_look_at_has_hung_at_its_limit() -> None:
-    assert verdict(after(*(Look(at_s=float(at_s)) for at_s in range(1, 6))))[0] is Verdict.HUNG
+    assert verdict(after(*(SilenceObservation(at_s=float(at_s)) for at_s in range(1, 6))))[0] is Verdict.HUNG
 
 
 def test_a_rank_that_waits_for_a_processor_is_waited_for() -> None:
@@ -86,11 +88,11 @@ def test_a_rank_that_runs_without_an_answer_is_found_later_than_one_that_sleeps(
 
 
 def test_a_rank_that_is_stopped_while_it_starves_has_its_limit_from_there() -> None:
-    starved = [Look(at_s=float(at_s), process=seen(at_s, waited=1.0)) for at_s in range(1, 11)]
+    starved = [SilenceObservation(at_s=float(at_s), process=seen(at_s, waited=1.0)) for at_s in range(1, 11)]
     frozen = starved[-1].process
     assert frozen is not None
     stopped = [
-        Look(
+        SilenceObservation(
             at_s=float(at_s),
             process=ProcessTimes(standing=Standing.STOPPED, at_s=at_s, waits_s=frozen.waits_s),
         )
@@ -106,7 +108,7 @@ def test_idle_threads_that_wake_now_and_then_excuse_nothing() -> None:
         process = ProcessTimes(
             standing=Standing.SLEEPING, at_s=at_s, waits_s=dict.fromkeys(range(100), 0.02 * at_s)
         )
-        looks.append(Look(at_s=float(at_s), process=process))
+        looks.append(SilenceObservation(at_s=float(at_s), process=process))
     assert after(*looks).starved_s == 0.0
     assert verdict(after(*looks))[0] is Verdict.HUNG
 
@@ -121,7 +123,7 @@ def test_where_waits_are_unknown_a_runnable_rank_is_waited_for() -> None:
 
 
 def test_a_controller_that_stood_still_gives_its_ranks_their_full_time_again() -> None:
-    looks = [Look(at_s=at_s) for at_s in (1.0, 2.0, 92.0, 93.0, 94.0)]
+    looks = [SilenceObservation(at_s=at_s) for at_s in (1.0, 2.0, 92.0, 93.0, 94.0)]
     stood = after(*looks[:-1])
     assert stood.late_s == 89.0
     assert verdict(stood)[0] is Verdict.FINE
@@ -131,20 +133,20 @@ def test_a_controller_that_stood_still_gives_its_ranks_their_full_time_again() -
 
 
 def test_a_rank_whose_whole_host_is_silent_is_waited_for() -> None:
-    dark = after(*(Look(at_s=float(at_s), dark=True) for at_s in range(1, 31)))
+    dark = after(*(SilenceObservation(at_s=float(at_s), dark=True) for at_s in range(1, 31)))
     found, why = verdict(dark)
     assert found is Verdict.SLOW
     assert "nothing on its host answered for 30.0 s" in why
     # The network is back, and the rank still does not answer.
     back = dark
     for at_s in range(31, 36):
-        back = back.after(Look(at_s=float(at_s), process=seen(at_s)), EVERY_S)
+        back = back.after(SilenceObservation(at_s=float(at_s), process=seen(at_s)), EVERY_S)
     assert verdict(back)[0] is Verdict.HUNG
 
 
 def test_looks_that_come_seldom_stand_for_the_time_between_them() -> None:
     looks = [
-        Look(at_s=float(at_s), process=seen(at_s, waited=0.9) if at_s % 4 == 0 else None)
+        SilenceObservation(at_s=float(at_s), process=seen(at_s, waited=0.9) if at_s % 4 == 0 else None)
         for at_s in range(1, 21)
     ]
     assert after(*looks).starved_s == pytest.approx(0.9 * 20)

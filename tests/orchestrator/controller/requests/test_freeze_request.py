@@ -14,7 +14,7 @@ from orchestrator.controller.requests.freeze_request import (
     Adopt,
     Running,
     Solve,
-    Wanted,
+    WantedFreezing,
     decided,
     described,
     method_to_plan_for,
@@ -24,13 +24,13 @@ from orchestrator.controller.requests.freeze_request import (
 )
 from orchestrator.events import types as events
 from orchestrator.history.job_view import JobView, fold
-from planner.freezing import Control, FreezePlan, Phases
+from planner.freezing import FreezeOverrides, FreezePlan, Phases
 from planner.profile import Profile
 from planner.schedule.expand import schedule_of
 from planner.search.replan import Replanner
 from workers.config import FreezeConfig
 from workers.protocol.errors import JobError
-from workers.protocol.reports import FreezeStarted, Span, TimelineReport
+from workers.protocol.reports import ActionSpan, FreezeStarted, TimelineReport
 
 PHASES = Phases(warm_up=2, monitoring=6, ramp=8)
 TIMELY = FreezeConfig(method="timelyfreeze", r_max=0.8, warm_up=2, monitoring=6, ramp=8)
@@ -48,7 +48,7 @@ def timelines(first: int, middle: int, last: int) -> list[TimelineReport]:
             spans, now_s = [], 0.0
             for action in SCHEDULE.programs[rank]:
                 end_s = now_s + (2.0 if str(action.kind) == "B" and step <= middle else 1.0)
-                spans.append(Span(action=str(action), start_s=now_s, end_s=end_s))
+                spans.append(ActionSpan(action=str(action), start_s=now_s, end_s=end_s))
                 now_s = end_s
             reports.append(
                 TimelineReport(step=step, rank=rank, step_s=now_s, spans=tuple(spans), memory_bytes=0)
@@ -89,10 +89,10 @@ def profiled(memory_bytes: int) -> Profile:
 
 
 def asked(job: Running, method: str | None = None, r_max: float | None = None) -> Adopt | Solve:
-    return decided(Wanted(method=method, r_max=r_max), job)
+    return decided(WantedFreezing(method=method, r_max=r_max), job)
 
 
-def changed(version: int, control: Control) -> events.FreezeChanged:
+def changed(version: int, control: FreezeOverrides) -> events.FreezeChanged:
     plan = plan_of(control, PLAN, epoch=1, version=version)
     return events.FreezeChanged(from_step=2, method=control.method, r_max=control.r_max, by="", plan=plan)
 
@@ -102,7 +102,7 @@ MONITORED = (*timelines(3, 4, 6), FreezeStarted(plan=SOLVED))
 
 def test_off_is_a_plan_without_ratios() -> None:
     off = asked(running(TIMELY, *MONITORED, step=20), "none")
-    assert off == Adopt(control=Control(method="none", r_max=0.8))
+    assert off == Adopt(control=FreezeOverrides(method="none", r_max=0.8))
     assert isinstance(off, Adopt)
     assert plan_of(off.control, PLAN, epoch=3, version=2).ratios == ((0.0, 0.0), (0.0, 0.0))
     assert described(off.control) == "freezes nothing from a commit on"
@@ -111,11 +111,13 @@ def test_off_is_a_plan_without_ratios() -> None:
 def test_another_r_max_is_solved_from_what_was_monitored() -> None:
     found = asked(running(TIMELY, *MONITORED, step=20), r_max=0.25)
     assert isinstance(found, Solve)
-    assert found.control == Control(method="timelyfreeze", r_max=0.25, phases=PHASES, since=1, solved=True)
+    assert found.control == FreezeOverrides(
+        method="timelyfreeze", r_max=0.25, phases=PHASES, since=1, solved=True
+    )
     assert (found.question.r_max, found.question.phases) == (0.25, PHASES)
     assert {seen.step for seen in found.observations} == {3, 4, 5, 6}
     # Also when it was off in between: the timelines of those steps do not count.
-    off = replace(changed(2, Control(method="none", r_max=0.8)).plan, start=21)
+    off = replace(changed(2, FreezeOverrides(method="none", r_max=0.8)).plan, start=21)
     again = asked(running(TIMELY, *MONITORED, FreezeStarted(plan=off), step=30), "timelyfreeze+apf", 0.5)
     assert isinstance(again, Solve)
     assert again.observations == found.observations
@@ -129,7 +131,7 @@ def test_times_that_have_changed_ask_for_the_program_that_the_ranks_follow() -> 
     assert (question.plan, question.r_max, question.phases, control) == (PLAN, 0.8, PHASES, None)
     assert question.profile is slow
     # A request that was solved keeps its settings.
-    of_request = Control(method="timelyfreeze", r_max=0.25, phases=PHASES, since=3, solved=True)
+    of_request = FreezeOverrides(method="timelyfreeze", r_max=0.25, phases=PHASES, since=3, solved=True)
     asked_for = FreezeStarted(plan=replace(SOLVED, version=2, control=of_request, start=12))
     found = question_for_new_times(running(TIMELY, *MONITORED, asked_for, step=20), slow)
     assert found is not None
@@ -142,7 +144,7 @@ def test_times_that_have_changed_ask_for_the_program_that_the_ranks_follow() -> 
         (NONE, (), {}),
         (TIMELY, timelines(3, 4, 4), {}),
         (TIMELY, MONITORED, {"replayed": True}),
-        (TIMELY, (*MONITORED, changed(2, Control(method="none", r_max=0.8))), {}),
+        (TIMELY, (*MONITORED, changed(2, FreezeOverrides(method="none", r_max=0.8))), {}),
     ],
     ids=["nothing frozen", "still monitored", "replayed", "another plan under way"],
 )
@@ -154,7 +156,7 @@ def test_where_the_ranks_follow_no_solution_nothing_is_solved_again(
 
 def test_monitoring_under_way_goes_on_with_another_r_max() -> None:
     found = asked(running(TIMELY, *timelines(3, 4, 4), step=4), r_max=0.25)
-    assert found == Adopt(control=Control(method="timelyfreeze", r_max=0.25, phases=PHASES, since=1))
+    assert found == Adopt(control=FreezeOverrides(method="timelyfreeze", r_max=0.25, phases=PHASES, since=1))
     assert isinstance(found, Adopt)
     assert (
         described(found.control) == "freezes by timelyfreeze with r_max = 0.25 once its monitoring has ended"
@@ -165,7 +167,7 @@ def test_monitoring_under_way_goes_on_with_another_r_max() -> None:
 def test_without_times_the_job_monitors_first(spec: FreezeConfig) -> None:
     found = asked(running(spec, step=20), "timelyfreeze", 0.5)
     phases = Phases(warm_up=0, monitoring=10, ramp=20)
-    assert found == Adopt(control=Control(method="timelyfreeze", r_max=0.5, phases=phases))
+    assert found == Adopt(control=FreezeOverrides(method="timelyfreeze", r_max=0.5, phases=phases))
     assert isinstance(found, Adopt)
     # The planner gets its question once the ranks' first step is known, and only until it is solved.
     change = changed(1, found.control)
@@ -197,12 +199,12 @@ def test_times_of_another_partition_do_not_count() -> None:
 
 def test_a_method_without_a_program_needs_no_times() -> None:
     found = asked(running(NONE, step=99), "autofreeze")
-    assert found == Adopt(control=Control(method="autofreeze", r_max=0.8))
+    assert found == Adopt(control=FreezeOverrides(method="autofreeze", r_max=0.8))
 
 
 def test_copies_that_fit_the_devices_are_no_reason_to_refuse_a_method() -> None:
     roomy = running(NONE, profile=profiled(40_000_000), memory_per_rank_bytes=40_000_000)
-    assert asked(roomy, "apf") == Adopt(control=Control(method="apf", r_max=0.8))
+    assert asked(roomy, "apf") == Adopt(control=FreezeOverrides(method="apf", r_max=0.8))
 
 
 def test_copies_must_fit_the_plan_that_requested_moves_lead_to() -> None:
@@ -215,7 +217,7 @@ def test_copies_must_fit_the_plan_that_requested_moves_lead_to() -> None:
 def test_copies_that_were_given_up_must_fit_again() -> None:
     """The spec's method kept them, and the plans made since then had no room for them."""
     spec = FreezeConfig(method="apf", warm_up=3)
-    off = replace(changed(1, Control(method="none", r_max=0.8)).plan, start=5)
+    off = replace(changed(1, FreezeOverrides(method="none", r_max=0.8)).plan, start=5)
     tight = profiled(18_000_000)
     with pytest.raises(JobError, match="apf keeps four bytes for each weight, and they do not fit"):
         asked(running(spec, FreezeStarted(plan=off), step=9, profile=tight), "apf")
@@ -224,7 +226,7 @@ def test_copies_that_were_given_up_must_fit_again() -> None:
 
 
 def test_plans_have_room_for_the_copies_of_any_method_that_the_ranks_follow_or_will_follow() -> None:
-    apf, off = (Control(method=method, r_max=0.8) for method in ("apf", "none"))
+    apf, off = (FreezeOverrides(method=method, r_max=0.8) for method in ("apf", "none"))
     on = changed(1, apf)
     assert method_to_plan_for(running(NONE).view.freeze) == "none"
     assert method_to_plan_for(running(NONE, on).view.freeze) == "apf"

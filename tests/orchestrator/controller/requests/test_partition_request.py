@@ -15,8 +15,8 @@ from orchestrator.controller.requests.move_request import move_of_layers
 from orchestrator.controller.requests.partition_request import move_to_partition, propose
 from orchestrator.history.proposal import PlanChanged, Proposal
 from orchestrator.lifecycle import moves
-from orchestrator.lifecycle.migration import Move
-from orchestrator.lifecycle.states import Job, Membership, Order, Progress
+from orchestrator.lifecycle.migration import RequestedMove
+from orchestrator.lifecycle.states import JobData, Membership, Order, Progress
 from orchestrator.prepare.planning import replanner_of
 from planner.search.replan import Replanner
 from workers.protocol.errors import JobError
@@ -24,7 +24,9 @@ from workers.protocol.errors import JobError
 ROOMY = 10**9
 
 
-def begun(folder: Path, memory_bytes: int | None = ROOMY, **pipeline: Any) -> tuple[Job, Replanner, Order]:
+def begun(
+    folder: Path, memory_bytes: int | None = ROOMY, **pipeline: Any
+) -> tuple[JobData, Replanner, Order]:
     """A job of ten layers on four ranks, 2-3-3-2, version 4 of epoch 2.
 
     Args:
@@ -32,7 +34,7 @@ def begun(folder: Path, memory_bytes: int | None = ROOMY, **pipeline: Any) -> tu
     """
     done = resolved(tiny(folder, "job", model={"layers": 8}, pipeline=pipeline))
     plan = replace(done.plan, epoch=2, version=4)
-    job = Job(
+    job = JobData(
         progress=Progress(plan=plan, schedule=done.schedule, version=4),
         membership=Membership(members=(0, 1, 2, 3), nodes={rank: f"n{rank}" for rank in range(4)}),
     )
@@ -53,7 +55,9 @@ def begun(folder: Path, memory_bytes: int | None = ROOMY, **pipeline: Any) -> tu
     return job, replanner, order
 
 
-def apply(job: Job, replanner: Replanner, partition: tuple[int, ...], base: tuple[int, int] | None) -> Move:
+def apply(
+    job: JobData, replanner: Replanner, partition: tuple[int, ...], base: tuple[int, int] | None
+) -> RequestedMove:
     return move_to_partition(
         job, replanner, partition, base, mode="live", asked_s=0.0, id="x", by="control from 10.0.0.9"
     )

@@ -20,14 +20,16 @@ from orchestrator.controller.requests.resize_request import (
     scaled,
 )
 from orchestrator.events.types import Scaled
-from orchestrator.lifecycle.states import Job, Membership, Progress, Size
+from orchestrator.lifecycle.states import JobData, Membership, Progress, TargetSize
 from orchestrator.prepare.planning import replanner_of
 from planner.search.replan import Replanner
 from workers.actor import Home
 from workers.config import ElasticConfig
 from workers.protocol.errors import JobError
 
-HAS = Capacity(elastic=ElasticConfig(), replicas=1, size=Size(places=3, spares=0), members=3, up=3, room=2)
+HAS = Capacity(
+    elastic=ElasticConfig(), replicas=1, size=TargetSize(places=3, spares=0), members=3, up=3, room=2
+)
 
 
 @pytest.mark.parametrize(
@@ -36,15 +38,20 @@ HAS = Capacity(elastic=ElasticConfig(), replicas=1, size=Size(places=3, spares=0
         (2, None, HAS, Scaled(ranks=2, spares=0, places=2)),
         (5, None, HAS, Scaled(ranks=5, spares=0, places=5)),
         (None, 2, HAS, Scaled(ranks=3, spares=2, places=3)),
-        (4, 1, replace(HAS, size=Size(places=3, spares=1)), Scaled(ranks=4, spares=1, places=4)),
+        (4, 1, replace(HAS, size=TargetSize(places=3, spares=1)), Scaled(ranks=4, spares=1, places=4)),
         (
             2,
             None,
-            replace(HAS, replicas=2, size=Size(places=2, spares=0)),
+            replace(HAS, replicas=2, size=TargetSize(places=2, spares=0)),
             Scaled(ranks=2, spares=0, places=4),
         ),
         # A job that lacks ranks may still be told to have fewer than it was to have.
-        (4, None, replace(HAS, size=Size(places=5, spares=0), room=0), Scaled(ranks=4, spares=0, places=4)),
+        (
+            4,
+            None,
+            replace(HAS, size=TargetSize(places=5, spares=0), room=0),
+            Scaled(ranks=4, spares=0, places=4),
+        ),
         # Its spares need room, the ranks that it lacks do not.
         (None, 1, replace(HAS, members=2, up=2, room=1), Scaled(ranks=3, spares=1, places=3)),
     ],
@@ -73,11 +80,11 @@ def test_a_size_that_cannot_be(ranks: int | None, spares: int | None, has: Capac
         scaled(ranks, spares, has, layers=9)
 
 
-def begun(folder: Path, memory_bytes: int | None = None) -> tuple[Job, Replanner]:
+def begun(folder: Path, memory_bytes: int | None = None) -> tuple[JobData, Replanner]:
     """A job of ten layers on four ranks, two on each of two nodes; every layer has a million parameters."""
     done = resolved(tiny(folder, "job", model={"layers": 8}))
     members = (0, 1, 2, 3)
-    job = Job(
+    job = JobData(
         progress=Progress(plan=done.plan, schedule=done.schedule),
         membership=Membership(
             members=members,
@@ -147,7 +154,7 @@ def test_other_names_are_refused_with_the_nodes_of_the_job(name: str, why: str) 
 
 def test_a_node_is_left_only_if_there_is_somewhere_to_go(tmp_path: Path) -> None:
     job, replanner = begun(tmp_path)
-    has = replace(HAS, size=Size(places=4, spares=0), up=4, room=0)
+    has = replace(HAS, size=TargetSize(places=4, spares=0), up=4, room=0)
     check_refuge(frozenset({0, 1}), job, replanner, has, "n0")
     every = frozenset({0, 1, 2, 3})
     with pytest.raises(JobError, match="nowhere to go: without node n0 the job has 0 ranks"):
