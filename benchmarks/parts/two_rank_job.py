@@ -32,12 +32,12 @@ WARM_UP = 2
 
 def changed(config: WorkerConfig, **changes: Any) -> WorkerConfig:
     """`config` with other sections, or other keys of `[job]`, `[pipeline]` and `[cluster]`, each by its name."""
-    sections = {name: value for name, value in changes.items() if name in WorkerConfig.model_fields}
+    sections = {name: changes.pop(name) for name in WorkerConfig.model_fields if name in changes}
     for name in ("job", "pipeline", "cluster"):
-        section = getattr(config, name)
-        keys = {key: value for key, value in changes.items() if key in type(section).model_fields}
-        if keys:
-            sections[name] = section.model_copy(update=keys)
+        section = sections.get(name, getattr(config, name))
+        keys = {key: changes.pop(key) for key in type(section).model_fields if key in changes}
+        sections[name] = section.model_copy(update=keys)
+    assert not changes, f"no keys of these sections: {', '.join(changes)}"
     return config.model_copy(update=sections)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import job, small_config
+from jobs import changed, job, small_config
 from rank_group import RankGroup, drilled, state_sha256
 from test_engine_bits import losses
 from test_freezing_training import FIRST, METHODS, SECOND
@@ -58,9 +58,7 @@ def frozen(reports: list[Any]) -> dict[tuple[int, str], tuple[int, int]]:
 def test_processes_on_fewer_pipelines_resume_a_checkpoint_of_more(tmp_path: Path) -> None:
     config = small_config(tmp_path / "quiet", "batchnorm", microbatches=2, replicas=2)
     expected = run_threads(job(config, ranks=2, schedule="1f1b"))
-    config = config.model_copy(
-        update={"output": str(tmp_path / "again"), "checkpoint": CheckpointConfig(every_steps=1)}
-    )
+    config = changed(config, output=str(tmp_path / "again"), checkpoint=CheckpointConfig(every_steps=1))
     run = run_processes(on(1, job(config, ranks=2, schedule="1f1b")))
     assert run.state_sha256 == expected.state_sha256
 

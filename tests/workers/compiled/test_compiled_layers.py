@@ -13,7 +13,7 @@ import compiled_models
 import pytest
 import torch
 from compiled_models import Counts, Mixed, Raises
-from jobs import DEVICE, job, small_config
+from jobs import DEVICE, changed, job, small_config
 from small_models import WIDTH, Vectors, cross_entropy
 from torch import Tensor
 from torch._dynamo.utils import counters
@@ -281,7 +281,7 @@ def test_a_checkpoint_is_of_one_way_to_compute() -> None:
     config = small_config(Path("x"))
     spec = config.model_dump(mode="json")
     manifest = Manifest(step=1, generation=1, spec=spec, plan={}, layers=(), samples=0, files={})
-    now = config.model_copy(update={"compile": True})
+    now = changed(config, compile=True)
     assert manifest_mismatch(manifest, config) == {}
     assert manifest_mismatch(manifest, now) == {"compile": (False, True)}
     # Checkpoints of earlier versions were uncompiled.
@@ -365,7 +365,7 @@ def test_any_partition_has_the_same_bits(
     expected = run_threads(job(config, layers=5))
     (line,) = told(expected)
     assert line.startswith("layer l2 is not compiled: ")
-    plain = run_threads(job(config.model_copy(update={"compile": False}), layers=5))
+    plain = run_threads(job(changed(config, compile=False), layers=5))
     assert plain.state_sha256 != expected.state_sha256
     assert not told(plain)
     # Each way compiles all layers again: in 16 bits there are two, for each of these values once.
