@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,9 @@ def test_a_manifest_of_format_3_has_keys_beside_its_sections(output: str) -> Non
     old = Manifest(**{**vars(read_manifest(ref)), "format": 3, "spec": flat})
     read = Manifest.from_json(old.to_json())
     assert manifest_mismatch(read, config) == {}
+    del flat["compile"]
+    uncompiled = Manifest.from_json(replace(old, spec=flat).to_json())
+    assert manifest_mismatch(uncompiled, config) == {"job.compile": (False, True)}
     changes = {"seed": 4, "microbatches": 8, "device": "cuda"}
     assert manifest_mismatch(read, changed(config, **changes)).keys() == {
         "job.seed",

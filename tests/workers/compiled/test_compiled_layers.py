@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -283,11 +282,7 @@ def test_a_checkpoint_is_of_one_way_to_compute() -> None:
     manifest = Manifest(step=1, generation=1, spec=spec, plan={}, layers=(), samples=0, files={})
     now = changed(config, compile=True)
     assert manifest_mismatch(manifest, config) == {}
-    assert manifest_mismatch(manifest, now) == {"compile": (False, True)}
-    # Checkpoints of earlier versions were uncompiled.
-    del spec["compile"]
-    assert manifest_mismatch(replace(manifest, spec=spec), config) == {}
-    assert manifest_mismatch(replace(manifest, spec=spec), now) == {"compile": (False, True)}
+    assert manifest_mismatch(manifest, now) == {"job.compile": (False, True)}
 
 
 def with_one_compiler(monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
