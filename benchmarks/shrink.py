@@ -20,7 +20,8 @@ from time import process_time
 
 import torch
 
-from benchmarks.parts.two_rank_job import WARM_UP, changed, make_job, profile_of
+from benchmarks.parts.configs import changed
+from benchmarks.parts.two_rank_job import WARM_UP, make_job, profile_of
 from planner.ir import Schedule
 from planner.partition import parameter
 from planner.plan import Plan

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from benchmarks.parts.two_rank_job import changed
+from benchmarks.parts.configs import changed
 from benchmarks.pipelining import WARM_UP
 from planner.freezing import FreezePlan, Ratios
 from workers.config import FreezeConfig

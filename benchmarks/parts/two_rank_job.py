@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from benchmarks.parts.configs import changed
 from planner.plan import Plan
 from planner.profile import Profile
 from planner.schedule.registry import build, families
@@ -28,17 +29,6 @@ LAYERS = 8
 """Layers between the first and the last, of a model whose section does not say it."""
 WARM_UP = 2
 """Steps at the beginning of a run that no figure counts."""
-
-
-def changed(config: WorkerConfig, **changes: Any) -> WorkerConfig:
-    """`config` with other sections, or other keys of `[job]`, `[pipeline]` and `[cluster]`, each by its name."""
-    sections = {name: changes.pop(name) for name in WorkerConfig.model_fields if name in changes}
-    for name in ("job", "pipeline", "cluster"):
-        section = sections.get(name, getattr(config, name))
-        keys = {key: changes.pop(key) for key in type(section).model_fields if key in changes}
-        sections[name] = section.model_copy(update=keys)
-    assert not changes, f"no keys of these sections: {', '.join(changes)}"
-    return config.model_copy(update=sections)
 
 
 def make_job(schedule: str, steps: int, output: Path, **changes: Any) -> LaunchedJob:

@@ -19,10 +19,10 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 import psutil
-from jobs import changed
 from pace import patient
 from served_rank import SECRET, serve
 
+from benchmarks.parts.configs import changed
 from orchestrator.cluster.exits import UNKNOWN
 from orchestrator.cluster.hosts import RankGone
 from orchestrator.controller.config import ControllerConfig

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.parts.configs import changed
 from planner.plan import Plan
 from planner.schedule.passes import add_recompute
 from planner.schedule.registry import build, families
@@ -50,17 +51,6 @@ def small_config(output: Path, trait: str = "plain", **changes: Any) -> WorkerCo
         cluster=ClusterConfig.model_validate({"device": DEVICE.type}),
     )
     return changed(config, **changes)
-
-
-def changed(config: WorkerConfig, **changes: Any) -> WorkerConfig:
-    """`config` with other sections, or other keys of `[job]`, `[pipeline]` and `[cluster]`, each by its name."""
-    sections = {name: changes.pop(name) for name in WorkerConfig.model_fields if name in changes}
-    for name in ("job", "pipeline", "cluster"):
-        section = sections.get(name, getattr(config, name))
-        keys = {key: changes.pop(key) for key in type(section).model_fields if key in changes}
-        sections[name] = section.model_copy(update=keys)
-    assert not changes, f"no keys of these sections: {', '.join(changes)}"
-    return config.model_copy(update=sections)
 
 
 def even(layers: int, stages: int) -> tuple[int, ...]:

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import changed, job, small_config
+from jobs import job, small_config
 from rank_group import RankGroup, drilled, state_sha256
 from test_engine_bits import losses
 from test_freezing_training import FIRST, METHODS, SECOND
 
+from benchmarks.parts.configs import changed
 from workers.config import CheckpointConfig
 from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
 from workers.launch.ranks import LaunchedJob, run_processes, run_threads

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from jobs import changed, small_config
+from jobs import small_config
 from saved_checkpoints import NAMES, PLAN, Layer, job_folder, manifest, saved, trained
 
+from benchmarks.parts.configs import changed
 from planner.codec import from_json
 from planner.plan import Plan
 from workers.checkpoint.coordination import manifest_mismatch

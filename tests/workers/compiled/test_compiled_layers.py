@@ -12,13 +12,14 @@ import compiled_models
 import pytest
 import torch
 from compiled_models import Counts, Mixed, Raises
-from jobs import DEVICE, changed, job, small_config
+from jobs import DEVICE, job, small_config
 from small_models import WIDTH, Vectors, cross_entropy
 from torch import Tensor
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
 
 import workers.step.equipment
+from benchmarks.parts.configs import changed
 from workers.build import build_layers
 from workers.checkpoint.coordination import manifest_mismatch
 from workers.checkpoint.manifest import Manifest

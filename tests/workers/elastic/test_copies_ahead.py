@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from jobs import changed, job
+from jobs import job
 from rank_group import RankGroup, parted, quiet_sha256, state_sha256
 from test_freezing_training import METHODS
 from test_standby import configured
 
+from benchmarks.parts.configs import changed
 from workers.config import WorkerConfig
 from workers.launch.ranks import LaunchedJob
 from workers.protocol.orders import CopyAhead, Request, StateSource

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from jobs import DEVICE, changed, job
+from jobs import DEVICE, job
 from rank_group import RankGroup, drilled, quiet_sha256, state_sha256, with_standbys
 from test_migration import ENDLESS, follow, moving
 from test_redundancy import DECISION, base, drawn, settings
@@ -21,6 +21,7 @@ from test_redundancy import rank as rank
 from test_standby import configured
 from torch import Tensor
 
+from benchmarks.parts.configs import changed
 from planner.shards import Piece
 from planner.simulation.standby_memory import log_bytes
 from workers.config import ElasticConfig, WorkerConfig

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from jobs import changed, job, small_config
+from jobs import job, small_config
 from long_operation import compute_long, drawing_meanwhile
 from torch import nn
 
+from benchmarks.parts.configs import changed
 from planner.shards import WHOLE, Piece, Shard
 from workers.checkpoint.folder import checkpoints, read_layer, read_manifest
 from workers.commit.unfinished import Greeting

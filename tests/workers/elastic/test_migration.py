@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from jobs import changed, job
+from jobs import job
 from rank_group import RankGroup, quiet_sha256, state_sha256, with_standbys
 from test_freezing_training import METHODS
 from test_standby import configured
 
+from benchmarks.parts.configs import changed
 from planner.arrivals import Arrivals
 from planner.plan import Plan
 from planner.rank_program import RankProgram, rank_programs

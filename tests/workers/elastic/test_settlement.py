@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from jobs import changed, job, small_config
+from jobs import job, small_config
 from rank_group import Raised, RankGroup, drilled, state_sha256, with_standbys
 
+from benchmarks.parts.configs import changed
 from workers.checkpoint.folder import checkpoints
 from workers.config import CheckpointConfig
 from workers.fault_injection.fault import Fault, FaultKind, FaultPhase

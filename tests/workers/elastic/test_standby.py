@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import changed, job, small_config
+from jobs import job, small_config
 from rank_group import RankGroup, drilled, parted, quiet_sha256, state_sha256, with_standbys
 from test_engine_bits import real_config
 from test_freezing_control import control, solved
 from test_freezing_training import FIRST, METHODS, SECOND
 
+from benchmarks.parts.configs import changed
 from planner.freezing import Phases
 from workers.config import ModelConfig, OptimizerConfig, Precision, WorkerConfig
 from workers.fault_injection.fault import Fault, FaultKind, FaultPhase

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from jobs import changed, job, small_config
+from jobs import job, small_config
 from test_freezing_training import METHODS, RATIOS, SHAPES, frozen_actions, steps_of
 
+from benchmarks.parts.configs import changed
 from planner.freezing import FreezeOverrides, FreezePlan, Phases
 from workers.checkpoint.folder import checkpoints
 from workers.config import FreezeConfig, WorkerConfig

@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from jobs import changed, job
+from jobs import job
 from rank_group import RankGroup, state_sha256, with_standbys
 from test_migration import ENDLESS, follow, moving
 from test_standby import configured
 
+from benchmarks.parts.configs import changed
 from orchestrator.history.frozen_counts import CountedSteps, ParameterCounts
 from workers.checkpoint.folder import checkpoints
 from workers.fault_injection.fault import Fault, FaultKind, FaultPhase

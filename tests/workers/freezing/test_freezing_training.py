@@ -5,11 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from jobs import changed, job, small_config
+from jobs import job, small_config
 from reference import train_plainly
 from test_engine_bits import losses, real_config
 from torch import nn
 
+from benchmarks.parts.configs import changed
 from orchestrator.events.types import Record
 from planner.freezing import FreezePlan
 from workers.checkpoint.folder import checkpoints

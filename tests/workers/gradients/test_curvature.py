@@ -9,10 +9,11 @@ from typing import Literal
 
 import pytest
 import torch
-from jobs import changed, job, small_config
+from jobs import job, small_config
 from quadratic import SMOOTHNESS, WIDTH
 from test_freezing_training import METHODS, frozen_job
 
+from benchmarks.parts.configs import changed
 from planner.search.convergence import CurvatureSample, estimate
 from workers.checkpoint.folder import checkpoints
 from workers.config import CheckpointConfig, DataConfig, ModelConfig, OptimizerConfig, WorkerConfig

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from jobs import changed, small_config
+from jobs import small_config
 from measured_model import BATCH, HIDDEN, WIDTH
 from test_profiler import config, measured
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks.parts.configs import changed
 from planner.accelerators import MATRIX_EFFICIENCY, MEMORY_EFFICIENCY, Accelerator
 from planner.profile import DeviceProfile, LayerProfile, Link, Profile
 from workers.config import DataConfig, ModelConfig, WorkerConfig

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from jobs import changed, job, small_config
+from jobs import job, small_config
 from rank_group import RankGroup, drilled, parted, state_sha256
 from test_freezing_control import STEPS, changes_of, configured, control
 from test_freezing_training import FIRST, METHODS, SECOND, frozen_job, steps_of
@@ -19,6 +19,7 @@ from test_shard_copies import copied
 from test_shard_recovery import LAYERS, lose_rank_1, one_pipeline
 from test_shared_states import assert_same, shared
 
+from benchmarks.parts.configs import changed
 from planner.schedule.expand import pipeline_schedules
 from workers.checkpoint.folder import checkpoints, read_layer, read_manifest
 from workers.config import CheckpointConfig, OptimizerConfig, WorkerConfig

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import changed, job
+from jobs import job
 from rank_group import SECRET as GROUP_SECRET
 from rank_group import RankGroup, quiet_sha256, state_sha256, with_standbys
 from state_streams import (
@@ -28,6 +28,7 @@ from state_streams import (
 )
 from test_standby import configured
 
+from benchmarks.parts.configs import changed
 from workers.protocol.reports import Report, StepReport, WarningReport
 from workers.state_stream import stream as state_stream
 from workers.state_stream.flow import Flow
