@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from planner.plan import Plan
-from planner.search.shapes import PipelineShape
+
+if TYPE_CHECKING:
+    from planner.search.shapes import PipelineShape
 
 
 @dataclass(frozen=True, kw_only=True)
