@@ -12,7 +12,7 @@ class StageTime:
     """One kind of action of one stage in one step."""
 
     kind: str
-    """Value of a `planner.ir.Kind`, such as `F`."""
+    """Value of a `planner.ir.ActionKind`, such as `F`."""
     stage: int
     seconds: float
     """Sum over its microbatches, without waiting for inputs."""

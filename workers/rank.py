@@ -218,7 +218,7 @@ class Rank:
         """Train until the last step, a STOP or a REGROUP; blocks, and streams reports.
 
         Raises:
-            OutOfMemory: this rank has not enough memory for the step.
+            RankOutOfMemory: this rank has not enough memory for the step.
             ChannelError: another rank is gone, or `leave` was called.
         """
         generation, channel = self._membership.generation, self._membership.channel

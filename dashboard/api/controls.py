@@ -74,7 +74,7 @@ def command_of(
         body: None: the fields have their defaults.
 
     Raises:
-        Problem: body and If-Match name different plans.
+        ProblemAnswer: body and If-Match name different plans.
     """
     sent: dict[str, Any] = {"id": id, "by": by}
     if isinstance(body, DrillOrder):
@@ -133,7 +133,7 @@ def _add_route(kind: type[JobCommand]) -> None:
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
         for name, (annotation, default) in taken.items()
     ]
-    send.__name__, send.__doc__ = kind.__name__.lower(), kind.__doc__
+    send.__name__, send.__doc__ = kind.name, kind.__doc__
     send.__signature__ = inspect.Signature(parameters, return_annotation=Answer)  # pyright: ignore[reportFunctionMemberAccess]
     router.post(f"/{kind.route or kind.name}", status_code=202, responses=ERRORS)(send)
 

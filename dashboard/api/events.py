@@ -59,7 +59,7 @@ def checked_kinds(kinds: Sequence[str] | None) -> tuple[str, ...]:
     """The kinds of events that someone chose.
 
     Raises:
-        Problem: there is no such kind.
+        ProblemAnswer: there is no such kind.
     """
     chosen: dict[str, None] = {}
     for name in kinds or ():
@@ -126,7 +126,7 @@ def _start(job: LiveJob, last: str | None, after: int | None) -> int:
     """The number of the event to go on after. Of another start of the job, all events are new.
 
     Raises:
-        Problem: there are no such ids.
+        ProblemAnswer: there are no such ids.
     """
     if last:
         if (found := _ID.fullmatch(last)) is None:

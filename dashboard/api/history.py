@@ -140,7 +140,7 @@ def step_of(view: JobView, folder: str, step: int | None) -> StepTimeline:
     """The timelines of a measured step.
 
     Raises:
-        Problem: there is none, or not of this step.
+        ProblemAnswer: there is none, or not of this step.
     """
     kept = step is None or step in view.measured
     found = measured_step(view, profile_in(folder), step) if kept else None

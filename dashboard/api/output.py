@@ -46,7 +46,7 @@ def output_of(folder: str, rank: int, most_bytes: int) -> Output:
     """The newest output of `rank` of the job in `folder`. Reads a file.
 
     Raises:
-        Problem: there is none that is visible here.
+        ProblemAnswer: there is none that is visible here.
     """
     found = output_end(folder, rank, most_bytes) if folder else None
     if found is None:

@@ -35,7 +35,7 @@ def base_of(*versions: str | None) -> tuple[int, int] | None:
     """The (epoch, version) that is named, as `1.2` or as an ETag; None: whichever is the newest.
 
     Raises:
-        Problem: two different ones are named.
+        ProblemAnswer: two different ones are named.
     """
     named = sorted({version.strip('"') for version in versions if version is not None})
     if len(named) > 1:

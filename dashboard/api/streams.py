@@ -45,7 +45,7 @@ class BoundedStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises:
-        Problem: too many are open.
+        ProblemAnswer: too many are open.
         """
 
         async def bounded(message: Message) -> None:

@@ -66,7 +66,7 @@ class Control:
         """The command that a filled-in form asks for.
 
         Raises:
-            Problem: its fields are not valid; says which.
+            ProblemAnswer: its fields are not valid; says which.
         """
         inputs = {field.name: field.input for field in self.fields}
         filled = {

@@ -67,7 +67,7 @@ class Guard:
         """Whether the request is a control: one that may change a job.
 
         Raises:
-            Problem: it is refused.
+            ProblemAnswer: it is refused.
         """
         path, method = scope["path"], scope["method"]
         if _name_of(headers.get("host", "")) not in self._hosts:

@@ -119,7 +119,7 @@ class Guarded:
         """Read a body, however it is sent, and return a `receive` that gives it again.
 
         Raises:
-            Problem: it is larger than the limit, or does not arrive.
+            ProblemAnswer: it is larger than the limit, or does not arrive.
             ClientDisconnect: the sender has gone before all of it had arrived.
         """
         parts: list[bytes] = []

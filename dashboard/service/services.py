@@ -46,7 +46,7 @@ class Services:
         """The client of the cluster's jobs.
 
         Raises:
-            Problem: there is no cluster.
+            ProblemAnswer: there is no cluster.
         """
         if self.live.client is None:
             raise ProblemAnswer(

@@ -46,7 +46,7 @@ class Hosts(Protocol):
         """Take over a rank that an earlier controller started, and have it report here from now on.
 
         Raises:
-            Gone: there is no such process.
+            RankGone: there is no such process.
         """
         ...
 
@@ -54,7 +54,7 @@ class Hosts(Protocol):
         """Call a method of `workers.actor.RankActor`; it is under way when this returns.
 
         The awaitable raises:
-            Gone: the process died before it answered.
+            RankGone: the process died before it answered.
             RankError: the rank raised.
         """
         ...

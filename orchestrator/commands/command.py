@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
 from orchestrator.commands.change import WhatIfChange
@@ -235,3 +235,8 @@ class PlanCommand(JobCommand):
 def metadata(info: FieldInfo, kind: type[T]) -> T | None:
     """The first value of `kind` in the annotation of a field; None: there is none."""
     return next((each for each in info.metadata if isinstance(each, kind)), None)
+
+
+def refused_fields(error: ValidationError) -> str:
+    """Fields that `error` refuses, each with the reason."""
+    return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())

@@ -9,7 +9,7 @@ from orchestrator.commands.command import JobCommand
 
 
 class InjectFault(JobCommand):
-    """Inject a fault, as `freshet fault` does, into a job that allows faults."""
+    """Inject a fault into a running job that allows faults."""
 
     name = "fault"
     route = "faults"

@@ -7,7 +7,15 @@ from typing import Annotated
 from pydantic import Field, ValidationError
 
 from orchestrator.commands.change import KEEP, WhatIfChange
-from orchestrator.commands.command import CommandEntry, FieldChoice, FieldLimits, Form, Input, PlanCommand
+from orchestrator.commands.command import (
+    CommandEntry,
+    FieldChoice,
+    FieldLimits,
+    Form,
+    Input,
+    PlanCommand,
+    refused_fields,
+)
 from orchestrator.commands.seen import NO_PLAN, SeenJob, plan_of
 from orchestrator.events.types import Answered, Event
 from workers.protocol.reports import FreezeStarted
@@ -61,8 +69,8 @@ class Freeze(PlanCommand, json_schema_extra={"examples": [{"method": "timelyfree
             then = Spec.model_validate(
                 {**job.spec, "freeze": {**job.freeze_section_at(job.step), **wanted}}
             ).freeze
-        except ValidationError:
-            return f"{self.method} is no freeze method"
+        except ValidationError as error:
+            return refused_fields(error)
         if then.timely:
             return WhatIfChange(cut=KEEP, r_max=then.r_max)
         if self.r_max is not None:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from orchestrator.commands.apply import Apply
 from orchestrator.commands.cancel import Cancel
 from orchestrator.commands.checkpoint import Checkpoint
-from orchestrator.commands.command import JobCommand
+from orchestrator.commands.command import JobCommand, refused_fields
 from orchestrator.commands.drain import Drain
 from orchestrator.commands.fault import InjectFault
 from orchestrator.commands.freeze import Freeze
@@ -58,8 +58,17 @@ class Sends(Generic[P]):
             return self
 
         def send(job: str, *given: Any, **fields: Any) -> Any:
-            ordered = dict(zip(self.kind.own_fields(), given, strict=False))
-            return client.send(job, self.kind(**ordered, **self._fixed, **fields))
+            names = tuple(self.kind.own_fields())
+            if len(given) > len(names):
+                raise TypeError(
+                    f"{len(given)} values without a name, where {self.kind.name} has {len(names)}: name the others"
+                )
+            ordered = dict(zip(names, given, strict=False))
+            try:
+                command = self.kind(**ordered, **self._fixed, **fields)
+            except ValidationError as error:
+                raise JobError(f"{self.kind.name}: {refused_fields(error)}") from error
+            return client.send(job, command)
 
         send.__doc__ = self.kind.__doc__
         return send

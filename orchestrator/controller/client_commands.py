@@ -49,7 +49,7 @@ SAFE_TO_REPEAT: Mapping[str, Stimulus] = {
     "pause": PauseAsked(),
     "resume": ResumeAsked(),
 }
-"""Name in the log -> what the lifecycle is told, once more by a controller that takes over."""
+"""Name in the log -> what the lifecycle is told; once more by a controller that takes over."""
 
 
 class Commands:

@@ -216,12 +216,12 @@ class PlannerStarted:
     """The planner's process is up."""
 
     life: int
-    """1 for the controller's first planner, plus one for each that died."""
+    """Planners that the controller has started so far, this one included."""
     node: str
     """Node id of the cluster."""
     pid: int
     of: str = "freezing"
-    """Tasks of the planner: `freezing`, `speeds` for moves away from slow ranks, or `freezing, speeds`."""
+    """Its tasks when it started: `freezing`, `speeds` for moves away from slow ranks, or `freezing, speeds`."""
 
     level: ClassVar[Level] = "detail"
 

@@ -305,8 +305,9 @@ def measuring_config(spec: Spec) -> WorkerConfig:
     """The sections that the measuring ranks use. They follow no plan, so it leaves out the planner's choices."""
     microbatches = 1 if spec.pipeline.microbatches == AUTO else spec.pipeline.microbatches
     pipeline = spec.pipeline.model_copy(update={"replicas": 1, "microbatches": microbatches})
+    job = spec.job.model_copy(update={"validate_every": 0, "sample_tokens": 0, "curvature_every": 0})
     left_out = {"freeze": FreezeConfig(), "adapt": AdaptConfig(), "elastic": ElasticConfig()}
-    return spec.for_ranks.model_copy(update={"pipeline": pipeline, **left_out})
+    return spec.for_ranks.model_copy(update={"job": job, "pipeline": pipeline, **left_out})
 
 
 def _source(profile: Profile, ranks: int) -> str:

@@ -236,8 +236,9 @@ def early_gradients_s(
 ) -> dict[int, float]:
     """Layer -> when its gradients may leave, of those that need not wait for the window's end.
 
-    None need not where gradients are summed up further after the window (replicas, tied parameters, a loss scale), nor
-    where statistics of freezing go with them (`workers.step.minibatch.Minibatch.run`).
+    None need not where gradients are summed up further after the window (replicas and tied parameters:
+    `workers.step.generation.make_sink`), nor where statistics of freezing go with them or the loss is scaled
+    (`workers.step.training.TrainingLoop`).
     """
     layers = profile.model.layers
     if plan.replicas > 1 or ratios is not None or profile.model.precision == "float16":

@@ -267,7 +267,7 @@ def manifest_mismatch(
     """
     before, now = dict(manifest.spec), config.model_dump(mode="json")
     before.setdefault("freeze", FreezeConfig().model_dump(mode="json"))
-    before["model"] = of_one_family(before["model"])
+    before["model"] = of_one_family(before.get("model", {}))
     if before["freeze"]["method"] == now["freeze"]["method"]:
         # The method ignores the other freezing settings.
         for spec in (before, now):

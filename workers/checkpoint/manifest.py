@@ -20,9 +20,12 @@ FORMAT = 4
 beside its sections; version 2, which has no `log_sha256` either; and version 1, in which moreover `bfloat16` was the
 name of what is `bfloat16-autocast` now."""
 _FLAT: Mapping[str, tuple[str, ...]] = {
-    "job": ("seed", "steps", "precision", "threads", "compile", "output"),
+    "job": (
+        *("seed", "steps", "precision", "threads", "compile", "output"),
+        *("validate_every", "timeline_every", "curvature_every", "sample_tokens"),
+    ),
     "pipeline": ("microbatch_size", "microbatches", "replicas"),
-    "cluster": ("device", "emulated"),
+    "cluster": ("device", "emulated", "pin_cores"),
 }
 """Section -> its keys that stood outside it before version 4."""
 

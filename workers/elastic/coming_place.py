@@ -6,7 +6,7 @@ Knows no plan: the controller's orders name the layers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from workers.config import FreezeConfig
 from workers.elastic.copies_ahead import CopiesAhead
@@ -22,7 +22,7 @@ from workers.state.optim import Optimizer
 from workers.transport.membership import ChannelMembership
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class ComingPlace:
     """The coming place of one rank."""
 
@@ -34,12 +34,12 @@ class ComingPlace:
     freeze: FreezeConfig
     """The job's own settings."""
     optimizer: Optimizer
-    secret: bytes
+    secret: bytes = field(repr=False)
     """The job's, with which ranks authenticate each other."""
     report: Callable[[Report], None]
-    _copies: CopiesAhead | None = None
+    _copies: CopiesAhead | None = field(default=None, init=False)
     """Layers that it copies while it has no place."""
-    _newest: tuple[int, int] = (0, 0)
+    _newest: tuple[int, int] = field(default=(0, 0), init=False)
     """Epoch and change of the newest order."""
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from planner.shards import Piece
-from workers.memory.shortage import shortage_in
+from workers.memory.shortage import drop_frames, shortage_in
 
 ASK_AGAIN_S = (0.2, 1.0, 3.0)
 """Seconds to wait before each retry for a state that did not arrive."""
@@ -41,9 +41,12 @@ def fetch_in_rounds(
             try:
                 came = bring(piece)
             except Exception as error:
+                drop_frames(error)  # they hold what of the state has come, for all rounds
                 lacking[piece] = came = error
                 if not (short_ends and shortage_in(error) is not None):
                     continue
             del lacking[piece]
             yield piece, came
+    if stopped.is_set():
+        return
     yield from ((piece, why) for piece, why in lacking.items() if why is not None)

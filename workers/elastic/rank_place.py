@@ -30,7 +30,7 @@ from workers.state.optim import Optimizer
 from workers.state.precision import scales_loss
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class RankPlace:
     """The place of one rank, over all generations."""
 

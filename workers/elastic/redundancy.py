@@ -212,9 +212,9 @@ class Shipping(GradientSink):
         """Prepare to receive the parcels of the step that begins.
 
         Args:
-            early: whether its own may leave while the window goes on. Not in the first step: the end of the window
-                would wait for receivers that wait for the end of theirs.
+            early: whether its own may leave while the window goes on; in the first step they never do.
         """
+        # In the first step, the end of the window would wait for receivers that wait for the end of theirs.
         self._left, self._early = {}, early and self._expected
         for _, stream in self._incoming:
             self._channel.expect(stream, 1)

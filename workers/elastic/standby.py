@@ -400,7 +400,7 @@ class Standbys:
         why = next(iter(lost.values()))
         self.failure = (
             f"there is no memory for the copies kept here of layers {_named(lost)}: {why}; they stay without a"
-            " copy here until the ranks form anew: use fewer elastic.copies, a smaller elastic.refresh_every, or"
+            " copy here until the ranks regroup: use fewer elastic.copies, a smaller elastic.refresh_every, or"
             ' elastic.copies_in = "device"'
         )
         self._give_up([*lost])
@@ -425,6 +425,8 @@ class Standbys:
                 refused[piece] = str(came)
             else:
                 lacking[piece] = came
+        if self._stopped.is_set():
+            return
         if refused:
             self._tasks.put(partial(self._do, partial(self._lose, refused)))
         if lacking:

@@ -24,7 +24,7 @@ from workers.state.optim import Optimizer
 
 
 class UpdateDecision(Protocol):
-    """Part of a commit's decision that an update needs: see `workers.commit.commit.Decision`."""
+    """Part of a commit's decision that an update needs: see `workers.commit.commit.CommitDecision`."""
 
     @property
     def skipped(self) -> bool: ...

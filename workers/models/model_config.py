@@ -27,6 +27,10 @@ FAMILIES: Mapping[str, type[ModelFamily]] = {
 KEYS = frozenset(key for model in MODELS for key in model.model_fields)
 
 
+_EARLIER = {"family", "factory", "layers", "width", "heads"}
+"""Keys that tell a section of an earlier version, which wrote those of all families: nobody sets all of these."""
+
+
 def families(reads: Literal["tokens", "images"] | None = None) -> str:
     """The names of all families, or of those that read tokens or images: `a, b or c`."""
     *others, last = (name for name, model in FAMILIES.items() if reads in (None, model.reads))
@@ -53,8 +57,7 @@ def _tagged(section: Any) -> Any:
             "model.family = {family} and model.factory = {factory} are both set: keep one of them",
             {"family": repr(family), "factory": repr(factory)},
         )
-    written_by_earlier_version = {"family", "factory"} <= section.keys()
-    return {"family": None, **(of_one_family(section) if written_by_earlier_version else section)}
+    return {"family": None, **(of_one_family(section) if section.keys() >= _EARLIER else section)}
 
 
 Model = Annotated[AnyModel, Field(discriminator="family"), BeforeValidator(_tagged)]

@@ -68,7 +68,7 @@ def fetch(
 
 def connect(host: str, port: int) -> socket.socket:
     """Raises:
-    Gone: nobody listens there.
+    PeerGone: nobody listens there.
     """
     try:
         return socket.create_connection((host, port), CONNECT_S)

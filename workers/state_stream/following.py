@@ -79,7 +79,7 @@ class Parcels:
     @staticmethod
     def of_state(step: int, state: LayerState) -> Parcels:
         """Raises:
-        Refused: `as_state` did not return it.
+        StreamRefused: `as_state` did not return it.
         """
         try:
             return Parcels(step=step, of_layers={int(layer): raw for layer, raw in state.buffers.items()})
@@ -93,7 +93,7 @@ class CommittedChange:
 
     step: int
     scale: float
-    """See `workers.commit.commit.Decision`, also for the next two; `scores` are those of all layers."""
+    """See `workers.commit.commit.CommitDecision`, also for the next two; `scores` are those of all layers."""
     skipped: bool
     scores: Mapping[int, float] = field(default_factory=dict)
     behind: int = 0

@@ -142,7 +142,7 @@ class WatchedSocket:
         """The next `count` bytes.
 
         Raises:
-            Gone: they did not arrive.
+            PeerGone: they did not arrive.
         """
         data = bytearray(count)
         rest = memoryview(data)
@@ -175,7 +175,7 @@ class WatchedSocket:
 
     def write(self, parts: Sequence[Bytes]) -> None:
         """Raises:
-        Gone: the peer did not accept them.
+        PeerGone: the peer did not accept them.
         """
         rest = [memoryview(part) for part in parts if len(part)]
         received_s = time.monotonic()
@@ -222,7 +222,7 @@ class Seal:
 
     def check(self, kind: FrameKind, number: int, payload: Bytes, tag: Bytes) -> None:
         """Raises:
-        Refused: `tag` does not match the frame.
+        StreamRefused: `tag` does not match the frame.
         """
         if not hmac.compare_digest(self._tag(kind, number, payload), tag):
             raise StreamRefused(f"{kind.name.lower()} frame {number} was altered on the way")
@@ -237,8 +237,8 @@ def read_frame(line: WatchedSocket, allowed: Sequence[FrameKind]) -> tuple[Frame
     """The next frame's kind, payload and tag. The caller verifies the tag.
 
     Raises:
-        Refused: a frame of this kind is not allowed here, or it is too long.
-        Gone: no frame arrived.
+        StreamRefused: a frame of this kind is not allowed here, or it is too long.
+        PeerGone: no frame arrived.
     """
     length, number = _HEAD.unpack(line.read(_HEAD.size))
     if number not in allowed:
@@ -262,8 +262,8 @@ def ask(line: WatchedSocket, secret: bytes) -> tuple[Seal, Seal]:
         Seals for what it sends and what it receives.
 
     Raises:
-        Refused: the server does not know the secret, or rejects our proof.
-        Gone: the server closed the connection or fell silent.
+        StreamRefused: the server does not know the secret, or rejects our proof.
+        PeerGone: the server closed the connection or fell silent.
     """
     mine = secrets.token_bytes(NONCE_BYTES)
     line.write([MAGIC, mine])
@@ -284,8 +284,8 @@ def answer(line: WatchedSocket, secret: bytes) -> tuple[Seal, Seal]:
         Seals for what it sends and what it receives.
 
     Raises:
-        Refused: the client does not know the secret, or speaks another protocol.
-        Gone: the client closed the connection or fell silent.
+        StreamRefused: the client does not know the secret, or speaks another protocol.
+        PeerGone: the client closed the connection or fell silent.
     """
     if line.read(len(MAGIC)) != MAGIC:
         raise StreamRefused("it speaks something else than state streams")

@@ -52,7 +52,7 @@ class Minibatch:
     """One rank's computation of each step of a generation.
 
     Args:
-        sink: takes the gradients; all stages' of the rank.
+        sink: takes the gradients of all the rank's stages.
         admit: as the engine's.
     """
 

@@ -187,7 +187,7 @@ class TrainingLoop:
 
         Raises:
             JobError: too many steps in a row were skipped.
-            OutOfMemory: this rank has not enough memory for the step; its state is that of the last commit.
+            RankOutOfMemory: this rank has not enough memory for the step; its state is that of the last commit.
             ChannelError: a rank is gone. No step is half done: the state is that of the last commit. If the
                 outcome of one more commit is unknown, `settle` applies or drops it.
         """

@@ -51,6 +51,8 @@ SOONEST_STEPS = 8
 """Steps after a decision against a move, or a move that was refused, until the next decision."""
 SAID_REFUSALS = 8
 """Most warnings per rank about observations that make no sense: each planner warns once of each kind."""
+TASK = "speeds"
+"""Task of the planner, by its name in the log."""
 WAITING = 4096
 """Most observations that wait for the planner; older ones are dropped."""
 
@@ -124,7 +126,10 @@ class Adaptation:
         if self._setup.config.adapt.policy == "forest" and self._setup.forest is None:
             text = 'adapt.policy = "forest" has no interference model here: the planner goes by measured slowdowns'
             self._loop.post(Noted(Warned(text=text)))
-        self._planner.keep("speeds", lambda: "trains on with its cut")
+        self._keep(self._planner)
+
+    def _keep(self, planner: PlannerProcess) -> None:
+        planner.keep(TASK, lambda: "trains on with its cut")
 
     def go_on(self) -> None:
         """Know what the previous controller knew, from the log."""
@@ -148,6 +153,7 @@ class Adaptation:
         if self._planner is None or not isinstance(state, Training):
             return
         if isinstance(event, Formed):
+            self._keep(self._planner)
             self._waiting.append(tuple(sorted(state.job.membership.alive)))
             self._due = True
 
@@ -199,6 +205,8 @@ class Adaptation:
         except PlannerGone:
             return
         except Exception as error:
+            if self._planner is not None:
+                self._planner.drop(TASK)
             self._planner = None
             why = f"{type(error).__name__}: {error}"
             self._loop.post(

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from orchestrator.controller.config import ControllerConfig
-from orchestrator.controller.planning.planner_process import PlannerProcess
+from orchestrator.controller.planning.planner_process import PlannerGone, PlannerProcess
 from orchestrator.controller.requests.freeze_request import GRACE_STEPS, open_question
 from orchestrator.events.types import Event, FreezeSolved, Warned
 from orchestrator.history.freeze_history import FreezeHistory, cut, observation
@@ -72,13 +72,17 @@ class PlannerLink:
             case TimelineReport(step=step) if phases.of(step) in (Phase.UPPER, Phase.LOWER):
                 seen = observation(event)
                 self._observations[step][seen.rank] = seen
-                newest = self._observations[step].values()
-                if complete(newest, phases, self._question.plan.world_size):
+                if self._complete(step):
                     self._enough.set()
             case StepReport(step=step) if step >= phases.monitoring + GRACE_STEPS:
                 self._enough.set()
             case _:
                 pass
+
+    def _complete(self, step: int) -> bool:
+        """Whether all ranks' timelines are there, up to those of `step`, with which monitoring ends."""
+        plan, phases = self._question.plan, self._question.phases
+        return complete(self._observations[step].values(), phases, plan.world_size)
 
     def serves(self, plan: Plan) -> bool:
         """Whether its observations or its decision are valid for `plan` too."""
@@ -88,6 +92,8 @@ class PlannerLink:
         """Forget observations of later steps: those steps run again."""
         for later in [each for each in self._observations if each > step]:
             del self._observations[later]
+        if not any(map(self._complete, self._observations)):
+            self._enough.clear()
 
     async def run(self, step: int) -> None:
         """Have the planner decide once monitoring has ended; `step` steps are committed already."""
@@ -104,6 +110,8 @@ class PlannerLink:
             self._post(Solved(solution_of(decision, plan, solve_s)))
         except ValueError as error:
             self._post(Noted(Warned(text=f"{error}; the job trains on with nothing frozen")))
+        except PlannerGone as error:
+            self._post(Noted(Warned(text=f"no planner answers ({error}): the job {self._otherwise()}")))
         except Exception as error:  # a bug of ours costs the freezing, not the job
             text = f"the planner failed: {type(error).__name__}: {error}; the job {self._otherwise()}"
             self._post(Noted(Warned(text=text)))

@@ -23,7 +23,7 @@ from planner.actor import PlannerActor, PlannerHome
 from planner.adapt.live import LiveStart
 
 LIVES = 6
-"""Most planners that a controller starts before it gives up."""
+"""Most planners that a controller starts, one after the other's death, before it gives up."""
 Asked = ParamSpec("Asked")
 Answer = TypeVar("Answer")
 
@@ -53,20 +53,24 @@ class PlannerProcess:
         self._tasks: dict[str, Callable[[], str]] = {}
         """Task -> what the job does without a planner for it, in words."""
         self._running: asyncio.Task[None] | None = None
+        self._given_up = False
         self._actor: Any = None
         self._up = asyncio.Event()
-        """Whether a planner can be asked."""
+        """Whether a planner can be asked, or none will be."""
         self.lives = 0
-        """Number of planners so far; each begins without a replanner."""
+        """Number of planners so far; each begins without a replanner. Only grows."""
 
     def keep(self, task: str, otherwise: Callable[[], str]) -> None:
-        """Keep a planner for `task` from now on, until it is dropped or the job ends.
+        """Keep a planner for `task` from now on, until it is dropped or the job ends; start anew where none was started
+        any more.
 
         Args:
             otherwise: says what the job does without one.
         """
         self._tasks[task] = otherwise
-        if self._running is None:
+        if self._running is None or self._running.done():
+            self._given_up = False
+            self._up.clear()
             self._running = self._spawn(self._run())
 
     def drop(self, task: str) -> None:
@@ -106,25 +110,33 @@ class PlannerProcess:
         *arguments: Asked.args,
         **named: Asked.kwargs,
     ) -> Answer:
-        """`ask`, and where there is no planner or it dies, ask the next one; wait for ever if there will be none."""
-        while True:
+        """`ask`, and where there is no planner yet or it dies, ask the next one.
+
+        Raises:
+            PlannerGone: no other is started, or `LIVES` died of the question.
+            Exception: what `method` raises.
+        """
+        for _ in range(LIVES):
             await self._up.wait()
             with suppress(PlannerGone):
                 return await self.ask(method, *arguments, **named)
+        raise PlannerGone("no other is started" if self._given_up else f"{LIVES} died of the question")
 
     async def _run(self) -> None:
         try:
-            for life in range(1, LIVES + 1):
+            for left in reversed(range(LIVES)):
                 try:
-                    await self._live(life)
+                    await self._live()
                 except RayError as error:
-                    self._warn(f"died: {reason_of(error)}", last=life == LIVES)
+                    self._warn(f"died: {reason_of(error)}", last=left == 0)
         except Exception as error:  # a bug of ours costs what is planned, not the job
             self._warn(f"failed: {type(error).__name__}: {error}", last=True)
         finally:
             self._end()
+        self._given_up = True
+        self._up.set()
 
-    async def _live(self, life: int) -> None:
+    async def _live(self) -> None:
         """Run one planner up to the error that ends it."""
         self._end()
         remote: Any = ray.remote(PlannerActor)
@@ -132,10 +144,9 @@ class PlannerProcess:
         here = NodeAffinitySchedulingStrategy(node, soft=False)
         actor = remote.options(num_cpus=0, max_restarts=0, scheduling_strategy=here).remote(self._start())
         home: PlannerHome = await actor.home.remote()
-        self._post(
-            Noted(PlannerStarted(life=life, node=home.node, pid=home.pid, of=", ".join(sorted(self._tasks))))
-        )
-        self._actor, self.lives = actor, life
+        self._actor, self.lives = actor, self.lives + 1
+        tasks = ", ".join(sorted(self._tasks))
+        self._post(Noted(PlannerStarted(life=self.lives, node=home.node, pid=home.pid, of=tasks)))
         self._up.set()
         await actor.stay.remote()
 

@@ -99,7 +99,7 @@ class SettlingRanks:
         """Return the records that `handover` is about, from the rank that holds them.
 
         Raises:
-            Gone: it is dead.
+            RankGone: it is dead.
             RankError: it has none, or others than it had named.
         """
         if handover is None:

@@ -113,7 +113,7 @@ def test_what_rays_processes_publish_stays_off_the_terminal(
 
 CALLS_WITHOUT_A_CLUSTER = """
 from orchestrator.cluster.connection import connected
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 try:
     with connected("127.0.0.1:1", cpus=1):

@@ -118,7 +118,7 @@ def test_ray_address_names_the_cluster_among_several(clusters: list[ClusterHere]
 ASKING = """
 import sys
 from orchestrator.cluster.here import find
-from workers.protocol import JobError
+from workers.protocol.errors import JobError
 
 for address in sys.argv[1:]:
     try:

@@ -18,7 +18,7 @@ from orchestrator.client.blocking_client import BlockingJobs
 from orchestrator.client.jobs import Jobs
 from orchestrator.commands.command import JobCommand
 from orchestrator.commands.fault import InjectFault
-from orchestrator.commands.table import BY_LOG_NAME, COMMANDS, Sends, parsed
+from orchestrator.commands.table import BY_LOG_NAME, COMMANDS, Sends, Steering, parsed
 from orchestrator.events.types import Commanded
 from workers.protocol.errors import JobError
 
@@ -91,3 +91,21 @@ def test_a_controller_has_an_effect_for_each_command(
                 return str(error)
 
     assert "has no effect" not in asyncio.run(ask())
+
+
+class Keeper(Steering):
+    """A client that keeps what it is to send."""
+
+    def send(self, job: str, command: JobCommand) -> JobCommand:
+        return command
+
+
+def test_a_client_refuses_values_without_a_name_and_of_the_wrong_type() -> None:
+    client = Keeper()
+    assert client.move("job", "3-4", 1, base=(1, 2)).base == (1, 2)
+    with pytest.raises(TypeError, match="name the others"):
+        client.move("job", "3-4", 1, (1, 2))  # pyright: ignore[reportCallIssue]
+    with pytest.raises(TypeError, match="name the others"):
+        client.checkpoint("job", "my-id")  # pyright: ignore[reportCallIssue]
+    with pytest.raises(JobError, match="scale: ranks: "):
+        client.scale("job", ranks="x")  # pyright: ignore[reportArgumentType]

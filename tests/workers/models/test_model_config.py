@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from jobs import small_config
+from pydantic import ValidationError
 
 from orchestrator.analysis.job_summary import model_text
 from orchestrator.spec.job_spec import JobConfig, Spec
@@ -59,6 +60,18 @@ def test_what_earlier_versions_wrote_is_read(own: dict[str, Any]) -> None:
     assert ModelConfig(**{**EARLIER, **own, **others}) == model
     spec = {"job": {"name": "old"}, "model": {**EARLIER, **own, **others}}
     assert Spec.model_validate(spec).model == model
+
+
+@pytest.mark.parametrize(
+    ("model", "key"),
+    [
+        ({"family": "gpt", "factory": None, "kv_heads": 2}, "kv_heads"),
+        ({"family": None, "factory": "a.b:c", "layers": 9}, "layers"),
+    ],
+)
+def test_a_setting_of_another_family_is_refused_beside_an_unset_key(model: dict[str, Any], key: str) -> None:
+    with pytest.raises(ValidationError, match=key):
+        Spec.model_validate({"job": {"name": "new"}, "model": model})
 
 
 @each_model

@@ -118,7 +118,7 @@ def drill_of(
     after: float,
     **fields: Any,
 ) -> Drill:
-    """The drill that the options describe; `fields` are those of a `InjectFault` by its own names.
+    """The drill that the options describe; `fields` are those of a `Fault` by its own names.
 
     Raises:
         JobError: they do not go together.
