@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from orchestrator.prepare.model_outline import ModelOutline, outline_model
 from orchestrator.spec.checks import AUTO, given_shape, searched, settle_elastic
@@ -44,7 +45,7 @@ class Settled:
     forest: bytes | None = field(default=None, repr=False)
     """The machine's interference model, if the job adapts by one."""
 
-    @property
+    @cached_property
     def config(self) -> WorkerConfig:
         """The sections that ranks use."""
         return self.spec.for_ranks
