@@ -175,6 +175,9 @@ def _decided(order: Order, state: Assessing) -> Step[Assessed]:
         case Abort(reason=reason):
             return close(JobFailed(reason, user_error=False))
         case PauseDecided():
+            if came := _unasked(state):
+                asking = Assess(came, job.progress.round, job.progress.generation)
+                return replace(state, waiting=came), (asking,)
             failed = replace(
                 job,
                 progress=replace(
@@ -210,6 +213,12 @@ def _decided(order: Order, state: Assessing) -> Step[Assessed]:
         recovery_plan.settling, recovery_plan.settlement, job.progress.round, recovery_plan.handover
     )
     return Settling(job, recovery_plan, recovery_plan.settling), (*logs, settle)
+
+
+def _unasked(state: Assessing) -> frozenset[int]:
+    """Ranks that came up while positions were asked for: with them there may be enough."""
+    members = state.job.membership
+    return members.alive - members.going - {position.rank for position in state.positions}
 
 
 def settled(order: Order, state: Settling, stimulus: RankSettled) -> Step[Settling | Planning | Loading]:

@@ -141,8 +141,8 @@ def test_a_submitted_job_is_in_the_cluster_of_the_raylet_above_it(tmp_path: Path
         timeout=60,
     )
     auto, own, other = done.stdout.splitlines()
-    assert auto == f"Found(address='{A}', text='{A}, to which this job was submitted')"
-    assert own == f"Found(address='{A}', text='')"
+    assert auto == f"FoundCluster(address='{A}', text='{A}, to which this job was submitted')"
+    assert own == f"FoundCluster(address='{A}', text='')"
     assert other.startswith(f"cluster.address = '{B}': this process is a job of the Ray cluster at {A}")
 
 

@@ -29,7 +29,7 @@ def test_steps_are_the_predictors_and_bounds_are_below(seed: int, frozen: bool) 
     known = Known(tuple(device.slowdown for device in profile.cluster.devices))
     problem = RepartitionProblem(profile, job.now, job.problem.schedule, known, ratios)
     judge, candidates = Judge(problem), job.candidates()
-    candidates = candidates.take(rng.choice(len(candidates), min(20, len(candidates)), replace=False))
+    candidates = candidates.select(rng.choice(len(candidates), min(20, len(candidates)), replace=False))
     steps_s, bounds_s = judge.step_s(candidates), judge.bound_s(candidates)
     assert (bounds_s <= steps_s * (1 + 1e-9)).all()
     assert bounds_s.mean() > 0.6 * steps_s.mean()
@@ -78,7 +78,7 @@ def test_the_predictors_steps_with_states_shared_out(
         RepartitionProblem(profile, now, job.problem.schedule, known, ratios),
         job.candidates(),
     )
-    candidates = candidates.take(rng.choice(len(candidates), min(10, len(candidates)), replace=False))
+    candidates = candidates.select(rng.choice(len(candidates), min(10, len(candidates)), replace=False))
     judge = Judge(problem)
     steps_s, bounds_s = judge.step_s(candidates), judge.bound_s(candidates)
     assert (bounds_s <= steps_s * (1 + 1e-9)).all()
@@ -102,5 +102,5 @@ def test_no_candidates_have_no_bounds_where_slowdowns_depend_on_layers() -> None
     problem = RepartitionProblem(
         job.profile, job.now, job.problem.schedule, lambda loads: [1.0] * len(loads), None
     )
-    none = job.candidates().take(np.array([], dtype=int))
+    none = job.candidates().select(np.array([], dtype=int))
     assert Judge(problem).bound_s(none).shape == (0,)

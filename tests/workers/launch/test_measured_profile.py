@@ -53,7 +53,7 @@ from workers.launch import profile
 class Rank:
     setup = join = lambda self, *arguments: None
 profile.Rank = lambda *arguments: Rank()
-request = profile.Request(config=None, ranks=2)
+request = profile.ProfileRequest(config=None, ranks=2)
 ours, theirs = Pipe()
 """
 

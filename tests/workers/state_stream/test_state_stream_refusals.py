@@ -134,7 +134,7 @@ def _of_no_shard(line: WatchedSocket, seal: Any) -> None:
         (_of_another_kind, "a frame of kind 3 came where 1 or 6 was expected"),
         (_no_request, "a request that is none"),
         (_endless, "waits for ever"),
-        (_of_no_part, "a request that is none: 'half' is not a valid Part"),
+        (_of_no_part, "a request that is none: 'half' is not a valid StatePart"),
         (_of_no_shard, "a request that is none: cannot unpack"),
     ],
 )
