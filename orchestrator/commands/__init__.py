@@ -1,4 +1,4 @@
 """The table of commands to a running job: a file per command, with its fields, words, what-if change and answers.
 
-Not here: What a command does to the job, which the controller decides.
+Not here: the effect of a command on the job, a case in `orchestrator/controller/client_commands.py`.
 """

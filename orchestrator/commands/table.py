@@ -1,6 +1,7 @@
 """The table of commands: a row per command, in the order of the command line and of a job's page.
 
-A row is also the method by which a client sends the command.
+A row is also the method by which a client sends the command. Its effect is a case in
+`orchestrator/controller/client_commands.py`.
 """
 
 from __future__ import annotations

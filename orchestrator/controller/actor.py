@@ -382,10 +382,8 @@ class Controller:
         """Carry out a client's command, once for each `id`; return in words what will happen.
 
         Args:
-            name: `stop`, `abort`, `checkpoint`, `pause`, `resume`, `fault` (a `drill`), `move` (of `layers` to
-                `rank`), `plan` (a `partition` in place of the plan `base`), `scale` (to `ranks` and `spares`),
-                `drain` (a `node` within `deadline_s`) or `freeze` (by `method` with `r_max`). Those of the plan, from
-                `move` on, may name the plan that they are for, `base`.
+            name: in the log, one of `orchestrator.commands.table.BY_LOG_NAME`.
+            arguments: the command's fields, as JSON values.
             by: who sent it and from where.
 
         Raises:

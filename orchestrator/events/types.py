@@ -177,8 +177,7 @@ class Commanded:
     id: str
     """Chosen by the sender: a command that arrives twice with one id is done once."""
     name: str
-    """`stop`, `abort`, `checkpoint`, `pause`, `resume`, `move`, `plan`, `scale`, `drain`, `undrain`, `freeze` or
-    `fault`."""
+    """One of `orchestrator.commands.table.BY_LOG_NAME`."""
     arguments: dict[str, Any]
     by: str = ""
     """Who sent it and from where, such as `control from 127.0.0.1`; empty: not said."""

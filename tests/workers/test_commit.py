@@ -8,7 +8,7 @@ from operator import add
 
 import pytest
 
-from workers.commit.commit import CommitError, CommitRecord, settle
+from workers.commit.commit import CommitError, CommitRecord, decide
 from workers.protocol.orders import Request
 
 
@@ -21,7 +21,7 @@ def test_the_decision_is_the_mean_loss_and_the_norm_of_the_mean_gradient() -> No
         record(0, squared_norms={0: 9.0, 1: 16.0}, busy_s=1.0),
         record(1, squared_norms={2: 11.0}, losses={0: 1.0, 1: 2.0, 2: 6.0}, busy_s=2.0),
     ]
-    decision = settle(records, microbatches=3, layers=3, clip_norm=None)
+    decision = decide(records, microbatches=3, layers=3, clip_norm=None)
     assert decision.loss == 3.0
     assert decision.grad_norm == 6.0 / 3
     assert decision.scale == 1 / 3
@@ -39,25 +39,25 @@ def test_norms_of_shards_add_up_as_those_of_whole_layers_do() -> None:
         record(1, parameter_norms={0: {"a": 0.1, "c": 0.3}, 1: {"w": 1.0}}),
     ]
     arrived = [CommitRecord.decode(each.encode()) for each in records]
-    expected = settle(
+    expected = decide(
         [record(0, squared_norms=whole, losses={0: 1.0})], microbatches=1, layers=2, clip_norm=None
     )
-    assert settle(arrived, microbatches=1, layers=2, clip_norm=None, shards=2) == expected
+    assert decide(arrived, microbatches=1, layers=2, clip_norm=None, shards=2) == expected
     del arrived[1].parameter_norms[1]
     with pytest.raises(CommitError, match="gradient norms of 1 of 2 shards of layer 1"):
-        settle(arrived, microbatches=1, layers=2, clip_norm=None, shards=2)
+        decide(arrived, microbatches=1, layers=2, clip_norm=None, shards=2)
 
 
 def test_clipping_scales_to_the_norm_and_never_up() -> None:
     records = [record(0, squared_norms={0: 100.0}, losses={0: 1.0})]
-    assert settle(records, microbatches=1, layers=1, clip_norm=2.5).scale == 0.25
-    assert settle(records, microbatches=1, layers=1, clip_norm=40.0).scale == 1.0
+    assert decide(records, microbatches=1, layers=1, clip_norm=2.5).scale == 0.25
+    assert decide(records, microbatches=1, layers=1, clip_norm=40.0).scale == 1.0
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_norm_that_is_not_finite_skips_the_step(bad: float) -> None:
     records = [record(0, squared_norms={0: 1.0}), record(1, squared_norms={1: bad}, losses={0: 1.0})]
-    decision = settle(records, microbatches=1, layers=2, clip_norm=1.0)
+    decision = decide(records, microbatches=1, layers=2, clip_norm=1.0)
     assert decision.skipped
 
 
@@ -66,7 +66,7 @@ def test_requests_of_one_rank_bind_all() -> None:
         record(0, squared_norms={0: 1.0}, losses={0: 0.5}),
         record(1, requests=(Request.STOP, Request.CHECKPOINT)),
     ]
-    decision = settle(records, microbatches=1, layers=1, clip_norm=None)
+    decision = decide(records, microbatches=1, layers=1, clip_norm=None)
     assert decision.requests == {Request.STOP, Request.CHECKPOINT}
 
 
@@ -86,14 +86,14 @@ def test_a_record_survives_the_wire_bit_for_bit() -> None:
 def test_ranks_at_different_steps_are_a_bug_that_is_named() -> None:
     records = [record(0), CommitRecord(rank=1, generation=1, step=5)]
     with pytest.raises(CommitError, match=r"\[1\] came to another commit"):
-        settle(records, microbatches=1, layers=1, clip_norm=None)
+        decide(records, microbatches=1, layers=1, clip_norm=None)
 
 
 OF_ANOTHER_STEP = """
-from workers.commit.commit import CommitError, CommitRecord, settle
+from workers.commit.commit import CommitError, CommitRecord, decide
 records = [CommitRecord(rank=rank, generation=1, step=rank) for rank in range(2)]
 try:
-    settle(records, microbatches=0, layers=0, clip_norm=None)
+    decide(records, microbatches=0, layers=0, clip_norm=None)
 except CommitError as error:
     print(error)
 """
@@ -114,4 +114,4 @@ def test_a_commit_with_a_part_missing_is_refused(
     norms: dict[int, float], losses: dict[int, float], missing: str
 ) -> None:
     with pytest.raises(CommitError, match=missing):
-        settle([record(0, squared_norms=norms, losses=losses)], microbatches=1, layers=2, clip_norm=None)
+        decide([record(0, squared_norms=norms, losses=losses)], microbatches=1, layers=2, clip_norm=None)

@@ -145,7 +145,7 @@ class CommitDecision:
     """Share of it that the step's freezing let through (TimelyFreeze definition D.7)."""
 
 
-def settle(
+def decide(
     records: Sequence[CommitRecord],
     *,
     microbatches: int,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from planner.shards import Piece
 from workers.checkpoint.coordination import Checkpointing
-from workers.commit.commit import CommitDecision, CommitError, CommitRecord, Prepared, settle
+from workers.commit.commit import CommitDecision, CommitError, CommitRecord, Prepared, decide
 from workers.commit.next_plan import NextPlan
 from workers.commit.unfinished import Greeting, Unfinished, agree, agreed_loss_scale
 from workers.control.announcements import Announcements
@@ -189,7 +189,7 @@ class TrainingLoop:
             JobError: too many steps in a row were skipped.
             RankOutOfMemory: this rank has not enough memory for the step; its state is that of the last commit.
             ChannelError: a rank is gone. No step is half done: the state is that of the last commit. If the
-                outcome of one more commit is unknown, `settle` applies or drops it.
+                outcome of one more commit is unknown, `decide` applies or drops it.
         """
         outcome = None
         try:
@@ -437,7 +437,7 @@ class TrainingLoop:
         """The decision that follows from all ranks' records; changes no layer."""
         records = [CommitRecord.decode(record) for record in vector]
         self._between.checkpointing.observe(records, self._setup.place)
-        return settle(
+        return decide(
             records,
             microbatches=self._setup.plan.replicas * self._setup.plan.microbatches,
             layers=len(self._setup.definition.layers),

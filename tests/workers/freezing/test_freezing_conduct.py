@@ -17,7 +17,7 @@ from planner.schedule.validate import validate
 from workers.checkpoint.coordination import manifest_mismatch
 from workers.checkpoint.folder import checkpoints, read_layer, read_manifest, write_layer
 from workers.checkpoint.manifest import Manifest
-from workers.commit.commit import CommitError, CommitRecord, settle
+from workers.commit.commit import CommitError, CommitRecord, decide
 from workers.commit.freezing_scores import UNKNOWN
 from workers.config import DataConfig, EmulatedConfig, FreezeConfig, OptimizerConfig
 from workers.devices.emulated import EmulatedDevice
@@ -291,7 +291,7 @@ def test_the_commit_carries_scores_and_energies_bit_for_bit() -> None:
     ]
     received = [CommitRecord.decode(record.encode()) for record in sent]
     assert received == sent
-    decision = settle(received, microbatches=2, layers=2, clip_norm=None)
+    decision = decide(received, microbatches=2, layers=2, clip_norm=None)
     assert decision.scores == {0: 0.1 + 0.2, 1: UNKNOWN}
     assert decision.settled == {0: 7, 1: 0}
     assert decision.gradient_energy == 32.0 / 4
@@ -322,7 +322,7 @@ def test_the_commit_puts_together_what_shards_found_as_the_whole_layer_would() -
         )
         for rank in range(3)
     ]
-    decision = settle(received, microbatches=1, layers=1, clip_norm=None, shards=3)
+    decision = decide(received, microbatches=1, layers=1, clip_norm=None, shards=3)
     squares = (0.1 + 0.2) + 0.3
     assert squares != (0.2 + 0.3) + 0.1
     assert decision.grad_norm == math.sqrt(squares)
@@ -333,9 +333,9 @@ def test_the_commit_puts_together_what_shards_found_as_the_whole_layer_would() -
     assert decision.settled == {0: 0b111}
     lacking = [*received[:2], replace(received[2], parameter_energies={})]
     with pytest.raises(CommitError, match="commit 4 has energies of 2 of 3 shards of layer 0"):
-        settle(lacking, microbatches=1, layers=1, clip_norm=None, shards=3)
+        decide(lacking, microbatches=1, layers=1, clip_norm=None, shards=3)
     still = [of_shard(rank, parameter_norms={0: norms[rank]}, scores={0: 0.0}) for rank in range(3)]
-    assert settle(still, microbatches=1, layers=1, clip_norm=None, shards=3).scores == {0: 0.0}
+    assert decide(still, microbatches=1, layers=1, clip_norm=None, shards=3).scores == {0: 0.0}
 
 
 def test_apf_settles_biases_too_and_says_so(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from jobs import job, small_config
 
 from planner.freezing import FreezeOverrides, FreezePlan
-from workers.commit.commit import CommitRecord, settle
+from workers.commit.commit import CommitRecord, decide
 from workers.config import FreezeConfig
 from workers.control.mailbox import Mailbox
 from workers.freezing.plans import FreezePlans, check_plan
@@ -60,7 +60,7 @@ def records(*prepared: FreezePlan | None) -> list[CommitRecord]:
 )
 def test_a_plan_is_taken_up_when_all_hold_the_same_new_one(prepared, newest, taken: bool) -> None:
     sent = [CommitRecord.decode(record.encode()) for record in records(*prepared)]
-    decision = settle(sent, microbatches=1, layers=1, clip_norm=None, newest=newest)
+    decision = decide(sent, microbatches=1, layers=1, clip_norm=None, newest=newest)
     assert (decision.adopt is not None) == taken
     if taken:
         assert decision.adopt == (prepared[0].epoch, prepared[0].version, prepared[0].digest)
