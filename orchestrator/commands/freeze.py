@@ -70,6 +70,8 @@ class Freeze(PlanCommand, json_schema_extra={"examples": [{"method": "timelyfree
                 {**job.spec, "freeze": {**job.freeze_section_at(job.step), **wanted}}
             ).freeze
         except ValidationError as error:
+            if any(each["loc"][:2] == ("freeze", "method") for each in error.errors()):
+                return f"{self.method} is no freeze method"
             return refused_fields(error)
         if then.timely:
             return WhatIfChange(cut=KEEP, r_max=then.r_max)
