@@ -119,7 +119,7 @@ def steps_between(log: Path, since_s: float, until_s: float) -> list[float]:
     """Seconds of the steps committed in this time."""
     found = []
     for line in log.read_text().splitlines():
-        if '"kind": "StepReport"' in line:
+        if '"event": "StepReport"' in line:
             report = json.loads(line)
             if since_s <= report["committed_s"] <= until_s:
                 found.append(report["step_s"])

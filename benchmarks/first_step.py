@@ -59,7 +59,7 @@ def start(folder: Path, overrides: Sequence[str]) -> Start:
     events = map(json.loads, (folder / "run" / "events.jsonl").read_text().splitlines())
     checked_s: dict[int, float] = defaultdict(float)
     for event in events:
-        if event["kind"] == "LayersChecked":
+        if event["event"] == "LayersChecked":
             checked_s[event["rank"]] += event["seconds"]
     return Start(json.loads(summary.read_text())["first_step_after_s"], max(checked_s.values()))
 

@@ -70,7 +70,7 @@ class Listener(threading.Thread):
             page = self._client.get(f"/api/v1/jobs/{JOB}/events", params={"after": after, "wait_s": 1}).json()
             now_s, after = time.time(), page["next"]
             for event in page["events"]:
-                if event["kind"] == "StepReport":
+                if event["event"] == "StepReport":
                     self.had.setdefault(event["step"], now_s)
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ def logged(log: Path, since_s: float, until_s: float) -> dict[int, float]:
     whole, _, _ = log.read_text().rpartition("\n")
     for line in whole.splitlines():
         event = json.loads(line)
-        if event["kind"] == "StepReport" and since_s <= event["time_s"] <= until_s:
+        if event["event"] == "StepReport" and since_s <= event["time_s"] <= until_s:
             found[event["step"]] = event["time_s"]
     return found
 

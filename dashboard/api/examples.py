@@ -105,7 +105,8 @@ EVENTS: Example = {
     "events": [
         {
             "time_s": 1763628005.2,
-            "kind": "RankStarted",
+            "event": "RankStarted",
+            "kind": "rank_started",
             "rank": 0,
             "node": "5f0c",
             "host": "10.0.0.4",
@@ -115,7 +116,8 @@ EVENTS: Example = {
         },
         {
             "time_s": 1763628012.3,
-            "kind": "CheckpointReport",
+            "event": "CheckpointReport",
+            "kind": "checkpoint",
             "step": 50,
             "path": "runs/gpt/checkpoints/step-00000050-g1",
             "bytes": 25382912,
@@ -129,7 +131,7 @@ EVENTS: Example = {
 }
 STREAM = (
     "id: 1-971\nevent: record\n"
-    'data: {"time_s": 1763628033.4, "kind": "Warned", "text": "the disk is nearly full"}\n\n'
+    'data: {"time_s": 1763628033.4, "event": "Warned", "kind": "warned", "text": "the disk is nearly full"}\n\n'
 )
 JOBS_STREAM = (
     f"event: summary\ndata: {json.dumps(SUMMARY)}\n\n"

@@ -7,7 +7,6 @@ as one that was there all along. Asks the controller for nothing but a view and 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
@@ -145,5 +144,4 @@ class LiveJob:
 
 def frame_of(number: int, record: Record) -> Frame:
     """The frame of one event."""
-    line = record.to_json()
-    return Frame(number, json.loads(line)["kind"], line)
+    return Frame(number, record.kind, record.to_json())

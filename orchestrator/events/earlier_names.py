@@ -1,5 +1,5 @@
-"""Names of events in logs of before, when a line did not carry the name of its class. Never grows: a log written today
-has the classes' names."""
+"""Names that events had before a line carried the name of its class. A line still has this name as its `kind`, for
+scripts that look for it; an event that was added later has the name of its class there too. Never grows."""
 
 from __future__ import annotations
 
@@ -61,3 +61,6 @@ EARLIER_NAMES: Mapping[str, str] = {
     "warning": "WarningReport",
 }
 """Name of before -> name of the class."""
+
+EARLIER_NAME_OF: Mapping[str, str] = {name: earlier for earlier, name in EARLIER_NAMES.items()}
+"""Name of a class -> its earlier name."""

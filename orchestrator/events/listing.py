@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from orchestrator.events.types import KINDS, Record, kind_called
+from orchestrator.events.types import KINDS, Record, kind_called, name_of_kind
 
 FLOODS = frozenset(
     {"CurvatureReport", "FreezeReport", "FrozenCounts", "Sampled", "StandbyReport", "TimelineReport"}
@@ -60,7 +60,7 @@ def _kind(line: str) -> str | None:
     """The kind of a line; None if it is no event."""
     try:
         fields = json.loads(line)
-    except (ValueError, RecursionError):
+        name = name_of_kind(fields)
+    except (ValueError, RecursionError, TypeError, KeyError):
         return None
-    kind = fields.get("kind") if isinstance(fields, dict) else None
-    return kind_called(kind) if isinstance(kind, str) else None
+    return kind_called(name) if isinstance(name, str) else None

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, get_args
 
 from pydantic import TypeAdapter
 
-from orchestrator.events.earlier_names import EARLIER_NAMES
+from orchestrator.events.earlier_names import EARLIER_NAME_OF, EARLIER_NAMES
 from orchestrator.events.level import Level
 from orchestrator.events.rehearsed import Disturbed, Rehearsed
 from orchestrator.events.reports import report_level, report_sentence
@@ -854,13 +854,22 @@ Event = (
 )
 
 KINDS: Mapping[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
-"""Name of a class, which its lines carry as `kind` -> the class."""
+"""Name of a class, which its lines carry as `event` -> the class."""
 
 
 def kind_called(name: str) -> str | None:
     """The kind called `name`, today or in logs of before; None: there is none."""
     kind = EARLIER_NAMES.get(name, name)
     return kind if kind in KINDS else None
+
+
+def name_of_kind(fields: Mapping[str, Any]) -> Any:
+    """What the fields of a line call its kind, to be given to `kind_called`; logs of before have `kind` alone.
+
+    Raises:
+        KeyError: they have no name.
+    """
+    return fields["event"] if "event" in fields else fields["kind"]
 
 
 def level_of(event: Event) -> Level:
@@ -896,7 +905,8 @@ class Record:
         Args:
             previous_sha256: hash of the line before it, which the line is to carry.
         """
-        line = {"time_s": self.time_s, "kind": self.kind, **named_floats(asdict(self.event))}
+        kind = EARLIER_NAME_OF.get(self.kind, self.kind)
+        line = {"time_s": self.time_s, "event": self.kind, "kind": kind, **named_floats(asdict(self.event))}
         if previous_sha256 is not None:
             line[PREVIOUS] = previous_sha256
         return json.dumps(line, allow_nan=False)
@@ -909,7 +919,9 @@ class Record:
             ValueError: the line is no JSON, its kind is unknown, or its payload does not fit the kind.
         """
         fields = json.loads(line)
-        time_s, kind = fields.pop("time_s"), fields.pop("kind")
+        time_s, kind = fields.pop("time_s"), name_of_kind(fields)
+        fields.pop("event", None)
+        fields.pop("kind", None)
         if type(time_s) not in (int, float) or not math.isfinite(time_s):
             raise ValueError(f"its time is no number of seconds: {time_s!r}")
         fields.pop(PREVIOUS, None)

@@ -163,7 +163,7 @@ def test_every_command_over_rest_and_over_ray(
             assert f"folder: {folder}" in said
             assert freshet.json("status", JOB, "--address", address)["nodes"][1]["stages"] == [1]
             lines = freshet("events", JOB, "--json", "--address", address).splitlines()
-            assert json.loads(lines[0])["kind"] == "Submitted"
+            assert json.loads(lines[0])["event"] == "Submitted"
             assert [Record.from_json(line).to_json() for line in lines] == lines
             assert "speed" in freshet("jobs", "--address", address)
         assert freshet("events", JOB, "--after", "1").splitlines()[0].startswith("     2  ")

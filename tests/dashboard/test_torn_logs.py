@@ -39,7 +39,9 @@ def write(folder: Path, text: str) -> None:
 def test_a_log_that_is_cut_off_is_shown_up_to_there(client: TestClient, runs: Path) -> None:
     """Its writer died, or has not finished the line. What is written later is shown then."""
     cut = next(
-        number for number, line in enumerate(LINES) if '"kind": "StepReport"' in line and '"step": 31' in line
+        number
+        for number, line in enumerate(LINES)
+        if '"event": "StepReport"' in line and '"step": 31' in line
     )
     write(runs / "torn", "\n".join([*LINES[:cut], LINES[cut][: len(LINES[cut]) // 2]]))
     summary = client.get("/api/v1/runs/torn").json()

@@ -39,7 +39,7 @@ function freshetStream(address, page) {
     opened.addEventListener("record", (event) => {
       url.searchParams.set("after", event.lastEventId.split("-")[1]);
       if (over) page.missed();
-      else page.heard(/"kind": ?"(\w+)"/.exec(event.data)?.[1]);
+      else page.heard(/"event": ?"(\w+)"/.exec(event.data)?.[1]);
       over = false;
     });
     for (const kind of ["summary", "gone", "trouble"]) opened.addEventListener(kind, () => page.heard(kind));

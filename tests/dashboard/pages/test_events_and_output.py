@@ -69,9 +69,9 @@ def test_events_are_shown_by_kind_and_floods_only_when_they_are_chosen(client: T
 def test_the_events_of_a_live_job_are_filtered_over_rest(client: TestClient) -> None:
     path = "/api/v1/jobs/gpt/events"
     found = client.get(path, params={"kind": ["CheckpointReport", "Finished"], "limit": 2}).json()
-    assert [each["kind"] for each in found["events"]] == ["CheckpointReport", "CheckpointReport"]
+    assert [each["event"] for each in found["events"]] == ["CheckpointReport", "CheckpointReport"]
     rest = client.get(path, params={"kind": ["CheckpointReport", "Finished"], "after": found["next"]}).json()
-    assert [each["kind"] for each in rest["events"]] == ["CheckpointReport", "CheckpointReport", "Finished"]
+    assert [each["event"] for each in rest["events"]] == ["CheckpointReport", "CheckpointReport", "Finished"]
     assert rest["over"]
     assert client.get(path, params={"kind": "plans"}).status_code == 422
 

@@ -260,7 +260,13 @@ def test_every_event_has_a_level_and_a_sentence_on_one_line() -> None:
 def test_the_name_in_the_log_is_the_class_s() -> None:
     assert {kind: KINDS[kind].__name__ for kind in KINDS} == {kind: kind for kind in KINDS}
     line = events.Record(time_s=0.0, event=events.Warned(text="a")).to_json()
-    assert json.loads(line)["kind"] == "Warned"
+    assert json.loads(line)["event"] == "Warned"
+
+
+def test_a_script_of_before_finds_events_by_the_kind_that_it_knows() -> None:
+    lines = [json.loads(events.Record(time_s=0.0, event=event).to_json()) for event in EVERY_KIND]
+    named = {line["kind"]: line["event"] for line in lines}
+    assert named.items() >= EARLIER_NAMES.items()
 
 
 def test_a_log_of_before_is_read_listed_verified_and_continued(tmp_path: Path) -> None:
@@ -276,7 +282,7 @@ def test_a_log_of_before_is_read_listed_verified_and_continued(tmp_path: Path) -
     log.append(events.Record(time_s=100.0, event=events.Warned(text="a")))
     log.close()
     lines = path.read_text().splitlines()
-    assert [json.loads(line)["kind"] for line in lines] == [*names, "Warned"]
+    assert [json.loads(line)["kind"] for line in lines] == [*names, "warned"]
     chain = read_chain([(path.name, path.read_bytes())])
     assert (chain.wrong, len(chain.lines)) == ([], len(names) + 1)
 

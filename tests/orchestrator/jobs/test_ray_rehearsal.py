@@ -88,7 +88,7 @@ def test_ctrl_c_stops_the_job_and_leaves_no_process(tmp_path: Path) -> None:
     driver = start(tmp_path, "0,add,a\n600000,remove,a\n", "--speedup", "1", *one)
     log = tmp_path / "out" / "events.jsonl"
     deadline = time.monotonic() + patient(300)
-    while not (log.exists() and '"kind": "StepReport"' in log.read_text()):
+    while not (log.exists() and '"event": "StepReport"' in log.read_text()):
         assert time.monotonic() < deadline
         assert driver.poll() is None, driver.communicate()
         time.sleep(0.2)

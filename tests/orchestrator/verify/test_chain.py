@@ -49,7 +49,7 @@ def sound(tmp_path: Path) -> Lines:
 
 def place_of(lines: Lines, kind: str) -> int:
     """Index of the second line of that kind, or else of the only one."""
-    places = [index for index, line in enumerate(lines) if json.loads(line)["kind"] == kind]
+    places = [index for index, line in enumerate(lines) if json.loads(line)["event"] == kind]
     return places[1] if len(places) > 1 else places[0]
 
 
