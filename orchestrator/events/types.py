@@ -864,7 +864,7 @@ def kind_called(name: str) -> str | None:
 
 
 def name_of_kind(fields: Mapping[str, Any]) -> Any:
-    """What the fields of a line call its kind, to be given to `kind_called`; logs of before have `kind` alone.
+    """Name of the kind in the fields of a line, for `kind_called`; logs of before have it as `kind` alone.
 
     Raises:
         KeyError: they have no name.
