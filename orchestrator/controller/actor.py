@@ -47,7 +47,7 @@ from orchestrator.history.folder_view import load_folder
 from orchestrator.history.job_view import JobView
 from orchestrator.history.proposal import Proposal
 from orchestrator.lifecycle import states
-from orchestrator.lifecycle.commands import Command, Train
+from orchestrator.lifecycle.effects import Effect, Train
 from orchestrator.lifecycle.states import Order
 from orchestrator.lifecycle.stimuli import Noted, Reported
 from orchestrator.lifecycle.takeover import start_of, taken_over
@@ -464,11 +464,11 @@ class Controller:
         await loop.close()
         await self._end()
 
-    def carry_out(self, command: Command) -> Work | None:
-        """Have the ranks carry out `command`; training also gets a planner."""
-        if isinstance(command, Train):
-            self._freezing.accompany(command.step)
-        return self._runtime.carry_out(command)
+    def carry_out(self, effect: Effect) -> Work | None:
+        """Have the ranks carry out `effect`; training also gets a planner."""
+        if isinstance(effect, Train):
+            self._freezing.accompany(effect.step)
+        return self._runtime.carry_out(effect)
 
     async def release(self) -> None:
         """End all ranks."""

@@ -1,6 +1,6 @@
-"""The job's event loop: passes stimuli to the lifecycle one by one, logs, and has its commands carried out.
+"""The job's event loop: passes stimuli to the lifecycle one by one, logs, and has its effects carried out.
 
-Knows no cluster and no file: effects and log are arguments. Runs on one asyncio loop; only `Wait` and `AwaitRanks`
+Knows no cluster and no file: executor and log are arguments. Runs on one asyncio loop; only `Wait` and `AwaitRanks`
 sleep.
 """
 
@@ -15,13 +15,13 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from orchestrator.events import types as events
-from orchestrator.lifecycle.commands import (
+from orchestrator.lifecycle.effects import (
     AppendToLog,
     Assess,
     AwaitCopies,
     AwaitRanks,
-    Command,
     Dismiss,
+    Effect,
     LogRegroup,
     Prepare,
     Recruit,
@@ -71,11 +71,11 @@ _PARTS: dict[type[State], str] = {
 """The part of a regroup's duration that the time in each state counts towards."""
 
 
-class Effects(Protocol):
-    """Carries commands out; answers come back to the event loop as stimuli."""
+class Executor(Protocol):
+    """Carries effects out; answers come back to the event loop as stimuli."""
 
-    def carry_out(self, command: Command) -> Work | None:
-        """Return the work that `command` takes; None: it is done."""
+    def carry_out(self, effect: Effect) -> Work | None:
+        """Return the work that `effect` takes; None: it is done."""
         ...
 
     async def release(self) -> None:
@@ -88,7 +88,7 @@ class EventLoop:
 
     Args:
         log: takes an event.
-        written: returns once all events so far are written: a rank gets no command before the events that it
+        written: returns once all events so far are written: a rank gets no order before the events that it
             depends on are.
     """
 
@@ -130,8 +130,8 @@ class EventLoop:
             self._stimuli.put_nowait(handled)
             await handled
 
-    async def run(self, effects: Effects) -> None:
-        """Until the job has ended: take a stimulus, ask the lifecycle, carry out its commands."""
+    async def run(self, executor: Executor) -> None:
+        """Until the job has ended: take a stimulus, ask the lifecycle, carry out its effects."""
         while not isinstance(self.state, JobFinished | JobFailed):
             stimulus = await self._stimuli.get()
             if isinstance(stimulus, asyncio.Future):
@@ -141,14 +141,14 @@ class EventLoop:
             try:
                 if isinstance(stimulus, Exception):
                     raise stimulus
-                state, commands = handle(self._order, self.state, stimulus, tuple(self._history))
+                state, effects = handle(self._order, self.state, stimulus, tuple(self._history))
                 self._history.append(stimulus)
                 if isinstance(stimulus, RankLost) and stimulus.silent_s:
                     self._stood_s[stimulus.rank] = time.monotonic() - stimulus.silent_s
                 self._enter(state)
-                await self._carry_out_all(commands, effects)
+                await self._carry_out_all(effects, executor)
             except Exception as error:  # a bug of ours: the job must not hang, nor leave anything behind
-                await self._give_up(error, effects)
+                await self._give_up(error, executor)
 
     def spawn(self, work: Work) -> asyncio.Task[None]:
         """Run `work` in the background until the job ends; if it fails, so does the job."""
@@ -169,18 +169,18 @@ class EventLoop:
             if isinstance(left, asyncio.Future) and not left.done():
                 left.set_result(None)
 
-    async def _carry_out_all(self, commands: Sequence[Command], effects: Effects) -> None:
+    async def _carry_out_all(self, effects: Sequence[Effect], executor: Executor) -> None:
         logged = False
-        for command in commands:
-            if isinstance(command, AppendToLog | LogRegroup):
+        for effect in effects:
+            if isinstance(effect, AppendToLog | LogRegroup):
                 logged = True
             elif logged and self._written is not None:
                 await self._written()
                 logged = False
-            self._carry_out(command, effects)
+            self._carry_out(effect, executor)
 
-    def _carry_out(self, command: Command, effects: Effects) -> None:
-        match command:
+    def _carry_out(self, effect: Effect, executor: Executor) -> None:
+        match effect:
             case AppendToLog(event):
                 self._log(event)
             case LogRegroup(event):
@@ -197,17 +197,17 @@ class EventLoop:
             case Release():
                 for task in self._tasks:
                     task.cancel()
-                self._spawn_release(effects)
+                self._spawn_release(executor)
             case _:
-                if isinstance(command, Assess):
+                if isinstance(effect, Assess):
                     for task in self._attempt:
                         task.cancel()
                     self._attempt.clear()
-                work = effects.carry_out(command)
+                work = executor.carry_out(effect)
                 if work is None:
                     return
                 task = self.spawn(work)
-                if not isinstance(command, Reserve | Prepare | Recruit | Dismiss):
+                if not isinstance(effect, Reserve | Prepare | Recruit | Dismiss):
                     self._attempt.add(task)
                     task.add_done_callback(self._attempt.discard)
 
@@ -227,9 +227,9 @@ class EventLoop:
         await asyncio.sleep(seconds)
         self.post(then)
 
-    def _spawn_release(self, effects: Effects) -> None:
+    def _spawn_release(self, executor: Executor) -> None:
         async def release() -> None:
-            await effects.release()
+            await executor.release()
             self.post(Released())
 
         self.spawn(release())
@@ -240,11 +240,11 @@ class EventLoop:
         except Exception as error:
             self._stimuli.put_nowait(error)
 
-    async def _give_up(self, error: Exception, effects: Effects) -> None:
+    async def _give_up(self, error: Exception, executor: Executor) -> None:
         """End the job because its controller itself failed."""
         # What fails now must not hide `error`, nor leave the driver waiting for an end.
         with suppress(Exception):
-            await effects.release()
+            await executor.release()
         reason = f"the controller failed: {type(error).__name__}: {error}"
         self.state = JobFailed(reason, user_error=False)
         self._log(events.Failed(reason=reason, user_error=False))

@@ -1,4 +1,4 @@
-"""The job's life as a pure state machine: states, stimuli, commands; decides on failures, joins and moves.
+"""The job's life as a pure state machine: states, stimuli, effects; decides on failures, joins and moves.
 
 Not here: Ray, a clock, I/O.
 """

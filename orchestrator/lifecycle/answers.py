@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.events.types import Answered
-from orchestrator.lifecycle.commands import AppendToLog
+from orchestrator.lifecycle.effects import AppendToLog
 from orchestrator.lifecycle.states import JobData
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from orchestrator.events import types as events
-from orchestrator.lifecycle.commands import AppendToLog, Release, Save, Step, Wait
+from orchestrator.lifecycle.effects import AppendToLog, Release, Save, Step, Wait
 from orchestrator.lifecycle.recovery import PauseDecided, Rescue
 from orchestrator.lifecycle.states import Closing, JobData, JobFailed, JobFinished, Order, Saving, Waiting
 from orchestrator.lifecycle.stimuli import RankLost
@@ -21,8 +21,8 @@ def hold(order: Order, job: JobData, holding: PauseDecided) -> Step[Waiting | Sa
     state = Waiting(job, holding.reason, holding.step, saving=rescued.step if rescued is not None else None)
     saving = (save(job, rescued),) if rescued is not None else ()
     if job.progress.out_of_patience:
-        after, commands = out_of_patience(order, state)
-        return after, (*saving, *commands)
+        after, effects = out_of_patience(order, state)
+        return after, (*saving, *effects)
     if job.progress.paused:
         return state, saving
     job = replace(job, progress=replace(job.progress, paused=True, pauses=job.progress.pauses + 1))
@@ -76,7 +76,7 @@ def saved(state: Saving) -> Step[Closing]:
 
 
 def save(job: JobData, rescue: Rescue) -> Save:
-    """Return the command to write what `rescue` names."""
+    """Return the effect that writes what `rescue` names."""
     return Save(rescue, job.progress.plan, job.progress.generation + 1)
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from orchestrator.lifecycle import ending, in_training, joins, regroup
-from orchestrator.lifecycle.commands import Dismiss, Step
+from orchestrator.lifecycle.effects import Dismiss, Step
 from orchestrator.lifecycle.ending import close, verdict
 from orchestrator.lifecycle.states import (
     Assessed,
@@ -48,10 +48,10 @@ def lost_training(order: Order, state: Trains, stimulus: RankLost) -> Step[Train
 def lost_aside(order: Order, state: Own, stimulus: RankLost) -> Step[Own]:
     """A rank without a place failed, or did not start: nothing depends on it."""
     job = in_training.without(state.job, stimulus.rank)
-    job, commands = in_training.consider(order, job) if isinstance(state, Training) else (job, ())
+    job, effects = in_training.consider(order, job) if isinstance(state, Training) else (job, ())
     job, drained = in_training.drained(job)
     lost = (ending.log_loss(stimulus), Dismiss(frozenset({stimulus.rank})))
-    return replace(state, job=job), (*lost, *commands, *drained)
+    return replace(state, job=job), (*lost, *effects, *drained)
 
 
 def lost_regrouping(order: Order, state: Forms, stimulus: RankLost) -> Step[Forms | Assessed | Closing]:
@@ -83,11 +83,11 @@ def lost_waiting(order: Order, state: Waiting, stimulus: RankLost) -> Step[Waiti
     called = stimulus.rank in state.job.membership.starting
     if not stimulus.dead and not called:
         return state, ()
-    state, commands = lost_aside(order, state, stimulus)
+    state, effects = lost_aside(order, state, stimulus)
     if not called:
-        return state, commands
+        return state, effects
     after, more = joins.go_on(order, state)
-    return after, (*commands, *more)
+    return after, (*effects, *more)
 
 
 def lost_saving(order: Order, state: Saving, stimulus: RankLost) -> Step[Saving]:
@@ -96,8 +96,8 @@ def lost_saving(order: Order, state: Saving, stimulus: RankLost) -> Step[Saving]
 
 
 def _end_by(loss: RankLost) -> Step[Closing]:
-    closing, commands = close(verdict(loss))
-    return closing, (ending.log_loss(loss), *commands)
+    closing, effects = close(verdict(loss))
+    return closing, (ending.log_loss(loss), *effects)
 
 
 def lost_assessing(order: Order, state: Assessing, stimulus: RankLost) -> Step[Assessed | Closing]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from orchestrator.lifecycle import planned_change, scaling
 from orchestrator.lifecycle.answers import answer
-from orchestrator.lifecycle.commands import Ask, Command, Dismiss, Propose, Step, Train, Weigh
+from orchestrator.lifecycle.effects import Ask, Dismiss, Effect, Propose, Step, Train, Weigh
 from orchestrator.lifecycle.states import JobData, Leaving, Order, Stopping, Training
 from workers.protocol.orders import Request
 
@@ -17,25 +17,25 @@ from workers.protocol.orders import Request
 def train(order: Order, job: JobData, *, step: int, under_way: bool = False) -> Step[Training | Stopping]:
     """Have the members train, and repeat the requests that earlier generations did not get to."""
     members = job.membership.members
-    commands: list[Command] = [Train(members, step, job.progress.round, under_way)]
+    effects: list[Effect] = [Train(members, step, job.progress.round, under_way)]
     if job.intents.proposed is not None:
-        commands.append(Propose(job.intents.proposed, members))
+        effects.append(Propose(job.intents.proposed, members))
     if job.intents.save_after is not None:
-        commands.append(Ask(Request.CHECKPOINT, members[0]))
+        effects.append(Ask(Request.CHECKPOINT, members[0]))
         job = replace(job, intents=replace(job.intents, save_after=step))
     if job.intents.stopping:
-        commands.append(Ask(Request.STOP, members[0]))
+        effects.append(Ask(Request.STOP, members[0]))
     job, asking = ask_pause(job)
     job, leaving = send_off(order, job)
     job, gone = drained(job)
-    commands += [*asking, *leaving, *gone]
+    effects += [*asking, *leaving, *gone]
     if job.intents.stopping:
-        return Stopping(job, frozenset(members)), tuple(commands)
+        return Stopping(job, frozenset(members)), tuple(effects)
     job, resizing = consider(order, job)
-    return Training(job, frozenset(members)), (*commands, *resizing)
+    return Training(job, frozenset(members)), (*effects, *resizing)
 
 
-def ask_pause(job: JobData) -> tuple[JobData, tuple[Command, ...]]:
+def ask_pause(job: JobData) -> tuple[JobData, tuple[Effect, ...]]:
     """Have the ranks end their generation if a pause was requested."""
     if not job.intents.halting or job.intents.stopping or job.intents.pausing:
         return job, ()
@@ -44,22 +44,22 @@ def ask_pause(job: JobData) -> tuple[JobData, tuple[Command, ...]]:
     )
 
 
-def send_off(order: Order, job: JobData) -> tuple[JobData, tuple[Command, ...]]:
+def send_off(order: Order, job: JobData) -> tuple[JobData, tuple[Effect, ...]]:
     """Release draining ranks: idle ones at once, members at a regroup. If no rank would be left, they end as
     for a stop, with a checkpoint of that step."""
     free = job.membership.going - frozenset(job.membership.members)
-    commands: tuple[Command, ...] = (Dismiss(free),) if free else ()
+    effects: tuple[Effect, ...] = (Dismiss(free),) if free else ()
     for rank in free:
         job = without(job, rank)
     if not job.membership.going or job.intents.asked == "drain" or job.intents.pausing:
-        return job, commands
+        return job, effects
     if job.membership.alive - job.membership.going:
         if job.intents.stopping:
-            return job, commands
+            return job, effects
         job, changing = planned_change.begin(order, job, "drain", scaling.size_of(order, job).places)
-        return job, (*commands, *changing)
+        return job, (*effects, *changing)
     first = job.membership.members[0]
-    return replace(job, intents=replace(job.intents, pausing=True)), (*commands, Ask(Request.STOP, first))
+    return replace(job, intents=replace(job.intents, pausing=True)), (*effects, Ask(Request.STOP, first))
 
 
 def with_drain(job: JobData, id: str, node: str, ranks: frozenset[int]) -> JobData:
@@ -70,7 +70,7 @@ def with_drain(job: JobData, id: str, node: str, ranks: frozenset[int]) -> JobDa
     return replace(job, intents=replace(job.intents, leaving=leaving))
 
 
-def drained(job: JobData) -> tuple[JobData, tuple[Command, ...]]:
+def drained(job: JobData) -> tuple[JobData, tuple[Effect, ...]]:
     """Answer the requested drains whose ranks are all gone."""
     there = job.membership.alive | job.membership.starting
     over = tuple(drain for drain in job.intents.leaving if drain.ranks.isdisjoint(there))
@@ -82,15 +82,15 @@ def drained(job: JobData) -> tuple[JobData, tuple[Command, ...]]:
     return replace(job, intents=replace(job.intents, leaving=left)), tuple(answers)
 
 
-def consider(order: Order, job: JobData) -> tuple[JobData, tuple[Command, ...]]:
+def consider(order: Order, job: JobData) -> tuple[JobData, tuple[Effect, ...]]:
     """Have training ranks regroup to the size that was requested, or ask whether to include idle ranks."""
     job, leaving = send_off(order, job)
-    job, commands = scaling.pursue(order, job, scaling.size_of(order, job))
+    job, effects = scaling.pursue(order, job, scaling.size_of(order, job))
     job, ending = planned_change.let_go(order, job)
-    return job, (*leaving, *commands, *ending, *weigh(order, job))
+    return job, (*leaving, *effects, *ending, *weigh(order, job))
 
 
-def weigh(order: Order, job: JobData) -> tuple[Command, ...]:
+def weigh(order: Order, job: JobData) -> tuple[Effect, ...]:
     """Ask whether to include idle ranks, once no rank is starting any more."""
     if not order.elastic.grow or job.membership.starting or job.intents.asked or job.intents.change:
         return ()

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from orchestrator.events import types as events
 from orchestrator.lifecycle import in_training, planned_change, regroup, scaling, startup
-from orchestrator.lifecycle.commands import AppendToLog, AwaitCopies, Command, Recruit, Step
+from orchestrator.lifecycle.effects import AppendToLog, AwaitCopies, Effect, Recruit, Step
 from orchestrator.lifecycle.states import Assessed, Order, Own, Stopping, Training, Waiting
 from orchestrator.lifecycle.stimuli import Going, Ready, Room, Weighed
 from workers.protocol.reports import NoticeReport
@@ -38,15 +38,15 @@ def room(order: Order, state: Own, stimulus: Room) -> Step[Own]:
 def newcomer(order: Order, state: Own, stimulus: Ready) -> Step[Own]:
     """A new rank is up: a training job asks whether to include it."""
     job, log = startup.welcome(state.job, stimulus)
-    job, commands = in_training.consider(order, job) if isinstance(state, Training) else (job, ())
-    return replace(state, job=job), (log, *commands)
+    job, effects = in_training.consider(order, job) if isinstance(state, Training) else (job, ())
+    return replace(state, job=job), (log, *effects)
 
 
 def newcomer_while_waiting(order: Order, state: Waiting, stimulus: Ready) -> Step[Waiting | Assessed]:
     """A new rank is up: the job may go on."""
     state, log = newcomer(order, state, stimulus)
-    after, commands = go_on(order, state)
-    return after, (*log, *commands)
+    after, effects = go_on(order, state)
+    return after, (*log, *effects)
 
 
 def go_on(order: Order, state: Waiting) -> Step[Waiting | Assessed]:
@@ -63,8 +63,8 @@ def weighed(order: Order, state: Training, stimulus: Weighed) -> Step[Training]:
     if not stimulus.pays or state.job.intents.asked is not None:
         return state, ()
     wanted = scaling.size_of(order, state.job).places
-    job, commands = planned_change.begin(order, state.job, "join", wanted)
-    return replace(state, job=job), commands
+    job, effects = planned_change.begin(order, state.job, "join", wanted)
+    return replace(state, job=job), effects
 
 
 def noticed(order: Order, state: Own, report: NoticeReport) -> Step[Own]:
@@ -83,8 +83,8 @@ def noticed(order: Order, state: Own, report: NoticeReport) -> Step[Own]:
     going = Going(
         ranks & (job.membership.alive | job.membership.starting), report.source, report.left_s, node, host
     )
-    after, commands = leaving(order, state, going)
-    return after, (AppendToLog(report), *commands)
+    after, effects = leaving(order, state, going)
+    return after, (AppendToLog(report), *effects)
 
 
 def leaving(order: Order, state: Own, stimulus: Going) -> Step[Own]:
@@ -107,11 +107,11 @@ def leaving(order: Order, state: Own, stimulus: Going) -> Step[Own]:
     there = job.membership
     hurried = there.hurried if patience_s else there.hurried | ranks
     job = replace(job, membership=replace(there, going=there.going | ranks, hurried=hurried))
-    commands: tuple[Command, ...] = ()
+    effects: tuple[Effect, ...] = ()
     timer = (AwaitCopies(patience_s, ranks),) if patience_s and ranks else ()
     if ranks and isinstance(state, Training | Stopping):
-        job, commands = in_training.send_off(order, job)
+        job, effects = in_training.send_off(order, job)
         job, ending = planned_change.let_go(order, job)
-        commands = (*commands, *ending)
+        effects = (*effects, *ending)
     job, drained = in_training.drained(job)
-    return replace(state, job=job), (AppendToLog(notice), *timer, *commands, *drained)
+    return replace(state, job=job), (AppendToLog(notice), *timer, *effects, *drained)

@@ -1,6 +1,6 @@
-"""A job's life as a pure function `(order, state, stimulus) -> (state, commands)` over an explicit table.
+"""A job's life as a pure function `(order, state, stimulus) -> (state, effects)` over an explicit table.
 
-Knows no cluster, no clock and no file: `controller/event_loop.py` feeds it stimuli and has its commands carried out. A
+Knows no cluster, no clock and no file: `controller/event_loop.py` feeds it stimuli and has its effects carried out. A
 pair of state and stimulus that is not in the table raises.
 """
 
@@ -25,7 +25,7 @@ from orchestrator.lifecycle import (
     startup,
 )
 from orchestrator.lifecycle.answers import answer
-from orchestrator.lifecycle.commands import AppendToLog, Ask, Command, Propose, Step
+from orchestrator.lifecycle.effects import AppendToLog, Ask, Effect, Propose, Step
 from orchestrator.lifecycle.ending import close
 from orchestrator.lifecycle.reports import take_report
 from orchestrator.lifecycle.states import (
@@ -112,7 +112,7 @@ class InvalidTransition(Exception):
 
 
 def handle(order: Order, state: State, stimulus: Stimulus, history: Sequence[Stimulus] = ()) -> Step[State]:
-    """Return the job's next state and the commands to carry out. `history` is for the error message.
+    """Return the job's next state and the effects to carry out. `history` is for the error message.
 
     Raises:
         InvalidTransition: the table has no entry for the pair.
@@ -126,7 +126,7 @@ def handle(order: Order, state: State, stimulus: Stimulus, history: Sequence[Sti
 
 
 def _stale(job: JobData, stimulus: Stimulus) -> bool:
-    """Whether `stimulus` answers a command of an abandoned attempt, or comes from a rank known to be dead."""
+    """Whether `stimulus` answers an effect of an abandoned attempt, or comes from a rank known to be dead."""
     match stimulus:
         case RankLost(rank=rank) | Ready(rank=rank):
             return rank not in job.membership.alive | job.membership.starting
@@ -149,33 +149,33 @@ def _reported(order: Order, state: Own, stimulus: Reported) -> Step[Own]:
     if isinstance(stimulus.report, NoticeReport):
         return joins.noticed(order, state, stimulus.report)
     job, news = take_report(state.job, stimulus.report)
-    commands: list[Command] = []
+    effects: list[Effect] = []
     for report in news:
-        commands.append(AppendToLog(report))
+        effects.append(AppendToLog(report))
         if isinstance(state, Training | Stopping):
             job, moving = moves.take_report(order, job, report)
             job, changing = planned_change.take_report(order, job, report)
-            commands += [*moving, *changing]
-    return replace(state, job=job), tuple(commands)
+            effects += [*moving, *changing]
+    return replace(state, job=job), tuple(effects)
 
 
 def _reported_waiting(order: Order, state: Waiting, stimulus: Reported) -> Step[Waiting | JobPaused]:
     """Idle ranks may have written a checkpoint of what they hold, or could not."""
-    state, commands = _reported(order, state, stimulus)
+    state, effects = _reported(order, state, stimulus)
     if not isinstance(stimulus.report, CheckpointReport):
-        return state, commands
+        return state, effects
     written = replace(state, saving=None) if stimulus.report.step == state.saving else state
     after, more = pausing.written(written)
-    return after, (*commands, *more)
+    return after, (*effects, *more)
 
 
 def _reported_saving(order: Order, state: Saving, stimulus: Reported) -> Step[Saving | Closing]:
     """Likewise, and the job ends with that."""
-    state, commands = _reported(order, state, stimulus)
+    state, effects = _reported(order, state, stimulus)
     if not isinstance(stimulus.report, CheckpointReport):
-        return state, commands
+        return state, effects
     after, more = ending.saved(state)
-    return after, (*commands, *more)
+    return after, (*effects, *more)
 
 
 def _late_report(order: Order, state: Same, stimulus: Reported) -> Step[Same]:
@@ -197,8 +197,8 @@ def _ended(
     log = AppendToLog(events.RankEnded(outcome=stimulus.outcome))
     if waiting:
         return replace(state, waiting=waiting, outcomes=outcomes), (log,)
-    closing, commands = close(_end(job, outcomes))
-    return closing, (log, *commands)
+    closing, effects = close(_end(job, outcomes))
+    return closing, (log, *effects)
 
 
 def _end(job: JobData, outcomes: tuple[Outcome, ...]) -> JobFinished | JobFailed:
@@ -243,16 +243,16 @@ def _departed(order: Order, state: Trains, stimulus: Departed) -> Step[Trains | 
 
 def _ask(order: Order, state: Training, stimulus: SaveOrStop) -> Step[Training | Stopping]:
     first = state.job.membership.members[0]
-    commands = (AppendToLog(events.Requested(request=stimulus.request.value)), Ask(stimulus.request, first))
+    effects = (AppendToLog(events.Requested(request=stimulus.request.value)), Ask(stimulus.request, first))
     if stimulus.request is Request.STOP:
         job = replace(state.job, intents=replace(state.job.intents, stopping=True))
-        return Stopping(job, state.waiting, state.outcomes), commands
+        return Stopping(job, state.waiting, state.outcomes), effects
     if stimulus.request is Request.CHECKPOINT:
         state = replace(
             state,
             job=replace(state.job, intents=replace(state.job.intents, save_after=state.job.progress.step)),
         )
-    return state, commands
+    return state, effects
 
 
 def _ask_between(order: Order, state: Own, stimulus: SaveOrStop) -> Step[Own | Closing]:
@@ -272,8 +272,8 @@ def _ask_waiting(order: Order, state: Waiting, stimulus: SaveOrStop) -> Step[Wai
     """A job that waits for capacity stops once what its ranks hold is written."""
     if stimulus.request is not Request.STOP or not state.job.progress.trained:
         return _ask_between(order, state, stimulus)
-    after, commands = ending.end_waiting(state, "")
-    return after, (AppendToLog(events.Requested(request=stimulus.request.value)), *commands)
+    after, effects = ending.end_waiting(state, "")
+    return after, (AppendToLog(events.Requested(request=stimulus.request.value)), *effects)
 
 
 def _ask_early(order: Order, state: Same, stimulus: SaveOrStop) -> Step[Same | Closing]:
@@ -282,13 +282,13 @@ def _ask_early(order: Order, state: Same, stimulus: SaveOrStop) -> Step[Same | C
     if stimulus.request is not Request.STOP:
         return state, (log,)
     step = order.checkpoints[0].step if order.checkpoints else 0
-    closing, commands = close(JobFinished(step, stopped=True, state_sha256=None))
-    return closing, (log, *commands)
+    closing, effects = close(JobFinished(step, stopped=True, state_sha256=None))
+    return closing, (log, *effects)
 
 
 def _migrate(order: Order, state: Training, stimulus: Migrate) -> Step[Training]:
-    job, commands = moves.request(order, state.job, stimulus.move)
-    return replace(state, job=job), commands
+    job, effects = moves.request(order, state.job, stimulus.move)
+    return replace(state, job=job), effects
 
 
 def _migrate_not(order: Order, state: Same, stimulus: Migrate) -> Step[Same]:
@@ -297,32 +297,32 @@ def _migrate_not(order: Order, state: Same, stimulus: Migrate) -> Step[Same]:
 
 
 def _scale(order: Order, state: Own, stimulus: ScaleRequested) -> Step[Own]:
-    job, commands = scaling.begin(order, state.job, stimulus)
+    job, effects = scaling.begin(order, state.job, stimulus)
     if isinstance(state, Training):
         job, more = in_training.consider(order, job)
-        commands = (*commands, *more)
-    return replace(state, job=job), commands
+        effects = (*effects, *more)
+    return replace(state, job=job), effects
 
 
 def _overdue(order: Order, state: Own, stimulus: RanksOverdue) -> Step[Own]:
     trains = isinstance(state, Training)
-    job, commands = scaling.overdue(order, state.job, stimulus, trains=trains)
+    job, effects = scaling.overdue(order, state.job, stimulus, trains=trains)
     if trains and job is not state.job:
         job, more = in_training.consider(order, job)
-        commands = (*commands, *more)
-    return replace(state, job=job), commands
+        effects = (*effects, *more)
+    return replace(state, job=job), effects
 
 
 def _planned_ahead(order: Order, state: Training, stimulus: PlannedAhead) -> Step[Training]:
-    job, commands = planned_change.planned(order, state.job, stimulus)
-    return replace(state, job=job), commands
+    job, effects = planned_change.planned(order, state.job, stimulus)
+    return replace(state, job=job), effects
 
 
 def _copies_overdue(order: Order, state: Own, stimulus: CopiesOverdue) -> Step[Own]:
     if not isinstance(state, Training):
         return replace(state, job=planned_change.hurry(state.job, stimulus)), ()
-    job, commands = planned_change.overdue(state.job, stimulus)
-    return replace(state, job=job), commands
+    job, effects = planned_change.overdue(state.job, stimulus)
+    return replace(state, job=job), effects
 
 
 def _solved(order: Order, state: Training, stimulus: Solved | FreezeAsked) -> Step[Training]:
@@ -350,7 +350,7 @@ def _freeze_ending(order: Order, state: Own, stimulus: FreezeAsked) -> Step[Own]
     return state, _freeze_not(state.job, stimulus, "the job is about to end: its freezing stays as it is")
 
 
-def _freeze_not(job: JobData, stimulus: Solved | FreezeAsked, why: str) -> tuple[Command, ...]:
+def _freeze_not(job: JobData, stimulus: Solved | FreezeAsked, why: str) -> tuple[Effect, ...]:
     """A request that is not followed is refused; a solution that a request has replaced is dropped."""
     if isinstance(stimulus, Solved) or not stimulus.change.id:
         return ()
@@ -382,10 +382,10 @@ def _pause_lasts(job: JobData, stimulus: WaitOver) -> bool:
 
 
 def _abort(order: Order, state: State, stimulus: Aborted) -> Step[Closing]:
-    closing, commands = close(
+    closing, effects = close(
         JobFailed("cancelled at once, on request; the newest checkpoint stays", user_error=False)
     )
-    return closing, (AppendToLog(events.Requested(request="abort")), *commands)
+    return closing, (AppendToLog(events.Requested(request="abort")), *effects)
 
 
 def _released(order: Order, state: Closing, stimulus: Released) -> Step[JobFinished | JobFailed]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from orchestrator.events import types as events
 from orchestrator.lifecycle.answers import answer
-from orchestrator.lifecycle.commands import AppendToLog, Ask, Command, Switch
+from orchestrator.lifecycle.effects import AppendToLog, Ask, Effect, Switch
 from orchestrator.lifecycle.migration import Migration, RequestedMove, moved_layers, path, same
 from orchestrator.lifecycle.recovery import RecoveryPlan
 from orchestrator.lifecycle.states import JobData, Order
@@ -22,7 +22,7 @@ from planner.wording import named
 from workers.protocol.orders import Request
 from workers.protocol.reports import Report, StepReport, SwitchReport
 
-Moving = tuple[JobData, tuple[Command, ...]]
+Moving = tuple[JobData, tuple[Effect, ...]]
 
 
 def expected(job: JobData) -> tuple[Plan, Schedule]:
@@ -59,10 +59,10 @@ def _begin(order: Order, job: JobData, move: RequestedMove) -> Moving:
         return job, (_warn(nothing), *_answers(job, move, True, nothing))
     migration = Migration(move=move, path=plans, began=job.progress.step, now=job.progress.plan)
     job = replace(job, intents=replace(job.intents, migration=migration))
-    commands: tuple[Command, ...] = ()
+    effects: tuple[Effect, ...] = ()
     if move.mode == "deferred" and (held := arrivals(job.progress.plan, move.plan)):
         layers = named("layer", sorted({piece.layer for piece, _ in held}))
-        commands = (
+        effects = (
             _warn(
                 f'updates of {layers} are held while they move (elastic.migration = "deferred"): the weights'
                 " are no longer those of a run without the move"
@@ -70,11 +70,11 @@ def _begin(order: Order, job: JobData, move: RequestedMove) -> Moving:
         )
     if move.mode == "stop":
         return replace(job, intents=replace(job.intents, asked="move")), (
-            *commands,
+            *effects,
             Ask(Request.REGROUP, job.membership.members[0]),
         )
     job, more = _issue(order, job)
-    return job, (*commands, *more)
+    return job, (*effects, *more)
 
 
 def _regroups_soon(job: JobData) -> bool:
@@ -132,12 +132,12 @@ def take_report(order: Order, job: JobData, report: Report) -> Moving:
 
 def _next(order: Order, job: JobData) -> Moving:
     """A move is over: begin those that waited for it, as long as they change nothing."""
-    commands: list[Command] = []
+    effects: list[Effect] = []
     while job.intents.migration is None and job.intents.moves:
         move, *rest = job.intents.moves
         job, more = _begin(order, replace(job, intents=replace(job.intents, moves=tuple(rest))), move)
-        commands += more
-    return job, tuple(commands)
+        effects += more
+    return job, tuple(effects)
 
 
 def _followed(job: JobData, report: SwitchReport) -> JobData:
@@ -167,7 +167,7 @@ def _switched(order: Order, job: JobData, migration: Migration, report: SwitchRe
     same = plan.same_work_as(job.progress.plan) and plan.schedule == job.progress.plan.schedule
     schedule = job.progress.schedule if same else migration.move.schedule
     job = replace(job, progress=replace(job.progress, plan=plan, schedule=schedule))
-    logs: tuple[Command, ...] = ()
+    logs: tuple[Effect, ...] = ()
     if not migration.told and plan.same_work_as(migration.move.plan):
         moved = AppendToLog(_migrated(plan.version, migration, report.step, report.switched_s))
         logs = (*_answers(job, migration.move, True, "moved"), moved)
@@ -176,10 +176,10 @@ def _switched(order: Order, job: JobData, migration: Migration, report: SwitchRe
     if not left:
         job, more = _next(order, replace(job, intents=replace(job.intents, migration=None)))
         return job, (*logs, *more)
-    job, commands = _issue(
+    job, effects = _issue(
         order, replace(job, intents=replace(job.intents, migration=replace(migration, path=left)))
     )
-    return job, (*logs, *commands)
+    return job, (*logs, *effects)
 
 
 def _migrated(version: int, migration: Migration, step: int, end_s: float) -> events.Migrated:
@@ -236,7 +236,7 @@ def voided(job: JobData, why: str) -> Moving:
     for move in waiting:
         cancelled.append((moved_layers(before, move.plan), move))
         before = move.plan
-    done: tuple[Command, ...] = ()
+    done: tuple[Effect, ...] = ()
     if _has_moved(job, migration):
         del cancelled[0]
         if migration.move.mode == "stop":
@@ -244,12 +244,12 @@ def voided(job: JobData, why: str) -> Moving:
     before = _without_copies(job.progress.plan, migration) or job.intents.ahead.before
     ahead = replace(job.intents.ahead, before=before)
     job = replace(job, intents=replace(job.intents, migration=None, moves=(), ahead=ahead))
-    commands: list[Command] = [*done]
+    effects: list[Effect] = [*done]
     for layers, move in cancelled:
         what = f"the move of {named('layer', layers)}" if layers else "the change of shares"
         text = f"{what} is cancelled: {why}"
-        commands += refused(job, move, text)
-    return job, tuple(commands)
+        effects += refused(job, move, text)
+    return job, tuple(effects)
 
 
 def _without_copies(plan: Plan, migration: Migration) -> Plan | None:
@@ -265,12 +265,12 @@ def _has_moved(job: JobData, migration: Migration) -> bool:
     return migration.told and job.progress.plan.same_work_as(migration.move.plan)
 
 
-def refused(job: JobData | None, move: RequestedMove, why: str) -> tuple[Command, ...]:
+def refused(job: JobData | None, move: RequestedMove, why: str) -> tuple[Effect, ...]:
     """Warn that `move` does not happen, and answer its command."""
     return (_warn(why), *_answers(job, move, False, why))
 
 
-def _answers(job: JobData | None, move: RequestedMove, done: bool, text: str) -> tuple[Command, ...]:
+def _answers(job: JobData | None, move: RequestedMove, done: bool, text: str) -> tuple[Effect, ...]:
     return (answer(job, move.id, done, text),) if move.id else ()
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from orchestrator.events import types as events
 from orchestrator.lifecycle import in_training, moves, regroup
-from orchestrator.lifecycle.commands import AppendToLog, Dismiss, Step
+from orchestrator.lifecycle.effects import AppendToLog, Dismiss, Step
 from orchestrator.lifecycle.ending import close
 from orchestrator.lifecycle.states import (
     Assessed,
@@ -32,10 +32,8 @@ REQUESTED = AppendToLog(events.Requested(request="pause"))
 
 def ask(order: Order, state: Training, stimulus: PauseAsked) -> Step[Training]:
     """The ranks end as for a stop: after the step in flight, with a checkpoint of it."""
-    job, commands = in_training.ask_pause(
-        replace(state.job, intents=replace(state.job.intents, halting=True))
-    )
-    return replace(state, job=job), (REQUESTED, *commands)
+    job, effects = in_training.ask_pause(replace(state.job, intents=replace(state.job.intents, halting=True)))
+    return replace(state, job=job), (REQUESTED, *effects)
 
 
 def ask_between(order: Order, state: Own, stimulus: PauseAsked) -> Step[Own]:
@@ -47,10 +45,10 @@ def ask_between(order: Order, state: Own, stimulus: PauseAsked) -> Step[Own]:
 
 def ask_waiting(order: Order, state: Waiting, stimulus: PauseAsked) -> Step[Waiting | JobPaused]:
     """A job that waits for capacity pauses once a checkpoint holds all that its ranks hold."""
-    after, commands = written(
+    after, effects = written(
         replace(state, job=replace(state.job, intents=replace(state.job.intents, halting=True)))
     )
-    return after, (REQUESTED, *commands)
+    return after, (REQUESTED, *effects)
 
 
 def written(state: Waiting) -> Step[Waiting | JobPaused]:
@@ -134,8 +132,8 @@ def stop(order: Order, state: JobPaused, stimulus: SaveOrStop) -> Step[JobPaused
     log = AppendToLog(events.Requested(request=stimulus.request.value))
     if stimulus.request is not Request.STOP:
         return state, (log,)
-    closing, commands = close(JobFinished(state.step, stopped=True, state_sha256=None))
-    return closing, (log, *commands)
+    closing, effects = close(JobFinished(state.step, stopped=True, state_sha256=None))
+    return closing, (log, *effects)
 
 
 def _newest(job: JobData) -> int:

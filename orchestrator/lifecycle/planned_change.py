@@ -13,12 +13,12 @@ from dataclasses import replace
 
 from orchestrator.events import types as events
 from orchestrator.lifecycle import moves
-from orchestrator.lifecycle.commands import (
+from orchestrator.lifecycle.effects import (
     AppendToLog,
     Ask,
     AwaitCopies,
-    Command,
     CopyAside,
+    Effect,
     PlanAhead,
     Switch,
 )
@@ -32,7 +32,7 @@ from planner.shards import Piece
 from workers.protocol.orders import Request
 from workers.protocol.reports import CopiedAhead, Report, StandbyReport, SwitchReport
 
-Changing = tuple[JobData, tuple[Command, ...]]
+Changing = tuple[JobData, tuple[Effect, ...]]
 
 PATIENCE_S = 60.0
 """Time limit for copies where no rank leaves; `cluster.timeout_s` if that is longer."""
@@ -112,9 +112,9 @@ def planned(order: Order, job: JobData, answer: PlannedAhead) -> Changing:
     job = replace(job, intents=replace(job.intents, change=change))
     if answer.copying is None:
         text = f"layers are fetched while the job waits, and not copied ahead: {answer.why}"
-        job, commands = _regroup(job, change.cause)
-        return job, (AppendToLog(events.Warned(text=text)), *commands)
-    warned: tuple[Command, ...] = ()
+        job, effects = _regroup(job, change.cause)
+        return job, (AppendToLog(events.Warned(text=text)), *effects)
+    warned: tuple[Effect, ...] = ()
     if answer.why:
         text = f"layers are built while the job waits, and not beside training: {answer.why}"
         warned = (AppendToLog(events.Warned(text=text)),)
@@ -129,7 +129,7 @@ def _copy(order: Order, job: JobData, copying: Plan, building: Mapping[int, tupl
     change, ahead, there = job.intents.change, job.intents.ahead, job.membership
     assert change is not None
     assert change.plan is not None
-    commands: tuple[Command, ...] = ()
+    effects: tuple[Effect, ...] = ()
     members = frozenset(there.members)
     waiting = frozenset(place for _, place in new_copies(job.progress.plan, copying))
     waiting |= {place for place, rank in enumerate(there.members[: copying.world_size]) if rank in building}
@@ -144,7 +144,7 @@ def _copy(order: Order, job: JobData, copying: Plan, building: Mapping[int, tupl
         job = replace(job, progress=replace(job.progress, version=version))
         change = replace(change, copying=copying, waiting=waiting)
         switch = Switch(copying, job.progress.schedule, (), there.members, job.progress.generation, building)
-        commands = (AppendToLog(events.Issued(plan=copying)), switch)
+        effects = (AppendToLog(events.Issued(plan=copying)), switch)
     if pieces := _lacking(job, change):
         ahead = replace(ahead, ranks=ahead.ranks | frozenset(pieces))
         change = replace(change, coming=frozenset(pieces))
@@ -157,8 +157,8 @@ def _copy(order: Order, job: JobData, copying: Plan, building: Mapping[int, tupl
             generation=job.progress.generation,
             patience_s=2 * _most_s(order),
         )
-        commands = (*commands, aside)
-    return replace(job, intents=replace(job.intents, change=change, ahead=ahead)), commands
+        effects = (*effects, aside)
+    return replace(job, intents=replace(job.intents, change=change, ahead=ahead)), effects
 
 
 def _lacking(job: JobData, change: PlannedChange) -> dict[int, dict[Piece, int]]:
@@ -194,8 +194,8 @@ def take_report(order: Order, job: JobData, report: Report) -> Changing:
         case CopiedAhead(rank=rank) if (report.epoch, report.change) == (order.epoch, change.number):
             if report.error is not None:
                 text = f"rank {rank} fetches its layers while the job waits: {report.error}"
-                job, commands = _regroup(job, change.cause)
-                return job, (AppendToLog(events.Warned(text=text)), *commands)
+                job, effects = _regroup(job, change.cause)
+                return job, (AppendToLog(events.Warned(text=text)), *effects)
             change = replace(change, coming=change.coming - {rank}, there=change.there | {rank})
         case _:
             return job, ()
@@ -221,12 +221,12 @@ def let_go(order: Order, job: JobData) -> Changing:
     intents, there, ahead = job.intents, job.membership, job.intents.ahead
     if ahead == LayersAhead() or intents.asked is not None or intents.pausing or intents.stopping:
         return job, ()
-    change, commands = intents.change, tuple[Command, ...]()
+    change, effects = intents.change, tuple[Effect, ...]()
     free = ahead.ranks & there.idle - frozenset(() if change is None else change.lineup)
     if free:
         # A number of its own: an order from before that comes later is known as such.
         there = replace(there, changes=there.changes + 1)
-        commands = (
+        effects = (
             CopyAside(
                 pieces={rank: {} for rank in sorted(free)},
                 building={},
@@ -245,9 +245,9 @@ def let_go(order: Order, job: JobData) -> Changing:
         switch = Switch(plan, progress.schedule, (), there.members, progress.generation)
         # At once: nobody may count any longer on copies that go.
         progress = replace(progress, plan=plan, version=plan.version)
-        commands = (*commands, AppendToLog(events.Issued(plan=plan)), switch)
+        effects = (*effects, AppendToLog(events.Issued(plan=plan)), switch)
     left = LayersAhead() if change is None else replace(ahead, ranks=(ahead.ranks & there.alive) - free)
-    return replace(job, membership=there, progress=progress, intents=replace(intents, ahead=left)), commands
+    return replace(job, membership=there, progress=progress, intents=replace(intents, ahead=left)), effects
 
 
 def formed(job: JobData, members: tuple[int, ...]) -> JobData:

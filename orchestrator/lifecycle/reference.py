@@ -20,7 +20,7 @@ STIMULI: tuple[type[Stimulus], ...] = get_args(Stimulus)
 
 _INTRODUCTION = """# The lifecycle of a job
 
-`orchestrator/lifecycle/machine.py` is a pure function: order, state and stimulus to the next state and the commands to
+`orchestrator/lifecycle/machine.py` is a pure function: order, state and stimulus to the next state and the effects to
 carry out. This page is its table, the output of `python -m orchestrator.lifecycle.reference`. A pair of state and
 stimulus that is not in it raises. [Recovery](recovery.md) and [jobs](jobs.md) say what happens in the states.
 

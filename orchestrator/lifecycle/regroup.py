@@ -11,11 +11,11 @@ from dataclasses import replace
 from orchestrator.events import types as events
 from orchestrator.history.freeze_history import still_proposed
 from orchestrator.lifecycle import moves, planned_change, scaling
-from orchestrator.lifecycle.commands import (
+from orchestrator.lifecycle.effects import (
     AppendToLog,
     Assess,
-    Command,
     Dismiss,
+    Effect,
     Follow,
     HostStore,
     Join,
@@ -105,16 +105,16 @@ def assess(
             ),
         )
     )
-    logs: list[Command] = []
+    logs: list[Effect] = []
     for loss in troubles:
         logs += () if loss.cut_off else (log_loss(loss),)
         logs += log_shortage(job, *(failed or (job.progress.plan, job.membership.members)), loss)
     logs += void
-    after, commands = _decided(order, Assessing(job, job.membership.alive, (), troubles))
+    after, effects = _decided(order, Assessing(job, job.membership.alive, (), troubles))
     return after, (
         *logs,
         Assess(job.membership.alive, job.progress.round, job.progress.generation),
-        *commands,
+        *effects,
     )
 
 
@@ -126,7 +126,7 @@ def positioned(order: Order, state: Assessing, stimulus: Positioned) -> Step[Ass
 
 def assess_without(order: Order, state: Assessing, loss: RankLost) -> Step[Assessed]:
     """One more rank is dead, or reports why its training failed."""
-    logs: tuple[Command, ...] = () if loss.cut_off else (log_loss(loss),)
+    logs: tuple[Effect, ...] = () if loss.cut_off else (log_loss(loss),)
     logs += log_shortage(state.job, state.job.progress.plan, state.job.membership.members, loss)
     spares = state.job.membership.idle - state.job.membership.tried if loss.dead else frozenset[int]()
     aside = loss.rank in state.job.membership.starting | spares
@@ -139,8 +139,8 @@ def assess_without(order: Order, state: Assessing, loss: RankLost) -> Step[Asses
     else:
         job = replace(state.job, intents=replace(state.job.intents, asked=None))
         state = replace(state, job=job, troubles=(*state.troubles, loss))
-    after, commands = _decided(order, state)
-    return after, (*logs, *commands)
+    after, effects = _decided(order, state)
+    return after, (*logs, *effects)
 
 
 def _decided(order: Order, state: Assessing) -> Step[Assessed]:
@@ -207,8 +207,8 @@ def _decided(order: Order, state: Assessing) -> Step[Assessed]:
         intents=replace(job.intents, proposed=proposed),
     )
     if recovery_plan.settlement is None or not recovery_plan.settling:
-        after, commands = plan(order, job, recovery_plan)
-        return after, (*logs, *commands)
+        after, effects = plan(order, job, recovery_plan)
+        return after, (*logs, *effects)
     settle = Settle(
         recovery_plan.settling, recovery_plan.settlement, job.progress.round, recovery_plan.handover
     )
@@ -233,17 +233,17 @@ def plan(order: Order, job: JobData, recovery_plan: RecoveryPlan) -> Step[Planni
     """Determine the next plan: that of the move, the same as before, or a new one from the planner."""
     if (moved := moves.instead(order, job, recovery_plan)) is not None:
         job, plan, schedule = moved
-        loading, commands = _load(job, Draft(recovery_plan, plan, schedule))
-        return loading, (AppendToLog(events.Issued(plan=plan)), *commands)
+        loading, effects = _load(job, Draft(recovery_plan, plan, schedule))
+        return loading, (AppendToLog(events.Issued(plan=plan)), *effects)
     if (ahead := planned_change.instead(order, job, recovery_plan)) is not None:
         job, plan, schedule = ahead
         draft = Draft(recovery_plan, plan, schedule)
         few = lacking([job.membership.domain(rank) for rank in draft.members], order.elastic.peer_copies)
-        loading, commands = _load(job, draft)
-        return loading, (AppendToLog(events.Issued(plan=plan)), *_few_domains(few), *commands)
+        loading, effects = _load(job, draft)
+        return loading, (AppendToLog(events.Issued(plan=plan)), *_few_domains(few), *effects)
     job, void = moves.voided(job, "other ranks regrouped than those it was for")
-    after, commands = _plan(order, job, recovery_plan)
-    return after, (*void, *commands)
+    after, effects = _plan(order, job, recovery_plan)
+    return after, (*void, *effects)
 
 
 def _plan(order: Order, job: JobData, recovery_plan: RecoveryPlan) -> Step[Planning | Loading]:
@@ -255,8 +255,8 @@ def _plan(order: Order, job: JobData, recovery_plan: RecoveryPlan) -> Step[Plann
             job = replace(job, progress=replace(job.progress, version=job.progress.version + 1))
             plan = replace(plan, epoch=order.epoch, version=job.progress.version, reason=recovery_plan.reason)
             issue = (AppendToLog(events.Issued(plan=plan)),)
-        loading, commands = _load(job, Draft(recovery_plan, plan, job.progress.schedule))
-        return loading, (*issue, *commands)
+        loading, effects = _load(job, Draft(recovery_plan, plan, job.progress.schedule))
+        return loading, (*issue, *effects)
     make = MakePlan(
         recovery_plan=recovery_plan,
         first=order.plan if recovery_plan.cause == "start" else None,
@@ -284,23 +284,23 @@ def planned(order: Order, state: Planning, stimulus: PlanReady) -> Step[Loading 
     warning = _few_domains(few)
     if begins and order.elastic.peer_copies == 1 and order.elastic.copies_in != "host":
         warning += _costly_copies(stimulus.plan)
-    loading, commands = _load(job, draft)
+    loading, effects = _load(job, draft)
     alternatives = order.alternatives if begins else ()
     return loading, (
         AppendToLog(events.Issued(plan=stimulus.plan, alternatives=alternatives)),
         *warning,
-        *commands,
+        *effects,
     )
 
 
-def _few_domains(few: str | None) -> tuple[Command, ...]:
+def _few_domains(few: str | None) -> tuple[Effect, ...]:
     """Warn of `few` failure domains."""
     if few is None:
         return ()
     return (AppendToLog(events.Warned(text=f"{few}: each layer has as many copies as these allow")),)
 
 
-def _costly_copies(plan: Plan) -> tuple[Command, ...]:
+def _costly_copies(plan: Plan) -> tuple[Effect, ...]:
     """Warn where copies of shards take more memory than shards save."""
     if plan.shards != 2 or not plan.standbys:
         return ()
@@ -414,22 +414,20 @@ def loaded(order: Order, state: Loading, stimulus: RankLoaded) -> Step[Loading |
             reason=f"{recovery_plan.reason}; {instead} {older[0].step}, which costs {counted(cost, 'committed step')}",
         )
         job = replace(state.job, progress=replace(state.job.progress, checkpoints=known))
-        loading, commands = _load(job, replace(state.draft, recovery_plan=recovery_plan))
-        return loading, (*logs, *commands)
+        loading, effects = _load(job, replace(state.draft, recovery_plan=recovery_plan))
+        return loading, (*logs, *effects)
     worst = damage[0]
-    closing, commands = close(
+    closing, effects = close(
         JobFailed(
             f"no checkpoint is whole: {worst.file} in {worst.path}: {worst.problem}, and there is none before"
             " it. Restore the file, or start again in another job.output",
             user_error=True,
         )
     )
-    return closing, (*logs, *commands)
+    return closing, (*logs, *effects)
 
 
-def _with_older_moments(
-    state: Loading, damage: DamagedCheckpoint, logs: tuple[Command, ...]
-) -> Step[Loading]:
+def _with_older_moments(state: Loading, damage: DamagedCheckpoint, logs: tuple[Effect, ...]) -> Step[Loading]:
     """The weights are at hand: only the moments come from an older checkpoint, or start from zero."""
     recovery_plan, (damaged, *older) = state.draft.recovery_plan, state.draft.recovery_plan.moments
     known = tuple(ref for ref in state.job.progress.checkpoints if ref != damaged)
@@ -437,8 +435,8 @@ def _with_older_moments(
     why = f"{damage.file} in {damage.path} {damage.problem}: {instead} in their place"
     recovery_plan = replace(recovery_plan, moments=tuple(older), reason=f"{recovery_plan.reason}; {why}")
     job = replace(state.job, progress=replace(state.job.progress, checkpoints=known))
-    loading, commands = _load(job, replace(state.draft, recovery_plan=recovery_plan))
-    return loading, (*logs, *commands)
+    loading, effects = _load(job, replace(state.draft, recovery_plan=recovery_plan))
+    return loading, (*logs, *effects)
 
 
 def store_up(order: Order, state: Hosting, stimulus: StoreUp) -> Step[Joining]:
@@ -503,9 +501,9 @@ def joined(order: Order, state: Joining, stimulus: Joined) -> Step[Joining | Tra
     size = scaling.size_of(order, job)
     released = {*scaling.excess(job, size)} | job.membership.going
     job, scaled = scaling.answered(job, size, last=recovery_plan.cause == "scale")
-    training, commands = train(order, job, step=recovery_plan.step)
+    training, effects = train(order, job, step=recovery_plan.step)
     if recovery_plan.cause == "start":
-        return training, (*commands, *scaled)
+        return training, (*effects, *scaled)
     regrouped = events.Regrouped(
         generation=state.generation.number,
         cause="capacity"
@@ -529,7 +527,7 @@ def joined(order: Order, state: Joining, stimulus: Joined) -> Step[Joining | Tra
         move_s=0.0,
         resume_s=0.0,
     )
-    return training, (commands[0], *scaled, LogRegroup(regrouped), *commands[1:])
+    return training, (effects[0], *scaled, LogRegroup(regrouped), *effects[1:])
 
 
 def _fetched(draft: Draft, ahead: Mapping[int, tuple[Piece, ...]]) -> int | None:

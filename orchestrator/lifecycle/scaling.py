@@ -11,12 +11,12 @@ from dataclasses import replace
 from orchestrator.events.types import Dismissed, Scaled
 from orchestrator.lifecycle import planned_change
 from orchestrator.lifecycle.answers import answer
-from orchestrator.lifecycle.commands import AppendToLog, AwaitRanks, Command, Dismiss
+from orchestrator.lifecycle.effects import AppendToLog, AwaitRanks, Dismiss, Effect
 from orchestrator.lifecycle.states import JobData, Order, Resize, TargetSize
 from orchestrator.lifecycle.stimuli import RanksOverdue, ScaleRequested
 from planner.wording import counted
 
-Scaling = tuple[JobData, tuple[Command, ...]]
+Scaling = tuple[JobData, tuple[Effect, ...]]
 
 LEAST_S = 60.0
 """Time limit for requested ranks to come up where `elastic.wait_s` is less: a job that waits for none after a failure
@@ -32,10 +32,10 @@ def begin(order: Order, job: JobData, stimulus: ScaleRequested) -> Scaling:
     """Log the request; the job pursues it from now on."""
     event, earlier, members = stimulus.event, job.intents.scaling, len(job.membership.members)
     now, size = size_of(order, job), TargetSize(places=event.places, spares=event.spares)
-    commands: list[Command] = []
+    effects: list[Effect] = []
     if stimulus.resizes and earlier is not None and earlier.id:
-        commands.append(answer(job, earlier.id, False, "another scale took its place"))
-    commands.append(AppendToLog(event))
+        effects.append(answer(job, earlier.id, False, "another scale took its place"))
+    effects.append(AppendToLog(event))
     job = replace(job, membership=replace(job.membership, size=size))
     if stimulus.resizes and members != size.places:
         # The controller that takes over finds the requested size in the log already.
@@ -44,17 +44,17 @@ def begin(order: Order, job: JobData, stimulus: ScaleRequested) -> Scaling:
         )
         resize = Resize(id=stimulus.id, before=before)
         if members < size.places:
-            commands.append(AwaitRanks(_patience_s(order), stimulus.id))
-        return replace(job, intents=replace(job.intents, scaling=resize)), tuple(commands)
+            effects.append(AwaitRanks(_patience_s(order), stimulus.id))
+        return replace(job, intents=replace(job.intents, scaling=resize)), tuple(effects)
     if stimulus.id:
         said = f"keeps {counted(size.spares, 'spare rank')} from now on"
-        commands.append(answer(job, stimulus.id, True, said))
+        effects.append(answer(job, stimulus.id, True, said))
     if stimulus.resizes:
         job = replace(job, intents=replace(job.intents, scaling=None))
     elif earlier is not None:
         kept = replace(earlier, before=replace(earlier.before, spares=size.spares))
         job = replace(job, intents=replace(job.intents, scaling=kept))
-    return job, tuple(commands)
+    return job, tuple(effects)
 
 
 def overdue(order: Order, job: JobData, stimulus: RanksOverdue, *, trains: bool) -> Scaling:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from orchestrator.events import types as events
 from orchestrator.lifecycle import ending, in_training, pausing, regroup
-from orchestrator.lifecycle.commands import AppendToLog, Command, Prepare, Reclaim, Reserve, Step
+from orchestrator.lifecycle.effects import AppendToLog, Effect, Prepare, Reclaim, Reserve, Step
 from orchestrator.lifecycle.ending import close, verdict
 from orchestrator.lifecycle.recovery import RecoveryPlan
 from orchestrator.lifecycle.states import (
@@ -49,8 +49,8 @@ def start(
             ), ()
         if not job.membership.members:
             return pausing.go_on(job, job.progress.step), ()
-        after, commands = _taken_over(order, Reclaiming(job, job.membership.alive))
-        return after, (Reclaim(job.membership.alive, job.progress.round), *commands)
+        after, effects = _taken_over(order, Reclaiming(job, job.membership.alive))
+        return after, (Reclaim(job.membership.alive, job.progress.round), *effects)
     ranks = tuple(range(order.wanted))
     job = JobData(
         progress=Progress(
@@ -81,8 +81,8 @@ def unplaceable(order: Order, state: JobPlacing, stimulus: Unplaceable) -> Step[
 def ready(order: Order, state: Preparing, stimulus: Ready) -> Step[Preparing | Assessed | Planning | Loading]:
     """One of the first ranks is up."""
     job, log = welcome(state.job, stimulus)
-    after, commands = _prepared(order, job)
-    return after, (log, *commands)
+    after, effects = _prepared(order, job)
+    return after, (log, *effects)
 
 
 def _prepared(order: Order, job: JobData) -> Step[Preparing | Assessed | Planning | Loading]:
@@ -107,10 +107,10 @@ def lost_preparing(
 ) -> Step[Preparing | Assessed | Planning | Loading | Closing]:
     """One of the first ranks failed to start: the others may be enough."""
     if not stimulus.dead or order.elastic.redundancy == "none" or order.wanted == 1:
-        closing, commands = close(verdict(stimulus))
-        return closing, (ending.log_loss(stimulus), *commands)
-    after, commands = _prepared(order, in_training.without(state.job, stimulus.rank))
-    return after, (ending.log_loss(stimulus), *commands)
+        closing, effects = close(verdict(stimulus))
+        return closing, (ending.log_loss(stimulus), *effects)
+    after, effects = _prepared(order, in_training.without(state.job, stimulus.rank))
+    return after, (ending.log_loss(stimulus), *effects)
 
 
 def welcome(job: JobData, ready: Ready) -> tuple[JobData, AppendToLog]:
@@ -167,9 +167,9 @@ def _taken_over(order: Order, state: Reclaiming) -> Step[Reclaiming | Assessed |
         return state, ()
     if not frozenset(state.job.membership.members) <= state.job.membership.alive:
         return regroup.assess(order, state.job, state.losses)
-    after, commands = in_training.train(order, state.job, step=state.job.progress.step, under_way=True)
-    void: tuple[Command, ...] = ()
+    after, effects = in_training.train(order, state.job, step=state.job.progress.step, under_way=True)
+    void: tuple[Effect, ...] = ()
     if state.job.progress.prepared is not None:
         text = "layers were moving when the controller failed: ask again for those that do not arrive"
         void = (AppendToLog(events.Warned(text=text)),)
-    return after, (*map(ending.log_loss, state.losses), *void, *commands)
+    return after, (*map(ending.log_loss, state.losses), *void, *effects)

@@ -1,4 +1,4 @@
-"""The states of a job, for the transitions of `machine.py`; `stimuli.py` and `commands.py` belong to them.
+"""The states of a job, for the transitions of `machine.py`; `stimuli.py` and `effects.py` belong to them.
 
 Frozen values, each with only its own payload. No transition is decided here.
 """
@@ -136,7 +136,7 @@ class Progress:
     freeze: tuple[FreezePlan, ...] = ()
     """Freeze plans with known starts."""
     round: int = 0
-    """Counts the attempts to form a generation: an answer to an earlier one's command is stale."""
+    """Counts the attempts to form a generation: an answer to an earlier one's effect is stale."""
     failures: int = 0
     """Number of failures with no step committed beyond `failed_at`. A pause keeps it."""
     failed_at: int = -1

@@ -1,6 +1,6 @@
 """The events of the state machine in `machine.py`: all that can happen to a job.
 
-Frozen values. If a stimulus answers a command of an attempt to form a generation, `round` says which attempt,
+Frozen values. If a stimulus answers an effect of an attempt to form a generation, `round` says which attempt,
 so that late answers can be recognized.
 """
 

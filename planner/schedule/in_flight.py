@@ -24,33 +24,33 @@ class Counts(NamedTuple):
     """1 for a stage that forms weight gradients: their sums stay in their memory from step to step."""
 
 
-class Effect(NamedTuple):
+class Changes(NamedTuple):
     """Changes of a stage's counts by one action."""
 
     start: Counts = Counts()
     end: Counts = Counts()
 
 
-_EFFECTS = {
-    ActionKind.FORWARD: Effect(start=Counts(activations=1)),
-    ActionKind.RECOMPUTE: Effect(start=Counts(rebuilt=1)),
-    ActionKind.BACKWARD: Effect(end=Counts(activations=-1, rebuilt=-1)),
-    ActionKind.INPUT_GRAD: Effect(end=Counts(activations=-1, rebuilt=-1, waiting=1)),
-    ActionKind.WEIGHT_GRAD: Effect(end=Counts(waiting=-1)),
-    ActionKind.UPDATE: Effect(),
+_CHANGES = {
+    ActionKind.FORWARD: Changes(start=Counts(activations=1)),
+    ActionKind.RECOMPUTE: Changes(start=Counts(rebuilt=1)),
+    ActionKind.BACKWARD: Changes(end=Counts(activations=-1, rebuilt=-1)),
+    ActionKind.INPUT_GRAD: Changes(end=Counts(activations=-1, rebuilt=-1, waiting=1)),
+    ActionKind.WEIGHT_GRAD: Changes(end=Counts(waiting=-1)),
+    ActionKind.UPDATE: Changes(),
 }
-_FROZEN_FORWARD = Effect(start=Counts(activations=1), end=Counts(activations=-1))
+_FROZEN_FORWARD = Changes(start=Counts(activations=1), end=Counts(activations=-1))
 
 
-def effect_of(action: Action, frozen_stages: int) -> Effect:
-    """The effect of `action` in a schedule whose first `frozen_stages` stages only go forward."""
-    return _effect(action.kind, action.stage, frozen_stages)
+def changes_of(action: Action, frozen_stages: int) -> Changes:
+    """The changes by `action` in a schedule whose first `frozen_stages` stages only go forward."""
+    return _changes_of(action.kind, action.stage, frozen_stages)
 
 
-def _effect(kind: ActionKind, stage: int, frozen_stages: int) -> Effect:
+def _changes_of(kind: ActionKind, stage: int, frozen_stages: int) -> Changes:
     if kind is ActionKind.FORWARD and stage < frozen_stages:
         return _FROZEN_FORWARD
-    return _EFFECTS[kind]
+    return _CHANGES[kind]
 
 
 def largest_counts(schedule: Schedule, stage: int) -> tuple[Counts, ...]:
@@ -60,7 +60,7 @@ def largest_counts(schedule: Schedule, stage: int) -> tuple[Counts, ...]:
     """
     changes = {
         kind: (
-            _effect(kind, stage, schedule.frozen_stages),
+            _changes_of(kind, stage, schedule.frozen_stages),
             kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRAD),
         )
         for kind in ActionKind
@@ -106,8 +106,7 @@ def in_flight(schedule: Schedule, *, until_weight_grad: bool = True) -> tuple[in
 def _most_in_flight(program: Program, frozen_stages: int, until_weight_grad: bool) -> int:
     current = most = 0
     for action in program:
-        effect = effect_of(action, frozen_stages)
-        for change in effect:
+        for change in changes_of(action, frozen_stages):
             current += change.activations + (change.waiting if until_weight_grad else 0)
             most = max(most, current)
     return most

@@ -23,7 +23,7 @@ from planner.plan import Plan
 from planner.profile import Cluster, LayerProfile, Profile
 from planner.schedule.action_arrays import NONE, Integers
 from planner.schedule.graph import Graph, build_graph
-from planner.schedule.in_flight import Counts, effect_of
+from planner.schedule.in_flight import Counts, changes_of
 from planner.shares import most_parts, parts_kept
 from planner.simulation.costs import boundary_bytes, check_fit
 from planner.simulation.shard_parts import gradient_bytes, kept_bytes
@@ -327,7 +327,7 @@ class _Recorder:
     def _compute(self, kind: ActionKind, number: int, nodes: Integers) -> None:
         """Records what the actions take and free as they start, and as they end."""
         stage, rank, indices = self._stages[number], self._graph.ranks[nodes[0]], self._indices[nodes]
-        start, end = effect_of(self._graph.actions[nodes[0]], self._frozen_stages)
+        start, end = changes_of(self._graph.actions[nodes[0]], self._frozen_stages)
         working = [stage.working(kind)] * len(stage.held)
         starts: _Sizes = [*_sizes(stage, start), (_Part.WORKING, working)]
         ends: _Sizes = [(_Part.WORKING, [-size for size in working]), *_sizes(stage, end)]

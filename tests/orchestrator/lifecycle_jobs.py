@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from orchestrator.events import types as events
 from orchestrator.lifecycle import states
-from orchestrator.lifecycle.commands import AppendToLog, Command
+from orchestrator.lifecycle.effects import AppendToLog, Effect
 from orchestrator.lifecycle.machine import handle
 from orchestrator.lifecycle.states import Live, Order, Pending, Planning, Settling, State
 from orchestrator.lifecycle.stimuli import (
@@ -131,17 +131,17 @@ def outcome(rank: int, **changes: object) -> Outcome:
 
 
 class Job:
-    """A job and all commands that it has issued."""
+    """A job and all effects that it has issued."""
 
     def __init__(self, order: Order = ORDER) -> None:
         self.order = order
         self.state: State = Pending()
-        self.commands: list[Command] = []
+        self.effects: list[Effect] = []
 
     def take(self, *stimuli: Stimulus) -> Job:
         for stimulus in stimuli:
-            self.state, commands = handle(self.order, self.state, stimulus)
-            self.commands.extend(commands)
+            self.state, effects = handle(self.order, self.state, stimulus)
+            self.effects.extend(effects)
         return self
 
     @property
@@ -150,12 +150,12 @@ class Job:
         return self.state.job
 
     @property
-    def effects(self) -> list[Command]:
-        return [command for command in self.commands if not isinstance(command, AppendToLog)]
+    def without_logs(self) -> list[Effect]:
+        return [effect for effect in self.effects if not isinstance(effect, AppendToLog)]
 
     @property
     def logged(self) -> list[events.Event]:
-        return [command.event for command in self.commands if isinstance(command, AppendToLog)]
+        return [effect.event for effect in self.effects if isinstance(effect, AppendToLog)]
 
 
 def ready(rank: int) -> Ready:

@@ -17,15 +17,15 @@ from lifecycle_jobs import (
 )
 
 from orchestrator.events import types as events
-from orchestrator.lifecycle.commands import (
+from orchestrator.lifecycle.effects import (
     AppendToLog,
     Ask,
     Assess,
     AwaitCopies,
     AwaitRanks,
-    Command,
     CopyAside,
     Dismiss,
+    Effect,
     Follow,
     HostStore,
     Join,
@@ -109,7 +109,7 @@ class Process:
 
 
 class World:
-    """Obeys a lifecycle's commands and answers in any order; now and then an event happens.
+    """Obeys a lifecycle's effects and answers in any order; now and then an event happens.
 
     Args:
         shared: two pipelines share out the states of their layers, where there are ranks for two.
@@ -155,15 +155,15 @@ class World:
             ranks // pipelines, LAYERS, replicas=2, pipelines=pipelines, shard="optimizer", **changes
         )
 
-    # Commands of the lifecycle
+    # Effects of the lifecycle
 
-    def obey(self, command: Command) -> None:
-        match command:
+    def obey(self, effect: Effect) -> None:
+        match effect:
             case Reserve():
                 self.answers.append(Placed())
             case Prepare(ranks) | Recruit(ranks):
                 for rank in ranks:
-                    if isinstance(command, Recruit) and self.random.random() < 0.15:
+                    if isinstance(effect, Recruit) and self.random.random() < 0.15:
                         blind, dead = self.random.random() < 0.3, self.random.random() < 0.5
                         lost = RankLost(rank, "never came up", dead=dead and not blind, user_error=blind)
                         self.answers.append(lost)
@@ -221,7 +221,7 @@ class World:
                 if self.random.random() < 0.2:
                     self.kill_a_source(assignments.values())
                 for rank in self.standing(assignments):
-                    if self.follow(rank, command):
+                    if self.follow(rank, effect):
                         self.answers.append(RankLoaded(rank, None, number))
                     else:
                         self.answers.append(RankLost(rank, "a source is gone", cut_off=True, round=number))
@@ -244,16 +244,16 @@ class World:
                 assert rank in self.live().job.membership.members
                 self.requests.add(request)
             case PlanAhead():
-                self.answers.append(self.plan_ahead(command))
+                self.answers.append(self.plan_ahead(effect))
             case Switch():
-                assert command.generation == self.generations[-1]
-                self.switch(command.plan, command.ranks, command.building)
+                assert effect.generation == self.generations[-1]
+                self.switch(effect.plan, effect.ranks, effect.building)
             case CopyAside():
-                self.copy_aside(command)
+                self.copy_aside(effect)
             case AwaitCopies(_, ranks, change):
                 self.answers.append(CopiesOverdue(ranks, change))
             case Weigh():
-                self.answers.append(Weighed(self.random.random() < 0.7, "", command.round))
+                self.answers.append(Weighed(self.random.random() < 0.7, "", effect.round))
             case Dismiss(ranks):
                 for rank in ranks:
                     self.ranks.pop(rank, None)
@@ -303,9 +303,9 @@ class World:
         assert one.step == settlement.step
         one.undecided = None
 
-    def follow(self, rank: int, command: Follow) -> bool:
+    def follow(self, rank: int, effect: Follow) -> bool:
         """Whether the rank could load its layers."""
-        assignment, one = command.assignments[rank], self.ranks[rank]
+        assignment, one = effect.assignments[rank], self.ranks[rank]
         plan = assignment.plan
         owned = plan.pieces_of_place(assignment.place)
         sources = {source.piece: source.rank for source in assignment.sources}
@@ -342,7 +342,7 @@ class World:
         self.salvages += bool(mixed)
         complete = ({*owned} - mixed) | (needed - assignment.salvaged)
         one.pieces |= dict.fromkeys(complete, assignment.step)
-        self.assigned[rank] = command
+        self.assigned[rank] = effect
         return True
 
     def keep(self, one: Process, assignment: Assignment) -> None:
@@ -359,16 +359,16 @@ class World:
             if (all_weights or not salvages) and source.part is StatePart.ALL and self.random.random() < 0.3:
                 one.pieces[source.piece] = assignment.step
 
-    def plan_ahead(self, command: PlanAhead) -> PlannedAhead:
+    def plan_ahead(self, effect: PlanAhead) -> PlannedAhead:
         if self.random.random() < 0.1:
-            return PlannedAhead(command.number, why="no plan")
-        plan = self.plan(len(command.lineup))
-        copying = copied_ahead(command.now, command.members, plan, command.lineup)
+            return PlannedAhead(effect.number, why="no plan")
+        plan = self.plan(len(effect.lineup))
+        copying = copied_ahead(effect.now, effect.members, plan, effect.lineup)
         schedule = build("1f1b", plan.pipeline_ranks, 2, 1)
         if self.random.random() < 0.1:
-            return PlannedAhead(command.number, plan, schedule, why="no room for copies")
-        self.building = built_ahead(command.now, command.members, plan, command.lineup)
-        return PlannedAhead(command.number, plan, schedule, copying, self.building)
+            return PlannedAhead(effect.number, plan, schedule, why="no room for copies")
+        self.building = built_ahead(effect.now, effect.members, plan, effect.lineup)
+        return PlannedAhead(effect.number, plan, schedule, copying, self.building)
 
     def switch(self, plan: Plan, members: tuple[int, ...], building: Mapping[int, tuple[Piece, ...]]) -> None:
         """The ranks follow `plan`; some bring the copies that it gives them, and build, and others never say so."""
@@ -385,13 +385,13 @@ class World:
             if rank in building and self.random.random() < 0.9:
                 self.answers.append(Reported(standby_report(place, (), step=3)))
 
-    def copy_aside(self, command: CopyAside) -> None:
+    def copy_aside(self, effect: CopyAside) -> None:
         """Ranks without a place copy layers, or cannot; some never say so."""
         members = self.live().job.membership.members
-        copying = [rank for rank, owners in command.pieces.items() if owners]
+        copying = [rank for rank, owners in effect.pieces.items() if owners]
         told = {rank: self.building[rank] for rank in copying if rank in self.building}
-        assert command.building == told, "a rank that copies also builds what it will own"
-        for rank, owners in command.pieces.items():
+        assert effect.building == told, "a rank that copies also builds what it will own"
+        for rank, owners in effect.pieces.items():
             assert rank not in members
             (self.ahead.add if owners else self.ahead.discard)(rank)
             assert {*owners.values()} <= {*members}, "layers come from ranks that train"
@@ -401,8 +401,8 @@ class World:
                     Reported(
                         CopiedAhead(
                             rank=rank,
-                            epoch=command.epoch,
-                            change=command.change,
+                            epoch=effect.epoch,
+                            change=effect.change,
                             step=0,
                             layers=tuple(piece.layer for piece in owners),
                             bytes=0,
@@ -525,15 +525,15 @@ class World:
     def take(self, stimulus: Stimulus) -> None:
         self.history.append(stimulus)
         before = self.state
-        self.state, commands = handle(self.order, self.state, stimulus, tuple(self.history))
+        self.state, effects = handle(self.order, self.state, stimulus, tuple(self.history))
         if isinstance(before, Regrouping) and isinstance(stimulus, RankLost) and stimulus.dead:
             involved = (
                 stimulus.rank in before.job.membership.members
                 and stimulus.rank in before.job.membership.alive
             )
             assert not involved or not isinstance(self.state, Training), "a second failure is assessed again"
-        for command in commands:
-            self.obey(command)
+        for effect in effects:
+            self.obey(effect)
         if isinstance(self.state, Training):
             intents, idle = self.state.job.intents, self.state.job.membership.idle
             if intents.asked is None and not intents.pausing:

@@ -13,7 +13,7 @@ from statistics import median
 
 from orchestrator.controller.planning.current_replanner import CurrentReplanner
 from orchestrator.events.types import Event, Regrouped
-from orchestrator.lifecycle.commands import MakePlan, PlanAhead, Weigh
+from orchestrator.lifecycle.effects import MakePlan, PlanAhead, Weigh
 from orchestrator.lifecycle.stimuli import PlannedAhead, PlanReady, Unplannable, Weighed
 from planner.arrivals import built_ahead, copied_ahead
 from planner.failure_domains import zone_of
@@ -59,30 +59,30 @@ class PrecomputedPlans:
             case _:
                 pass
 
-    async def make(self, command: MakePlan) -> PlanReady | Unplannable:
+    async def make(self, effect: MakePlan) -> PlanReady | Unplannable:
         """Return the plan for the ranks that continue."""
         self._made += 1
-        recovery_plan = command.recovery_plan
+        recovery_plan = effect.recovery_plan
         replanner = self._planning.of(recovery_plan.lineup)
-        domains = [command.domains[rank] for rank in recovery_plan.lineup]
+        domains = [effect.domains[rank] for rank in recovery_plan.lineup]
         slowdowns = self._planning.known.of(recovery_plan.lineup)
         try:
-            if command.first is not None:
-                plan = await asyncio.to_thread(replanner.with_standbys, command.first, domains)
+            if effect.first is not None:
+                plan = await asyncio.to_thread(replanner.with_standbys, effect.first, domains)
                 schedule = replanner.schedule
             else:
                 plan, schedule = await asyncio.to_thread(
                     replanner.plan_for,
                     len(domains),
-                    epoch=command.epoch,
-                    version=command.version,
+                    epoch=effect.epoch,
+                    version=effect.version,
                     reason=recovery_plan.reason,
                     domains=domains,
                     slowdowns=slowdowns,
                 )
         except PlanError as error:
-            return Unplannable(str(error), command.round)
-        return PlanReady(plan, schedule, command.round)
+            return Unplannable(str(error), effect.round)
+        return PlanReady(plan, schedule, effect.round)
 
     async def look_ahead(
         self, domains: Mapping[int, str], now: Callable[[], Mapping[int, str]] | None = None
@@ -121,9 +121,9 @@ class PrecomputedPlans:
                     slowdowns=slowdowns,
                 )
 
-    async def plan_ahead(self, command: PlanAhead) -> PlannedAhead:
+    async def plan_ahead(self, effect: PlanAhead) -> PlannedAhead:
         """Return the plan of a coming generation, and the copies that it needs."""
-        lineup, of = command.lineup, command.domains
+        lineup, of = effect.lineup, effect.domains
         plan: Plan | None = None
         schedule: Schedule | None = None
         try:
@@ -132,40 +132,40 @@ class PrecomputedPlans:
                 len(lineup),
                 epoch=0,
                 version=0,
-                reason=command.reason,
+                reason=effect.reason,
                 domains=[of[rank] for rank in lineup],
                 slowdowns=self._planning.known.of(lineup),
             )
-            copying = copied_ahead(command.now, command.members, plan, lineup)
-            homes = [of[rank] for rank in command.members]
-            check = partial(self._planning.of(command.members).check_memory, copying, homes)
+            copying = copied_ahead(effect.now, effect.members, plan, lineup)
+            homes = [of[rank] for rank in effect.members]
+            check = partial(self._planning.of(effect.members).check_memory, copying, homes)
             await asyncio.to_thread(check)
         except PlanError as error:
-            return PlannedAhead(command.number, plan, schedule, why=str(error))
-        building = built_ahead(command.now, command.members, plan, lineup, on_host=self._on_host)
+            return PlannedAhead(effect.number, plan, schedule, why=str(error))
+        building = built_ahead(effect.now, effect.members, plan, lineup, on_host=self._on_host)
         try:
-            places = [building.get(rank, ()) for rank in command.members[: copying.world_size]]
+            places = [building.get(rank, ()) for rank in effect.members[: copying.world_size]]
             await asyncio.to_thread(check, ahead=places)
         except PlanError as error:
-            return PlannedAhead(command.number, plan, schedule, copying, why=str(error))
-        return PlannedAhead(command.number, plan, schedule, copying, building)
+            return PlannedAhead(effect.number, plan, schedule, copying, why=str(error))
+        return PlannedAhead(effect.number, plan, schedule, copying, building)
 
-    async def weigh(self, command: Weigh) -> Weighed:
+    async def weigh(self, effect: Weigh) -> Weighed:
         """Decide whether more ranks are worth a regroup."""
         try:
             pays, why = await asyncio.to_thread(
-                self._planning.of(command.ranks).pays,
-                command.now,
-                len(command.domains),
-                self._steps - command.step,
+                self._planning.of(effect.ranks).pays,
+                effect.now,
+                len(effect.domains),
+                self._steps - effect.step,
                 self._regroup_s,
                 step_s=median(self._steps_s) if self._steps_s else None,
-                domains=command.domains,
-                slowdowns=self._planning.known.of(command.ranks),
+                domains=effect.domains,
+                slowdowns=self._planning.known.of(effect.ranks),
             )
         except PlanError as error:
             pays, why = False, str(error)
-        return Weighed(pays, why, command.round)
+        return Weighed(pays, why, effect.round)
 
 
 def _left(domains: Mapping[int, str]) -> Iterator[dict[int, str]]:

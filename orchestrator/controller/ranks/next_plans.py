@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator.cluster.hosts import Hosts
 from orchestrator.controller.ranks.living import LivingRanks
 from orchestrator.events.types import Warned
-from orchestrator.lifecycle.commands import CopyAside, Switch
+from orchestrator.lifecycle.effects import CopyAside, Switch
 from orchestrator.lifecycle.stimuli import Noted, Reported, Stimulus
 from planner.freezing import FreezePlan
 from planner.rank_program import place_programs
@@ -40,30 +40,30 @@ class NextPlans:
         for rank, error in (await _refusals(calls)).items():
             self._post(Noted(Warned(text=f"rank {rank} refuses the freeze plan: {error}")))
 
-    async def switch(self, command: Switch) -> None:
+    async def switch(self, effect: Switch) -> None:
         """Have every rank prepare another plan."""
-        programs = place_programs(command.plan, pipeline_schedules(command.plan, command.schedule))
+        programs = place_programs(effect.plan, pipeline_schedules(effect.plan, effect.schedule))
         calls = {
             rank: self._hosts.call(
                 rank,
                 "prepare_plan",
-                command.plan,
+                effect.plan,
                 programs[place],
-                command.generation,
-                command.held,
-                command.building.get(rank, ()),
+                effect.generation,
+                effect.held,
+                effect.building.get(rank, ()),
             )
-            for place, rank in enumerate(command.ranks)
+            for place, rank in enumerate(effect.ranks)
         }
         for rank, error in (await _refusals(calls)).items():
             self._post(Noted(Warned(text=f"rank {rank} refuses the plan: {error}")))
 
-    async def copy_aside(self, command: CopyAside) -> None:
+    async def copy_aside(self, effect: CopyAside) -> None:
         """Have ranks without a place copy layers, or let go of them; report those that cannot begin."""
-        orders = {rank: self._copy_order(command, rank) for rank in command.pieces}
+        orders = {rank: self._copy_order(effect, rank) for rank in effect.pieces}
         calls = {rank: self._hosts.call(rank, "copy_ahead", order) for rank, order in orders.items()}
         for rank, error in (await _refusals(calls)).items():
-            if not command.pieces[rank]:
+            if not effect.pieces[rank]:
                 self._post(
                     Noted(Warned(text=f"rank {rank} keeps what it copied for a change of ranks: {error}"))
                 )
@@ -73,20 +73,20 @@ class NextPlans:
                 epoch=orders[rank].epoch,
                 change=orders[rank].change,
                 step=0,
-                layers=tuple(dict.fromkeys(piece.layer for piece in command.pieces[rank])),
+                layers=tuple(dict.fromkeys(piece.layer for piece in effect.pieces[rank])),
                 bytes=0,
                 seconds=0.0,
                 error=str(error),
             )
             self._post(Reported(failed))
 
-    def _copy_order(self, command: CopyAside, rank: int) -> CopyAhead:
-        living, owners = self._living.homes, command.pieces[rank]
+    def _copy_order(self, effect: CopyAside, rank: int) -> CopyAhead:
+        living, owners = self._living.homes, effect.pieces[rank]
         homes = {owner: living[owner] for owner in owners.values() if owner in living}
         return CopyAhead(
-            epoch=command.epoch,
-            change=command.change,
-            generation=command.generation,
+            epoch=effect.epoch,
+            change=effect.change,
+            generation=effect.generation,
             sources=tuple(
                 StateSource(
                     layer=piece.layer,
@@ -98,9 +98,9 @@ class NextPlans:
                 for piece, owner in owners.items()
                 if owner in homes
             ),
-            building=command.building.get(rank, ()),
-            freeze=command.freeze,
-            patience_s=command.patience_s,
+            building=effect.building.get(rank, ()),
+            freeze=effect.freeze,
+            patience_s=effect.patience_s,
         )
 
 

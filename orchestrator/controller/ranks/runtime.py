@@ -1,4 +1,4 @@
-"""Carries out the lifecycle's commands on rank processes, by calls with timeouts.
+"""Carries out the lifecycle's effects on rank processes, by calls with timeouts.
 
 Every answer comes back as a stimulus through `post`. Decides nothing; runs on one event loop, over any
 `Hosts`.
@@ -26,12 +26,12 @@ from orchestrator.controller.ranks.processes import RankProcesses
 from orchestrator.controller.ranks.settling import SettlingRanks
 from orchestrator.controller.ranks.training import GenerationTraining
 from orchestrator.events.types import Event
-from orchestrator.lifecycle.commands import (
+from orchestrator.lifecycle.effects import (
     Ask,
     Assess,
-    Command,
     CopyAside,
     Dismiss,
+    Effect,
     Follow,
     HostStore,
     Join,
@@ -101,9 +101,9 @@ class Runtime:
         """The replanner that plans for these ranks are made with."""
         return self._planning
 
-    def carry_out(self, command: Command) -> Work | None:
-        """Return the work that `command` takes; None: it is done."""
-        match command:
+    def carry_out(self, effect: Effect) -> Work | None:
+        """Return the work that `effect` takes; None: it is done."""
+        match effect:
             case Reserve(ranks):
                 return self._processes.place(ranks)
             case Prepare(ranks):
@@ -117,9 +117,9 @@ class Runtime:
             case Assess(ranks, number, generation):
                 return self._assessment.assess(ranks, number, generation)
             case Settle():
-                return self._settling.settle(command)
+                return self._settling.settle(effect)
             case Save():
-                return self._settling.save(command)
+                return self._settling.save(effect)
             case Follow(assignments, number):
                 return self.calls.each(
                     {rank: ("follow", assignment) for rank, assignment in assignments.items()},
@@ -142,23 +142,23 @@ class Runtime:
                     number,
                 )
             case Train():
-                return self.training.train(command)
+                return self.training.train(effect)
             case Ask(request, rank):
                 return self.calls.unawaited(rank, "request", request)
             case Propose(plan, ranks):
                 return self._next_plans.propose(plan, ranks)
             case Switch():
-                return self._next_plans.switch(command)
+                return self._next_plans.switch(effect)
             case CopyAside():
-                return self._next_plans.copy_aside(command)
+                return self._next_plans.copy_aside(effect)
             case MakePlan():
-                return self._tell_of(partial(self._precomputed.make, command))
+                return self._tell_of(partial(self._precomputed.make, effect))
             case PlanAhead():
-                return self._tell_of(partial(self._precomputed.plan_ahead, command))
+                return self._tell_of(partial(self._precomputed.plan_ahead, effect))
             case Weigh():
-                return self._tell_of(partial(self._precomputed.weigh, command))
+                return self._tell_of(partial(self._precomputed.weigh, effect))
             case _:
-                raise AssertionError(f"{command} is not the runtime's")
+                raise AssertionError(f"{effect} is not the runtime's")
 
     def fold(self, event: Event) -> None:
         """Learn the times of steps and regroups, the draining ranks and the requested size from a logged event."""

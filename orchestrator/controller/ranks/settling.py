@@ -13,7 +13,7 @@ from dataclasses import replace
 from orchestrator.cluster.hosts import Hosts, RankGone
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.ranks.calls import RankCalls
-from orchestrator.lifecycle.commands import Save, Settle
+from orchestrator.lifecycle.effects import Save, Settle
 from orchestrator.lifecycle.recovery import Handover
 from orchestrator.lifecycle.stimuli import RankSettled, Reported, Stimulus
 from workers.checkpoint.manifest import FileRecord, checkpoint_folder
@@ -41,9 +41,9 @@ class SettlingRanks:
         self._calls = calls
         self._post = post
 
-    async def settle(self, command: Settle) -> None:
+    async def settle(self, effect: Settle) -> None:
         """Have the ranks settle; first get the records that some of them lack from one that has them."""
-        handover, number = command.handover, command.round
+        handover, number = effect.handover, effect.round
         vector: Vector | None = None
         if handover is not None:
             got = await self._calls.answer(
@@ -52,7 +52,7 @@ class SettlingRanks:
             if got is None:
                 return
             vector = got[0]
-        told = _settlements(command.ranks, command.settlement, handover, vector)
+        told = _settlements(effect.ranks, effect.settlement, handover, vector)
         await self._calls.each(
             {rank: ("settle", settlement) for rank, settlement in told.items()},
             lambda rank, _: RankSettled(rank, number),
@@ -60,11 +60,11 @@ class SettlingRanks:
             number,
         )
 
-    async def save(self, command: Save) -> None:
+    async def save(self, effect: Save) -> None:
         """Have idle ranks write a checkpoint of what they hold, and report the result."""
-        rescue, config = command.rescue, self._setup.config
+        rescue, config = effect.rescue, self._setup.config
         begun_s = time.monotonic()
-        path = checkpoint_folder(config.job.folder, rescue.step, command.generation)
+        path = checkpoint_folder(config.job.folder, rescue.step, effect.generation)
         error: str | None = None
         records: list[FileRecord] = []
         try:
@@ -78,8 +78,8 @@ class SettlingRanks:
                 )
                 for written in await asyncio.gather(*writing):
                     records += written
-                first, plan = min(rescue.layers), command.plan
-                await self._hosts.call(first, "seal", path, rescue.step, plan, command.generation, records)
+                first, plan = min(rescue.layers), effect.plan
+                await self._hosts.call(first, "seal", path, rescue.step, plan, effect.generation, records)
         except TimeoutError:
             error = f"was not written within {self._setup.config.cluster.timeout_s:g} s (cluster.timeout_s)"
         except RankGone as failure:

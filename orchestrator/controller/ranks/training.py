@@ -11,7 +11,7 @@ from orchestrator.controller.event_loop import Work
 from orchestrator.controller.planning.precomputed_plans import PrecomputedPlans
 from orchestrator.controller.ranks.calls import RankCalls, raised
 from orchestrator.controller.ranks.living import LivingRanks
-from orchestrator.lifecycle.commands import Train
+from orchestrator.lifecycle.effects import Train
 from orchestrator.lifecycle.stimuli import Departed, RankLost, Stimulus, TrainingEnded
 from planner.failure_domains import domain_name
 from workers.control.rank_error import RankError
@@ -42,13 +42,13 @@ class GenerationTraining:
         self._post = post
         self._spawn = spawn
 
-    async def train(self, command: Train) -> None:
+    async def train(self, effect: Train) -> None:
         """Have ranks train, or go on, and post how each of them ends."""
-        method = "outcome" if command.under_way else "train"
+        method = "outcome" if effect.under_way else "train"
         self._living.training = {
-            rank: asyncio.ensure_future(self._hosts.call(rank, method)) for rank in command.ranks
+            rank: asyncio.ensure_future(self._hosts.call(rank, method)) for rank in effect.ranks
         }
-        hearing = [self._await_end(rank, end, command.round) for rank, end in self._living.training.items()]
+        hearing = [self._await_end(rank, end, effect.round) for rank, end in self._living.training.items()]
         await asyncio.gather(*hearing, self._precomputed.look_ahead(self.domains(), self.domains))
 
     def look_ahead_again(self) -> None:

@@ -17,7 +17,7 @@ from tiny_jobs import tiny
 from orchestrator.cluster.exits import UNKNOWN
 from orchestrator.cluster.hosts import CONNECT_S, Hosts, RankGone, stands
 from orchestrator.controller.ranks.runtime import Runtime
-from orchestrator.lifecycle.commands import Assess, Prepare, Settle, Train
+from orchestrator.lifecycle.effects import Assess, Prepare, Settle, Train
 from orchestrator.lifecycle.recovery import Handover
 from orchestrator.lifecycle.stimuli import Departed, Noted, Positioned, RankLost, RankSettled, Ready, Stimulus
 from workers.actor import Home

@@ -21,7 +21,7 @@ from orchestrator.cluster.placement import Node
 from orchestrator.cluster.ray_hosts import RayHosts
 from orchestrator.controller.ranks.runtime import Runtime
 from orchestrator.events.types import Noticed, Undrained, Warned
-from orchestrator.lifecycle.commands import Recruit
+from orchestrator.lifecycle.effects import Recruit
 from orchestrator.lifecycle.stimuli import Noted, RankLost, Stimulus
 
 BAD = Node(id="bad", host="10.0.0.1", total={"CPU": 8.0}, available={"CPU": 8.0})

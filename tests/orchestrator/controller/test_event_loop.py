@@ -12,7 +12,7 @@ from lifecycle_jobs import ORDER, TO_TRAINING
 
 from orchestrator.controller.event_loop import EventLoop, Work
 from orchestrator.events.types import Event, Placing, Requested
-from orchestrator.lifecycle.commands import Command, Dismiss, Train
+from orchestrator.lifecycle.effects import Dismiss, Effect, Train
 from orchestrator.lifecycle.states import Assessing, Training
 from orchestrator.lifecycle.stimuli import Aborted, RankLost, Room, SaveOrStop
 from workers.config import ElasticConfig
@@ -20,9 +20,9 @@ from workers.protocol.orders import Request
 
 
 class Idle:
-    """Effects of a job that never gets its ranks."""
+    """Executor of a job that never gets its ranks."""
 
-    def carry_out(self, command: Command) -> Work | None:
+    def carry_out(self, effect: Effect) -> Work | None:
         return None
 
     async def release(self) -> None:
@@ -56,11 +56,11 @@ def test_nothing_is_carried_out_before_what_it_rests_on_is_written() -> None:
     async def live() -> None:
         log: list[Event] = []
         disk = asyncio.Event()
-        carried_out: list[Command] = []
+        carried_out: list[Effect] = []
 
         class Watched(Idle):
-            def carry_out(self, command: Command) -> Work | None:
-                carried_out.append(command)
+            def carry_out(self, effect: Effect) -> Work | None:
+                carried_out.append(effect)
                 return None
 
         async def written() -> None:
@@ -71,7 +71,7 @@ def test_nothing_is_carried_out_before_what_it_rests_on_is_written() -> None:
         for stimulus in TO_TRAINING[1:]:
             loop.post(stimulus)
         await asyncio.sleep(0.05)
-        # No command reaches the cluster before its events are in the log.
+        # No effect reaches the cluster before its events are in the log.
         assert log == [Placing(ranks=(0, 1))]
         assert carried_out == []
         disk.set()
@@ -88,18 +88,18 @@ def test_ranks_are_dismissed_though_another_is_lost_meanwhile() -> None:
     """A rank that leaves releases its resources, whatever happens to the generation."""
 
     async def live() -> None:
-        cut_short: list[Command] = []
+        cut_short: list[Effect] = []
         gate = asyncio.Event()
 
         class Slow(Idle):
-            def carry_out(self, command: Command) -> Work | None:
-                return self._wait(command) if isinstance(command, Dismiss | Train) else None
+            def carry_out(self, effect: Effect) -> Work | None:
+                return self._wait(effect) if isinstance(effect, Dismiss | Train) else None
 
-            async def _wait(self, command: Command) -> None:
+            async def _wait(self, effect: Effect) -> None:
                 try:
                     await gate.wait()
                 except asyncio.CancelledError:
-                    cut_short.append(command)
+                    cut_short.append(effect)
                     raise
 
         order, log = replace(ORDER, elastic=ElasticConfig(spares=1)), list[Event]()
@@ -114,7 +114,7 @@ def test_ranks_are_dismissed_though_another_is_lost_meanwhile() -> None:
         loop.post(RankLost(0, "died", dead=True))
         await asyncio.sleep(0.05)
         assert isinstance(loop.state, Assessing)
-        assert [type(command) for command in cut_short] == [Train]
+        assert [type(effect) for effect in cut_short] == [Train]
         gate.set()
         loop.post(Aborted())
         await running

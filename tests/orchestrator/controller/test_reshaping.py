@@ -23,7 +23,7 @@ from orchestrator.controller.ranks.runtime import Runtime
 from orchestrator.controller.reshaping import Reshaping
 from orchestrator.events import types as events
 from orchestrator.history.job_view import JobView, fold
-from orchestrator.lifecycle.commands import Weigh
+from orchestrator.lifecycle.effects import Weigh
 from orchestrator.lifecycle.states import JobData, Membership, Progress, TargetSize, Training
 from orchestrator.lifecycle.stimuli import Aborted, RanksOverdue, Reclaimed, ScaleRequested, Start, Stimulus
 from orchestrator.lifecycle.takeover import taken_over

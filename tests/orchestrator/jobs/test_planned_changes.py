@@ -13,7 +13,7 @@ from tiny_jobs import tiny
 
 from orchestrator.controller.ranks.next_plans import NextPlans
 from orchestrator.events import types as events
-from orchestrator.lifecycle.commands import Switch
+from orchestrator.lifecycle.effects import Switch
 from orchestrator.lifecycle.states import JobFinished
 from orchestrator.lifecycle.stimuli import Going, ScaleRequested
 from orchestrator.prepare.settling import Settled
@@ -91,9 +91,9 @@ def test_layers_with_copies_in_host_memory_are_built_before_the_ranks_regroup(
 ) -> None:
     told, switch = list[Switch](), NextPlans.switch
 
-    def noted(plans: NextPlans, command: Switch) -> Coroutine[Any, Any, None]:
-        told.append(command)
-        return switch(plans, command)
+    def noted(plans: NextPlans, effect: Switch) -> Coroutine[Any, Any, None]:
+        told.append(effect)
+        return switch(plans, effect)
 
     monkeypatch.setattr(NextPlans, "switch", noted)
     ran = ElasticJob(job(tmp_path, copies_in="host"), leave_at(3, 2)).run()
@@ -103,8 +103,8 @@ def test_layers_with_copies_in_host_memory_are_built_before_the_ranks_regroup(
     first, _, then = (issued.plan for issued in ran.of(events.Issued))
     owned = {rank: {*then.pieces_of_place(place)} for place, rank in enumerate((0, 1, 3))}
     taken = {rank: pieces - {*first.pieces_of_place(rank)} for rank, pieces in owned.items()}
-    (command,) = told
-    assert {rank: {*pieces} for rank, pieces in command.building.items()} == {
+    (effect,) = told
+    assert {rank: {*pieces} for rank, pieces in effect.building.items()} == {
         rank: pieces for rank, pieces in taken.items() if pieces
     }
     assert ran.of(WarningReport) == []

@@ -23,7 +23,7 @@ from lifecycle_jobs import (
 )
 
 from orchestrator.events import types as events
-from orchestrator.lifecycle.commands import (
+from orchestrator.lifecycle.effects import (
     AppendToLog,
     Ask,
     Follow,
@@ -71,7 +71,7 @@ def test_a_whole_life() -> None:
     assert isinstance(job.state, Closing)
     job.take(Released())
     assert job.state == JobFinished(9, stopped=False, state_sha256=state_digest(["a", "b", "c"]))
-    kinds = [type(effect) for effect in job.effects]
+    kinds = [type(effect) for effect in job.without_logs]
     assert kinds == [Reserve, Prepare, MakePlan, Follow, HostStore, Join, Train, Release]
     assert job.logged[0] == events.Placing(ranks=(0, 1))
     assert [type(event) for event in job.logged] == [
@@ -90,14 +90,14 @@ def test_a_whole_life() -> None:
 
 def test_what_is_sent_is_logged_before() -> None:
     job = Job().take(*TO_TRAINING)
-    generation = next(command.generation for command in job.commands if isinstance(command, Join))
+    generation = next(effect.generation for effect in job.effects if isinstance(effect, Join))
     assert (generation.number, generation.epoch) == (3, 1)
     assert generation.members == (0, 1)
     assert (generation.store_host, generation.store_port, generation.timeout_s) == ("h", 7, 30.0)
     formed = AppendToLog(events.Formed(generation=generation, start=None, step=0))
-    assert job.commands.index(formed) < job.commands.index(Join(generation, 0))
-    follow = next(command for command in job.commands if isinstance(command, Follow))
-    assert job.commands.index(AppendToLog(events.Issued(plan=PLAN))) < job.commands.index(follow)
+    assert job.effects.index(formed) < job.effects.index(Join(generation, 0))
+    follow = next(effect for effect in job.effects if isinstance(effect, Follow))
+    assert job.effects.index(AppendToLog(events.Issued(plan=PLAN))) < job.effects.index(follow)
     assert [each.place for each in follow.assignments.values()] == [0, 1]
     programs = rank_programs(ORDER.schedule)
     assert [(each.plan, each.program) for each in follow.assignments.values()] == [
@@ -117,7 +117,7 @@ def test_a_stop_reaches_the_ranks_once_and_ends_the_job() -> None:
         Released(),
     )
     assert job.state == JobFinished(3, stopped=True, state_sha256=state_digest(["a", "b", "c"]))
-    assert [effect for effect in job.effects if isinstance(effect, Ask)] == [
+    assert [effect for effect in job.without_logs if isinstance(effect, Ask)] == [
         Ask(Request.CHECKPOINT, 0),
         Ask(Request.STOP, 0),
     ]
@@ -127,14 +127,14 @@ def test_a_stop_reaches_the_ranks_once_and_ends_the_job() -> None:
 def test_a_stop_before_training_needs_no_rank(length: int) -> None:
     job = Job(RESUMED).take(*TO_TRAINING[:length], SaveOrStop(Request.STOP), Released())
     assert job.state == JobFinished(8, stopped=True, state_sha256=None)
-    assert job.effects[-1] == Release()
+    assert job.without_logs[-1] == Release()
 
 
 @pytest.mark.parametrize("length", range(len(TO_TRAINING) + 1))
 def test_an_abort_releases_at_once(length: int) -> None:
     job = Job().take(*TO_TRAINING[:length], Aborted())
     assert isinstance(job.state, Closing)
-    assert job.effects[-1] == Release()
+    assert job.without_logs[-1] == Release()
     job.take(Released())
     assert isinstance(job.state, JobFailed)
 
@@ -147,7 +147,7 @@ def test_what_the_cluster_lacks_ends_the_job() -> None:
 def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used() -> None:
     job = Job(RESUMED).take(*TO_PREPARED, RankLoaded(1, DAMAGE), RankLoaded(0, None))
     assert events.Skipped(rank=1, damage=DAMAGE) in job.logged
-    follows = [effect for effect in job.effects if isinstance(effect, Follow)]
+    follows = [effect for effect in job.without_logs if isinstance(effect, Follow)]
     starts = [(each.start, each.step) for follow in follows for each in follow.assignments.values()]
     assert starts == [(NEW, 8), (NEW, 8), (OLD, 4), (OLD, 4)]
     job.take(RankLoaded(0, None), RankLoaded(1, None), StoreUp("h", 7), Joined(0), Joined(1))

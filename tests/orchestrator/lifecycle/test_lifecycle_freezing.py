@@ -8,7 +8,7 @@ from lifecycle_jobs import RESUMED, SOLUTION, TO_TRAINING, Job, outcome
 
 from orchestrator.events import types as events
 from orchestrator.history.freeze_history import FreezeHistory
-from orchestrator.lifecycle.commands import AppendToLog, Follow, Propose
+from orchestrator.lifecycle.effects import AppendToLog, Follow, Propose
 from orchestrator.lifecycle.states import JobFinished, Training
 from orchestrator.lifecycle.stimuli import (
     FreezeAsked,
@@ -26,7 +26,7 @@ from workers.protocol.reports import FreezeStarted
 
 def test_a_freeze_plan_is_logged_before_it_is_sent() -> None:
     job = Job().take(*TO_TRAINING, Solved(SOLUTION))
-    assert job.commands[-2:] == [AppendToLog(SOLUTION), Propose(SOLUTION.plan, (0, 1))]
+    assert job.effects[-2:] == [AppendToLog(SOLUTION), Propose(SOLUTION.plan, (0, 1))]
     assert isinstance(job.state, Training)
 
 
@@ -36,7 +36,7 @@ def test_decisions_of_earlier_runs_are_followed_and_those_to_come_are_logged_aga
     )
     order = replace(RESUMED, freezing=FreezeHistory(plans=(begun, coming)))
     job = Job(order).take(*TO_TRAINING)
-    follow = next(command for command in job.commands if isinstance(command, Follow))
+    follow = next(effect for effect in job.effects if isinstance(effect, Follow))
     assert all(each.freeze == (begun, coming) for each in follow.assignments.values())
     formed = next(index for index, event in enumerate(job.logged) if isinstance(event, events.Formed))
     assert job.logged[formed + 1 :] == [FreezeStarted(plan=coming)]
@@ -53,7 +53,7 @@ def test_ranks_that_end_are_sent_no_freeze_plan() -> None:
     job.take(Solved(SOLUTION), Released(), Solved(SOLUTION))
     job.take(Noted(events.Warned(text="the planner died")))
     assert isinstance(job.state, JobFinished)
-    assert not any(isinstance(effect, Propose) for effect in job.effects)
+    assert not any(isinstance(effect, Propose) for effect in job.without_logs)
     assert job.logged[-1] == events.Warned(text="the planner died")
 
 
@@ -68,9 +68,9 @@ CHANGE = events.FreezeChanged(
 
 def test_a_change_is_logged_before_it_is_sent_and_replaces_what_was_being_solved() -> None:
     job = Job().take(*TO_TRAINING, FreezeAsked(CHANGE))
-    assert job.commands[-2:] == [AppendToLog(CHANGE), Propose(CHANGE.plan, (0, 1))]
-    count = len(job.commands)
-    assert job.take(Solved(SOLUTION)).commands[count:] == []
+    assert job.effects[-2:] == [AppendToLog(CHANGE), Propose(CHANGE.plan, (0, 1))]
+    count = len(job.effects)
+    assert job.take(Solved(SOLUTION)).effects[count:] == []
     assert job.has.intents.proposed == CHANGE.plan
     # The ranks had taken up the earlier one: the change is still to come.
     job.take(Reported(FreezeStarted(plan=replace(SOLUTION.plan, start=5))))
@@ -94,10 +94,10 @@ def test_a_request_that_a_newer_one_has_overtaken_is_answered() -> None:
 def test_a_change_comes_with_its_solution() -> None:
     solution = replace(SOLUTION, plan=CHANGE.plan)
     job = Job().take(*TO_TRAINING, FreezeAsked(CHANGE, solution))
-    assert job.commands[-3:] == [AppendToLog(CHANGE), AppendToLog(solution), Propose(CHANGE.plan, (0, 1))]
+    assert job.effects[-3:] == [AppendToLog(CHANGE), AppendToLog(solution), Propose(CHANGE.plan, (0, 1))]
 
 
 def test_a_change_that_no_rank_had_taken_up_is_sent_again_after_a_resume() -> None:
     order = replace(RESUMED, epoch=2, freezing=FreezeHistory(proposed=CHANGE.plan))
     job = Job(order).take(*TO_TRAINING)
-    assert Propose(CHANGE.plan, (0, 1)) in job.commands
+    assert Propose(CHANGE.plan, (0, 1)) in job.effects

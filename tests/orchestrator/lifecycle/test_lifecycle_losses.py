@@ -25,7 +25,7 @@ from lifecycle_jobs import (
 )
 
 from orchestrator.events import types as events
-from orchestrator.lifecycle.commands import Ask, Assess, Follow, LogRegroup, MakePlan, Settle
+from orchestrator.lifecycle.effects import Ask, Assess, Follow, LogRegroup, MakePlan, Settle
 from orchestrator.lifecycle.recovery import Handover
 from orchestrator.lifecycle.states import (
     Assessing,
@@ -66,14 +66,14 @@ from workers.protocol.reports import Parted, SnapshotHeld, StepReport
 
 def test_a_lost_rank_is_recovered_onto_the_survivors() -> None:
     job = train(Job(THREE)).take(Reported(step_report(1)), CUT_OFF, DEAD)
-    assert [effect for effect in job.effects if isinstance(effect, Assess)] == [
+    assert [effect for effect in job.without_logs if isinstance(effect, Assess)] == [
         Assess(frozenset({0, 1, 2}), 1, 3)
     ]
     assert job.logged[-1] == events.RankFailed(rank=1, error="its process died")
     job.take(Positioned(position(0, 1, (0, 1)), 1), Positioned(position(2, 1, (2,), began=2, undecided=2), 1))
-    assert job.effects[-1] == Settle(frozenset({0, 2}), Settlement(step=1, reported=1), 1)
+    assert job.without_logs[-1] == Settle(frozenset({0, 2}), Settlement(step=1, reported=1), 1)
     job.take(RankSettled(0, 1), RankSettled(2, 1))
-    make = job.effects[-1]
+    make = job.without_logs[-1]
     assert isinstance(make, MakePlan)
     assert (make.recovery_plan.lineup, make.first, make.version) == ((0, 2), None, 2)
     assert make.domains == {0: "node0", 2: "node2"}
@@ -81,7 +81,7 @@ def test_a_lost_rank_is_recovered_onto_the_survivors() -> None:
     recovered(job, shrunk, (0, 2))
     assert isinstance(job.state, Training)
     assert job.has.membership.members == (0, 2)
-    follow = [effect for effect in job.effects if isinstance(effect, Follow)][-1]
+    follow = [effect for effect in job.without_logs if isinstance(effect, Follow)][-1]
     assert {rank: each.place for rank, each in follow.assignments.items()} == {0: 0, 2: 1}
     assert follow.assignments[2].step == 1
     # Each rank is told where the layers are that it will own.
@@ -95,7 +95,7 @@ def test_a_lost_rank_is_recovered_onto_the_survivors() -> None:
         (3, (0, 1, 2), 0),
         (4, (0, 2), 1),
     ]
-    regrouped = next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
+    regrouped = next(effect.event for effect in job.without_logs if isinstance(effect, LogRegroup))
     assert (regrouped.cause, regrouped.lost, regrouped.joined) == ("loss", (1,), ())
     assert (regrouped.step, regrouped.rerun, regrouped.steps_lost) == (1, 1, 0)
     assert regrouped.reason == "rank 1: its process died; 2 ranks go on where there were 3"
@@ -107,9 +107,9 @@ def test_who_holds_the_vector_takes_the_others_along() -> None:
     job.take(Positioned(position(0, 1, (0, 1), vector_sha256=sha256), 1))
     job.take(Positioned(position(2, 0, (1, 2), undecided=1), 1))
     handover = Handover(holder=0, vector_sha256=sha256, lacking=frozenset({2}))
-    assert job.effects[-1] == Settle(frozenset({0, 2}), Settlement(step=1, reported=0), 1, handover)
+    assert job.without_logs[-1] == Settle(frozenset({0, 2}), Settlement(step=1, reported=0), 1, handover)
     recovered(job, plan_of(2, version=2), (0, 2))
-    regrouped = next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
+    regrouped = next(effect.event for effect in job.without_logs if isinstance(effect, LogRegroup))
     assert (regrouped.step, regrouped.rerun, regrouped.steps_lost) == (1, 0, 0)
 
 
@@ -124,7 +124,7 @@ def test_a_rank_lost_with_its_standby_costs_the_steps_since_the_checkpoint() -> 
     assert job.has.progress.step == 2
     formed = [event for event in job.logged if isinstance(event, events.Formed)][-1]
     assert (formed.start, formed.step) == (CheckpointRef(path="/out/2", step=2), 2)
-    regrouped = next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
+    regrouped = next(effect.event for effect in job.without_logs if isinstance(effect, LogRegroup))
     assert regrouped.steps_lost == 1
     assert (
         "no remaining rank holds layer 1: back to the checkpoint of step 2, which costs 1" in regrouped.reason
@@ -140,7 +140,7 @@ def test_a_return_to_a_snapshot_voids_the_steps_after_it() -> None:
     job.take(Positioned(position(0, 4, (0,), snapshots=(own,)), 1))
     job.take(Positioned(position(2, 4, (2,), snapshots=(kept,)), 1), Positioned(position(3, 0, ()), 1))
     recovered(job, plan_of(3, version=2), (0, 3, 2))
-    follow = [effect for effect in job.effects if isinstance(effect, Follow)][-1]
+    follow = [effect for effect in job.without_logs if isinstance(effect, Follow)][-1]
     assert {rank: (each.step, each.start, each.fresh) for rank, each in follow.assignments.items()} == {
         0: (2, None, False),
         2: (2, None, False),
@@ -150,7 +150,7 @@ def test_a_return_to_a_snapshot_voids_the_steps_after_it() -> None:
     assert (job.has.progress.step, job.has.progress.since) == (2, 4)
     formed = [event for event in job.logged if isinstance(event, events.Formed)][-1]
     assert (formed.start, formed.step, formed.snapshot) == (None, 2, True)
-    regrouped = next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
+    regrouped = next(effect.event for effect in job.without_logs if isinstance(effect, LogRegroup))
     assert (regrouped.step, regrouped.steps_lost) == (2, 2)
 
 
@@ -170,7 +170,7 @@ def test_a_step_that_is_gone_is_not_told_of_between_the_forming_and_the_first_st
     job.take(Reported(step_report(4 if told else 3)))
     assert job.logged == before
     job.take(Joined(2, 1))
-    regrouped = next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
+    regrouped = next(effect.event for effect in job.without_logs if isinstance(effect, LogRegroup))
     assert (regrouped.step, regrouped.steps_lost, job.has.progress.step) == (2, 1, 2)
 
 
@@ -187,7 +187,7 @@ def test_a_damaged_checkpoint_is_told_of_in_the_reason_with_what_it_costs() -> N
     damage = DamagedCheckpoint(path="/out/4", file="0.safetensors", problem="is cut short")
     job.take(RankLoaded(0, damage, 1), RankLoaded(2, None, 1))
     recovered(job, plan_of(2, version=2), (0, 2))
-    regrouped = next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
+    regrouped = next(effect.event for effect in job.without_logs if isinstance(effect, LogRegroup))
     assert (regrouped.step, regrouped.steps_lost) == (2, 3)
     assert regrouped.reason.endswith(
         "0.safetensors in /out/4 is cut short: back to the checkpoint of step 2, which costs 3 committed steps"
@@ -205,16 +205,16 @@ def test_damaged_moments_are_replaced_by_older_ones_and_then_by_fresh_ones() -> 
         RankSettled(0, 1), RankSettled(2, 1), PlanReady(plan_of(2, version=2), build("1f1b", 2, 2, 1), 1)
     )
     for step, older in ((4, 2), (2, None)):
-        follow = next(effect for effect in reversed(job.effects) if isinstance(effect, Follow))
+        follow = next(effect for effect in reversed(job.without_logs) if isinstance(effect, Follow))
         assert {a.moments.step for a in follow.assignments.values() if a.moments} == {step}
         damage = DamagedCheckpoint(path=f"/out/{step}", file="1.safetensors", problem="is cut short")
         job.take(RankLoaded(0, damage, 1), RankLoaded(2, None, 1))
-        follow = next(effect for effect in reversed(job.effects) if isinstance(effect, Follow))
+        follow = next(effect for effect in reversed(job.without_logs) if isinstance(effect, Follow))
         assert {a.moments and a.moments.step for a in follow.assignments.values()} == {older}
         assert {(a.step, a.start) for a in follow.assignments.values()} == {(5, None)}
         assert {a.salvaged for a in follow.assignments.values()} == {frozenset({Piece(1)})}
     recovered(job, plan_of(2, version=2), (0, 2))
-    regrouped = next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
+    regrouped = next(effect.event for effect in job.without_logs if isinstance(effect, LogRegroup))
     assert (regrouped.step, regrouped.steps_lost) == (5, 0)
     assert regrouped.reason.endswith("1.safetensors in /out/2 is cut short: fresh moments in their place")
 
@@ -223,7 +223,7 @@ def test_with_no_checkpoint_it_starts_over_and_says_so() -> None:
     job = train(Job(THREE)).take(Reported(step_report(1)), DEAD)
     job.take(Positioned(position(0, 1, (0,)), 1), Positioned(position(2, 1, (2,)), 1))
     recovered(job, plan_of(2, version=2), (0, 2))
-    regrouped = next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
+    regrouped = next(effect.event for effect in job.without_logs if isinstance(effect, LogRegroup))
     assert (regrouped.step, regrouped.steps_lost) == (0, 1)
 
 
@@ -270,7 +270,7 @@ def test_a_step_that_fails_is_tried_again_and_then_given_up() -> None:
     job.take(RankSettled(0, 1), RankSettled(1, 1))
     assert isinstance(job.state, Loading)  # the same plan
     recovered(job, PLAN, (0, 1))
-    regrouped = next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
+    regrouped = next(effect.event for effect in job.without_logs if isinstance(effect, LogRegroup))
     assert (regrouped.cause, regrouped.lost) == ("retry", ())
     formed = [event for event in job.logged if isinstance(event, events.Formed)][-1]
     assert (formed.failures, formed.failed_at) == (1, 0)
@@ -321,21 +321,21 @@ def test_a_stop_that_a_loss_overtook_is_asked_again() -> None:
     job.take(Positioned(position(0, 1, (0, 1)), 1), Positioned(position(2, 1, (2,)), 1))
     recovered(job, plan_of(2, version=2), (0, 2))
     assert isinstance(job.state, Stopping)
-    assert job.effects[-1] == Ask(Request.STOP, 0)
+    assert job.without_logs[-1] == Ask(Request.STOP, 0)
 
 
 @pytest.mark.parametrize("saved", [0, 1, 2])
 def test_a_checkpoint_request_outlives_the_rank_that_had_it(saved: int) -> None:
     """It is requested again until a checkpoint later than the request is written or fails."""
     job = train(Job(THREE)).take(Reported(step_report(1)), SaveOrStop(Request.CHECKPOINT))
-    assert job.effects[-1] == Ask(Request.CHECKPOINT, 0)
+    assert job.without_logs[-1] == Ask(Request.CHECKPOINT, 0)
     if saved:
         job.take(Reported(checkpoint_report(saved)))
     dead = RankLost(0, "its process died", dead=True)
     job.take(dead, Positioned(position(1, 2, (0, 1)), 1), Positioned(position(2, 2, (2,)), 1))
     recovered(job, plan_of(2, version=2), (1, 2))
     assert isinstance(job.state, Training)
-    again = [effect for effect in job.effects if isinstance(effect, Ask)][1:]
+    again = [effect for effect in job.without_logs if isinstance(effect, Ask)][1:]
     assert again == ([] if saved == 2 else [Ask(Request.CHECKPOINT, 1)])
 
 

@@ -21,7 +21,7 @@ from lifecycle_jobs import (
 )
 
 from orchestrator.events import types as events
-from orchestrator.lifecycle.commands import (
+from orchestrator.lifecycle.effects import (
     Ask,
     Assess,
     Dismiss,
@@ -63,7 +63,7 @@ from workers.protocol.reports import NoticeReport, Outcome, Parted
 def test_a_spare_takes_the_lost_ones_place() -> None:
     job = train(Job(replace(THREE, elastic=ElasticConfig(spares=1, grow=False))))
     job.take(Room(5))
-    assert job.effects[-1] == Recruit((3,))
+    assert job.without_logs[-1] == Recruit((3,))
     job.take(ready(3), DEAD)
     for rank, holds in ((0, (0, 1)), (2, (2,)), (3, ())):
         job.take(Positioned(position(rank, 0, holds), 1))
@@ -74,9 +74,9 @@ def test_a_spare_takes_the_lost_ones_place() -> None:
 
 def test_room_for_a_spare_while_the_first_ranks_are_being_placed_is_looked_at_later() -> None:
     job = Job(replace(THREE, elastic=ElasticConfig(spares=1))).take(Start(), Room(1))
-    assert job.effects == [Reserve((0, 1, 2))]
+    assert job.without_logs == [Reserve((0, 1, 2))]
     job.take(Placed())
-    assert job.effects[-1] == Prepare((0, 1, 2))
+    assert job.without_logs[-1] == Prepare((0, 1, 2))
 
 
 def test_too_few_ranks_wait_for_capacity() -> None:
@@ -85,14 +85,14 @@ def test_too_few_ranks_wait_for_capacity() -> None:
     assert isinstance(job.state, Waiting)
     reason = "rank 1: its process died: 2 ranks left, and elastic.min_ranks = 3"
     assert job.logged[-1] == events.Paused(reason=reason, step=0, failures=1, failed_at=0)
-    assert job.effects[-1] == Wait(60, 1)
+    assert job.without_logs[-1] == Wait(60, 1)
     job.take(Room(4))
-    assert job.effects[-1] == Recruit((3,))
+    assert job.without_logs[-1] == Recruit((3,))
     job.take(ready(3))
     for rank, holds in ((0, (0, 1)), (2, (1, 2)), (3, ())):
         job.take(Positioned(position(rank, 0, holds), 2))
     recovered(job, plan_of(3, version=2), (0, 3, 2))
-    regrouped = next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
+    regrouped = next(effect.event for effect in job.without_logs if isinstance(effect, LogRegroup))
     assert (regrouped.cause, regrouped.lost, regrouped.joined) == ("capacity", (1,), (3,))
     job.take(WaitOver(1))
     assert isinstance(job.state, Training)
@@ -111,16 +111,16 @@ def test_a_wait_for_capacity_is_bounded() -> None:
 
 def test_ranks_that_are_to_go_hand_over_and_are_dismissed() -> None:
     job = train(Job(AT_ONCE)).take(Going(frozenset({1}), "file", 30.0, "node1", "10.0.0.1"))
-    assert job.effects[-1] == Ask(Request.REGROUP, 0)
+    assert job.without_logs[-1] == Ask(Request.REGROUP, 0)
     notice = events.Noticed(node="node1", host="10.0.0.1", source="file", ranks=(1,), left_s=30.0)
     assert job.logged[-1] == notice
     job.take(*(Departed(Parted(rank=rank, step=4)) for rank in range(3)))
-    assert job.effects[-1] == Assess(frozenset({0, 1, 2}), 1, 3)
+    assert job.without_logs[-1] == Assess(frozenset({0, 1, 2}), 1, 3)
     job.take(*(Positioned(position(rank, 4, (rank,)), 1) for rank in range(3)))
     recovered(job, plan_of(2, version=2), (0, 2))
-    assert Dismiss(frozenset({1})) in job.effects
+    assert Dismiss(frozenset({1})) in job.without_logs
     assert job.has.membership.alive == {0, 2}
-    regrouped = next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
+    regrouped = next(effect.event for effect in job.without_logs if isinstance(effect, LogRegroup))
     assert (regrouped.cause, regrouped.lost, regrouped.rerun) == ("drain", (1,), 0)
     assert regrouped.reason == "rank 1 goes; 2 ranks go on where there were 3"
 
@@ -146,7 +146,7 @@ def test_ranks_that_die_after_they_have_left_cost_no_step(when: str) -> None:
         )
     )
     recovered(job, plan_of(3, version=2), (0, 3, 2))
-    regrouped = next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
+    regrouped = next(effect.event for effect in job.without_logs if isinstance(effect, LogRegroup))
     assert (regrouped.lost, regrouped.joined) == ((1,), (3,))
     assert (regrouped.step, regrouped.steps_lost, regrouped.rerun) == (4, 0, 0)
 
@@ -157,7 +157,7 @@ def stopped_at_2(rank: int) -> TrainingEnded:
 
 def test_where_all_are_to_go_they_stop_with_a_checkpoint_and_the_job_pauses() -> None:
     job = train(Job(THREE)).take(Reported(step_report(1)), Going(frozenset({0, 1, 2}), "ray", 30.0))
-    assert job.effects[-1] == Ask(Request.STOP, 0)
+    assert job.without_logs[-1] == Ask(Request.STOP, 0)
     saved = checkpoint_report(2)
     job.take(Reported(step_report(2)), Reported(saved), *map(stopped_at_2, range(3)))
     assert not [event for event in job.logged if isinstance(event, events.RankEnded)]
@@ -167,7 +167,7 @@ def test_where_all_are_to_go_they_stop_with_a_checkpoint_and_the_job_pauses() ->
     job.take(*(Positioned(position(rank, 0, ()), 2) for rank in (3, 4, 5)))
     recovered(job, plan_of(3, version=2), (3, 4, 5))
     assert job.has.progress.step == 2
-    regrouped = next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
+    regrouped = next(effect.event for effect in job.without_logs if isinstance(effect, LogRegroup))
     assert (regrouped.cause, regrouped.steps_lost) == ("capacity", 0)
 
 
@@ -176,7 +176,7 @@ def test_word_that_comes_while_a_rank_starts_counts_once_it_is_up() -> None:
     job = Job(AT_ONCE).take(Start(), Placed(), ready(0), Reported(report), ready(1), ready(2))
     job.take(PlanReady(AT_ONCE.plan, AT_ONCE.schedule), *(RankLoaded(rank, None) for rank in range(3)))
     job.take(StoreUp("h", 7), *(Joined(rank) for rank in range(3)))
-    assert job.effects[-1] == Ask(Request.REGROUP, 0)
+    assert job.without_logs[-1] == Ask(Request.REGROUP, 0)
     assert job.has.membership.going == {1}
 
 
@@ -207,13 +207,13 @@ def test_a_newcomer_is_taken_in_if_it_pays() -> None:
     job.take(Positioned(position(0, 0, (0, 1)), 1), Positioned(position(2, 0, (1, 2)), 1))
     recovered(job, plan_of(2, version=2), (0, 2)).take(Room(1), ready(3))
     weigh = Weigh(plan_of(2, version=2), (0, 2, 3), ("node0", "node2", "node3"), 0, 1)
-    assert job.effects[-1] == weigh
+    assert job.without_logs[-1] == weigh
     job.take(Weighed(False, "it costs more", 1))
-    assert job.effects[-1] == weigh
+    assert job.without_logs[-1] == weigh
     job.take(Weighed(True, "it saves an hour", 1))
-    assert isinstance(job.effects[-1], PlanAhead)
+    assert isinstance(job.without_logs[-1], PlanAhead)
     job.take(PlannedAhead(1))
-    assert job.effects[-1] == Ask(Request.REGROUP, 0)
+    assert job.without_logs[-1] == Ask(Request.REGROUP, 0)
     job.take(*(Departed(Parted(rank=rank, step=4), 1) for rank in (0, 2)))
     for rank, holds in ((0, (0, 1)), (2, (2,)), (3, ())):
         job.take(Positioned(position(rank, 4, holds), 2))

@@ -21,7 +21,7 @@ from lifecycle_jobs import (
 
 from orchestrator.events import types as events
 from orchestrator.history.job_view import JobView, fold
-from orchestrator.lifecycle.commands import (
+from orchestrator.lifecycle.effects import (
     AppendToLog,
     Ask,
     Dismiss,
@@ -76,7 +76,7 @@ def at_step_3() -> Job:
 
 def paused() -> Job:
     job = at_step_3().take(PauseAsked())
-    assert job.effects[-1] == Ask(Request.STOP, 0)
+    assert job.without_logs[-1] == Ask(Request.STOP, 0)
     job.take(Reported(step_report(4, generation=3)), Reported(checkpoint_report(4)))
     return job.take(*(ended(rank) for rank in range(3)))
 
@@ -85,13 +85,13 @@ def test_a_pause_gives_the_ranks_back_once_a_checkpoint_has_the_step() -> None:
     job = paused()
     assert isinstance(job.state, JobPaused)
     assert job.logged[-1] == PAUSED
-    assert job.effects[-1] == Dismiss(frozenset({0, 1, 2}))
+    assert job.without_logs[-1] == Dismiss(frozenset({0, 1, 2}))
     assert (job.has.membership.alive, job.has.membership.members) == (frozenset(), ())
     # A paused job takes no offered room and does not change.
-    count = len(job.commands)
+    count = len(job.effects)
     job.take(Room(8), PauseAsked())
     assert isinstance(job.state, JobPaused)
-    assert len(job.commands) == count
+    assert len(job.effects) == count
 
 
 def test_a_paused_job_resumes_on_other_ranks() -> None:
@@ -99,20 +99,20 @@ def test_a_paused_job_resumes_on_other_ranks() -> None:
     assert isinstance(job.state, Waiting)
     assert job.logged[-1] == events.Requested(request="resume")
     job.take(Room(8))
-    assert job.effects[-1] == Recruit((3, 4, 5))
+    assert job.without_logs[-1] == Recruit((3, 4, 5))
     job.take(*map(ready, (3, 4, 5)))
     number = job.has.progress.round
     job.take(*(Positioned(position(rank, 0, ()), number) for rank in (3, 4, 5)))
     recovered(job, plan_of(3, version=2), (3, 4, 5))
     assert isinstance(job.state, Training)
-    train_again = next(effect for effect in reversed(job.effects) if isinstance(effect, Train))
+    train_again = next(effect for effect in reversed(job.without_logs) if isinstance(effect, Train))
     assert (train_again.ranks, train_again.step) == ((3, 4, 5), 4)
-    regrouped = next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
+    regrouped = next(effect.event for effect in job.without_logs if isinstance(effect, LogRegroup))
     assert (regrouped.cause, regrouped.step, regrouped.rerun, regrouped.steps_lost) == ("resume", 4, 0, 0)
     assert regrouped.reason == "resumed from the checkpoint of step 4 on 3 ranks"
     # It may be paused again.
     job.take(PauseAsked())
-    assert job.effects[-1] == Ask(Request.STOP, 3)
+    assert job.without_logs[-1] == Ask(Request.STOP, 3)
 
 
 def test_a_rank_that_came_up_after_the_pause_is_given_back() -> None:
@@ -121,7 +121,7 @@ def test_a_rank_that_came_up_after_the_pause_is_given_back() -> None:
     job.take(*(Reported(step_report(step, generation=3)) for step in range(1, 5)))
     job.take(Reported(checkpoint_report(4)), *(ended(rank) for rank in range(3)), ready(3))
     assert isinstance(job.state, JobPaused)
-    assert job.effects[-1] == Dismiss(frozenset({3}))
+    assert job.without_logs[-1] == Dismiss(frozenset({3}))
 
 
 def test_a_loss_before_the_pause_is_recovered_from_and_the_pause_is_asked_for_again() -> None:
@@ -130,7 +130,7 @@ def test_a_loss_before_the_pause_is_recovered_from_and_the_pause_is_asked_for_ag
     number = job.has.progress.round
     job.take(*(Positioned(position(rank, 3, holds), number) for rank, holds in ((0, (0, 1)), (2, (2,)))))
     recovered(job, plan_of(2, version=2), (0, 2))
-    assert job.effects[-1] == Ask(Request.STOP, 0)
+    assert job.without_logs[-1] == Ask(Request.STOP, 0)
     number = job.has.progress.round
     job.take(Reported(checkpoint_report(4)))
     job.take(*(replace(ended(rank), round=number) for rank in (0, 2)))
@@ -156,7 +156,7 @@ def test_a_job_that_waits_for_capacity_pauses_once_what_its_ranks_hold_is_writte
     assert isinstance(job.state, Waiting)
     job.take(Reported(checkpoint_report(4)))
     assert isinstance(job.state, JobPaused)
-    assert job.effects[-1] == Dismiss(frozenset({0, 2}))
+    assert job.without_logs[-1] == Dismiss(frozenset({0, 2}))
 
 
 @pytest.mark.parametrize("asked", [Request.STOP, Request.CHECKPOINT])
@@ -185,7 +185,7 @@ def test_the_last_step_ends_a_job_that_was_to_pause() -> None:
 
 def test_a_pause_that_comes_before_training_waits_for_it() -> None:
     job = Job(ORDER).take(Start(), PauseAsked())
-    assert job.effects == [Reserve((0, 1))]
+    assert job.without_logs == [Reserve((0, 1))]
     job.take(Placed())
     assert job.has.intents.halting
 
@@ -217,12 +217,12 @@ def test_the_view_tells_a_pause_from_a_wait() -> None:
 
 def test_a_paused_job_stays_paused_when_its_controller_is_lost() -> None:
     order = taken_over(THREE, view(THREE.plan, ASKED, PAUSED))
-    state, commands = handle(order, Pending(), Start())
+    state, effects = handle(order, Pending(), Start())
     assert isinstance(state, JobPaused)
-    assert (state.step, commands) == (4, ())
+    assert (state.step, effects) == (4, ())
     state, _ = handle(order, state, ResumeAsked())
-    _, commands = handle(order, state, Room(3))
-    assert commands == (AppendToLog(events.Placing(ranks=(3, 4, 5))), Recruit((3, 4, 5)))
+    _, effects = handle(order, state, Room(3))
+    assert effects == (AppendToLog(events.Placing(ranks=(3, 4, 5))), Recruit((3, 4, 5)))
 
 
 def test_a_resume_goes_on_when_the_controller_is_lost_meanwhile() -> None:
@@ -231,14 +231,14 @@ def test_a_resume_goes_on_when_the_controller_is_lost_meanwhile() -> None:
     state, _ = handle(order, Pending(), Start())
     assert isinstance(state, Waiting)
     assert state.job.membership.alive == frozenset()
-    _, commands = handle(order, state, Room(3))
-    assert commands == (AppendToLog(events.Placing(ranks=(4, 5, 6))), Recruit((4, 5, 6)))
+    _, effects = handle(order, state, Room(3))
+    assert effects == (AppendToLog(events.Placing(ranks=(4, 5, 6))), Recruit((4, 5, 6)))
 
 
 def test_a_pause_is_asked_for_again_by_the_next_controller() -> None:
     order = taken_over(THREE, view(THREE.plan, ASKED))
     job = Job(order).take(Start())
     assert isinstance(job.state, Reclaiming)
-    (reclaim,) = (effect for effect in job.effects if isinstance(effect, Reclaim))
+    (reclaim,) = (effect for effect in job.without_logs if isinstance(effect, Reclaim))
     job.take(*(Reclaimed(rank, f"n{rank}", "h", reclaim.round) for rank in range(3)))
-    assert job.effects[-1] == Ask(Request.STOP, 0)
+    assert job.without_logs[-1] == Ask(Request.STOP, 0)

@@ -19,7 +19,7 @@ from lifecycle_jobs import (
 )
 
 from orchestrator.events import types as events
-from orchestrator.lifecycle.commands import Assess, Dismiss, LogRegroup, Recruit, Save, Wait
+from orchestrator.lifecycle.effects import Assess, Dismiss, LogRegroup, Recruit, Save, Wait
 from orchestrator.lifecycle.recovery import Rescue
 from orchestrator.lifecycle.states import Assessing, Closing, JobFailed, JobFinished, Saving, State, Waiting
 from orchestrator.lifecycle.stimuli import (
@@ -63,7 +63,7 @@ def end_of(state: State) -> JobFinished | JobFailed:
 
 def test_a_job_that_waits_writes_what_no_checkpoint_has() -> None:
     job = paused()
-    assert job.effects[-2:] == [Save(RESCUE, THREE.plan, job.has.progress.generation + 1), Wait(60, 1)]
+    assert job.without_logs[-2:] == [Save(RESCUE, THREE.plan, job.has.progress.generation + 1), Wait(60, 1)]
     job.take(Reported(WRITTEN))
     assert job.logged[-1] == WRITTEN
     assert job.has.progress.checkpoints[0].step == 4
@@ -71,7 +71,7 @@ def test_a_job_that_waits_writes_what_no_checkpoint_has() -> None:
     job.take(*(RankLost(rank, "gone", dead=True) for rank in (0, 2)), Room(3), *map(ready, (3, 4, 5)))
     job.take(*(Positioned(position(rank, 0, ()), 2) for rank in (3, 4, 5)))
     recovered(job, plan_of(3, version=2), (3, 4, 5))
-    regrouped = next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
+    regrouped = next(effect.event for effect in job.without_logs if isinstance(effect, LogRegroup))
     assert (regrouped.step, regrouped.steps_lost, regrouped.rerun) == (4, 0, 1)
 
 
@@ -80,7 +80,7 @@ def test_a_checkpoint_that_has_it_already_is_enough() -> None:
     job.take(Reported(WRITTEN), DEAD)
     job.take(*(Positioned(position(rank, 4, holds), 1) for rank, holds in ((0, (0, 1)), (2, (1, 2)))))
     assert isinstance(job.state, Waiting)
-    assert not any(isinstance(effect, Save) for effect in job.effects)
+    assert not any(isinstance(effect, Save) for effect in job.without_logs)
     job.take(SaveOrStop(Request.STOP))
     assert end_of(job.state) == JobFinished(4, stopped=True, state_sha256=None)
 
@@ -130,7 +130,7 @@ def test_a_job_without_a_checkpoint_is_not_told_to_resume() -> None:
 def test_whoever_gives_up_writes_before() -> None:
     job = paused(replace(THREE, elastic=ElasticConfig(min_ranks=3, wait_s=0)))
     assert isinstance(job.state, Saving)
-    assert job.effects[-1] == Save(RESCUE, THREE.plan, job.has.progress.generation + 1)
+    assert job.without_logs[-1] == Save(RESCUE, THREE.plan, job.has.progress.generation + 1)
     job.take(RankLost(0, "gone", dead=True), Reported(FAILED))
     end = end_of(job.state)
     assert isinstance(end, JobFailed)
@@ -142,7 +142,7 @@ def test_ranks_for_which_there_is_no_plan_write_what_they_hold() -> None:
         RankSettled(0, 1), RankSettled(2, 1), Unplannable("no plan for 2 ranks: memory", 1)
     )
     assert isinstance(job.state, Waiting)
-    assert job.effects[-2] == Save(RESCUE, THREE.plan, job.has.progress.generation + 1)
+    assert job.without_logs[-2] == Save(RESCUE, THREE.plan, job.has.progress.generation + 1)
 
 
 def test_weights_without_moments_are_not_written_as_if_they_were_layers() -> None:
@@ -151,7 +151,7 @@ def test_weights_without_moments_are_not_written_as_if_they_were_layers() -> Non
     job.take(Positioned(position(0, 4, (0,), weights=(1,)), 1), Positioned(position(2, 4, (2,)), 1))
     job.take(RankSettled(0, 1), RankSettled(2, 1), Unplannable("no plan for 2 ranks: memory", 1))
     assert isinstance(job.state, Waiting)
-    assert not any(isinstance(effect, Save) for effect in job.effects)
+    assert not any(isinstance(effect, Save) for effect in job.without_logs)
 
 
 @pytest.mark.parametrize("dead", [True, False])
@@ -159,20 +159,20 @@ def test_a_rank_that_never_comes_up_holds_no_pause_up(dead: bool) -> None:
     """Two ranks were recruited and one comes up, which is enough."""
     order = replace(THREE, elastic=ElasticConfig(min_ranks=3, wait_s=60, spares=1))
     job = paused(order).take(Room(4))
-    assert job.effects[-1] == Recruit((3, 4))
+    assert job.without_logs[-1] == Recruit((3, 4))
     job.take(ready(3))
     assert isinstance(job.state, Waiting)
     job.take(RankLost(4, "did not start within 60 s", dead=dead))
-    assert Dismiss(frozenset({4})) in job.effects
+    assert Dismiss(frozenset({4})) in job.without_logs
     assert isinstance(job.state, Assessing)
-    assert job.effects[-1] == Assess(frozenset({0, 2, 3}), 2, job.has.progress.generation)
+    assert job.without_logs[-1] == Assess(frozenset({0, 2, 3}), 2, job.has.progress.generation)
 
 
 @pytest.mark.parametrize("dead", [True, False])
 def test_one_that_never_comes_up_is_called_again(dead: bool) -> None:
     job = paused().take(Room(4), RankLost(3, "could not be added", dead=dead), Room(4))
     assert isinstance(job.state, Waiting)
-    assert job.effects[-1] == Recruit((4,))
+    assert job.without_logs[-1] == Recruit((4,))
 
 
 def test_the_error_of_a_newcomer_ends_no_job_that_recovers() -> None:
@@ -187,4 +187,4 @@ def test_the_error_of_a_newcomer_ends_no_job_that_recovers() -> None:
     assert isinstance(job.state, Assessing)
     assert job.logged[-1] == events.RankFailed(rank=3, error=blind.error, details="")
     assert job.has.membership.starting == frozenset()
-    assert job.effects[-1] == Dismiss(frozenset({3}))
+    assert job.without_logs[-1] == Dismiss(frozenset({3}))

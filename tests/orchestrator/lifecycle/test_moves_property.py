@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lifecycle_jobs import Job, order_of, step_report, train
 
 from orchestrator.events import types as events
-from orchestrator.lifecycle.commands import Switch
+from orchestrator.lifecycle.effects import Switch
 from orchestrator.lifecycle.migration import Mode, RequestedMove
 from orchestrator.lifecycle.moves import expected
 from orchestrator.lifecycle.stimuli import Migrate, RankLost, Reported
@@ -70,7 +70,7 @@ class World:
             for place in range(RANKS)
         ]
         self.step = 0
-        self.seen = len(self.job.effects)
+        self.seen = len(self.job.without_logs)
         self.asked: list[str] = []
 
     def with_standbys(self, plan: Plan) -> Plan:
@@ -104,12 +104,12 @@ class World:
         self.obey()
 
     def obey(self) -> None:
-        for command in self.job.effects[self.seen :]:
-            if isinstance(command, Switch):
+        for effect in self.job.without_logs[self.seen :]:
+            if isinstance(effect, Switch):
                 for place in self.places:
-                    program = rank_programs(command.schedule)[place.number % self.stages]
-                    place.orders.append(NextPlan(command.plan, program, command.held))
-        self.seen = len(self.job.effects)
+                    program = rank_programs(effect.schedule)[place.number % self.stages]
+                    place.orders.append(NextPlan(effect.plan, program, effect.held))
+        self.seen = len(self.job.without_logs)
 
     def deliver(self, place: Place) -> None:
         if place.orders:

@@ -20,7 +20,7 @@ from lifecycle_jobs import (
 from orchestrator.events import types as events
 from orchestrator.events.types import Record
 from orchestrator.history.job_view import JobView, fold
-from orchestrator.lifecycle.commands import (
+from orchestrator.lifecycle.effects import (
     Ask,
     AwaitCopies,
     CopyAside,
@@ -78,13 +78,13 @@ def coming() -> Job:
 
 def planned(job: Job, then: Plan = THREE) -> PlannedAhead:
     """The answer to the newest request for a plan."""
-    ahead = [effect for effect in job.effects if isinstance(effect, PlanAhead)][-1]
+    ahead = [effect for effect in job.without_logs if isinstance(effect, PlanAhead)][-1]
     copying = copied_ahead(ahead.now, ahead.members, then, ahead.lineup)
     return PlannedAhead(ahead.number, then, build("1f1b", then.world_size, 2, 1), copying)
 
 
 def aside(job: Job) -> list[CopyAside]:
-    return [effect for effect in job.effects if isinstance(effect, CopyAside)]
+    return [effect for effect in job.without_logs if isinstance(effect, CopyAside)]
 
 
 def copied(job: Job, rank: int = NEWCOMER, **changes: object) -> Reported:
@@ -104,7 +104,7 @@ def copied(job: Job, rank: int = NEWCOMER, **changes: object) -> Reported:
 
 def members_copied(job: Job) -> list[Reported]:
     """The members follow the newest plan, and have their copies."""
-    plan = next(effect.plan for effect in reversed(job.effects) if isinstance(effect, Switch))
+    plan = next(effect.plan for effect in reversed(job.without_logs) if isinstance(effect, Switch))
     places = range(plan.world_size)
     reports = [Reported(switch_report(place, plan)) for place in places]
     kept = {place: plan.standbys_of(place) for place in places}
@@ -120,12 +120,12 @@ def regroup(job: Job, holds: dict[int, tuple[int, ...]], plan: Plan, members: tu
 
 
 def regrouped(job: Job) -> events.Regrouped:
-    return [effect.event for effect in job.effects if isinstance(effect, LogRegroup)][-1]
+    return [effect.event for effect in job.without_logs if isinstance(effect, LogRegroup)][-1]
 
 
 def test_a_newcomer_copies_its_layers_before_the_ranks_regroup() -> None:
     job = coming()
-    assert AwaitCopies(60.0, change=1) in job.effects
+    assert AwaitCopies(60.0, change=1) in job.without_logs
     job.take(planned(job))
     (asked,) = aside(job)
     # Rank 0 has layers 0 to 2 and rank 1 the others; the newcomer gets the last two.
@@ -133,9 +133,9 @@ def test_a_newcomer_copies_its_layers_before_the_ranks_regroup() -> None:
     assert (asked.epoch, asked.change, asked.generation) == (1, 1, job.has.progress.generation)
     # Layer 2 comes to rank 1, as a copy first.
     job.take(*members_copied(job))
-    assert REGROUP not in job.effects
+    assert REGROUP not in job.without_logs
     job.take(copied(job))
-    assert job.effects[-1] == REGROUP
+    assert job.without_logs[-1] == REGROUP
     regroup(job, {0: (0, 1, 2), 1: (2, 3, 4, 5)}, THREE, (0, 1, NEWCOMER))
     assert (regrouped(job).cause, regrouped(job).joined, regrouped(job).fetched) == ("join", (NEWCOMER,), 0)
     assert job.has.intents.change is None
@@ -145,7 +145,7 @@ def test_members_keep_no_copies_for_a_newcomer_that_dies_as_the_ranks_regroup() 
     job = coming()
     job.take(planned(job))
     job.take(*members_copied(job), copied(job))
-    assert job.effects[-1] == REGROUP
+    assert job.without_logs[-1] == REGROUP
     with_copies = job.has.progress.plan
     assert any(with_copies.standbys)
     job.take(RankLost(NEWCOMER, "its process died", dead=True))
@@ -161,10 +161,10 @@ def test_a_newcomer_that_needs_no_other_moves_is_waited_for_alone() -> None:
     then = plan_of(3, 6)
     then = replace(then, layers=((0, 3), (3, 5), (5, 6)))
     job.take(planned(job, then))
-    assert not [effect for effect in job.effects if isinstance(effect, Switch)]
-    assert REGROUP not in job.effects
+    assert not [effect for effect in job.without_logs if isinstance(effect, Switch)]
+    assert REGROUP not in job.without_logs
     job.take(copied(job))
-    assert job.effects[-1] == REGROUP
+    assert job.without_logs[-1] == REGROUP
 
 
 def test_a_newcomer_is_told_what_to_build_and_so_is_each_member() -> None:
@@ -176,13 +176,13 @@ def test_a_newcomer_is_told_what_to_build_and_so_is_each_member() -> None:
     (asked,) = aside(job)
     assert asked.building == {NEWCOMER: building[NEWCOMER]}
     assert {*asked.pieces} == {NEWCOMER}
-    (switch,) = [effect for effect in job.effects if isinstance(effect, Switch)]
+    (switch,) = [effect for effect in job.without_logs if isinstance(effect, Switch)]
     assert {rank: switch.building[rank] for rank in switch.ranks} == own
     # Both members build, and one of them copies: the newcomer alone is not waited for.
     job.take(copied(job), *members_copied(job))
-    assert REGROUP not in job.effects
+    assert REGROUP not in job.without_logs
     job.take(Reported(standby_report(0, ())))
-    assert job.effects[-1] == REGROUP
+    assert job.without_logs[-1] == REGROUP
 
 
 def test_a_spare_that_takes_a_leaving_ranks_place_is_told_what_to_build() -> None:
@@ -193,9 +193,11 @@ def test_a_spare_that_takes_a_leaving_ranks_place_is_told_what_to_build() -> Non
     job.take(replace(planned(job, plan_of(2, 6)), building=building))
     (asked,) = aside(job)
     assert (asked.building, {*asked.pieces[NEWCOMER]}) == (building, {Piece(3), Piece(4), Piece(5)})
-    assert not [effect for effect in job.effects if isinstance(effect, Switch)], "no member lacks anything"
+    assert not [effect for effect in job.without_logs if isinstance(effect, Switch)], (
+        "no member lacks anything"
+    )
     job.take(copied(job))
-    assert job.effects[-1] == REGROUP
+    assert job.without_logs[-1] == REGROUP
 
 
 @pytest.mark.parametrize("changes", [{"change": 9}, {"epoch": 9}])
@@ -203,14 +205,14 @@ def test_copies_for_another_change_do_not_count(changes: dict[str, int]) -> None
     job = coming()
     job.take(planned(job))
     job.take(*members_copied(job), copied(job, **changes))
-    assert REGROUP not in job.effects
+    assert REGROUP not in job.without_logs
 
 
 def test_a_newcomer_that_cannot_copy_fetches_its_layers_at_the_regroup() -> None:
     job = coming()
     job.take(planned(job))
     job.take(*members_copied(job), copied(job, error="the link is too slow"))
-    assert job.effects[-1] == REGROUP
+    assert job.without_logs[-1] == REGROUP
     (warned,) = [event for event in job.logged if isinstance(event, events.Warned)]
     assert warned.text == f"rank {NEWCOMER} fetches its layers while the job waits: the link is too slow"
     regroup(job, {0: (0, 1, 2), 1: (2, 3, 4, 5)}, THREE, (0, 1, NEWCOMER))
@@ -220,7 +222,7 @@ def test_a_newcomer_that_cannot_copy_fetches_its_layers_at_the_regroup() -> None
 def test_copies_that_do_not_come_in_time_are_not_waited_for() -> None:
     job = coming()
     job.take(planned(job), CopiesOverdue(change=1))
-    assert job.effects[-1] == REGROUP
+    assert job.without_logs[-1] == REGROUP
     regroup(job, {0: (0, 1, 2), 1: (3, 4, 5)}, THREE, (0, 1, NEWCOMER))
     assert regrouped(job).fetched == 3
 
@@ -229,13 +231,13 @@ def test_a_newcomer_that_dies_meanwhile_costs_nothing() -> None:
     job = coming()
     job.take(planned(job))
     job.take(RankLost(NEWCOMER, "its process died", dead=True))
-    assert Dismiss(frozenset({NEWCOMER})) in job.effects
+    assert Dismiss(frozenset({NEWCOMER})) in job.without_logs
     job.take(*members_copied(job), CopiesOverdue(change=1))
     assert isinstance(job.state, Training)
-    assert REGROUP not in job.effects
+    assert REGROUP not in job.without_logs
     assert job.has.intents.change is None
     # The members let go of their copies.
-    last = next(effect for effect in reversed(job.effects) if isinstance(effect, Switch))
+    last = next(effect for effect in reversed(job.without_logs) if isinstance(effect, Switch))
     assert last.plan.standbys == TWO.standbys
     assert job.has.progress.plan == last.plan
 
@@ -257,7 +259,7 @@ def test_who_copied_for_a_generation_that_forms_without_it_lets_go() -> None:
     assert (last.pieces, last.building) == ({NEWCOMER: {}}, {})
     assert (last.epoch, last.generation) == (order.epoch, job.has.progress.generation)
     assert last.change > order.change
-    assert not [effect for effect in job.effects if isinstance(effect, Switch)][1:], (
+    assert not [effect for effect in job.without_logs if isinstance(effect, Switch)][1:], (
         "members took what they built"
     )
     job.take(Room(0))
@@ -280,14 +282,14 @@ def test_a_stop_meanwhile_ends_the_job_without_a_regroup() -> None:
     job.take(planned(job))
     job.take(SaveOrStop(Request.STOP), *members_copied(job), copied(job), CopiesOverdue(change=1))
     assert isinstance(job.state, Stopping)
-    assert REGROUP not in job.effects
+    assert REGROUP not in job.without_logs
 
 
 def test_a_pause_meanwhile_comes_first() -> None:
     job = coming()
     job.take(planned(job))
     job.take(PauseAsked(), *members_copied(job), copied(job), CopiesOverdue(change=1))
-    assert REGROUP not in job.effects
+    assert REGROUP not in job.without_logs
     ends = [Outcome(rank=rank, step=4, stopped=True, layer_digests=()) for rank in (0, 1)]
     job.take(*(TrainingEnded(outcome, 1) for outcome in ends))
     assert not job.has.intents.pausing
@@ -297,14 +299,14 @@ def test_a_drain_meanwhile_makes_another_plan_for_the_newcomer() -> None:
     job = coming()
     first = planned(job)
     job.take(first, Going(frozenset({1}), "file", 30.0, "node1", "10.0.0.1"))
-    assert isinstance(job.effects[-1], PlanAhead)
-    assert job.effects[-1].lineup == (0, NEWCOMER)
+    assert isinstance(job.without_logs[-1], PlanAhead)
+    assert job.without_logs[-1].lineup == (0, NEWCOMER)
     stale = copied(job)
     job.take(planned(job, plan_of(2, 6)), stale)
     assert aside(job)[-1].pieces == {NEWCOMER: {Piece(3): 1, Piece(4): 1, Piece(5): 1}}
-    assert REGROUP not in job.effects
+    assert REGROUP not in job.without_logs
     job.take(copied(job))
-    assert job.effects[-1] == REGROUP
+    assert job.without_logs[-1] == REGROUP
     regroup(job, {0: (0, 1, 2), 1: (3, 4, 5)}, plan_of(2, 6), (0, NEWCOMER))
     assert (regrouped(job).cause, regrouped(job).lost, regrouped(job).fetched) == ("drain", (1,), 0)
 
@@ -313,7 +315,7 @@ def test_a_larger_size_on_request_copies_ahead_and_a_newer_request_cancels_it() 
     job = lacking_one()
     job.take(Room(1), ready(NEWCOMER))
     job.take(ScaleRequested(events.Scaled(ranks=3, spares=0, places=3, id="s")))
-    assert isinstance(job.effects[-1], PlanAhead | AwaitCopies)
+    assert isinstance(job.without_logs[-1], PlanAhead | AwaitCopies)
     job.take(planned(job))
     late = copied(job)
     job.take(ScaleRequested(events.Scaled(ranks=2, spares=1, places=2, id="t")))
@@ -321,7 +323,7 @@ def test_a_larger_size_on_request_copies_ahead_and_a_newer_request_cancels_it() 
     assert job.has.membership.idle == {NEWCOMER}
     assert (aside(job)[-1].pieces, aside(job)[-1].change) == ({NEWCOMER: {}}, 2)
     job.take(*members_copied(job), late, CopiesOverdue(change=1))
-    assert REGROUP not in job.effects
+    assert REGROUP not in job.without_logs
 
 
 def test_a_controller_that_takes_over_has_the_newcomer_copy_again() -> None:
@@ -339,6 +341,6 @@ def test_a_controller_that_takes_over_has_the_newcomer_copy_again() -> None:
     job.take(planned(job))
     job.take(*members_copied(job), stale)
     assert aside(job)[-1].epoch == 2
-    assert REGROUP not in job.effects
+    assert REGROUP not in job.without_logs
     job.take(copied(job))
-    assert job.effects[-1] == REGROUP
+    assert job.without_logs[-1] == REGROUP

@@ -11,7 +11,7 @@ from made_up_cluster import LAYERS, World
 
 from orchestrator.events import types as events
 from orchestrator.history.command_table import CommandTable
-from orchestrator.lifecycle.commands import AppendToLog, Command, LogRegroup, Propose
+from orchestrator.lifecycle.effects import AppendToLog, Effect, LogRegroup, Propose
 from orchestrator.lifecycle.migration import RequestedMove
 from orchestrator.lifecycle.moves import expected
 from orchestrator.lifecycle.states import Closing, JobFailed, JobFinished, JobPaused, Live, Training
@@ -54,15 +54,15 @@ class Commanded(World):
             self.log.append(each)
             self.table.fold(each)
 
-    def obey(self, command: Command) -> None:
-        match command:
+    def obey(self, effect: Effect) -> None:
+        match effect:
             case AppendToLog(event) | LogRegroup(event):
                 self.record(event)
             case Propose(plan):
                 self.proposed = plan
             case _:
                 pass
-        super().obey(command)
+        super().obey(effect)
 
     def happen(self) -> None:
         if self.random.random() < 0.4:

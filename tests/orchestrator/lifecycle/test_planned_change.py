@@ -20,7 +20,7 @@ from lifecycle_jobs import (
 from orchestrator.events import types as events
 from orchestrator.events.types import Record
 from orchestrator.history.job_view import fold
-from orchestrator.lifecycle.commands import Ask, AwaitCopies, LogRegroup, MakePlan, PlanAhead, Switch
+from orchestrator.lifecycle.effects import Ask, AwaitCopies, LogRegroup, MakePlan, PlanAhead, Switch
 from orchestrator.lifecycle.migration import RequestedMove
 from orchestrator.lifecycle.states import Intents
 from orchestrator.lifecycle.stimuli import (
@@ -51,7 +51,7 @@ REGROUP = Ask(Request.REGROUP, 0)
 
 def planned(job: Job, then: Plan = THEN, **changes: object) -> PlannedAhead:
     """The answer to the newest request for a plan."""
-    ahead = [effect for effect in job.effects if isinstance(effect, PlanAhead)][-1]
+    ahead = [effect for effect in job.without_logs if isinstance(effect, PlanAhead)][-1]
     copying = copied_ahead(ahead.now, ahead.members, then, ahead.lineup)
     answer = PlannedAhead(ahead.number, then, build("1f1b", then.world_size, 2, 1), copying)
     return replace(answer, **changes)  # pyright: ignore[reportArgumentType]
@@ -59,7 +59,7 @@ def planned(job: Job, then: Plan = THEN, **changes: object) -> PlannedAhead:
 
 def copying(job: Job) -> Plan:
     """The newest plan that gives ranks copies."""
-    return next(effect.plan for effect in reversed(job.effects) if isinstance(effect, Switch))
+    return next(effect.plan for effect in reversed(job.without_logs) if isinstance(effect, Switch))
 
 
 def followed(job: Job) -> list[Reported]:
@@ -79,13 +79,13 @@ def regroup(
     job.take(*(Departed(Parted(rank=rank, step=4), number - 1) for rank in range(3)))
     job.take(*(Positioned(position(rank, 4, of), number) for rank, of in holds.items()))
     recovered(job, plan, members)
-    return next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
+    return next(effect.event for effect in job.without_logs if isinstance(effect, LogRegroup))
 
 
 def test_a_drain_with_notice_copies_layers_before_the_ranks_regroup() -> None:
     job = train(Job(ORDER)).take(NOTICE)
-    assert AwaitCopies(15.0, frozenset({1})) in job.effects
-    assert job.effects[-1] == PlanAhead(
+    assert AwaitCopies(15.0, frozenset({1})) in job.without_logs
+    assert job.without_logs[-1] == PlanAhead(
         now=ORDER.plan,
         members=(0, 1, 2),
         lineup=(0, 2),
@@ -99,12 +99,12 @@ def test_a_drain_with_notice_copies_layers_before_the_ranks_regroup() -> None:
     assert copying(job).layers == ORDER.plan.layers
     *others, last = followed(job)
     job.take(*others)
-    assert REGROUP not in job.effects
+    assert REGROUP not in job.without_logs
     job.take(last)
-    assert job.effects[-1] == REGROUP
+    assert job.without_logs[-1] == REGROUP
     regrouped = regroup(job, {0: (0, 1, 2), 1: (2, 3), 2: (3, 4, 5)}, THEN, (0, 2))
     assert (regrouped.cause, regrouped.lost, regrouped.fetched) == ("drain", (1,), 0)
-    assert not [effect for effect in job.effects if isinstance(effect, MakePlan)][1:], (
+    assert not [effect for effect in job.without_logs if isinstance(effect, MakePlan)][1:], (
         "the plan was made ahead"
     )
     assert job.has.progress.plan.layers == THEN.layers
@@ -118,16 +118,16 @@ def test_a_copy_from_before_the_change_does_not_count() -> None:
     job.take(*(Reported(switch_report(place, copying(job))) for place in range(3)))
     # The step of the switch is settled only after it, and reported on by the plan before.
     job.take(*(Reported(standby_report(place, (), step=1)) for place in range(3)))
-    assert REGROUP not in job.effects
+    assert REGROUP not in job.without_logs
     job.take(*(one for one in followed(job) if isinstance(one.report, StandbyReport)))
-    assert job.effects[-1] == REGROUP
+    assert job.without_logs[-1] == REGROUP
 
 
 @pytest.mark.parametrize(("left_s", "step_s"), [(1.0, 0.1), (30.0, 8.0)])
 def test_with_a_short_notice_the_ranks_regroup_at_once(left_s: float, step_s: float) -> None:
     job = train(Job(ORDER)).take(Reported(replace(step_report(1, generation=3), step_s=step_s)))
     job.take(replace(NOTICE, left_s=left_s))
-    assert job.effects[-1] == REGROUP
+    assert job.without_logs[-1] == REGROUP
     regrouped = regroup(job, {0: (0, 1), 1: (2, 3), 2: (4, 5)}, THEN, (0, 2))
     assert (regrouped.cause, regrouped.fetched) == ("drain", 2)
 
@@ -135,7 +135,7 @@ def test_with_a_short_notice_the_ranks_regroup_at_once(left_s: float, step_s: fl
 def test_copies_that_do_not_come_in_time_are_fetched_at_the_regroup() -> None:
     job = train(Job(ORDER)).take(NOTICE)
     job.take(planned(job), CopiesOverdue(frozenset({1})))
-    assert job.effects[-1] == REGROUP
+    assert job.without_logs[-1] == REGROUP
     regrouped = regroup(job, {0: (0, 1, 2), 1: (2, 3), 2: (4, 5)}, THEN, (0, 2))
     assert regrouped.fetched == 1
 
@@ -143,7 +143,7 @@ def test_copies_that_do_not_come_in_time_are_fetched_at_the_regroup() -> None:
 def test_where_copies_do_not_fit_the_ranks_regroup_and_the_log_says_why() -> None:
     job = train(Job(ORDER)).take(NOTICE)
     job.take(planned(job, copying=None, why="place 0 would need 9 bytes"))
-    assert job.effects[-1] == REGROUP
+    assert job.without_logs[-1] == REGROUP
     (warned,) = [event for event in job.logged if isinstance(event, events.Warned)]
     assert warned.text == (
         "layers are fetched while the job waits, and not copied ahead: place 0 would need 9 bytes"
@@ -154,8 +154,8 @@ def test_where_all_is_at_hand_the_ranks_regroup_with_the_plan() -> None:
     there = replace(ORDER.plan, standbys=((), (), (0,), (2,), (), ()))
     job = train(Job(replace(ORDER, plan=there))).take(NOTICE)
     job.take(planned(job))
-    assert job.effects[-1] == REGROUP
-    assert not [effect for effect in job.effects if isinstance(effect, Switch)]
+    assert job.without_logs[-1] == REGROUP
+    assert not [effect for effect in job.without_logs if isinstance(effect, Switch)]
 
 
 def test_a_rank_that_dies_meanwhile_voids_the_change() -> None:
@@ -163,7 +163,7 @@ def test_a_rank_that_dies_meanwhile_voids_the_change() -> None:
     job.take(planned(job), RankLost(0, "its process died", dead=True))
     job.take(Positioned(position(1, 4, (0, 1, 2, 3)), 1), Positioned(position(2, 4, (3, 4, 5)), 1))
     recovered(job, plan_of(1, 6, version=5), (2,))
-    regrouped = next(effect.event for effect in job.effects if isinstance(effect, LogRegroup))
+    regrouped = next(effect.event for effect in job.without_logs if isinstance(effect, LogRegroup))
     assert (regrouped.cause, regrouped.lost, regrouped.steps_lost) == ("loss", (0, 1), 0)
     assert job.has.membership.alive == {2}
 
@@ -172,14 +172,14 @@ def test_a_second_notice_before_the_copies_are_there_makes_another_plan() -> Non
     job = train(Job(ORDER)).take(NOTICE)
     first = planned(job)
     job.take(first, Going(frozenset({2}), "file", 30.0, "node2", "10.0.0.2"))
-    assert isinstance(job.effects[-1], PlanAhead)
-    assert job.effects[-1].lineup == (0,)
+    assert isinstance(job.without_logs[-1], PlanAhead)
+    assert job.without_logs[-1].lineup == (0,)
     # Answers for the first one are stale.
     job.take(first, *followed(job))
-    assert REGROUP not in job.effects
+    assert REGROUP not in job.without_logs
     job.take(planned(job, plan_of(1, 6)))
     job.take(*followed(job))
-    assert job.effects[-1] == REGROUP
+    assert job.without_logs[-1] == REGROUP
 
 
 def test_a_second_notice_does_not_void_a_change_whose_copies_are_there() -> None:
@@ -187,13 +187,13 @@ def test_a_second_notice_does_not_void_a_change_whose_copies_are_there() -> None
     job = train(Job(ORDER)).take(NOTICE)
     job.take(planned(job))
     job.take(*followed(job))
-    assert job.effects[-1] == REGROUP
+    assert job.without_logs[-1] == REGROUP
     job.take(Going(frozenset({2}), "file", 30.0, "node2", "10.0.0.2"))
-    assert job.effects[-2:] == [REGROUP, AwaitCopies(15.0, frozenset({2}))]
+    assert job.without_logs[-2:] == [REGROUP, AwaitCopies(15.0, frozenset({2}))]
     regrouped = regroup(job, {0: (0, 1, 2), 1: (2, 3), 2: (3, 4, 5)}, THEN, (0, 2))
     assert (regrouped.lost, regrouped.fetched) == ((1,), 0)
-    assert isinstance(job.effects[-1], PlanAhead)
-    assert job.effects[-1].lineup == (0,)
+    assert isinstance(job.without_logs[-1], PlanAhead)
+    assert job.without_logs[-1].lineup == (0,)
 
 
 def test_a_move_under_way_is_finished_before_a_change_begins() -> None:
@@ -202,16 +202,16 @@ def test_a_move_under_way_is_finished_before_a_change_begins() -> None:
         Migrate(RequestedMove(plan=moved, schedule=ORDER.schedule, mode="live", asked_s=0.0))
     )
     job.take(*(Reported(switch_report(place, copying(job))) for place in range(3)), NOTICE)
-    assert not [effect for effect in job.effects if isinstance(effect, PlanAhead)]
+    assert not [effect for effect in job.without_logs if isinstance(effect, PlanAhead)]
     job.take(*(Reported(switch_report(place, copying(job))) for place in range(3)))
     assert [event.layers for event in job.logged if isinstance(event, events.Migrated)] == [(2,)]
-    assert isinstance(job.effects[-1], PlanAhead)
-    assert job.effects[-1].now.layers == moved.layers
+    assert isinstance(job.without_logs[-1], PlanAhead)
+    assert job.without_logs[-1].now.layers == moved.layers
 
 
 def test_a_move_does_not_begin_during_a_change() -> None:
     job = train(Job(ORDER)).take(ScaleRequested(events.Scaled(ranks=2, spares=0, places=2, id="s")))
-    assert isinstance(job.effects[-1], PlanAhead)
+    assert isinstance(job.without_logs[-1], PlanAhead)
     moved = with_layers(ORDER.plan, 2, 3, 0)
     job.take(Migrate(RequestedMove(plan=moved, schedule=ORDER.schedule, mode="live", asked_s=0.0)))
     assert isinstance(job.logged[-1], events.Warned)
@@ -220,11 +220,11 @@ def test_a_move_does_not_begin_during_a_change() -> None:
 
 def test_fewer_ranks_on_request_take_copies_first_and_a_newer_request_cancels_it() -> None:
     job = train(Job(ORDER)).take(ScaleRequested(events.Scaled(ranks=2, spares=0, places=2, id="s")))
-    assert AwaitCopies(60.0, change=1) in job.effects
+    assert AwaitCopies(60.0, change=1) in job.without_logs
     job.take(planned(job))
     job.take(ScaleRequested(events.Scaled(ranks=3, spares=0, places=3, id="t")))
     job.take(*followed(job), CopiesOverdue(change=1))
-    assert REGROUP not in job.effects
+    assert REGROUP not in job.without_logs
 
 
 def test_copies_count_before_what_their_rank_builds_is_there() -> None:
@@ -233,11 +233,11 @@ def test_copies_count_before_what_their_rank_builds_is_there() -> None:
     *switched, first, second = followed(job)
     assert isinstance(first.report, StandbyReport)
     job.take(*switched, second, Reported(replace(first.report, built=False)))
-    assert REGROUP not in job.effects
+    assert REGROUP not in job.without_logs
     view = fold(Record(time_s=0.0, event=event) for event in job.logged)
     assert view.ranks.copied[0] == (Piece(2),)
     job.take(Reported(standby_report(0, (), step=3)))
-    assert job.effects[-1] == REGROUP
+    assert job.without_logs[-1] == REGROUP
 
 
 def test_a_change_that_is_cancelled_leaves_no_copies_and_no_modules() -> None:
@@ -248,7 +248,7 @@ def test_a_change_that_is_cancelled_leaves_no_copies_and_no_modules() -> None:
         with_copies = copying(job)
         job.take(*(Reported(switch_report(place, with_copies)) for place in range(reached)))
         job.take(ScaleRequested(events.Scaled(ranks=3, spares=0, places=3, id="t")))
-        switch = next(effect for effect in reversed(job.effects) if isinstance(effect, Switch))
+        switch = next(effect for effect in reversed(job.without_logs) if isinstance(effect, Switch))
         assert switch.plan.same_work_as(ORDER.plan)
         assert (switch.plan.standbys, switch.building, switch.ranks) == (ORDER.plan.standbys, {}, (0, 1, 2))
         assert switch.plan.key > with_copies.key
@@ -257,14 +257,14 @@ def test_a_change_that_is_cancelled_leaves_no_copies_and_no_modules() -> None:
         job.take(
             *(Reported(switch_report(place, switch.plan)) for place in range(3)), CopiesOverdue(change=1)
         )
-        assert switch == next(effect for effect in reversed(job.effects) if isinstance(effect, Switch))
+        assert switch == next(effect for effect in reversed(job.without_logs) if isinstance(effect, Switch))
         assert job.has.progress.plan == switch.plan
         # The next change counts on none of those copies.
         job.take(NOTICE)
         job.take(planned(job))
         assert copying(job).standbys == ((), (), (0,), (2,), (), ())
         job.take(*followed(job))
-        assert job.effects[-1] == REGROUP
+        assert job.without_logs[-1] == REGROUP
 
 
 def test_what_was_built_for_a_change_that_another_replaces_goes_with_the_next_plan() -> None:
@@ -276,12 +276,12 @@ def test_what_was_built_for_a_change_that_another_replaces_goes_with_the_next_pl
     job.take(Going(frozenset({2}), "file", 30.0, "node2", "10.0.0.2"))
     assert copying(job) is first, "copies stay until the next plan is known"
     job.take(planned(job, plan_of(1, 6), copying=there))
-    switch = next(effect for effect in reversed(job.effects) if isinstance(effect, Switch))
+    switch = next(effect for effect in reversed(job.without_logs) if isinstance(effect, Switch))
     assert switch.building == {}
     assert switch.plan.key > first.key
-    assert REGROUP not in job.effects
+    assert REGROUP not in job.without_logs
     job.take(*(Reported(switch_report(place, switch.plan)) for place in range(3)))
-    assert job.effects[-1] == REGROUP
+    assert job.without_logs[-1] == REGROUP
 
 
 def test_ranks_regroup_once_each_has_built_what_it_will_own() -> None:
@@ -289,14 +289,14 @@ def test_ranks_regroup_once_each_has_built_what_it_will_own() -> None:
     job = train(Job(ORDER)).take(NOTICE)
     building = {0: (Piece(2, Shard(0, 2)),), 2: (Piece(3, Shard(0, 2)),)}
     job.take(planned(job, copying=job.has.progress.plan, building=building))
-    switch = next(effect for effect in reversed(job.effects) if isinstance(effect, Switch))
+    switch = next(effect for effect in reversed(job.without_logs) if isinstance(effect, Switch))
     assert switch.building == building
     assert switch.plan.same_work_as(ORDER.plan)
     job.take(*(Reported(switch_report(place, switch.plan)) for place in range(3)))
     job.take(Reported(standby_report(0, ())))
-    assert REGROUP not in job.effects
+    assert REGROUP not in job.without_logs
     job.take(Reported(standby_report(2, ())))
-    assert job.effects[-1] == REGROUP
+    assert job.without_logs[-1] == REGROUP
 
 
 def test_where_memory_is_short_ranks_build_while_they_wait() -> None:
@@ -306,7 +306,7 @@ def test_where_memory_is_short_ranks_build_while_they_wait() -> None:
     assert events.Warned(text=text) in job.logged
     assert copying(job).standbys == ((), (), (0,), (2,), (), ())
     job.take(*followed(job))
-    assert job.effects[-1] == REGROUP
+    assert job.without_logs[-1] == REGROUP
 
 
 def test_a_move_that_ends_with_its_generation_leaves_no_copies() -> None:

@@ -22,7 +22,7 @@ from lifecycle_jobs import (
 from orchestrator.events import types as events
 from orchestrator.events.types import Record
 from orchestrator.history.job_view import JobView, fold
-from orchestrator.lifecycle.commands import Ask, AwaitRanks, Dismiss, LogRegroup, PlanAhead, Recruit, Weigh
+from orchestrator.lifecycle.effects import Ask, AwaitRanks, Dismiss, LogRegroup, PlanAhead, Recruit, Weigh
 from orchestrator.lifecycle.migration import RequestedMove
 from orchestrator.lifecycle.states import TargetSize, Training, Waiting
 from orchestrator.lifecycle.stimuli import (
@@ -67,7 +67,7 @@ def regroup(job: Job, places: int, members: tuple[int, ...], *, there: tuple[int
 
 def coming(job: Job) -> tuple[int, ...]:
     """The ranks for which the newest plan is made ahead, by place."""
-    ahead = job.effects[-1] if isinstance(job.effects[-1], PlanAhead) else job.effects[-2]
+    ahead = job.without_logs[-1] if isinstance(job.without_logs[-1], PlanAhead) else job.without_logs[-2]
     assert isinstance(ahead, PlanAhead)
     return ahead.lineup
 
@@ -78,22 +78,22 @@ def answers(job: Job) -> dict[str, tuple[bool, str]]:
 
 
 def regroupings(job: Job) -> list[events.Regrouped]:
-    return [effect.event for effect in job.effects if isinstance(effect, LogRegroup)]
+    return [effect.event for effect in job.without_logs if isinstance(effect, LogRegroup)]
 
 
 def test_fewer_ranks_are_left_at_a_commit_and_the_others_are_released() -> None:
     job = train(Job(AT_ONCE)).take(scale(2))
-    assert job.effects[-1] == Ask(Request.REGROUP, 0)
+    assert job.without_logs[-1] == Ask(Request.REGROUP, 0)
     assert answers(job) == {}
     regroup(job, 2, (0, 1), there=(0, 1, 2))
     assert answers(job) == {"s": (True, "trains on with 2 ranks")}
-    assert Dismiss(frozenset({2})) in job.effects
+    assert Dismiss(frozenset({2})) in job.without_logs
     (regrouped,) = regroupings(job)
     assert (regrouped.cause, regrouped.lost, regrouped.steps_lost) == ("scale", (2,), 0)
     assert regrouped.reason == "rank 2 goes; 2 ranks go on where there were 3"
     # It does not grow back.
     job.take(Room(4))
-    assert not [effect for effect in job.effects if isinstance(effect, Recruit)]
+    assert not [effect for effect in job.without_logs if isinstance(effect, Recruit)]
 
 
 def test_a_released_rank_stays_where_a_spare_is_wanted() -> None:
@@ -103,22 +103,22 @@ def test_a_released_rank_stays_where_a_spare_is_wanted() -> None:
     (regrouped,) = regroupings(job)
     assert regrouped.lost == ()
     job.take(scale(2, id="none"))
-    assert job.effects[-1] == Dismiss(frozenset({2}))
+    assert job.without_logs[-1] == Dismiss(frozenset({2}))
     assert events.Dismissed(ranks=(2,)) in job.logged
     assert answers(job)["none"] == (True, "keeps 0 spare ranks from now on")
 
 
 def test_more_ranks_come_once_all_are_up_whether_or_not_it_pays() -> None:
     job = train(Job(QUIET)).take(scale(5), Room(1), ready(3))
-    assert [effect for effect in job.effects if isinstance(effect, Recruit)] == [Recruit((3,))]
+    assert [effect for effect in job.without_logs if isinstance(effect, Recruit)] == [Recruit((3,))]
     assert job.has.intents.asked is None
     job.take(Room(7))
-    assert job.effects[-1] == Recruit((4,))
+    assert job.without_logs[-1] == Recruit((4,))
     job.take(ready(4))
     assert coming(job) == (0, 1, 2, 3, 4)
     job.take(CopiesOverdue(change=1))
-    assert job.effects[-1] == Ask(Request.REGROUP, 0)
-    assert not [effect for effect in job.effects if isinstance(effect, Weigh)]
+    assert job.without_logs[-1] == Ask(Request.REGROUP, 0)
+    assert not [effect for effect in job.without_logs if isinstance(effect, Weigh)]
     regroup(job, 3, (0, 1, 2), there=(0, 1, 2, 3, 4))
     done, told = answers(job)["s"]
     assert not done
@@ -130,7 +130,7 @@ def test_ranks_that_do_not_come_in_time_leave_the_job_as_it_was() -> None:
     job = train(Job(QUIET)).take(
         replace(scale(3, spares=1, id="0"), resizes=False), scale(6), Room(1), ready(3)
     )
-    assert [each for each in job.effects if isinstance(each, AwaitRanks)] == [AwaitRanks(60.0, "s")]
+    assert [each for each in job.without_logs if isinstance(each, AwaitRanks)] == [AwaitRanks(60.0, "s")]
     job.take(Room(1), RanksOverdue("0"))
     assert "s" not in answers(job)
     job.take(RanksOverdue("s"))
@@ -142,21 +142,24 @@ def test_ranks_that_do_not_come_in_time_leave_the_job_as_it_was() -> None:
     assert events.Scaled(ranks=3, spares=1, places=3) in job.logged
     # The one that is still starting becomes the spare; nobody else is recruited.
     job.take(ready(4), Room(4))
-    assert Dismiss(frozenset({3})) in job.effects
+    assert Dismiss(frozenset({3})) in job.without_logs
     assert job.has.membership.idle == {4}
-    assert [effect for effect in job.effects if isinstance(effect, Recruit)] == [Recruit((3,)), Recruit((4,))]
+    assert [effect for effect in job.without_logs if isinstance(effect, Recruit)] == [
+        Recruit((3,)),
+        Recruit((4,)),
+    ]
 
 
 def test_ranks_that_are_about_to_take_their_places_are_not_given_up() -> None:
     job = train(Job(QUIET)).take(scale(4), Room(1), ready(3), RanksOverdue("s"))
     assert coming(job) == (0, 1, 2, 3)
-    assert job.effects[-1] == AwaitRanks(60.0, "s")
+    assert job.without_logs[-1] == AwaitRanks(60.0, "s")
     job.take(CopiesOverdue(change=1), RanksOverdue("s"))
     assert job.has.intents.asked == "scale"
-    assert job.effects[-1] == AwaitRanks(60.0, "s")
+    assert job.without_logs[-1] == AwaitRanks(60.0, "s")
     regroup(job, 4, (0, 1, 2, 3), there=(0, 1, 2, 3))
-    count = len(job.commands)
-    assert job.take(RanksOverdue("s")).commands[count:] == []
+    count = len(job.effects)
+    assert job.take(RanksOverdue("s")).effects[count:] == []
     assert answers(job) == {"s": (True, "trains on with 4 ranks")}
 
 
@@ -203,7 +206,7 @@ def test_the_size_outlives_the_controller() -> None:
     number = job.has.progress.round
     job.take(*(Reclaimed(rank, f"node{rank}", "h", number) for rank in range(3)))
     assert isinstance(job.state, Training)
-    assert Ask(Request.REGROUP, 0) in job.effects
+    assert Ask(Request.REGROUP, 0) in job.without_logs
 
 
 def submitted() -> events.Submitted:
@@ -213,7 +216,7 @@ def submitted() -> events.Submitted:
 def test_a_requested_drain_is_done_when_the_node_has_no_rank_any_more() -> None:
     job = train(Job(AT_ONCE))
     job.take(Going(frozenset({1}), "request", 30.0, "node1", "10.0.0.1", id="d"))
-    assert job.effects[-1] == Ask(Request.REGROUP, 0)
+    assert job.without_logs[-1] == Ask(Request.REGROUP, 0)
     # A notice from elsewhere for the same node changes nothing.
     job.take(Going(frozenset({1}), "ray", 10.0, "node1", "10.0.0.1"))
     again = Going(frozenset({1}), "request", 30.0, "node1", "10.0.0.1", id="again")
@@ -231,7 +234,7 @@ def test_a_drain_of_idle_ranks_is_done_at_once() -> None:
     job = train(Job(replace(QUIET, elastic=ElasticConfig(spares=1, grow=False)))).take(Room(1), ready(3))
     job.take(Going(frozenset({3}), "request", 30.0, "node3", "10.0.0.3", id="d"))
     assert answers(job)["d"][0]
-    assert job.effects[-1] == Dismiss(frozenset({3}))
+    assert job.without_logs[-1] == Dismiss(frozenset({3}))
 
 
 GONE = (True, "node node3 has no rank of the job any more")
@@ -258,13 +261,13 @@ def test_a_drain_is_done_when_its_last_rank_dies_by_itself() -> None:
 
 def test_a_drained_rank_that_is_starting_ends_at_once() -> None:
     job = train(Job(replace(QUIET, elastic=ElasticConfig(spares=1, grow=False)))).take(Room(1), drain_of(3))
-    assert job.effects[-1] == Dismiss(frozenset({3}))
+    assert job.without_logs[-1] == Dismiss(frozenset({3}))
     assert answers(job) == {"d": GONE}
     job.take(ready(3))
     assert 3 not in job.has.membership.alive
     # Its place as a spare is free for another.
     job.take(Room(1))
-    assert job.effects[-1] == Recruit((4,))
+    assert job.without_logs[-1] == Recruit((4,))
 
 
 def lacking_one() -> Job:
@@ -279,9 +282,9 @@ def test_other_spares_bring_no_missing_rank_back() -> None:
     assert answers(job) == {"s": (True, "keeps 1 spare rank from now on")}
     assert job.has.membership.size == TargetSize(places=3, spares=1)
     job.take(Room(2), ready(3))
-    assert [effect for effect in job.effects if isinstance(effect, Recruit)] == [Recruit((3,))]
+    assert [effect for effect in job.without_logs if isinstance(effect, Recruit)] == [Recruit((3,))]
     assert job.has.membership.idle == {3}
-    assert Ask(Request.REGROUP, 0) not in job.effects
+    assert Ask(Request.REGROUP, 0) not in job.without_logs
 
 
 def test_other_spares_leave_a_scale_under_way_as_it_is() -> None:
@@ -293,7 +296,7 @@ def test_other_spares_leave_a_scale_under_way_as_it_is() -> None:
 
 def test_a_stop_outruns_a_scale() -> None:
     job = train(Job(THREE)).take(SaveOrStop(Request.STOP), scale(2))
-    assert Ask(Request.REGROUP, 0) not in job.effects
+    assert Ask(Request.REGROUP, 0) not in job.without_logs
 
 
 @pytest.mark.parametrize("first", ["scaled", "moved"])

@@ -9,7 +9,7 @@ from lifecycle_jobs import SOLUTION, checkpoint_report, order_of, plan_of, step_
 from orchestrator.events import types as events
 from orchestrator.history.freeze_history import FreezeHistory
 from orchestrator.history.job_view import JobView, fold
-from orchestrator.lifecycle.commands import AppendToLog, Assess, Reclaim, Train
+from orchestrator.lifecycle.effects import AppendToLog, Assess, Reclaim, Train
 from orchestrator.lifecycle.machine import handle
 from orchestrator.lifecycle.reports import take_report
 from orchestrator.lifecycle.states import Assessing, Pending, Reclaiming, Stopping, Training
@@ -154,13 +154,13 @@ def test_zones_of_nodes_are_known_again() -> None:
 
 def test_ranks_that_train_on_are_listened_to_again() -> None:
     order = taken_over(ORDER, view(*RUN))
-    state, commands = handle(order, Pending(), Start())
+    state, effects = handle(order, Pending(), Start())
     assert isinstance(state, Reclaiming)
-    assert commands == (Reclaim(frozenset({0, 2, 3}), 1),)
+    assert effects == (Reclaim(frozenset({0, 2, 3}), 1),)
     for rank in (0, 2, 3):
-        state, commands = handle(order, state, Reclaimed(rank, f"n{rank}", "h", 1))
+        state, effects = handle(order, state, Reclaimed(rank, f"n{rank}", "h", 1))
     assert isinstance(state, Training)
-    assert commands[0] == Train((0, 2), 7, 1, under_way=True)
+    assert effects[0] == Train((0, 2), 7, 1, under_way=True)
 
 
 def test_a_rank_that_was_lost_meanwhile_is_recovered_from() -> None:
@@ -168,9 +168,9 @@ def test_a_rank_that_was_lost_meanwhile_is_recovered_from() -> None:
     state, _ = handle(order, Pending(), Start())
     state, _ = handle(order, state, RankLost(2, "gone", dead=True))
     for rank in (0, 3):
-        state, commands = handle(order, state, Reclaimed(rank, f"n{rank}", "h", 1))
+        state, effects = handle(order, state, Reclaimed(rank, f"n{rank}", "h", 1))
     assert isinstance(state, Assessing)
-    assert commands == (AppendToLog(events.RankFailed(rank=2, error="gone")), Assess(frozenset({0, 3}), 2, 6))
+    assert effects == (AppendToLog(events.RankFailed(rank=2, error="gone")), Assess(frozenset({0, 3}), 2, 6))
 
 
 SOLVED = replace(SOLUTION, plan=replace(SOLUTION.plan, epoch=3))
@@ -224,8 +224,8 @@ def test_a_plan_that_was_prepared_is_followed_all_the_same() -> None:
     )
     state, _ = handle(order, Pending(), Start())
     for rank in (0, 2, 3):
-        state, commands = handle(order, state, Reclaimed(rank, f"n{rank}", "h", 1))
-    warned = [command.event for command in commands if isinstance(command, AppendToLog)]
+        state, effects = handle(order, state, Reclaimed(rank, f"n{rank}", "h", 1))
+    warned = [effect.event for effect in effects if isinstance(effect, AppendToLog)]
     assert [type(event) for event in warned] == [events.Warned]
     assert isinstance(state, Training)
     switched = SwitchReport(

@@ -13,7 +13,7 @@ from tiny_jobs import tiny
 
 from orchestrator.controller.planning.current_replanner import CurrentReplanner
 from orchestrator.controller.planning.precomputed_plans import PrecomputedPlans
-from orchestrator.lifecycle.commands import MakePlan, PlanAhead
+from orchestrator.lifecycle.effects import MakePlan, PlanAhead
 from orchestrator.lifecycle.recovery import RecoveryPlan
 from orchestrator.lifecycle.stimuli import PlanReady, Unplannable
 from planner.adapt.speeds import RankSlowdowns
@@ -57,13 +57,13 @@ def test_a_recovery_is_planned_with_what_holds_by_then() -> None:
     planning = CurrentReplanner(replanner(profiled()))
     plans = PrecomputedPlans(planning, steps=10)
     loss = RecoveryPlan(cause="loss", reason="rank 1 failed", lineup=(0,), step=4)
-    command = MakePlan(recovery_plan=loss, first=None, domains={0: "a"}, epoch=1, version=2, round=1)
+    effect = MakePlan(recovery_plan=loss, first=None, domains={0: "a"}, epoch=1, version=2, round=1)
 
     async def recover() -> None:
         await plans.look_ahead({0: "a", 1: "b"})
-        assert isinstance(await plans.make(command), PlanReady)
+        assert isinstance(await plans.make(effect), PlanReady)
         planning.set(method="apf")
-        assert isinstance(await plans.make(command), Unplannable)
+        assert isinstance(await plans.make(effect), Unplannable)
 
     asyncio.run(recover())
 
@@ -74,7 +74,7 @@ def test_plans_ahead_end_with_the_membership_that_they_are_for(monkeypatch: pyte
     plans = PrecomputedPlans(planning, steps=10)
     domains = {0: "a", 1: "a", 2: "b", 3: "c", 4: "c"}
     loss = RecoveryPlan(cause="loss", reason="rank 4 failed", lineup=(0, 1, 2, 3), step=4)
-    command = MakePlan(recovery_plan=loss, first=None, domains=domains, epoch=1, version=2, round=1)
+    effect = MakePlan(recovery_plan=loss, first=None, domains=domains, epoch=1, version=2, round=1)
     there = dict(domains)
     made: list[str] = []
 
@@ -93,7 +93,7 @@ def test_plans_ahead_end_with_the_membership_that_they_are_for(monkeypatch: pyte
         there.pop(4, None)
 
     def plan_for_the_others() -> None:
-        asyncio.run_coroutine_threadsafe(plans.make(command), loop).result()
+        asyncio.run_coroutine_threadsafe(plans.make(effect), loop).result()
 
     monkeypatch.setattr(Replanner, "plan_for", plan_for)
     loop, meanwhile = asyncio.new_event_loop(), lambda: None
@@ -116,8 +116,8 @@ def test_layers_whose_copies_are_in_host_memory_are_built_ahead_where_they_fit(
 ) -> None:
     plans = PrecomputedPlans(CurrentReplanner(replanner(profiled(memory_bytes))), steps=10, on_host=on_host)
     domains = {0: "a", 1: "b"}
-    command = PlanAhead(now=FIRST, members=(0, 1), lineup=(0,), domains=domains, reason="", number=1)
-    ahead = asyncio.run(plans.plan_ahead(command))
+    effect = PlanAhead(now=FIRST, members=(0, 1), lineup=(0,), domains=domains, reason="", number=1)
+    ahead = asyncio.run(plans.plan_ahead(effect))
     assert ahead.copying is not None
     fits = memory_bytes > TIGHT
     assert ahead.building == ({0: (Piece(2), Piece(3))} if on_host and fits else {})

@@ -9,7 +9,7 @@ from orchestrator.cluster.hosts import Hosts
 from orchestrator.controller.ranks.living import LivingRanks
 from orchestrator.controller.ranks.next_plans import NextPlans
 from orchestrator.events.types import Warned
-from orchestrator.lifecycle.commands import CopyAside
+from orchestrator.lifecycle.effects import CopyAside
 from orchestrator.lifecycle.stimuli import Noted, Reported, Stimulus
 from planner.shards import Piece
 from workers.control.rank_error import RankError
@@ -29,7 +29,7 @@ def test_a_refused_order_to_copy_is_a_failed_copy_and_one_to_let_go_a_warning() 
     posted: list[Stimulus] = []
     ranks = Refusing()
     plans = NextPlans(cast(Hosts, ranks), cast(LivingRanks, ranks), posted.append)
-    command = CopyAside(
+    effect = CopyAside(
         pieces={3: {Piece(1): 0}, 4: {}},
         building={},
         freeze=(),
@@ -38,7 +38,7 @@ def test_a_refused_order_to_copy_is_a_failed_copy_and_one_to_let_go_a_warning() 
         generation=1,
         patience_s=0.0,
     )
-    asyncio.run(plans.copy_aside(command))
+    asyncio.run(plans.copy_aside(effect))
     copying, letting_go = posted
     assert isinstance(copying, Reported)
     assert isinstance(copying.report, CopiedAhead)

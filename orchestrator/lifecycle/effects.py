@@ -1,6 +1,6 @@
-"""Commands: what the lifecycle has the event loop carry out, as values.
+"""Effects that the lifecycle has the event loop carry out, as values. Each docstring says which stimulus answers it.
 
-Each docstring says which stimulus answers the command.
+Not here: clients' commands (`orchestrator/commands/`).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Reclaim:
 @dataclass(frozen=True)
 class Assess:
     """Have `ranks` drop their process group and report their positions -> `Positioned` or `RankLost` from
-    each, and before it what its training raised. A rank that does not answer is killed. Commands of earlier
+    each, and before it what its training raised. A rank that does not answer is killed. Effects of earlier
     rounds are cancelled."""
 
     ranks: frozenset[int]
@@ -266,7 +266,7 @@ class Release:
     """Give back ranks and reservations -> `Released`."""
 
 
-Command = (
+Effect = (
     AppendToLog
     | LogRegroup
     | Reserve
@@ -295,6 +295,6 @@ Command = (
 )
 
 Next = TypeVar("Next", bound=State)
-Step = tuple[Next, tuple[Command, ...]]
-"""Result of a transition: the next state, and the commands to carry out. What a transition declares here is drawn in
+Step = tuple[Next, tuple[Effect, ...]]
+"""Result of a transition: the next state, and the effects to carry out. What a transition declares here is drawn in
 `docs/architecture/lifecycle.md`."""
