@@ -3,7 +3,7 @@
     python -m benchmarks.gpu_copies [--layers N] [--width N] [--rounds N] [--steps N]
 
 Blocks of GPT of width 2048 in bfloat16 with AdamW, 8 x 1024 tokens: forward and backward passes of all of them, over
-and over, with and without a thread that copies their states to the host (`workers/elastic/snapshots.py`). Hidden is
+and over, with and without a thread that copies their states to the host (`workers/copies/snapshots.py`). Hidden is
 the share of the time of copies to the host, by the profiler's trace, in which a kernel runs.
 """
 
@@ -25,7 +25,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.parts.targets import at_most
 from workers.build import build_layers
 from workers.config import ModelConfig, OptimizerConfig
-from workers.elastic.snapshots import Snapshots
+from workers.copies.snapshots import Snapshots
 from workers.layers.layer import Layer
 from workers.models.registry import build_definition
 from workers.reproducibility import determinism

@@ -20,7 +20,7 @@ from orchestrator.events import types as events
 from orchestrator.events.log import read_log
 from orchestrator.history.job_view import fold
 from orchestrator.spec.job_spec import Spec
-from workers.models.families.factory import FactoryConfig
+from workers.models.families.user_factory import FactoryConfig
 from workers.process.import_path import import_path_of
 from workers.protocol.reports import CheckpointReport, StepReport
 

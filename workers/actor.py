@@ -34,14 +34,14 @@ from workers.control.rescues import Rescues, patience_s
 from workers.control.telemetry_lane import TelemetryLane
 from workers.fault_injection.fault import Fault
 from workers.notices.reporting import watch_node
-from workers.process.host_memory import collect_objects, settle_objects, without_collections
+from workers.process.host_memory import collect_objects, exclude_from_collections, without_collections
 from workers.process.name_lookups import keep_lookups_short
 from workers.process.output import keep_output
 from workers.process.process_times import ProcessTimes, process_times
 from workers.process.stacks import stacks
 from workers.profiling.measured import Measured
 from workers.protocol.errors import DamagedCheckpoint, JobError
-from workers.protocol.orders import Assignment, CopyAhead, Generation, Request, Settlement, StateSource
+from workers.protocol.orders import Assignment, CommitOutcome, CopyAhead, Generation, Request, StateSource
 from workers.protocol.reports import (
     FaultReport,
     Outcome,
@@ -147,7 +147,7 @@ class RankActor:
         from workers.devices.machine import arithmetic
 
         self._machine = arithmetic(self._config.device)
-        settle_objects()
+        exclude_from_collections()
         return self._home()
 
     def _home(self) -> Home:
@@ -224,10 +224,10 @@ class RankActor:
         with travelling_errors():
             return self._rank.records()
 
-    def settle(self, settlement: Settlement) -> None:
-        """Apply or drop the commit in which a generation ended; see `Rank.settle`."""
+    def finish_commit(self, commit_outcome: CommitOutcome) -> None:
+        """Apply or drop the commit in which a generation ended; see `Rank.finish_commit`."""
         with travelling_errors():
-            self._rank.settle(settlement)
+            self._rank.finish_commit(commit_outcome)
 
     def save(
         self, folder: str, step: int, layers: Sequence[int], sources: Sequence[StateSource] = ()

@@ -158,7 +158,7 @@ class FreezeConfig(Section):
         "none", "timelyfreeze", "apf", "autofreeze", "timelyfreeze+apf", "timelyfreeze+autofreeze"
     ] = "none"
     """`timelyfreeze` computes how much each action freezes; `apf` and `autofreeze` choose parameters and
-    layers that have settled; with a `+`, the first determines how much and the second which."""
+    layers that are stable; with a `+`, the first determines how much and the second which."""
     r_max: Annotated[float, Field(ge=0, le=1)] = 0.8
     """TimelyFreeze: largest mean freeze ratio of a stage."""
     warm_up: NonNegative | None = None
@@ -175,7 +175,7 @@ class FreezeConfig(Section):
     apf_threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
     """APF: a tensor whose score falls below this is frozen, T_APF. The score is the mean of |E| / E_abs over
     its scalars: 1 while all move one way, sqrt((1 - apf_alpha) / (1 + apf_alpha)) when only noise is left,
-    which is 0.23 by default. Below that hardly anything settles; the paper's 0.01 is for single scalars."""
+    which is 0.23 by default. Below that hardly anything is stable; the paper's 0.01 is for single scalars."""
     apf_alpha: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """APF: decay of the moving averages of eq. 2, per check."""
     autofreeze_percentile: Annotated[float, Field(ge=0, le=100)] = 80.0
@@ -206,7 +206,7 @@ class FreezeConfig(Section):
         if not self.timely:
             return None
         warm_up, monitoring, ramp = self.warm_up, self.monitoring, self.ramp
-        assert warm_up is not None, "the phases are settled when a spec is resolved"
+        assert warm_up is not None, "the phases are settled with the spec"
         assert monitoring is not None
         assert ramp is not None
         return Phases(warm_up=warm_up, monitoring=monitoring, ramp=ramp)

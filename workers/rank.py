@@ -23,9 +23,9 @@ from workers.control.activity import Activity
 from workers.control.mailbox import Mailbox
 from workers.control.records_digest import vector_sha256
 from workers.control.rescues import Rescues
+from workers.copies.host_copies import HostForm
 from workers.elastic.coming_place import ComingPlace
 from workers.elastic.holdings import Holdings
-from workers.elastic.host_copies import HostForm
 from workers.elastic.layer_source import LayerSource
 from workers.elastic.rank_place import RankPlace
 from workers.fault_injection.points import FaultPoints
@@ -37,12 +37,12 @@ from workers.process.name_lookups import keep_lookups_short
 from workers.profiling.measured import Measured
 from workers.profiling.profiler import BUDGET_S, ProfiledJob, measure
 from workers.protocol.errors import DamagedCheckpoint, JobError
-from workers.protocol.orders import Assignment, CopyAhead, Generation, Request, Settlement, StateSource
+from workers.protocol.orders import Assignment, CommitOutcome, CopyAhead, Generation, Request, StateSource
 from workers.protocol.reports import Outcome, Parted, RankPosition, Report, WarningReport, Working
 from workers.reproducibility import determinism
 from workers.state_stream.stream import StateServer
+from workers.step.across_generations import RankTraining
 from workers.step.equipment import equip
-from workers.step.trainings import Trainings
 from workers.transport.channel import Channel
 from workers.transport.membership import ChannelMembership
 
@@ -51,9 +51,9 @@ class Rank:
     """One rank of a job.
 
     Call `setup`, then for each generation `follow`, `join` and `train` in this order. After training that
-    ended with a failure or as `Parted`, call `position` and `settle` before the next generation, and `records` in
-    between if other ranks need them. `request`,
-    `prepare`, `working` and `leave` may be called from any thread.
+    ended with a failure or as `Parted`, call `position` and `finish_commit` before the next generation, and
+    `records` in between if other ranks need them. `request`, `prepare`, `working` and `leave` may be called from any
+    thread.
 
     Args:
         rank: its number, unique in the job for all time.
@@ -161,7 +161,7 @@ class Rank:
             coming=self._coming,
             host_form=host_form,
         )
-        self._trainings = Trainings(has, self._place, self.leave)
+        self._training = RankTraining(has, self._place, self.leave)
         self._saving = CheckpointSaver(
             config=config,
             rank=self._rank,
@@ -193,10 +193,10 @@ class Rank:
         """
         place = self._place
         place.begin(assignment)
-        self._trainings.recover(keep=not place.leaves_step(assignment))
+        self._training.recover(keep=not place.leaves_step(assignment))
         damage = place.accept(assignment)
         if damage is None:
-            self._trainings.forget()
+            self._training.forget()
         return damage
 
     def copy_ahead(self, order: CopyAhead) -> None:
@@ -224,7 +224,7 @@ class Rank:
         generation, channel = self._membership.generation, self._membership.channel
         assert generation is not None
         assert channel is not None
-        return self._trainings.run(generation, channel)
+        return self._training.run(generation, channel)
 
     def _warn(self, text: str) -> None:
         self._report(WarningReport(rank=self._rank, text=text))
@@ -240,15 +240,15 @@ class Rank:
             RuntimeError: an update broke off, so its layers are of no step.
         """
         commit = self._commit
-        if self._trainings.torn:
+        if self._training.torn:
             raise RuntimeError(f"rank {self._rank}: an update broke off in its middle; its layers are lost")
         self._holdings.begin_try()
         return RankPosition(
             rank=self._rank,
             step=commit.step,
             vector_sha256=None if commit.vector is None else vector_sha256(commit.vector),
-            undecided=self._trainings.undecided,
-            began=self._trainings.began,
+            undecided=self._training.undecided,
+            began=self._training.began,
             holds=self._holdings.pieces(),
             weights=tuple(sorted(self._holdings.weights_only())),
             freeze_plans=self._place.freeze_plans.known,
@@ -268,13 +268,13 @@ class Rank:
             raise JobError(f"rank {self._rank} has no records of the commit of step {self._commit.step}")
         return self._commit.vector
 
-    def settle(self, settlement: Settlement) -> None:
-        """Apply or drop the undecided commit, and offer the layers of the settled step.
+    def finish_commit(self, commit_outcome: CommitOutcome) -> None:
+        """Apply or drop the undecided commit, and offer the layers of the step that it leads to.
 
         A rank that ends at another step holds nothing useful; it fetches all its layers from other ranks.
         """
-        self._trainings.settle(settlement)
-        if self._commit.step == settlement.step:
+        self._training.finish_commit(commit_outcome)
+        if self._commit.step == commit_outcome.step:
             self._holdings.offer()
             self._holdings.offer_weights_only()
 
@@ -354,7 +354,7 @@ class Rank:
             program: this rank's part of the plan's schedule.
             generation: the one that is to follow it.
             held: layers, or shards, whose updates are held back under this plan, and their destinations;
-                see `workers.elastic.held_updates`.
+                see `workers.copies.held_updates`.
             building: what this rank will own in the next generation and has no module for: it builds that beside
                 training, and says with `StandbyReport.built` once it is there.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from orchestrator.prepare.model_outline import ModelOutline, absolute
 from orchestrator.prepare.planning import unmeasured_plan
 from orchestrator.prepare.settling import Settled, on_cluster, opened, with_plan
-from orchestrator.spec.checks import check
 from orchestrator.spec.job_spec import Spec
+from orchestrator.spec.rules import check
 
 
 def without_plan(spec: Spec, gpus: float = 0.0) -> tuple[Spec, ModelOutline]:

@@ -260,8 +260,8 @@ def _change(plan: DecidedPlan) -> PlanChange:
 
 
 def _answer(run: JobView, visit: DisturbedSteps, times: dict[int, float]) -> VisitResponse | None:
-    settled = _of(times, range((visit.first + visit.last) // 2, visit.last + 1))
-    if not settled:
+    later = _of(times, range((visit.first + visit.last) // 2, visit.last + 1))
+    if not later:
         return None
     noticed, level = None, 1.0
     for known in run.adapt.speeds:
@@ -278,5 +278,5 @@ def _answer(run: JobView, visit: DisturbedSteps, times: dict[int, float]) -> Vis
         slowdown=noticed.slowest if noticed is not None else None,
         slowdown_before=level if noticed is not None else None,
         in_force=in_force - visit.first + 1 if in_force is not None else None,
-        step_s=median(settled),
+        step_s=median(later),
     )

@@ -21,8 +21,8 @@ from orchestrator.prepare.planning import Freezing, first_plan, freezing, price_
 from orchestrator.prepare.profiling import profile_of, read, trusted
 from orchestrator.prepare.settling import elastic_of, on_cluster, opened
 from orchestrator.report.step.plan_page import write_timeline
-from orchestrator.spec.checks import check
 from orchestrator.spec.job_spec import Spec, load
+from orchestrator.spec.rules import check
 from planner.profile import Profile
 from planner.search.copies_cost import CopiesCost
 from planner.search.search import Alternative, ChosenPlan

@@ -15,8 +15,8 @@ from orchestrator.prepare.model_outline import absolute
 from orchestrator.prepare.profiling import profile_of, write
 from orchestrator.prepare.settling import opened
 from orchestrator.quantities import rate, seconds, significant, size
-from orchestrator.spec.checks import check
 from orchestrator.spec.job_spec import load
+from orchestrator.spec.rules import check
 from planner.profile import Cluster, Profile
 from planner.wording import counted
 from workers.protocol.errors import JobError

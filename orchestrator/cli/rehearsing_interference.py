@@ -42,8 +42,8 @@ from orchestrator.rehearsal.rehearsal import Performance, rehearse
 from orchestrator.report.interference.interference_page import PAGE_NAME, write_interference_page
 from orchestrator.report.interference.interference_text import lines
 from orchestrator.report.page import write_report
-from orchestrator.spec.checks import check
 from orchestrator.spec.job_spec import Spec, load
+from orchestrator.spec.rules import check
 from workers.fault_injection.fault import Fault
 from workers.protocol.errors import JobError
 

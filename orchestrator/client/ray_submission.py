@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 TRY_S = 10.0
 """Limit for the first answer of an address."""
-SETTLE_S = 0.2
+LOOK_EVERY_S = 0.2
 """Between two looks at a job whose log has ended and whose end is not known yet."""
 TALKATIVE = (
     "ray.dashboard.modules.dashboard_sdk",
@@ -105,7 +105,7 @@ class RayCluster:
             info = await asyncio.to_thread(self._client.get_job_info, id)
             if info.status.is_terminal():
                 return info
-            await asyncio.sleep(SETTLE_S)
+            await asyncio.sleep(LOOK_EVERY_S)
 
 
 def check_ray(url: str) -> None:

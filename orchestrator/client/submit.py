@@ -37,8 +37,8 @@ from orchestrator.prepare.preparation import settle
 from orchestrator.prepare.replay import recorded
 from orchestrator.prepare.resumption import adopt
 from orchestrator.prepare.settling import Settled, opened
-from orchestrator.spec.checks import AUTO, check
 from orchestrator.spec.job_spec import Spec
+from orchestrator.spec.rules import AUTO, check
 from orchestrator.telemetry.wanted import check_packages
 from planner.wording import counted
 from workers.protocol.errors import JobError

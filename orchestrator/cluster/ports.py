@@ -18,7 +18,7 @@ AGENTS = (
 UNTOLD = "dashboard_agent_listen_port"
 """The one that Ray does not pass on to a node's raylet, which reads it from a file that the agent writes."""
 
-SETTLED = range(20_000, 32_000)
+QUIET_PORTS = range(20_000, 32_000)
 """Below the ports that Linux chooses from (32768 and up), above those of Ray's workers."""
 
 
@@ -56,7 +56,7 @@ def free_ports(count: int) -> list[int]:
     ports: list[int] = []
     with ExitStack() as held:
         while len(ports) < count:
-            port = secrets.choice(SETTLED)
+            port = secrets.choice(QUIET_PORTS)
             with suppress(OSError):
                 held.enter_context(socket.socket()).bind(("127.0.0.1", port))
                 ports.append(port)

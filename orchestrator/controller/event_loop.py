@@ -32,6 +32,7 @@ from orchestrator.lifecycle.effects import (
 from orchestrator.lifecycle.machine import handle
 from orchestrator.lifecycle.states import (
     Assessing,
+    FinishingCommit,
     Hosting,
     JobFailed,
     JobFinished,
@@ -40,7 +41,6 @@ from orchestrator.lifecycle.states import (
     Order,
     Pending,
     Planning,
-    Settling,
     State,
     Stopping,
     Training,
@@ -62,7 +62,7 @@ Work = Coroutine[Any, Any, None]
 
 _PARTS: dict[type[State], str] = {
     Assessing: "detect_s",
-    Settling: "settle_s",
+    FinishingCommit: "settle_s",
     Planning: "plan_s",
     Loading: "move_s",
     Hosting: "resume_s",

@@ -332,7 +332,7 @@ class Regrouped:
     """From the first sign of failure until it was known which ranks are left. The first sign of a hang is the rank's
     last answer, or the beginning of the action in which it hung."""
     settle_s: float
-    """Until all ranks are at one step."""
+    """Until all ranks are at one step: the interrupted commit is finished."""
     plan_s: float
     move_s: float
     """Until every rank has its layers."""

@@ -17,7 +17,7 @@ from planner.freezing import FreezePlan
 from planner.ir import Schedule
 from planner.plan import Plan
 from planner.shards import Piece
-from workers.protocol.orders import Assignment, Generation, Request, Settlement
+from workers.protocol.orders import Assignment, CommitOutcome, Generation, Request
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,12 @@ class Assess:
 
 
 @dataclass(frozen=True)
-class Settle:
-    """Have the ranks settle, once those that lack the commit's records have them -> `Settled` or `RankLost` from each.
-    If the rank that is to send them is lost, that is all that is answered."""
+class FinishCommit:
+    """Have the ranks finish the commit at which they ended, once those that lack its records have them ->
+    `CommitFinished` or `RankLost` from each. If the rank that is to send them is lost, that is all that is answered."""
 
     ranks: frozenset[int]
-    settlement: Settlement
+    commit_outcome: CommitOutcome
     round: int
     handover: Handover | None = None
 
@@ -274,7 +274,7 @@ Effect = (
     | Recruit
     | Reclaim
     | Assess
-    | Settle
+    | FinishCommit
     | Save
     | MakePlan
     | Follow

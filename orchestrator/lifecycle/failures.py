@@ -17,6 +17,7 @@ from orchestrator.lifecycle.states import (
     Assessed,
     Assessing,
     Closing,
+    FinishingCommit,
     Hosting,
     Joining,
     Loading,
@@ -24,14 +25,13 @@ from orchestrator.lifecycle.states import (
     Own,
     Planning,
     Saving,
-    Settling,
     Training,
     Trains,
     Waiting,
 )
 from orchestrator.lifecycle.stimuli import RankLost
 
-Forms = TypeVar("Forms", bound=Settling | Planning | Loading | Hosting | Joining)
+Forms = TypeVar("Forms", bound=FinishingCommit | Planning | Loading | Hosting | Joining)
 
 
 def lost_training(order: Order, state: Trains, stimulus: RankLost) -> Step[Trains | Assessed | Closing]:
@@ -64,7 +64,7 @@ def lost_regrouping(order: Order, state: Forms, stimulus: RankLost) -> Step[Form
         state.draft.recovery_plan if isinstance(state, Loading | Hosting | Joining) else state.recovery_plan
     )
     involved = (
-        recovery_plan.settling
+        recovery_plan.finishing
         | frozenset(recovery_plan.lineup)
         | {source.rank for source in recovery_plan.sources}
     )

@@ -32,6 +32,7 @@ from orchestrator.lifecycle.states import (
     Assessed,
     Assessing,
     Closing,
+    FinishingCommit,
     Hosting,
     JobData,
     JobFailed,
@@ -50,7 +51,6 @@ from orchestrator.lifecycle.states import (
     Regrouping,
     Same,
     Saving,
-    Settling,
     State,
     Stopping,
     Training,
@@ -60,6 +60,7 @@ from orchestrator.lifecycle.states import (
 from orchestrator.lifecycle.stimuli import (
     Aborted,
     Answer,
+    CommitFinished,
     CopiesOverdue,
     Departed,
     FreezeAsked,
@@ -74,7 +75,6 @@ from orchestrator.lifecycle.stimuli import (
     Positioned,
     RankLoaded,
     RankLost,
-    RankSettled,
     RanksOverdue,
     Ready,
     Reclaimed,
@@ -132,7 +132,7 @@ def _stale(job: JobData, stimulus: Stimulus) -> bool:
             return rank not in job.membership.alive | job.membership.starting
         case Positioned(position=one) | TrainingEnded(outcome=one) | Departed(parted=one):
             return stimulus.round != job.progress.round or one.rank not in job.membership.alive
-        case Reclaimed(rank=rank) | RankSettled(rank=rank) | RankLoaded(rank=rank) | Joined(rank=rank):
+        case Reclaimed(rank=rank) | CommitFinished(rank=rank) | RankLoaded(rank=rank) | Joined(rank=rank):
             return stimulus.round != job.progress.round or rank not in job.membership.alive
         case (
             PlanReady(round=number)
@@ -425,9 +425,9 @@ TABLE: dict[tuple[type[State], type[Stimulus]], Callable[[Order, Any, Any], Step
     **{(state, CopiesOverdue): _copies_overdue for state in _LIVE},
     **{(state, PlannedAhead): _ignore for state in _LIVE},
     **{
-        (state, settled): _solved_between
+        (state, stimulus): _solved_between
         for state in (*_REGROUPING, Waiting, JobPaused)
-        for settled in (Solved, FreezeAsked)
+        for stimulus in (Solved, FreezeAsked)
     },
     # The controller looks at the cluster again soon.
     **{(state, Room): _ignore for state in (JobPlacing, *_LIVE)},
@@ -442,7 +442,7 @@ TABLE: dict[tuple[type[State], type[Stimulus]], Callable[[Order, Any, Any], Step
     (Reclaiming, RankLost): startup.lost_reclaiming,
     (Assessing, Positioned): regroup.positioned,
     (Assessing, RankLost): failures.lost_assessing,
-    (Settling, RankSettled): regroup.settled,
+    (FinishingCommit, CommitFinished): regroup.commit_finished,
     (Planning, PlanReady): regroup.planned,
     (Planning, Unplannable): regroup.unplannable,
     (Loading, RankLoaded): regroup.loaded,

@@ -1,6 +1,6 @@
 """The decision after a generation has ended: recover, pause or abort. Pure.
 
-Settles the step, finds which ranks hold which layers, and says which ranks continue from which step, or why
+Decides the step, finds which ranks hold which layers, and says which ranks continue from which step, or why
 none can. Knows no cluster, no clock and no planner: the ranks get their plan afterwards.
 """
 
@@ -15,7 +15,7 @@ from planner.shards import WHOLE, Piece, made_of, made_with_weights
 from planner.wording import counted, named, named_or_counted
 from workers.config import ElasticConfig
 from workers.loss_scale import LossScale
-from workers.protocol.orders import CheckpointRef, Settlement, StatePart, StateSource
+from workers.protocol.orders import CheckpointRef, CommitOutcome, StatePart, StateSource
 from workers.protocol.reports import RankPosition, SnapshotHeld
 
 
@@ -117,12 +117,12 @@ class RecoveryPlan:
     """Ranks for its places, in that order; the plan may take fewer, from the front."""
     step: int
     """Steps committed when it begins."""
-    settling: frozenset[int] = frozenset()
-    """Ranks that get `settlement`."""
-    settlement: Settlement | None = None
+    finishing: frozenset[int] = frozenset()
+    """Ranks that get `commit_outcome`."""
+    commit_outcome: CommitOutcome | None = None
     """Without records: those come by `handover`."""
     handover: Handover | None = None
-    """None: no rank needs the records of `settlement.step`, or none has them."""
+    """None: no rank needs the records of `commit_outcome.step`, or none has them."""
     sources: tuple[StateSource, ...] = ()
     """One per layer, or per shard of it, if the living ranks hold the model, as it is or in a snapshot; none if it is
     loaded or initialized again."""
@@ -161,9 +161,9 @@ class Rescue:
     """A checkpoint of state that only the ranks hold, to be written before they may fail."""
 
     step: int
-    settling: frozenset[int]
-    """Ranks that get `settlement`."""
-    settlement: Settlement
+    finishing: frozenset[int]
+    """Ranks that get `commit_outcome`."""
+    commit_outcome: CommitOutcome
     layers: Mapping[int, tuple[int, ...]]
     """Rank -> layers that it writes; each layer once."""
     sources: tuple[StateSource, ...] = ()
@@ -246,8 +246,8 @@ def decide(now: Situation) -> RecoveryPlan | PauseDecided | Abort:
         reason=_reason(now, lineup, step, reached, sources, snapshot=has is not None and has is kept),
         lineup=lineup,
         step=step,
-        settling=frozenset(now.current(meeting)),
-        settlement=Settlement(step=meeting, reported=now.step),
+        finishing=frozenset(now.current(meeting)),
+        commit_outcome=CommitOutcome(step=meeting, reported=now.step),
         handover=now.handovers.get(meeting),
         sources=sources,
         checkpoints=() if has is not None else now.checkpoints,
@@ -321,15 +321,15 @@ def _rescue(now: Situation, held: int | None, meeting: int, newest: int) -> Resc
         has = _snapshot(now, newest + 1)
     if has is None:
         return None
-    settlement = Settlement(step=meeting, reported=now.step)
-    settling = frozenset(now.current(meeting))
-    return rescue(has.step, settling, settlement, _sources(now, has), now.handovers.get(meeting))
+    commit_outcome = CommitOutcome(step=meeting, reported=now.step)
+    finishing = frozenset(now.current(meeting))
+    return rescue(has.step, finishing, commit_outcome, _sources(now, has), now.handovers.get(meeting))
 
 
 def rescue(
     step: int,
-    settling: frozenset[int],
-    settlement: Settlement,
+    finishing: frozenset[int],
+    commit_outcome: CommitOutcome,
     sources: Iterable[StateSource],
     handover: Handover | None = None,
 ) -> Rescue:
@@ -340,7 +340,12 @@ def rescue(
         if source.shard.number == source.layer % source.shard.of:
             layers[source.rank] = (*layers.get(source.rank, ()), source.layer)
     return Rescue(
-        step=step, settling=settling, settlement=settlement, layers=layers, sources=shards, handover=handover
+        step=step,
+        finishing=finishing,
+        commit_outcome=commit_outcome,
+        layers=layers,
+        sources=shards,
+        handover=handover,
     )
 
 

@@ -1,4 +1,5 @@
-"""From the end of one generation to the next one's training: assess, decide, settle, plan, follow, host, join, train.
+"""From the end of one generation to the next one's training: assess, decide, finish the commit, plan, follow, host,
+join, train.
 
 A failure at any point restarts this part of the lifecycle. Pure, like `machine.py`, whose table leads here.
 """
@@ -16,12 +17,12 @@ from orchestrator.lifecycle.effects import (
     Assess,
     Dismiss,
     Effect,
+    FinishCommit,
     Follow,
     HostStore,
     Join,
     LogRegroup,
     MakePlan,
-    Settle,
     Step,
 )
 from orchestrator.lifecycle.ending import close, hold, log_loss, log_shortage, save
@@ -42,6 +43,7 @@ from orchestrator.lifecycle.states import (
     Assessing,
     Closing,
     Draft,
+    FinishingCommit,
     Hosting,
     JobData,
     JobFailed,
@@ -50,18 +52,17 @@ from orchestrator.lifecycle.states import (
     Order,
     Planning,
     Saving,
-    Settling,
     Stopping,
     Training,
     Waiting,
 )
 from orchestrator.lifecycle.stimuli import (
+    CommitFinished,
     Joined,
     PlanReady,
     Positioned,
     RankLoaded,
     RankLost,
-    RankSettled,
     StoreUp,
     Unplannable,
 )
@@ -206,13 +207,13 @@ def _decided(order: Order, state: Assessing) -> Step[Assessed]:
         ),
         intents=replace(job.intents, proposed=proposed),
     )
-    if recovery_plan.settlement is None or not recovery_plan.settling:
+    if recovery_plan.commit_outcome is None or not recovery_plan.finishing:
         after, effects = plan(order, job, recovery_plan)
         return after, (*logs, *effects)
-    settle = Settle(
-        recovery_plan.settling, recovery_plan.settlement, job.progress.round, recovery_plan.handover
+    finish = FinishCommit(
+        recovery_plan.finishing, recovery_plan.commit_outcome, job.progress.round, recovery_plan.handover
     )
-    return Settling(job, recovery_plan, recovery_plan.settling), (*logs, settle)
+    return FinishingCommit(job, recovery_plan, recovery_plan.finishing), (*logs, finish)
 
 
 def _unasked(state: Assessing) -> frozenset[int]:
@@ -221,7 +222,9 @@ def _unasked(state: Assessing) -> frozenset[int]:
     return members.alive - members.going - {position.rank for position in state.positions}
 
 
-def settled(order: Order, state: Settling, stimulus: RankSettled) -> Step[Settling | Planning | Loading]:
+def commit_finished(
+    order: Order, state: FinishingCommit, stimulus: CommitFinished
+) -> Step[FinishingCommit | Planning | Loading]:
     """One more rank stands at the common step."""
     waiting = state.waiting - {stimulus.rank}
     if waiting:
@@ -327,13 +330,13 @@ def unplannable(order: Order, state: Planning, stimulus: Unplannable) -> Step[Wa
     newest = state.job.progress.checkpoints[0].step if state.job.progress.checkpoints else 0
     rescued = None
     if (
-        recovery_plan.settlement is not None
+        recovery_plan.commit_outcome is not None
         and recovery_plan.sources
         and all(source.part is StatePart.ALL for source in recovery_plan.sources)
         and recovery_plan.step > newest
     ):
         rescued = rescue(
-            recovery_plan.step, recovery_plan.settling, recovery_plan.settlement, recovery_plan.sources
+            recovery_plan.step, recovery_plan.finishing, recovery_plan.commit_outcome, recovery_plan.sources
         )
     if short:
         # The job has all the ranks that it may have: waiting brings no memory.

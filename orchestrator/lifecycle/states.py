@@ -304,8 +304,8 @@ class Assessing:
 
 
 @dataclass(frozen=True)
-class Settling:
-    """The ranks settle the commit at which the generation ended."""
+class FinishingCommit:
+    """The ranks finish the commit at which the generation ended."""
 
     job: JobData
     recovery_plan: RecoveryPlan
@@ -422,7 +422,7 @@ class JobFailed:
     user_error: bool
 
 
-Regrouping = Assessing | Settling | Planning | Loading | Hosting | Joining
+Regrouping = Assessing | FinishingCommit | Planning | Loading | Hosting | Joining
 """States on the way to a generation."""
 Live = Preparing | Reclaiming | Regrouping | Training | Stopping | Waiting | JobPaused | Saving
 """States in which there are ranks, or were before a pause."""
@@ -434,7 +434,7 @@ def in_words(state: State) -> str:
     return type(state).__name__.removeprefix("Job").lower()
 
 
-Assessed = Assessing | Settling | Planning | Loading | Waiting | Saving | Closing
+Assessed = Assessing | FinishingCommit | Planning | Loading | Waiting | Saving | Closing
 """Assessing; or what the assessment leads to, at once if no rank has to be asked, or none any more."""
 
 Same = TypeVar("Same", bound=State)

@@ -69,7 +69,7 @@ class Positioned:
 
 
 @dataclass(frozen=True)
-class RankSettled:
+class CommitFinished:
     """A rank stands at the common step."""
 
     rank: int
@@ -310,7 +310,7 @@ Stimulus = (
     | Ready
     | Reclaimed
     | Positioned
-    | RankSettled
+    | CommitFinished
     | PlanReady
     | Unplannable
     | RankLoaded
@@ -342,7 +342,7 @@ Stimulus = (
 Answer = (
     Reclaimed
     | Positioned
-    | RankSettled
+    | CommitFinished
     | PlanReady
     | Unplannable
     | RankLoaded

@@ -1,4 +1,4 @@
-"""Before step 0: measure, plan and resolve a spec, take over what a resumed run decided.
+"""Before step 0: measure, plan and settle a spec, take over what a resumed run decided.
 
 Not here: The programs that plan (`planner/`).
 """

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from orchestrator.prepare.planning import ranks_to_profile
 from orchestrator.prepare.profiling import measuring_config
 from orchestrator.quantities import percent
-from orchestrator.spec.checks import AUTO
 from orchestrator.spec.job_spec import Spec
+from orchestrator.spec.rules import AUTO
 from planner.accelerators import ACCELERATORS, MATRIX_EFFICIENCY, MEMORY_EFFICIENCY, Accelerator
 from planner.profile import DeviceProfile, Link, Profile
 from planner.wording import counted

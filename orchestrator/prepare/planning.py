@@ -13,8 +13,8 @@ from typing import Any
 from orchestrator.prepare.model_outline import ModelOutline
 from orchestrator.prepare.settling import Settled
 from orchestrator.quantities import percent, seconds
-from orchestrator.spec.checks import AUTO, given_shape, pipeline_ranks
 from orchestrator.spec.job_spec import PipelineConfig, Spec
+from orchestrator.spec.rules import AUTO, given_shape, pipeline_ranks
 from planner.failure_domains import lacking
 from planner.freeze.program import layer_ratios, solve
 from planner.freeze.time_to_accuracy import approximate_kappa, kappa

@@ -18,8 +18,8 @@ from orchestrator.prepare.profile_cache import cache_folder
 from orchestrator.prepare.profiling import key_of, obtain, parsed, read
 from orchestrator.prepare.resumption import still_right
 from orchestrator.prepare.settling import Settled, on_cluster, with_plan
-from orchestrator.spec.checks import AUTO, needs_profile
 from orchestrator.spec.job_spec import Spec
+from orchestrator.spec.rules import AUTO, needs_profile
 from planner.profile import Profile
 from workers.protocol.errors import JobError
 

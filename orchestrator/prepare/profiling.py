@@ -29,8 +29,8 @@ from orchestrator.prepare.model_outline import ModelOutline
 from orchestrator.prepare.planning import ranks_to_profile
 from orchestrator.prepare.profile_cache import cache_folder, doubts, forget_stale, noise, stale
 from orchestrator.prepare.settling import on_cluster
-from orchestrator.spec.checks import AUTO
 from orchestrator.spec.job_spec import Spec
+from orchestrator.spec.rules import AUTO
 from planner.profile import SCHEMA, Profile, ProfileError
 from planner.wording import counted
 from workers.config import AdaptConfig, ElasticConfig, FreezeConfig, WorkerConfig

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.spec.checks import searched
 from orchestrator.spec.job_spec import Spec
+from orchestrator.spec.rules import searched
 from planner.plan import Plan
 from workers.config import FreezeConfig
 

@@ -1,7 +1,7 @@
 """Rules that settle a checked spec, in the order in which facts arrive: model and data, cluster, plan. Pure but for
 `opened`.
 
-Rules that need the spec alone are in `spec/checks.py`; `preparation.py` chooses the plan and calls these. Later code
+Rules that need the spec alone are in `spec/rules.py`; `preparation.py` chooses the plan and calls these. Later code
 receives the settled value and applies none.
 """
 
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from orchestrator.prepare.model_outline import ModelOutline, outline_model
-from orchestrator.spec.checks import AUTO, given_shape, searched, settle_elastic
 from orchestrator.spec.job_spec import ClusterConfig, Spec
+from orchestrator.spec.rules import AUTO, given_shape, searched, settle_elastic
 from planner.ir import Schedule
 from planner.plan import Plan
 from planner.profile import Profile

@@ -25,8 +25,8 @@ from orchestrator.rehearsal.disturbing import (
     visits_of,
 )
 from orchestrator.rehearsal.machine_watch import MachineWatch
-from orchestrator.spec.checks import AUTO
 from orchestrator.spec.job_spec import Spec
+from orchestrator.spec.rules import AUTO
 from planner.wording import counted
 from workers.fault_injection.drill import Drill
 from workers.fault_injection.fault import Fault

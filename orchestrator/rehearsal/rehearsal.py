@@ -25,8 +25,8 @@ from orchestrator.rehearsal.copies_saved import copies_saved
 from orchestrator.rehearsal.local_nodes import LocalNodes
 from orchestrator.rehearsal.trace_player import Script, TracePlayer
 from orchestrator.rehearsal.traces import NodeTrace
-from orchestrator.spec.checks import AUTO
 from orchestrator.spec.job_spec import Spec
+from orchestrator.spec.rules import AUTO
 from planner.schedule.expand import schedule_of
 from planner.schedule.table_format import CSV_PREFIX
 from planner.search.replan import Replanner

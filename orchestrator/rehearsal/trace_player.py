@@ -25,7 +25,7 @@ WARM_STEPS = 5
 """Steps before the trace begins: the first of a generation are slower than the rest."""
 FITTED = 0.8
 """Share of the job's remaining steps that a trace is fitted to: it trains more slowly on fewer nodes."""
-SETTLE_S = 120.0
+SHRINK_S = 120.0
 """Time limit for the job to train without a node that only its start needed."""
 
 
@@ -187,7 +187,7 @@ class TracePlayer:
             regroupings = self._regroupings
             self._nodes.kill(node)
             with self._changed:
-                self._changed.wait_for(lambda: self._over or self._regroupings > regroupings, SETTLE_S)  # noqa: B023
+                self._changed.wait_for(lambda: self._over or self._regroupings > regroupings, SHRINK_S)  # noqa: B023
             if not self._trained():
                 return False
         with self._changed:

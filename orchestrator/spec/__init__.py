@@ -1,4 +1,4 @@
-"""The job spec: its sections, checks, errors and reference.
+"""The job spec: its sections, rules, errors and reference.
 
 Not here: Anything that needs a cluster, a model or data.
 """

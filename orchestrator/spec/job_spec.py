@@ -1,7 +1,7 @@
 """The job spec: eleven sections, read from TOML or built in Python, the same object either way.
 
 Sections that ranks use live in `workers/config.py`. What depends on the model, the data, the cluster or the plan is
-settled in `orchestrator/prepare/settling.py`; what can be told from the spec alone is checked in `checks.py`.
+settled in `orchestrator/prepare/settling.py`; what can be told from the spec alone is checked in `rules.py`.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ REBASED = 1.25
 """Factor between two bases of measurement that the profile's errors explain."""
 WINDOW = 12
 """Most measurements that a new level is the median of."""
-SETTLING = 3
+FIRST_MEASUREMENTS = 3
 """Measurements whose median is a rank's first level."""
 _SD_PER_DEVIATION = 1.25
 """Standard over mean absolute deviation of normal noise."""
@@ -37,7 +37,7 @@ class SlowdownWatch:
     """Detector state for one sequence of slowdowns."""
 
     level: float | None = None
-    """Its slowdown, as accepted; None until `SETTLING` measurements are there."""
+    """Its slowdown, as accepted; None until `FIRST_MEASUREMENTS` measurements are there."""
     noise: float = 0.02
     """Mean absolute deviation of the logarithm from the level."""
     count: int = 0
@@ -55,7 +55,7 @@ class SlowdownWatch:
     @property
     def uncertainty(self) -> float:
         """Standard error of the logarithm of the level, for independent measurements."""
-        of_first, of_later = 1 / (SETTLING + self.count), SMOOTHING / (2 - SMOOTHING)
+        of_first, of_later = 1 / (FIRST_MEASUREMENTS + self.count), SMOOTHING / (2 - SMOOTHING)
         return _SD_PER_DEVIATION * self.noise * math.sqrt(max(of_first, of_later))
 
 
@@ -86,7 +86,7 @@ def after(watch: SlowdownWatch, step: int, slowdown: float) -> tuple[SlowdownWat
         slowdown: measured in `step`; above 0.
     """
     if watch.level is None:
-        return _settle(watch, step, slowdown)
+        return _first_level(watch, step, slowdown)
     level = watch.level
     deviation = math.log(slowdown / level)
     noise_sd = _SD_PER_DEVIATION * watch.noise
@@ -117,7 +117,7 @@ def after(watch: SlowdownWatch, step: int, slowdown: float) -> tuple[SlowdownWat
     watch = replace(watch, noise=noise)
     if max(up, down) > threshold / 2:
         return watch, None
-    weight = max(SMOOTHING, 1 / (SETTLING + 1 + watch.count))
+    weight = max(SMOOTHING, 1 / (FIRST_MEASUREMENTS + 1 + watch.count))
     return replace(watch, level=level * math.exp(weight * bounded), count=watch.count + 1), None
 
 
@@ -129,9 +129,11 @@ def rebased(watch: SlowdownWatch, slowdown: float) -> SlowdownWatch:
     return SlowdownWatch(level=slowdown, noise=watch.noise)
 
 
-def _settle(watch: SlowdownWatch, step: int, slowdown: float) -> tuple[SlowdownWatch, SlowdownChange | None]:
+def _first_level(
+    watch: SlowdownWatch, step: int, slowdown: float
+) -> tuple[SlowdownWatch, SlowdownChange | None]:
     seen = (*watch.since_up, slowdown)
-    if len(seen) < SETTLING:
+    if len(seen) < FIRST_MEASUREMENTS:
         return replace(
             watch, since_up=seen, since_up_step=watch.since_up_step if watch.since_up else step
         ), None

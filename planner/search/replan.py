@@ -420,7 +420,7 @@ class Replanner:
         missing = plan.world_size - len(sites.domains)
         if missing > 0:
             slowdowns = None if sites.slowdowns is None else (*sites.slowdowns, *(None,) * missing)
-            # Standbys are settled by now: zones make no difference any more.
+            # Standbys are chosen by now: zones make no difference any more.
             sites = Sites((*sites.domains, *sites.domains[-1:] * missing), slowdowns)
         prediction = self._prediction(plan, schedule, sites.first(plan.world_size))
         if prediction is None:

@@ -1,5 +1,5 @@
-"""Simulates a schedule: costs of actions and messages, start and end of each action, memory per rank on its device and
-its host.
+"""Simulates a schedule: costs of actions and messages, start and end of each action, and the memory that a plan takes
+on each rank's device (`memory.py`) and host (`standby_memory.py`, `snapshot_cost.py`).
 
 Not here: Any choice between plans.
 """

@@ -1,7 +1,7 @@
 """The cost of gradients that travel: between replicas and to standbys, between the window and the commit of a step; and
 between replicas during the window, where they share out the sums.
 
-`workers/gradients/` and `workers/elastic/redundancy.py` in numbers. Knows when the window ends, and nothing of the
+`workers/gradients/` and `workers/copies/redundancy.py` in numbers. Knows when the window ends, and nothing of the
 order of its actions.
 """
 

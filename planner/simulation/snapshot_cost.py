@@ -1,4 +1,4 @@
-"""Cost of snapshots per step, and steps that a lost rank undoes: `workers/elastic/snapshots.py` in numbers."""
+"""Cost of snapshots per step, and steps that a lost rank undoes: `workers/copies/snapshots.py` in numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Device and host memory of standbys: `workers/elastic/standby.py` in numbers."""
+"""Device and host memory of standbys: `workers/copies/standby.py` in numbers."""
 
 from __future__ import annotations
 

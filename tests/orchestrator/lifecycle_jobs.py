@@ -9,14 +9,14 @@ from orchestrator.events import types as events
 from orchestrator.lifecycle import states
 from orchestrator.lifecycle.effects import AppendToLog, Effect
 from orchestrator.lifecycle.machine import handle
-from orchestrator.lifecycle.states import Live, Order, Pending, Planning, Settling, State
+from orchestrator.lifecycle.states import FinishingCommit, Live, Order, Pending, Planning, State
 from orchestrator.lifecycle.stimuli import (
+    CommitFinished,
     Joined,
     Placed,
     PlanReady,
     RankLoaded,
     RankLost,
-    RankSettled,
     Ready,
     Start,
     Stimulus,
@@ -234,10 +234,10 @@ CUT_OFF = RankLost(0, "connection reset", cut_off=True)
 
 
 def recovered(job: Job, plan: Plan, members: tuple[int, ...]) -> Job:
-    """Bring `job`, whose step is settled, to a new generation of `members`."""
+    """Bring `job`, whose commit is finished, to a new generation of `members`."""
     number = job.has.progress.round
-    if isinstance(job.state, Settling):
-        job.take(*(RankSettled(rank, number) for rank in job.state.waiting))
+    if isinstance(job.state, FinishingCommit):
+        job.take(*(CommitFinished(rank, number) for rank in job.state.waiting))
     if isinstance(job.state, Planning):
         job.take(PlanReady(plan, build("1f1b", plan.pipeline_ranks, 2, 1), number))
     job.take(*(RankLoaded(rank, None, number) for rank in members), StoreUp("h", 8, number))

@@ -26,6 +26,7 @@ from orchestrator.lifecycle.effects import (
     CopyAside,
     Dismiss,
     Effect,
+    FinishCommit,
     Follow,
     HostStore,
     Join,
@@ -37,7 +38,6 @@ from orchestrator.lifecycle.effects import (
     Release,
     Reserve,
     Save,
-    Settle,
     Switch,
     Train,
     Wait,
@@ -57,6 +57,7 @@ from orchestrator.lifecycle.states import (
     Training,
 )
 from orchestrator.lifecycle.stimuli import (
+    CommitFinished,
     CopiesOverdue,
     Departed,
     Going,
@@ -67,7 +68,6 @@ from orchestrator.lifecycle.stimuli import (
     Positioned,
     RankLoaded,
     RankLost,
-    RankSettled,
     RanksOverdue,
     Ready,
     Released,
@@ -87,7 +87,7 @@ from planner.schedule.registry import build
 from planner.shards import Piece, made_of
 from workers.config import ElasticConfig
 from workers.control.records_digest import vector_sha256
-from workers.protocol.orders import Assignment, Request, Settlement, StatePart
+from workers.protocol.orders import Assignment, CommitOutcome, Request, StatePart
 from workers.protocol.reports import CheckpointReport, CopiedAhead, Parted, RankPosition, Report, StepReport
 
 LAYERS = 6
@@ -179,24 +179,24 @@ class World:
                         self.answers.append(Positioned(self.position(rank), number))
                     else:
                         self.answers.append(RankLost(rank, "refused", dead=True))
-            case Settle(ranks, settlement, number, handover):
+            case FinishCommit(ranks, commit_outcome, number, handover):
                 if handover is not None and handover.holder not in self.ranks:
                     return  # its death is an answer that is still to come
                 for rank in self.standing(ranks):
-                    self.settle(rank, settlement, handover)
-                    self.answers.append(RankSettled(rank, number))
+                    self.finish_commit(rank, commit_outcome, handover)
+                    self.answers.append(CommitFinished(rank, number))
             case Save(rescue, _, generation):
                 handover = rescue.handover
-                needed = rescue.settling | rescue.layers.keys() | {source.rank for source in rescue.sources}
+                needed = rescue.finishing | rescue.layers.keys() | {source.rank for source in rescue.sources}
                 there = needed <= self.ranks.keys() and (handover is None or handover.holder in self.ranks)
                 written = sorted(layer for layers in rescue.layers.values() for layer in layers)
                 assert written == list(range(LAYERS)), "every layer is written once"
-                settling = self.standing(rescue.settling)
+                finishing = self.standing(rescue.finishing)
                 if handover is not None and handover.holder not in self.ranks:
-                    settling = []
-                for rank in settling:
-                    self.settle(rank, rescue.settlement, handover)
-                if settling:
+                    finishing = []
+                for rank in finishing:
+                    self.finish_commit(rank, rescue.commit_outcome, handover)
+                if finishing:
                     self.tell_up_to(rescue.step, self.generations[-1])
                 if there:
                     cut = {source.layer for source in rescue.sources}
@@ -288,19 +288,19 @@ class World:
         digest = None if one.vector is None else vector_sha256(one.vector)
         return position(rank, one.step, holds, weights=weights, undecided=one.undecided, vector_sha256=digest)
 
-    def settle(self, rank: int, settlement: Settlement, handover: Handover | None) -> None:
+    def finish_commit(self, rank: int, commit_outcome: CommitOutcome, handover: Handover | None) -> None:
         one = self.ranks[rank]
-        if one.undecided == settlement.step:
+        if one.undecided == commit_outcome.step:
             assert handover is not None
             assert rank in handover.lacking
             vector = self.ranks[handover.holder].vector
             assert vector is not None
             assert vector_sha256(vector) == handover.vector_sha256
             one.pieces = {
-                piece: settlement.step if step == one.step else step for piece, step in one.pieces.items()
+                piece: commit_outcome.step if step == one.step else step for piece, step in one.pieces.items()
             }
-            one.step, one.vector = settlement.step, vector
-        assert one.step == settlement.step
+            one.step, one.vector = commit_outcome.step, vector
+        assert one.step == commit_outcome.step
         one.undecided = None
 
     def follow(self, rank: int, effect: Follow) -> bool:
@@ -428,7 +428,7 @@ class World:
                 one.pieces, one.weights, one.vector = dict.fromkeys(near, step), set(), None
 
     def tell_up_to(self, step: int, generation: int) -> None:
-        """The remaining ranks report settled steps, some of them twice, but none that was undone."""
+        """The remaining ranks report steps that all have committed, some of them twice, but none that was undone."""
         for told in range(min(self.told, step - 1) + 1, step + 1):
             self.answers.append(Reported(step_report(told, generation)))
         self.told = step

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from orchestrator.prepare.model_outline import ModelOutline
 from orchestrator.prepare.planning import unmeasured_plan
 from orchestrator.prepare.settling import Settled, on_cluster, with_model, with_plan
-from orchestrator.spec.checks import check
 from orchestrator.spec.job_spec import Spec
+from orchestrator.spec.rules import check
 from planner.plan import Plan
 
 

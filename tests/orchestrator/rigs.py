@@ -24,7 +24,7 @@ from workers.elastic.followed import Followed
 from workers.elastic.layer_source import Built, LayerSource
 from workers.layers.layer import Layer
 from workers.protocol.errors import DamagedCheckpoint
-from workers.protocol.orders import Assignment, Settlement
+from workers.protocol.orders import Assignment, CommitOutcome
 from workers.rank import Rank
 from workers.state.layer_state import LayerState
 from workers.state_stream.following import Parcels
@@ -103,11 +103,11 @@ def builds_nothing_while_ranks_wait(rank: int) -> None:
 def never_settles(rank: int) -> None:
     """Rank 2 blocks for ever in the call that tells it the outcome of a step."""
 
-    def wait_for_ever(self: Rank, settlement: Settlement) -> None:
+    def wait_for_ever(self: Rank, commit_outcome: CommitOutcome) -> None:
         threading.Event().wait()
 
     if rank == 2:
-        Rank.settle = wait_for_ever
+        Rank.finish_commit = wait_for_ever
 
 
 def hangs_in_step_4(rank: int) -> None:

@@ -26,7 +26,7 @@ from workers.fault_injection.fault import Fault
 from workers.launch.processes import Died, LaunchedProcesses
 from workers.launch.ranks import LaunchedJob, run_threads
 from workers.loss_scale import LossScale
-from workers.protocol.orders import Assignment, Generation, Request, Settlement, StateSource
+from workers.protocol.orders import Assignment, CommitOutcome, Generation, Request, StateSource
 from workers.protocol.reports import (
     FaultReport,
     Outcome,
@@ -217,8 +217,8 @@ class RankGroup:
         for number, answer in answers.items():
             assert answer is None, f"rank {number}: {answer}"
 
-    def settle(self) -> tuple[int, dict[int, RankPosition], list[StateSource]]:
-        """Settle the step; returns it, the survivors' positions, and the sources of the layers."""
+    def finish_commit(self) -> tuple[int, dict[int, RankPosition], list[StateSource]]:
+        """Finish the commit; returns the step, the survivors' positions, and the sources of the layers."""
         answers = self.each("position")
         positions = {n: p for n, p in answers.items() if isinstance(p, RankPosition)}
         newest = max(p.step for p in positions.values())
@@ -229,10 +229,10 @@ class RankGroup:
             vector = self.call("records", {holder: ()})[holder]
             assert vector_sha256(vector) == positions[holder].vector_sha256
         told = {
-            n: (Settlement(step=newest, vector=vector if n in undecided else None, reported=0),)
+            n: (CommitOutcome(step=newest, vector=vector if n in undecided else None, reported=0),)
             for n in positions
         }
-        self._check(self.call("settle", told))
+        self._check(self.call("finish_commit", told))
         positions = self.each("position")
         sources = [
             StateSource(layer=piece.layer, shard=piece.shard, rank=number, host=p.host, port=p.port)

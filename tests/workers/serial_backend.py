@@ -26,7 +26,7 @@ class SerialBackend:
         store = dist.PrefixStore("serial", scoped_store(generation))
         self._queues = SendQueues(PolledConnections())
         self._group = dist.ProcessGroupGloo(store, rank, len(generation.members), timeout)
-        self._queues.settle()
+        self._queues.find_new()
         self._in_the_way = in_the_way
         self._thread = ThreadPoolExecutor(1)
 

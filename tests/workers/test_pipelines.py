@@ -72,7 +72,7 @@ def test_a_lost_pipelines_replica_goes_on_at_the_other(tmp_path: Path) -> None:
     with RankGroup(config, 4) as group:
         group.arm(0, Fault(kind=FaultKind.KILL, step=3, phase=FaultPhase.BACKWARD))
         group.train(both, range(4))
-        step, positions, sources = group.settle()
+        step, positions, sources = group.finish_commit()
         assert step == 2
         assert {piece.layer for p in positions.values() for piece in p.holds} == set(range(8))
         one = on(1, job(config, ranks=3, schedule="1f1b"))

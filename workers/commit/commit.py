@@ -29,7 +29,7 @@ KEYED_BY_NUMBERS = (
     "parameter_norms",
     "scores",
     "moves",
-    "settled",
+    "stable",
     "energies",
     "parameter_energies",
 )
@@ -68,14 +68,14 @@ class CommitRecord:
     the first rank that holds the layer, or where states are shared out from each rank for its shard."""
     moves: dict[int, dict[str, Moves]] = field(default_factory=dict)
     """Layer -> parameter -> what AutoFreeze's score follows from, at a check."""
-    settled: dict[int, int] = field(default_factory=dict)
-    """Layer -> the parameters that APF considers settled, at a check: one bit each, see `workers.freezing.settled`."""
+    stable: dict[int, int] = field(default_factory=dict)
+    """Layer -> the parameters that APF considers stable, at a check: one bit each, see `flags_of`."""
     energies: dict[int, Energy] = field(default_factory=dict)
     """Layer -> estimated squared norm of its summed gradient with nothing frozen, and the expected part of it
     that the step's freezing let through; if the job freezes."""
     parameter_energies: dict[int, dict[str, Energy]] = field(default_factory=dict)
     """Instead, where states are shared out: layer -> parameter -> the same, from each rank for its shard."""
-    bases_settled: bool = True
+    bases_done: bool = True
     """Whether this rank no longer waits for the base of any copy."""
     snapshot: int = 0
     """Step of the newest snapshot of which this rank has all that it is to have; 0: none."""
@@ -125,7 +125,7 @@ class CommitDecision:
     """Mean over ranks."""
     samples: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """Global microbatch -> the samples it used."""
-    bases_settled: bool = True
+    bases_done: bool = True
     """Whether no rank waits for the base of a copy any longer."""
     snapshot: int = 0
     """Step of the newest snapshot that is complete on all ranks."""
@@ -137,8 +137,8 @@ class CommitDecision:
     """The pipeline plan that all ranks follow from the next step on, if all are ready for one."""
     scores: Mapping[int, float] = field(default_factory=dict)
     """All layers' scores at AutoFreeze's check; else empty."""
-    settled: Mapping[int, int] = field(default_factory=dict)
-    """All layers' settled parameters at APF's check; else empty."""
+    stable: Mapping[int, int] = field(default_factory=dict)
+    """All layers' stable parameters at APF's check; else empty."""
     gradient_energy: float = 0.0
     """Squared norm of the mean gradient, estimated as if nothing had been frozen."""
     effective_update: float = 1.0
@@ -201,13 +201,13 @@ def decide(
         requests=frozenset(request for record in records for request in record.requests),
         busy_s=sum(record.busy_s for record in records) / len(records),
         samples={g: indices for record in records for g, indices in record.samples.items()},
-        bases_settled=all(record.bases_settled for record in records),
+        bases_done=all(record.bases_done for record in records),
         snapshot=min(record.snapshot for record in records),
         snapshot_given_up=max(record.snapshot_given_up for record in records),
         adopt=_agreed([record.prepared for record in records], newest),
         switch=_agreed([record.next_plan for record in records], None),
         scores=_scores(records),
-        settled=_settled(records),
+        stable=_stable(records),
         gradient_energy=grad_norm * grad_norm if energy is None else energy / microbatches**2,
         effective_update=effective,
     )
@@ -254,11 +254,11 @@ def _scores(records: Sequence[CommitRecord]) -> dict[int, float]:
     return scores | {layer: score_of(_in_name_order(of_shards)) for layer, of_shards in moves.items()}
 
 
-def _settled(records: Sequence[CommitRecord]) -> dict[int, int]:
-    """Layer -> the parameters that APF considers settled in any of its shards."""
+def _stable(records: Sequence[CommitRecord]) -> dict[int, int]:
+    """Layer -> the parameters that APF considers stable in any of its shards."""
     flags: dict[int, int] = {}
     for record in records:
-        for layer, own in record.settled.items():
+        for layer, own in record.stable.items():
             flags[layer] = flags.get(layer, 0) | own
     return flags
 

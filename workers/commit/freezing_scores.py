@@ -27,7 +27,7 @@ def total_of(energies: Iterable[Energy]) -> Energy:
 
 
 def score_of(moves: Iterable[Moves]) -> float:
-    """AutoFreeze's score of a layer that is not settled: how much the norm of its updates has changed from one interval
+    """AutoFreeze's score of a layer that is not stable: how much the norm of its updates has changed from one interval
     to the next, as a part of what it was. Eq. 1 of TimelyFreeze.
 
     Args:

@@ -1,4 +1,4 @@
-"""Holds back a rank's reports on its steps until these are settled: until every rank has passed their commits.
+"""Holds back a rank's reports on its steps until every rank has passed their commits.
 
 A commit that only some ranks have seen may still be undone when others fail. Knows no training and no network.
 """
@@ -37,15 +37,15 @@ class Announcements:
         self._recent: deque[_Told] = deque(maxlen=KEPT)
 
     def add(self, step: int, report: Report) -> None:
-        """Send `report`, of this rank alone, once `step` is settled."""
+        """Send `report`, of this rank alone, once all have passed the commit of `step`."""
         self._waiting.append(_Told(step, report, shared=False))
 
     def add_shared(self, step: int, report: Report) -> None:
-        """Have the first rank send `report` once `step` is settled. All ranks add it."""
+        """Have the first rank send `report` once all have passed the commit of `step`. All ranks add it."""
         self._waiting.append(_Told(step, report, shared=True))
 
-    def settle(self, step: int) -> None:
-        """Send the reports of all steps up to `step`, which are settled."""
+    def release(self, step: int) -> None:
+        """Send the reports of all steps up to `step`, whose commits every rank has passed."""
         told = [waiting for waiting in self._waiting if waiting.step <= step]
         self._waiting = [waiting for waiting in self._waiting if waiting.step > step]
         for one in told:

@@ -1,6 +1,6 @@
-"""Layers that change ranks or have copies: standbys, snapshots, redundancy, plan switches, and where a rank's layers
-come from.
+"""A rank's place in the plan: where its layers come from when it joins, follows a plan or switches, and what it offers
+to others.
 
-Not here: the streams that carry them (`workers/state_stream/`) and the decisions
-(`orchestrator/lifecycle/`).
+Not here: how copies are kept (`workers/copies/`), the streams that carry layers (`workers/state_stream/`) and the
+decisions (`orchestrator/lifecycle/`).
 """

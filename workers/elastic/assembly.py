@@ -10,10 +10,10 @@ from functools import partial
 
 from planner.shards import WHOLE, Piece
 from workers.checkpoint.folder import DamagedCheckpointError
+from workers.copies.host_copies import HostCopy, HostForm
+from workers.copies.standby import Base
 from workers.elastic.holdings import Holdings
-from workers.elastic.host_copies import HostCopy, HostForm
 from workers.elastic.layer_source import Built, Haul, Held, LayerSource, base_of
-from workers.elastic.standby import Base
 from workers.layers.layer import Layer
 from workers.protocol.orders import Assignment
 from workers.state.layer_state import LayerState, apart, bytes_of, host_copy, in_host_memory

@@ -69,7 +69,7 @@ class ComingPlace:
                     optimizer=self.optimizer,
                     secret=self.secret,
                     report=self.report,
-                    built=lambda: self.modules.settled,
+                    built=lambda: self.modules.done,
                     gave_up=lambda: self._let_go(order),
                 )
         if before is not None:

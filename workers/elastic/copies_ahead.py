@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from planner.shards import Piece
+from workers.copies.standby import Base, Standbys
 from workers.elastic.layer_source import LayerSource
-from workers.elastic.standby import Base, Standbys
 from workers.freezing.plans import FreezeSettings
 from workers.protocol.orders import Assignment, CopyAhead
 from workers.protocol.reports import CopiedAhead, WarningReport
@@ -133,7 +133,7 @@ class CopiesAhead:
             self._last = step
             for owner in self._owners.values():
                 owner.signs = 0
-            self._changed.wait_for(self._settled, LAST_S)
+            self._changed.wait_for(self._done, LAST_S)
         self.close()
         if self.why is not None:
             return {}
@@ -161,7 +161,7 @@ class CopiesAhead:
         for thread in self._threads:
             thread.join(JOIN_S)
 
-    def _settled(self) -> bool:
+    def _done(self) -> bool:
         """Whether all layers are at the last step, or some will not come to it."""
         return self.why is None or any(self._over(owner) for owner in self._owners.values())
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from torch import Tensor
 
 from workers.commit.commit import CommitDecision
-from workers.elastic.redundancy import Packing
+from workers.copies.redundancy import Packing
 from workers.layers.layer import Layer
 from workers.state.layer_state import LayerState, fresh, host_copy
 from workers.state_stream.following import CommittedChange, Followers, Parcels

@@ -11,10 +11,10 @@ from functools import partial
 
 from planner.shards import Piece, Shard
 from workers.commit.last_commit import LastCommit
-from workers.elastic.host_copies import HostCopy
+from workers.copies.host_copies import HostCopy
+from workers.copies.snapshots import Snapshots
+from workers.copies.standby import Standbys
 from workers.elastic.layer_source import Built, Haul, Held
-from workers.elastic.snapshots import Snapshots
-from workers.elastic.standby import Standbys
 from workers.layers.layer import Layer
 from workers.loss_scale import LossScale
 from workers.process.host_memory import collect_objects

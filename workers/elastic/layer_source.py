@@ -14,8 +14,8 @@ from workers.build import build_layers
 from workers.checkpoint.folder import read_layer, read_manifest
 from workers.commit.unfinished import Greeting
 from workers.config import WorkerConfig
+from workers.copies.standby import Base
 from workers.devices.device import Device
-from workers.elastic.standby import Base
 from workers.fault_injection.points import FaultPhase, FaultPoints
 from workers.freezing.freezer import begin_statistics
 from workers.freezing.plans import FreezePlans, FreezeSettings

@@ -53,7 +53,7 @@ class ModulesAhead(Generic[Made]):
         return bool(self._wanted)
 
     @property
-    def settled(self) -> bool:
+    def done(self) -> bool:
         """Whether all modules are there, or some cannot be built."""
         with self._turn:
             return self._wanted <= self._built.keys() or self._wanted == self._broken

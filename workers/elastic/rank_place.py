@@ -14,12 +14,12 @@ from workers.commit.last_commit import LastCommit
 from workers.commit.next_plan import NextPlan, check_buffers
 from workers.commit.unfinished import Greeting
 from workers.config import WorkerConfig
+from workers.copies.host_copies import HostForm
+from workers.copies.standby import Base, Standbys
 from workers.elastic.assembly import assemble
 from workers.elastic.coming_place import ComingPlace
 from workers.elastic.holdings import Holdings
-from workers.elastic.host_copies import HostForm
 from workers.elastic.layer_source import LayerSource
-from workers.elastic.standby import Base, Standbys
 from workers.elastic.switch import Switched, take_up
 from workers.freezing.plans import FreezePlans, FreezeSettings, check_plan
 from workers.layers.layer import Layer

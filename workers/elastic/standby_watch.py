@@ -7,8 +7,8 @@ from collections.abc import Collection
 from typing import Any
 
 from planner.shards import Piece, shards_among
+from workers.copies.standby import Standbys
 from workers.elastic.modules_ahead import ModulesAhead
-from workers.elastic.standby import Standbys
 from workers.protocol.reports import Report, StandbyReport, WarningReport
 
 MOST_BEHIND_BYTES = 2**28
@@ -60,7 +60,7 @@ class StandbyWatch:
         return WarningReport(rank=self._rank, text=text)
 
     def news(self, step: int) -> list[Report]:
-        """Return new reports on the copies once `step` is settled; each report is made once."""
+        """Return new reports on the copies, each once; call it when all ranks have passed the commit of `step`."""
         standbys, news = self._standbys, list[Report]()
         if standbys.failure is not None and standbys.failure != self._told_failure:
             self._told_failure = standbys.failure
@@ -81,7 +81,7 @@ class StandbyWatch:
 
     @property
     def _built(self) -> bool:
-        return self._coming is None or self._coming.settled
+        return self._coming is None or self._coming.done
 
     def _report(self, step: int, pieces: Collection[Piece], *, given_up: bool = False) -> StandbyReport:
         return StandbyReport(

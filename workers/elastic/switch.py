@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from planner.plan import Plan
 from planner.shards import WHOLE, Piece
+from workers.copies.standby import Base, Standbys
 from workers.elastic.handover import given_up, taken_up
-from workers.elastic.standby import Base, Standbys
 from workers.freezing.plans import FreezeSettings
 from workers.layers.layer import Layer
 from workers.state.layer_state import LayerState

@@ -12,7 +12,7 @@ from workers.freezing.mask import Chance, LayerParameters
 
 def estimate(
     parameters: LayerParameters,
-    settled: frozenset[str],
+    stable: frozenset[str],
     chances: Sequence[Chance],
     squared_norms: Mapping[str, float],
     known: Sequence[float],
@@ -28,13 +28,13 @@ def estimate(
         squared_norms: of the summed gradients that were formed.
         known: the last estimates, in name order.
     """
-    of_settled = [1.0 - chance.settled for chance in chances]
+    of_stable = [1.0 - chance.stable for chance in chances]
     of_others = [1.0 - chance.others for chance in chances]
-    formed_squares = {True: _formed_square(of_settled), False: _formed_square(of_others)}
-    through_shares = {True: sum(of_settled) / len(chances), False: sum(of_others) / len(chances)}
+    formed_squares = {True: _formed_square(of_stable), False: _formed_square(of_others)}
+    through_shares = {True: sum(of_stable) / len(chances), False: sum(of_others) / len(chances)}
     energies: list[Energy] = []
     for name, energy in zip(parameters.names, known, strict=True):
-        kind = name in settled
+        kind = name in stable
         if formed_squares[kind] > 0.0 and name in squared_norms:
             energy = squared_norms[name] / formed_squares[kind]
         energies.append((energy, through_shares[kind] * energy))

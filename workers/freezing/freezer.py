@@ -21,8 +21,8 @@ from workers.freezing.energy import estimate
 from workers.freezing.mask import NOTHING, Chance, LayerParameters, Mask, draw
 from workers.freezing.plans import FreezePlans, FreezeSettings
 from workers.freezing.ratios import Budgets, phases_of
-from workers.freezing.settled import SettledLayers, flags_of
 from workers.freezing.stability import make_metric
+from workers.freezing.stable_layers import StableLayers, flags_of
 from workers.freezing.tally import Tally
 from workers.protocol.reports import FreezeReport, FreezeStarted, FrozenCounts
 from workers.state.layer_state import LayerState
@@ -116,21 +116,21 @@ class Freezer:
         self._phases = phases_of(config)
         self._unfrozen_until = (self._phases.middle if self._phases is not None else config.warm_up) or 0
         self._hybrid = self._phases is not None and make_metric(config) is not None
-        self._settled = SettledLayers(self._extent.layers)
-        self._budgets = Budgets(self._phases, self._plans, hybrid=self._hybrid, shares=self._settled.shares)
+        self._stable = StableLayers(self._extent.layers)
+        self._budgets = Budgets(self._phases, self._plans, hybrid=self._hybrid, shares=self._stable.shares)
         self._weights = ()
         self._parameters.update(self._unmeasured)
         self._energies = {}
 
     def meet(self, channel: Channel) -> None:
-        """Learn what is settled on the other ranks; all ranks call it, before their first step."""
+        """Learn what is stable on the other ranks; all ranks call it, before their first step."""
         self._channel = channel
         if self._checks.on:
             mine = {
-                layer: (held, flags_of(held, self._checks.settled(layer)))
+                layer: (held, flags_of(held, self._checks.stable(layer)))
                 for layer, held in self._unmeasured.items()
             }
-            self._settled.meet(channel, mine)
+            self._stable.meet(channel, mine)
 
     def begin(self, step: int) -> None:
         """Begin `step` (1 is the job's first)."""
@@ -155,7 +155,7 @@ class Freezer:
         for layer, held in self._unmeasured.items():
             self._parameters[layer] = held.weighed(weights[layer]) if weights else held
         if self._hybrid:
-            self._settled.follow(weights)
+            self._stable.follow(weights)
 
     def mask(self, layer: int, microbatch: int) -> Mask:
         """Draw the mask of `layer` in the step's (global) `microbatch`."""
@@ -163,7 +163,7 @@ class Freezer:
             return NOTHING
         mask = draw(
             self._parameters[layer],
-            self._settled.names[layer],
+            self._stable.names[layer],
             self._chances[layer][microbatch % self._extent.microbatches],
             seed=self._extent.seed,
             step=self._step,
@@ -174,10 +174,10 @@ class Freezer:
 
     def check(self) -> tuple[CheckFindings, dict[int, int]]:
         """For the commit record: what a stability check finds, if one is due, and in the form of `flags_of` which
-        parameters it calls settled, by layer."""
+        parameters it calls stable, by layer."""
         found = self._checks.look(self._step)
         return found, {
-            layer: flags_of(self._unmeasured[layer], names) for layer, names in found.settled.items()
+            layer: flags_of(self._unmeasured[layer], names) for layer, names in found.stable.items()
         }
 
     def energies(self, squared_norms: Mapping[tuple[int, str], float]) -> dict[int, dict[str, Energy]]:
@@ -195,7 +195,7 @@ class Freezer:
             }
             energies = estimate(
                 held,
-                self._settled.names[layer],
+                self._stable.names[layer],
                 self._chances[layer] * self._extent.replicas,
                 formed,
                 self._states[layer].freezing["energy"].tolist(),
@@ -228,7 +228,7 @@ class Freezer:
     def commit(self, decision: CommitDecision) -> list[FreezeReport | FreezeStarted]:
         """Take over what the step found and what the ranks agreed on; what is to be reported."""
         prefix = self._checks.accept(decision.scores)
-        self._settled.accept(decision.settled, prefix)
+        self._stable.accept(decision.stable, prefix)
         if not decision.skipped:
             for layer, energies in self._energies.items():
                 self._states[layer].freezing["energy"].copy_(torch.tensor(energies, dtype=torch.float64))

@@ -55,9 +55,9 @@ class LayerParameters:
 
 @dataclass(frozen=True)
 class Chance:
-    """Probability that a parameter is frozen, by whether the method's metric calls it settled."""
+    """Probability that a parameter is frozen, by whether the method's metric calls it stable."""
 
-    settled: float
+    stable: float
     others: float
 
 
@@ -80,7 +80,7 @@ NOTHING = Mask(frozenset(), 0.0, 0.0, 0)
 
 def draw(
     parameters: LayerParameters,
-    settled: frozenset[str],
+    stable: frozenset[str],
     chance: Chance,
     *,
     seed: int,
@@ -91,7 +91,7 @@ def draw(
     the parameters change what it reports, and no draw."""
     weights = parameters.weights if any(parameters.weights) else parameters.scalars
     weight = sum(weights)
-    if not weight or not (chance.others or (chance.settled and settled)):
+    if not weight or not (chance.others or (chance.stable and stable)):
         return NOTHING
     numbers = rng.uniforms(len(parameters.names), seed, "freeze", step, microbatch, parameters.name)
     frozen: list[str] = []
@@ -99,7 +99,7 @@ def draw(
     for name, scalars, own, number in zip(
         parameters.names, parameters.scalars, weights, numbers, strict=True
     ):
-        probability = chance.settled if name in settled else chance.others
+        probability = chance.stable if name in stable else chance.others
         expected += probability * own
         if number < probability:
             frozen.append(name)
@@ -108,13 +108,13 @@ def draw(
     return Mask(frozenset(frozen), expected / weight, drawn / weight, elements)
 
 
-def topped_up_or_thinned(ratio: float, settled_share: float) -> Chance:
-    """Chances by which a settled share becomes an expected share of `ratio` (Algorithm 2 of TimelyFreeze).
+def topped_up_or_thinned(ratio: float, stable_share: float) -> Chance:
+    """Chances by which a stable share becomes an expected share of `ratio` (Algorithm 2 of TimelyFreeze).
 
-    The settled parameters are all frozen and the others topped up uniformly, or, where there are too many of them,
+    The stable parameters are all frozen and the others topped up uniformly, or, where there are too many of them,
     they are thinned uniformly. Independent draws keep the expectation exact, where the paper takes a fixed number.
     """
-    if settled_share > ratio:
-        return Chance(ratio / settled_share, 0.0)
-    others = 1.0 - settled_share
-    return Chance(1.0, (ratio - settled_share) / others if others else 0.0)
+    if stable_share > ratio:
+        return Chance(ratio / stable_share, 0.0)
+    others = 1.0 - stable_share
+    return Chance(1.0, (ratio - stable_share) / others if others else 0.0)

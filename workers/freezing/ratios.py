@@ -1,6 +1,6 @@
 """Probabilities that each layer's parameters are frozen in each microbatch of a step, from phases, plan and budgets.
 
-Knows no parameter: of a layer only its weight and how much of that is settled.
+Knows no parameter: of a layer only its weight and how much of that is stable.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ NEVER, ALWAYS = Chance(0.0, 0.0), Chance(1.0, 1.0)
 
 @dataclass
 class Share:
-    """The weight of one layer, in what the plan in force weighs by, and the part of it that is settled."""
+    """The weight of one layer, in what the plan in force weighs by, and the part of it that is stable."""
 
-    settled: int
+    stable: int
     weight: int
 
 
@@ -79,7 +79,7 @@ class Budgets:
         return tuple(self._spread(plan, layer, m, share) for m in range(microbatches))
 
     def _spread(self, plan: FreezePlan, layer: int, microbatch: int, share: float) -> Chance:
-        """The budget of the layer's stage, spread by what is settled there. What weighs nothing has its own ratio."""
+        """The budget of the layer's stage, spread by what is stable there. What weighs nothing has its own ratio."""
         first, stop = next((r for r in plan.stages if r[0] <= layer < r[1]), (layer, layer + 1))
         weight = sum(self._shares[other].weight for other in range(first, stop))
         if not weight:
@@ -88,5 +88,5 @@ class Budgets:
         budget = sum(self._shares[o].weight * plan.ratios[o][microbatch] for o in range(first, stop))
         if not budget:
             return NEVER
-        settled = sum(self._shares[other].settled for other in range(first, stop))
-        return topped_up_or_thinned(share * budget / weight, settled / weight)
+        stable = sum(self._shares[other].stable for other in range(first, stop))
+        return topped_up_or_thinned(share * budget / weight, stable / weight)

@@ -29,8 +29,12 @@ class Finding:
     """For AutoFreeze's score (`score_of`): by parameter, from the second check on; other metrics leave it."""
 
 
+STABLE = "settled"
+"""Statistic of the stable parameters: its name in checkpoints."""
+
+
 class StabilityMetric(ABC):
-    """A stability metric. Its memory is in `LayerState.freezing`: `checks` made so far, `settled` (bool per
+    """A stability metric. Its memory is in `LayerState.freezing`: `checks` made so far, `STABLE` (bool per
     parameter in name order), `reference`, the weights that it looks at as they were at the last check, and what the
     metric adds. These are flat, in name order, four bytes per parameter at most but for small layers."""
 
@@ -43,7 +47,7 @@ class StabilityMetric(ABC):
         return {
             "reference": torch.zeros_like(self._looked_at(state, parameters)),
             "checks": torch.zeros((), dtype=torch.int64),
-            "settled": torch.zeros(len(parameters.names), dtype=torch.bool),
+            STABLE: torch.zeros(len(parameters.names), dtype=torch.bool),
         }
 
     @torch.no_grad()
@@ -71,13 +75,13 @@ class StabilityMetric(ABC):
 
 
 class Apf(StabilityMetric):
-    """Adaptive parameter freezing: eq. 2 of TimelyFreeze. What oscillates without a trend is settled.
+    """Adaptive parameter freezing: eq. 2 of TimelyFreeze. What oscillates without a trend is stable.
 
     Per scalar, E and E_abs are moving averages of the update and of its size. A tensor's score is the mean of
     |E| / E_abs over those of its scalars that have ever moved (a gradient is skipped for a whole tensor or not at
     all; the paper's masks are per scalar), of a large tensor over every fourth: three numbers of each would be three
-    copies of the weights. Below the threshold it is settled. While a whole tensor is frozen, both averages decay
-    equally, so it stays settled until a hybrid lets it move again.
+    copies of the weights. Below the threshold it is stable. While a whole tensor is frozen, both averages decay
+    equally, so it stays stable until a hybrid lets it move again.
     """
 
     def __init__(self, threshold: float, alpha: float) -> None:
@@ -97,11 +101,11 @@ class Apf(StabilityMetric):
         trend = state.freezing["trend"] * alpha + updates * (1 - alpha)
         travel = state.freezing["travel"] * alpha + updates.abs() * (1 - alpha)
         scores = map(perturbation, self.parts(trend, parameters), self.parts(travel, parameters))
-        settled = [score < self._threshold for score in scores]
+        stable = [score < self._threshold for score in scores]
         found.statistics |= {
             "trend": trend,
             "travel": travel,
-            "settled": torch.tensor(settled, dtype=torch.bool),
+            STABLE: torch.tensor(stable, dtype=torch.bool),
         }
 
 
@@ -115,10 +119,10 @@ def perturbation(trend: Tensor, travel: Tensor) -> float:
 
 
 class AutoFreeze(StabilityMetric):
-    """AutoFreeze: eq. 1 of TimelyFreeze. Layers settle from the input up, once the size of their updates does.
+    """AutoFreeze: eq. 1 of TimelyFreeze. Layers become stable from the input up, once the size of their updates is.
 
-    The score compares the norms of the updates of two successive intervals; which layers settle is decided over all
-    layers' scores, by `settled_prefix`. A layer that is settled has score 0. The statistic `squares` has the squared
+    The score compares the norms of the updates of two successive intervals; which layers are stable is decided over all
+    layers' scores, by `stable_prefix`. A layer that is stable has score 0. The statistic `squares` has the squared
     norm of each parameter's updates in the last interval.
     """
 
@@ -136,8 +140,8 @@ class AutoFreeze(StabilityMetric):
         found.moves = dict(zip(parameters.names, zip(before, squares, strict=True), strict=True))
 
 
-def settled_prefix(scores: Mapping[int, float], percentile: float) -> int:
-    """Number of layers, from the input up, that AutoFreeze takes for settled: the longest run of layers whose scores
+def stable_prefix(scores: Mapping[int, float], percentile: float) -> int:
+    """Number of layers, from the input up, that AutoFreeze takes for stable: the longest run of layers whose scores
     are among the lowest `percentile` % of all layers' scores (rounded down to whole layers)."""
     count = int(percentile * len(scores) // 100)
     if not count:

@@ -23,11 +23,11 @@ AT_FIRST_USE = ("encodings.idna", "numpy.ctypeslib")
 def forkserver() -> BaseContext:
     """The process that forks ranks: it imports once what each of them needs.
 
-    Python has one for all, and what it imports is settled when it forks for the first time.
+    Python has one for all, and what it imports is fixed when it forks for the first time.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["torch", "workers.rank", "workers.launch.ranks", *AT_FIRST_USE, "workers.launch.settled"]
+        ["torch", "workers.rank", "workers.launch.ranks", *AT_FIRST_USE, "workers.launch.uncollected"]
     )
     return context
 

@@ -23,7 +23,7 @@ from workers.config import WorkerConfig
 from workers.control.rank_error import RankError, travelling_errors
 from workers.launch.processes import Died, LaunchedProcesses
 from workers.launch.waiting import waits_for_a_rank
-from workers.process.host_memory import settle_objects
+from workers.process.host_memory import exclude_from_collections
 from workers.process.output import cause_of_death, innermost_calls, keep_output, last_lines, rank_log_path
 from workers.profiling.measured import Measured, combine
 from workers.profiling.profiler import BUDGET_S
@@ -156,7 +156,7 @@ def _measure(request: ProfileRequest, number: int, pipe: Connection) -> None:
             timeout_s=2 * request.timeout_s,
         )
     )
-    settle_objects()
+    exclude_from_collections()
     pipe.send(rank.profile(request.budget_s))
     faulthandler.cancel_dump_traceback_later()
     # A collective that is over here may still be under way at a neighbour: all close together.

@@ -21,7 +21,7 @@ from planner.plan import Plan
 from planner.rank_program import place_programs
 from workers.config import WorkerConfig
 from workers.launch.processes import Died, LaunchedProcesses
-from workers.process.host_memory import settle_objects
+from workers.process.host_memory import exclude_from_collections
 from workers.profiling.counted_memory import CountedMemory, LiveStorages
 from workers.protocol.orders import Assignment, CheckpointRef, Generation, Request
 from workers.protocol.reports import Outcome, Report, StepReport, TimelineReport
@@ -197,7 +197,7 @@ def _process(job: LaunchedJob, number: int, pipe: Connection) -> None:
         generation = _generation(job, pipe.recv())
         rank.join(generation, job.open_channel(generation, number) if job.open_channel else None)
         threading.Thread(target=_obey, args=(pipe, rank, closing), daemon=True).start()
-        settle_objects()
+        exclude_from_collections()
 
     try:
         pipe.send(("outcome", _host(job, number, rank, join, counting)))

@@ -69,7 +69,7 @@ class LayerCheck:
         found = self._kinds.get(kind)
         if found is None:
             found = self._compared(layer, inputs, draw_key, newest)
-            self._kinds[kind] = replace(found, settled={})
+            self._kinds[kind] = replace(found, unmoved={})
         if found.whole and not layer.whole:
             layer.compute_whole(found.whole)
         if before is None:
@@ -102,7 +102,7 @@ class LayerCheck:
             detached=comparison.detached,
             attached=comparison.attached,
             modes=comparison.modes,
-            settled=comparison.settled,
+            unmoved=comparison.unmoved,
         )
 
     def compare_loss(self, loss: Loss, outputs: Tensors, targets: Tensors, draw_key: int, step: int) -> None:
@@ -127,7 +127,7 @@ class LayerCheck:
         for name in changed(before.modes, found.modes):
             mode = "training" if found.modes.get(name) else "evaluation"
             self._refuse_later(layer, f"its {name or 'module'} is in {mode} mode now")
-        for name in changed(before.settled, found.settled) if found.settled else ():
+        for name in changed(before.unmoved, found.unmoved) if found.unmoved else ():
             self.tell(
                 f"layer {layer.name} has changed its {name}, which is no state of the model: it is not saved, not"
                 " undone with a step that is run again, and not moved. If what it computes depends on it, hold it in a"

@@ -65,7 +65,7 @@ class LayerComparison:
         self._made = _named_persistently(layer.module)
         self.modes: dict[str, bool] = {}
         """By name, whether a module is in training mode after a pass; once compared."""
-        self.settled: dict[str, Any] = {}
+        self.unmoved: dict[str, Any] = {}
         """By name, what attributes held through all passes; once compared."""
 
     @property
@@ -216,7 +216,7 @@ class LayerComparison:
         if moved:
             self._refuse_states(buffers, moved)
         self.modes = {name: part.training for name, part in layer.module.named_modules()}
-        self.settled = {name: value for name, value in states[0].items() if name not in moved}
+        self.unmoved = {name: value for name, value in states[0].items() if name not in moved}
         return numbers
 
     def _hidden(self) -> dict[str, Any]:

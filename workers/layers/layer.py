@@ -69,7 +69,7 @@ class Compared:
     """Outputs that carry a gradient in a plain loop."""
     modes: Mapping[str, bool]
     """By name, whether a module was in training mode after a pass."""
-    settled: Mapping[str, Any]
+    unmoved: Mapping[str, Any]
     """By name, the values that attributes held through all of the comparison; empty if another layer was compared."""
 
 

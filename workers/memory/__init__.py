@@ -1,4 +1,4 @@
 """A rank's memory while it trains: what to do when it runs out, and before.
 
-Not here: What a plan takes (`planner/simulation/memory.py`), and the readings of `sampling/`.
+Not here: what a plan takes on device and host (`planner/simulation/`), and the readings of `sampling/`.
 """

@@ -16,7 +16,7 @@ LOOK_EVERY_S = 0.1
 HOLD_S = 0.3
 """Longest hold of microbatches per fall, in seconds: others may free memory meanwhile. Moving layers does the rest."""
 POLL_S = 0.01
-SETTLED_STEPS = 2
+FIRST_STEP = 2
 """The first step in which it watches: before, the memory of a step is not known."""
 
 
@@ -59,7 +59,7 @@ class MemoryWatch:
             return
         self._looked_s = now_s
         left = self._left()
-        if self._steps < SETTLED_STEPS:
+        if self._steps < FIRST_STEP:
             return
         self._most_left = max(left, self._most_left or left)
         if left >= self._reserve_bytes:

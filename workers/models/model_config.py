@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from workers.models.families.factory import FactoryConfig
 from workers.models.families.family import ModelFamily
 from workers.models.families.gpt import GptConfig
 from workers.models.families.llama import LlamaConfig
+from workers.models.families.user_factory import FactoryConfig
 from workers.models.families.vit import VitConfig
 
 AnyModel = GptConfig | LlamaConfig | VitConfig | FactoryConfig

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from workers.models.definition import ModelDefinition
-from workers.models.families.factory import FactoryConfig
+from workers.models.families.user_factory import FactoryConfig
 from workers.models.model_config import AnyModel, families
 from workers.protocol.errors import JobError
 

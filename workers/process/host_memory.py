@@ -101,7 +101,7 @@ def without_collections() -> Iterator[None]:
         gc.enable()
 
 
-def settle_objects() -> None:
+def exclude_from_collections() -> None:
     """Exclude all Python objects that exist now from garbage collection.
 
     Torch alone creates hundreds of thousands; a full collection over them takes tens of milliseconds, in the middle of

@@ -21,7 +21,7 @@ from workers.process.dispatch_mode import DispatchMode
 @dataclass(frozen=True, kw_only=True)
 class CountedMemory:
     """The most that lived at one time on one rank, from the report on the step before to the report on this one: in
-    the window after this step, because a step is reported once it is settled."""
+    the window after this step, because a step is reported once all ranks have passed its commit."""
 
     rank: int
     step: int

@@ -36,7 +36,7 @@ ASLEEP_S = 0.04
 TRIPS_ASLEEP = 6
 """In place of `TRIPS` on a device that sleeps, where each takes so long."""
 SMALL_BYTES = 256
-SETTLE_S = 2e-3
+ARRIVAL_S = 2e-3
 """Until a message has surely arrived, beside twice the time of a round trip."""
 FASTEST_BYTES_PER_S = 1e12
 """The bandwidth of a link on which size makes no difference."""
@@ -194,7 +194,7 @@ class _Probing:
         for trip in range(2 * self._trips):
             busy = trip >= self._trips
             if busy:
-                time.sleep(SETTLE_S + 2 * median(waits[WARM_UP:]))
+                time.sleep(ARRIVAL_S + 2 * median(waits[WARM_UP:]))
                 # Once for as long as the sender works, and once more.
                 self._work()
                 self._work()

@@ -55,7 +55,7 @@ class Generation(Packed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settlement:
+class CommitOutcome:
     """The outcome of the commit in which a generation ended; all its surviving ranks get the same step."""
 
     step: int

@@ -11,7 +11,7 @@ from workers.loss_scale import LossScale
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """One settled step, sent by the first rank.
+    """One step that all have committed, sent by the first rank.
 
     After a failure every surviving rank sends the newest ones again, as the first rank may be gone with its
     last reports. The first report to arrive for each generation and step counts.
@@ -38,8 +38,8 @@ class StepReport:
     effective_update: float = 1.0
     """Share of that energy that the step's freeze ratios let through: TimelyFreeze definition D.7."""
     committed_s: float = 0.0
-    """When it was committed, in seconds since the Unix epoch. The report follows a little later, once the
-    step is settled."""
+    """When it was committed, in seconds since the Unix epoch. The report follows a little later, once all
+    ranks have passed that commit."""
     samples_digest: str = ""
     """Digest of the samples that it used, as read: `workers.data.sampling.samples_digest`."""
 
@@ -408,7 +408,7 @@ class RankPosition:
     """Digest of all ranks' records of the commit of `step`, if it has them: `workers.control.records_digest`."""
     undecided: int | None = None
     """The step whose commit it reached without learning the outcome; it keeps the gradients until that is
-    settled."""
+    finished."""
     began: int = 0
     """The newest step that it began in its last generation. If it is not committed, it was in flight."""
     holds: tuple[Piece, ...] = ()
@@ -423,7 +423,7 @@ class RankPosition:
     loss_scale: LossScale | None = None
     """Loss scale of the step after `step`, where the precision needs one and the rank knows it."""
     snapshots: tuple[SnapshotHeld, ...] = ()
-    """Newest first. They stay offered whatever step the rank settles on."""
+    """Newest first. They stay offered from whatever step the rank continues."""
     host: str = ""
     port: int = 0
     """Where its state server listens."""

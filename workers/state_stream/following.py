@@ -65,7 +65,7 @@ class Parcels:
 
     step: int
     of_layers: Mapping[int, Tensor]
-    """Layer -> uint8[bytes], packed: `workers.elastic.redundancy`."""
+    """Layer -> uint8[bytes], packed: `workers.copies.redundancy`."""
 
     @property
     def bytes(self) -> int:

@@ -86,7 +86,7 @@ class BetweenSteps:
         begun_s, rescues = time.time(), self.setup.rescues
         # Every rank has passed the commit then, and steps are reported before their checkpoint.
         self.channel.all_gather(b"")
-        self.announcements.settle(step)
+        self.announcements.release(step)
         self.release()
         self.checkpointing.start(step, self._copies, loss_scale)
         error = self.checkpointing.finish(self.channel, self.setup.place, step)
@@ -109,9 +109,9 @@ class BetweenSteps:
         loss = validate(self.setup, self.minibatch.engine, self.channel)
         self.validated = True
         if loss is not None:
-            self.announcements.settle(step)
+            self.announcements.release(step)
             self.announcements.add_shared(step, ValidationReport(step=step, loss=loss))
-            self.announcements.settle(step)
+            self.announcements.release(step)
 
     def sample(self, step: int) -> None:
         """Let the model of `step` continue a prompt, if it is one of language."""

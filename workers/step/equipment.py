@@ -59,7 +59,7 @@ class Equipment:
     log_sha256: Callable[[], str | None] = lambda: None
     """Returns the hash of a line of the job's event log, if one is known."""
     observe: Callable[[StepTimes], None] | None = None
-    """Takes the times of each step, before it is settled. None: nobody wants them."""
+    """Takes the times of each step, before all have passed its commit. None: nobody wants them."""
     surroundings: Callable[[], FeatureSample | None] = lambda: None
     """Returns the newest sample of its device and host."""
 

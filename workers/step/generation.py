@@ -20,10 +20,10 @@ from planner.rounds import busy_pipelines, executed_by, windows_of
 from planner.shards import Piece
 from planner.shares import numbers_of, parts
 from workers.commit.unfinished import Greeting
+from workers.copies.redundancy import Shipping
+from workers.copies.snapshots import Snapshots
+from workers.copies.standby import Base, Standbys
 from workers.elastic.modules_ahead import ModulesAhead
-from workers.elastic.redundancy import Shipping
-from workers.elastic.snapshots import Snapshots
-from workers.elastic.standby import Base, Standbys
 from workers.freezing.freezer import Extent, Freezer
 from workers.freezing.mask import LayerParameters
 from workers.freezing.plans import FreezePlans

@@ -43,7 +43,7 @@ class Findings:
     parameter_norms: dict[int, dict[str, float]] = field(default_factory=dict)
     scores: dict[int, float] = field(default_factory=dict)
     moves: dict[int, dict[str, Moves]] = field(default_factory=dict)
-    settled: dict[int, int] = field(default_factory=dict)
+    stable: dict[int, int] = field(default_factory=dict)
     energies: dict[int, Energy] = field(default_factory=dict)
     parameter_energies: dict[int, dict[str, Energy]] = field(default_factory=dict)
 
@@ -162,7 +162,7 @@ class Minibatch:
     def findings(self) -> Findings:
         """Look at the gradients of the step at hand, and check what is stable if that is due."""
         setup, norms = self._setup, self._norms()
-        checked, settled = self._freezer.check()
+        checked, stable = self._freezer.check()
         energies = self._freezer.energies(norms)
         of_layers = dict.fromkeys(setup.layers, 0.0)
         of_parameters: dict[int, dict[str, float]] = {layer: {} for layer in setup.layers}
@@ -174,7 +174,7 @@ class Minibatch:
                 parameter_norms=of_parameters,
                 scores=checked.scores,
                 moves=checked.moves,
-                settled=settled,
+                stable=stable,
                 parameter_energies=energies,
             )
         if setup.pipeline != 0:
@@ -183,7 +183,7 @@ class Minibatch:
             squared_norms=of_layers,
             scores=checked.scores,
             moves=checked.moves,
-            settled=settled,
+            stable=stable,
             energies={layer: total_of(of_layer.values()) for layer, of_layer in energies.items()},
         )
 

@@ -19,14 +19,14 @@ from workers.commit.commit import CommitDecision, CommitError, CommitRecord, Pre
 from workers.commit.next_plan import NextPlan
 from workers.commit.unfinished import Greeting, Unfinished, agree, agreed_loss_scale
 from workers.control.announcements import Announcements
-from workers.elastic.snapshot_turns import SnapshotTurns
-from workers.elastic.snapshots import Bring
+from workers.copies.snapshot_turns import SnapshotTurns
+from workers.copies.snapshots import Bring
 from workers.fault_injection.points import FaultPhase
 from workers.memory.limit import LimitedMemory
 from workers.memory.shortage import RankOutOfMemory, shortage_in
 from workers.memory.watch import MemoryWatch
 from workers.protocol.errors import JobError
-from workers.protocol.orders import Generation, Request, Settlement
+from workers.protocol.orders import CommitOutcome, Generation, Request
 from workers.protocol.reports import Outcome, Parted, Report, WarningReport
 from workers.state.layer_state import digest
 from workers.state.precision import scales_loss
@@ -204,24 +204,24 @@ class TrainingLoop:
                 self._between.checkpointing.close(wait=isinstance(outcome, Outcome))
             self._setup.standbys.rest()
 
-    def settle(self, settlement: Settlement) -> None:
-        """Apply or drop the undecided commit, and send the reports that this settles."""
+    def finish_commit(self, commit_outcome: CommitOutcome) -> None:
+        """Apply or drop the undecided commit, and send the reports that this releases."""
         undecided = self._undecided
-        if undecided is not None and undecided.step == settlement.step:
-            if settlement.vector is None:
+        if undecided is not None and undecided.step == commit_outcome.step:
+            if commit_outcome.vector is None:
                 raise CommitError(f"nobody brought the records of commit {undecided.step}")
-            decision = self._decide(settlement.vector)
+            decision = self._decide(commit_outcome.vector)
             if not decision.skipped:
                 self._minibatch.load_buffers(undecided.buffers)
             took_s = undecided.lost_s - undecided.begun_s
             undecided = replace(undecided, begun_s=time.perf_counter() - took_s)
-            self._take_up(undecided, settlement.vector, decision)
+            self._take_up(undecided, commit_outcome.vector, decision)
         elif undecided is not None:
             self._minibatch.drop()
             for request in undecided.requests:
                 self._setup.mailbox.put(request)
         self._undecided = None
-        self._announcements.end(self.step, settlement.reported)
+        self._announcements.end(self.step, commit_outcome.reported)
 
     def _run(self) -> Outcome | Parted | NextPlan:
         config = self._setup.config
@@ -230,11 +230,11 @@ class TrainingLoop:
         while self.step < config.job.steps and not stopped:
             self._step()
             if self._skipped.too_many:
-                self._settle_all()
+                self._release_all()
                 raise JobError(self._skipped.explain(self.step, self.loss_scale))
             stopped = self._stopped
             if Request.REGROUP in self._requests and not stopped and self.step < config.job.steps:
-                self._settle_all()
+                self._release_all()
                 return Parted(rank=self._setup.rank, step=self.step)
             self._between.attend(self.step, self._requests, self.loss_scale)
             if not stopped and self.step < config.job.steps:
@@ -243,7 +243,7 @@ class TrainingLoop:
                 self.ended_s = time.perf_counter()
                 self.upkeep.hand_over(self.step)
                 return self._next
-        self._settle_all()
+        self._release_all()
         if not stopped and config.job.sample_tokens:
             self._between.sample(self.step)
         if (counts := self._freezer.counts()) is not None:
@@ -319,10 +319,10 @@ class TrainingLoop:
         """Ranks on this host."""
         return sum(owner.host == self._setup.greeting.host for owner in self._owners)
 
-    def _settle_all(self) -> None:
+    def _release_all(self) -> None:
         """Learn that every rank has passed the newest commit."""
         self._channel.all_gather(b"")
-        self._announcements.settle(self.step)
+        self._announcements.release(self.step)
 
     def _step(self) -> None:
         begun_s = time.perf_counter()
@@ -344,7 +344,7 @@ class TrainingLoop:
             # A finished window proves that every rank of the pipeline has passed the newest commit. Not so
             # with forward-only stages: they may run ahead of those behind them.
             if not self._setup.program.frozen_stages:
-                self._announcements.settle(self.step)
+                self._announcements.release(self.step)
             if not self._freezer.on:
                 self.upkeep.send(step, {}, buffers)
             findings = self._minibatch.findings()
@@ -359,7 +359,7 @@ class TrainingLoop:
                 vector = tuple(self._channel.all_gather(record.encode()))
                 faults.reach(FaultPhase.IN_COMMIT, step)
                 decision = self._decide(vector)
-                self._announcements.settle(self.step)
+                self._announcements.release(self.step)
             except BaseException:
                 after = {**self._minibatch.copied_buffers(), **buffers}
                 self._undecided = _Undecided(
@@ -415,7 +415,7 @@ class TrainingLoop:
             requests=self._own_requests(),
             prepared=freezer.bring(setup.mailbox.prepared()),
             next_plan=self._ready_plan(),
-            bases_settled=self.upkeep.settled,
+            bases_done=self.upkeep.bases_done,
             snapshot=setup.snapshots.complete,
             snapshot_given_up=setup.snapshots.given_up,
             files=files,
@@ -468,11 +468,11 @@ class TrainingLoop:
         if self.loss_scale is not None:
             self.loss_scale = self.loss_scale.after(skipped=decision.skipped)
         self._announce(step, decision, reports)
-        if decision.bases_settled:
+        if decision.bases_done:
             self._setup.withdraw()
 
     def _announce(self, step: _Undecided, decision: CommitDecision, freezing: Iterable[Report]) -> None:
-        """Have the reports of the committed step sent once it is settled."""
+        """Have the reports of the committed step sent once all ranks have passed its commit."""
         setup, step_s = self._setup, time.perf_counter() - step.begun_s
         self._announcements.add_shared(
             self.step, step_report(setup, self._generation.number, decision, step_s)

@@ -12,10 +12,10 @@ from planner.shards import Piece
 from workers.commit.commit import CommitDecision
 from workers.commit.next_plan import NextPlan
 from workers.commit.unfinished import Greeting
+from workers.copies.held_updates import HeldUpdates
+from workers.copies.redundancy import Shipping
 from workers.elastic.followed import Followed
-from workers.elastic.held_updates import HeldUpdates
 from workers.elastic.modules_ahead import ModulesAhead
-from workers.elastic.redundancy import Shipping
 from workers.elastic.standby_watch import StandbyWatch
 from workers.protocol.reports import Report
 from workers.state.layer_state import LayerState
@@ -72,9 +72,9 @@ class Upkeep:
         )
 
     @property
-    def settled(self) -> bool:
+    def bases_done(self) -> bool:
         """Whether no copy waits for its base any longer."""
-        return self._standbys.settled
+        return self._standbys.bases_done
 
     def states(self) -> list[LayerState]:
         """The copies that are on the device."""
@@ -114,7 +114,7 @@ class Upkeep:
         self._followed.commit(decision, freeze)
 
     def news(self, step: int) -> list[Report]:
-        """New reports on the copies once `step` is settled."""
+        """New reports on the copies once all ranks have passed the commit of `step`."""
         return self._watch.news(step)
 
     def release(self) -> None:

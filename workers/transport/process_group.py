@@ -60,7 +60,7 @@ class ProcessGroupChannel(Channel):
         self._group: Any = dist.ProcessGroupGloo(
             store, self.rank, self.size, timedelta(seconds=generation.timeout_s)
         )
-        self._queues.settle()
+        self._queues.find_new()
         self.lost = partial(_fewer, self._queues, self._queues.open)
         """Whether a connection to another rank is broken. Cheap, and safe to call from any thread."""
         self._out_shapes: dict[MessageStream, MessageFormat] = {}

@@ -17,7 +17,7 @@ _ALL_UNACKNOWLEDGED = 0x5411
 """SIOCOUTQ: written bytes that the other end has not acknowledged."""
 _UNSENT = 0x894B
 """SIOCOUTQNSD: written bytes that have not been sent at all."""
-SETTLED_S = 0.002
+ACKNOWLEDGEMENT_S = 0.002
 """Sent bytes count as having left this machine when none of them is acknowledged for this long: the other end
 delays its acknowledgement, by up to 40 ms, until it has data of its own to send."""
 _LOOK_AGAIN_S = 1.0
@@ -46,7 +46,7 @@ class SendQueues:
     _queues: list[_Queue] = field(default_factory=list, init=False)
     _looked_s: float = field(default=float("-inf"), init=False)
 
-    def settle(self) -> None:
+    def find_new(self) -> None:
         """Add the connections opened since the last call."""
         known = {queue.socket for queue in self._queues}
         self._queues += [_Queue(one) for one in self.connections.find() - known]
@@ -66,7 +66,7 @@ class SendQueues:
         """Whether any bytes are on their way out of this machine."""
         now_s = self.clock()
         if self.growing and now_s - self._looked_s >= _LOOK_AGAIN_S:
-            self.settle()
+            self.find_new()
         # Check all of them, so that a change in any is seen when it happens.
         return sum(self._is_pending(queue, now_s) for queue in self._queues) > 0
 
@@ -81,7 +81,7 @@ class SendQueues:
             if unacknowledged != queue.unacknowledged:
                 queue.unacknowledged = unacknowledged
                 queue.since_s = now_s
-            return now_s - queue.since_s < SETTLED_S or _ask(queue.socket.descriptor, _UNSENT) > 0
+            return now_s - queue.since_s < ACKNOWLEDGEMENT_S or _ask(queue.socket.descriptor, _UNSENT) > 0
         except OSError:  # closed
             return False
 

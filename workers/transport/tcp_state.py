@@ -18,7 +18,7 @@ _SIZE = 192
 _MAX_PACING_RATE = 47
 """SO_MAX_PACING_RATE."""
 _UNLIMITED = 2**64 - 1
-SETTLED_PACKETS = 1
+UNCONFIRMED_PACKETS = 1
 """Packets whose acknowledgement the other end may delay, by up to 40 ms, when all have arrived."""
 
 
@@ -42,7 +42,7 @@ class TcpState:
     @property
     def waiting(self) -> bool:
         """Whether bytes wait for the link, beyond those whose acknowledgement may be held back."""
-        return self.unsent_bytes > 0 or self.flying_packets > SETTLED_PACKETS
+        return self.unsent_bytes > 0 or self.flying_packets > UNCONFIRMED_PACKETS
 
 
 def tcp_state(connection: socket.socket) -> TcpState | None:

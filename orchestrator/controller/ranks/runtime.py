@@ -19,11 +19,11 @@ from orchestrator.controller.planning.precomputed_plans import PrecomputedPlans
 from orchestrator.controller.ranks.assessment import Assessment
 from orchestrator.controller.ranks.calls import RankCalls
 from orchestrator.controller.ranks.heartbeats import Heartbeats
+from orchestrator.controller.ranks.interrupted_commit import InterruptedCommits
 from orchestrator.controller.ranks.living import LivingRanks
 from orchestrator.controller.ranks.next_plans import NextPlans
 from orchestrator.controller.ranks.patience import Patience
 from orchestrator.controller.ranks.processes import RankProcesses
-from orchestrator.controller.ranks.settling import SettlingRanks
 from orchestrator.controller.ranks.training import GenerationTraining
 from orchestrator.events.types import Event
 from orchestrator.lifecycle.effects import (
@@ -32,6 +32,7 @@ from orchestrator.lifecycle.effects import (
     CopyAside,
     Dismiss,
     Effect,
+    FinishCommit,
     Follow,
     HostStore,
     Join,
@@ -43,7 +44,6 @@ from orchestrator.lifecycle.effects import (
     Recruit,
     Reserve,
     Save,
-    Settle,
     Switch,
     Train,
     Weigh,
@@ -87,7 +87,7 @@ class Runtime:
         self._assessment = Assessment(
             self.calls, self.living, patience, setup.config.cluster.timeout_s, post, spawn
         )
-        self._settling = SettlingRanks(setup, hosts, self.calls, post)
+        self._commits = InterruptedCommits(setup, hosts, self.calls, post)
         self.training = GenerationTraining(hosts, self.calls, self.living, self._precomputed, post, spawn)
         self._next_plans = NextPlans(hosts, self.living, post)
 
@@ -116,10 +116,10 @@ class Runtime:
                 return self._processes.dismiss(ranks)
             case Assess(ranks, number, generation):
                 return self._assessment.assess(ranks, number, generation)
-            case Settle():
-                return self._settling.settle(effect)
+            case FinishCommit():
+                return self._commits.finish(effect)
             case Save():
-                return self._settling.save(effect)
+                return self._commits.save(effect)
             case Follow(assignments, number):
                 return self.calls.each(
                     {rank: ("follow", assignment) for rank, assignment in assignments.items()},

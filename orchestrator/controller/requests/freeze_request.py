@@ -85,7 +85,7 @@ def decided(wanted: WantedFreezing, job: Running) -> Adopt | Solve:
         raise JobError(
             "the job replays the freezing of a log and decides nothing itself: freeze in another run"
         )
-    method, r_max = _settled(wanted, job)
+    method, r_max = _wanted_settings(wanted, job)
     control = FreezeOverrides(method=method, r_max=r_max)
     if not method.startswith("timelyfreeze"):
         return Adopt(control=control)
@@ -197,7 +197,7 @@ def described(control: FreezeOverrides) -> str:
     return f"freezes by {named} once its monitoring has ended"
 
 
-def _settled(wanted: WantedFreezing, job: Running) -> tuple[str, float]:
+def _wanted_settings(wanted: WantedFreezing, job: Running) -> tuple[str, float]:
     """Return method and r_max.
 
     Raises:

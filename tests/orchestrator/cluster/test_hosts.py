@@ -17,13 +17,21 @@ from tiny_jobs import tiny
 from orchestrator.cluster.exits import UNKNOWN
 from orchestrator.cluster.hosts import CONNECT_S, Hosts, RankGone, stands
 from orchestrator.controller.ranks.runtime import Runtime
-from orchestrator.lifecycle.effects import Assess, Prepare, Settle, Train
+from orchestrator.lifecycle.effects import Assess, FinishCommit, Prepare, Train
 from orchestrator.lifecycle.recovery import Handover
-from orchestrator.lifecycle.stimuli import Departed, Noted, Positioned, RankLost, RankSettled, Ready, Stimulus
+from orchestrator.lifecycle.stimuli import (
+    CommitFinished,
+    Departed,
+    Noted,
+    Positioned,
+    RankLost,
+    Ready,
+    Stimulus,
+)
 from workers.actor import Home
 from workers.control.records_digest import vector_sha256
 from workers.process.output import rank_log_path
-from workers.protocol.orders import Settlement
+from workers.protocol.orders import CommitOutcome
 from workers.protocol.reports import Parted, RankPosition
 
 
@@ -271,15 +279,15 @@ def test_where_a_rank_stands_counts_once_it_has_left(tmp_path: Path) -> None:
     asyncio.run(look())
 
 
-class Settling:
-    """Ranks that settle; rank 0 has the records of the commit."""
+class FinishingRanks:
+    """Ranks that finish a commit; rank 0 has its records."""
 
     def __init__(self) -> None:
-        self.told: dict[int, Settlement] = {}
+        self.told: dict[int, CommitOutcome] = {}
 
     def call(self, rank: int, method: str, *arguments: Any) -> Awaitable[Any]:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        if method == "settle":
+        if method == "finish_commit":
             (self.told[rank],) = arguments
         answer.set_result(RECORDS if method == "records" else None)
         return answer
@@ -288,31 +296,33 @@ class Settling:
 RECORDS = (b"a", b"b", b"c")
 
 
-def settled(folder: Path, sha256: str) -> tuple[list[Stimulus], dict[int, Settlement]]:
+def finished(folder: Path, sha256: str) -> tuple[list[Stimulus], dict[int, CommitOutcome]]:
     """What is posted, and what ranks 0 to 2 are told, when rank 2 lacks the records that rank 0 has."""
 
-    async def settle() -> tuple[list[Stimulus], dict[int, Settlement]]:
-        hosts, told = Settling(), list[Stimulus]()
-        setup = ElasticJob(resolved(tiny(folder, "settling"))).setup
+    async def finish() -> tuple[list[Stimulus], dict[int, CommitOutcome]]:
+        hosts, told = FinishingRanks(), list[Stimulus]()
+        setup = ElasticJob(resolved(tiny(folder, "commit"))).setup
         runtime = Runtime(setup, cast(Hosts, hosts), told.append, asyncio.ensure_future)
         handover = Handover(holder=0, vector_sha256=sha256, lacking=frozenset({2}))
-        work = runtime.carry_out(Settle(frozenset({0, 1, 2}), Settlement(step=5, reported=4), 2, handover))
+        work = runtime.carry_out(
+            FinishCommit(frozenset({0, 1, 2}), CommitOutcome(step=5, reported=4), 2, handover)
+        )
         assert work is not None
         await work
         return told, hosts.told
 
-    return asyncio.run(settle())
+    return asyncio.run(finish())
 
 
 def test_only_ranks_that_lack_the_records_of_a_commit_get_them(tmp_path: Path) -> None:
-    posted, told = settled(tmp_path, vector_sha256(RECORDS))
+    posted, told = finished(tmp_path, vector_sha256(RECORDS))
     assert {rank: each.vector for rank, each in told.items()} == {0: None, 1: None, 2: RECORDS}
     assert {each.step for each in told.values()} == {5}
-    assert sorted(posted, key=repr) == [RankSettled(rank, 2) for rank in (0, 1, 2)]
+    assert sorted(posted, key=repr) == [CommitFinished(rank, 2) for rank in (0, 1, 2)]
 
 
-def test_records_that_are_not_those_that_were_named_settle_nothing(tmp_path: Path) -> None:
-    posted, told = settled(tmp_path, vector_sha256((b"a", b"bc")))
+def test_records_that_are_not_those_that_were_named_finish_nothing(tmp_path: Path) -> None:
+    posted, told = finished(tmp_path, vector_sha256((b"a", b"bc")))
     assert told == {}
     (lost,) = posted
     assert isinstance(lost, RankLost)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ray._private import services
 
-from orchestrator.cluster.ports import AGENTS, SETTLED, UNTOLD, agents_announced, free_ports
+from orchestrator.cluster.ports import AGENTS, QUIET_PORTS, UNTOLD, agents_announced, free_ports
 
 NODE = "ab" * 28
 """A node's id in Ray's form."""
@@ -36,7 +36,7 @@ def test_a_raylet_knows_all_ports_of_its_agents_before_they_run(
     assert told["metrics_export_port"] == 4321, "a given one stays"
     chosen = [told[agent] for agent in AGENTS if agent != "metrics_export_port"]
     assert len(set(chosen)) == 3
-    assert all(port in SETTLED for port in chosen)
+    assert all(port in QUIET_PORTS for port in chosen)
     assert (tmp_path / f"{UNTOLD}_{NODE}").read_text() == str(told[UNTOLD])
 
 
@@ -44,5 +44,5 @@ def test_free_ports_are_free_differ_and_lie_below_those_of_outgoing_connections(
     ports = free_ports(50)
     assert len(set(ports)) == 50
     outgoing = Path("/proc/sys/net/ipv4/ip_local_port_range")
-    first = int(outgoing.read_text().split()[0]) if outgoing.exists() else SETTLED.stop
-    assert max(ports) < max(first, SETTLED.stop)
+    first = int(outgoing.read_text().split()[0]) if outgoing.exists() else QUIET_PORTS.stop
+    assert max(ports) < max(first, QUIET_PORTS.stop)

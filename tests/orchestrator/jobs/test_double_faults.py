@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fault_rows import assert_consistent
+from orchestrator.prepare.finishing import Settled
 from process_hosts import ElasticJob, Ran, assert_gone
 from ray_jobs import resolved
 from rigs import all_gather_or_none
@@ -17,7 +18,6 @@ from tiny_jobs import tiny
 
 from orchestrator.events import types as events
 from orchestrator.lifecycle.states import JobFinished
-from orchestrator.prepare.settling import Settled
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind, FaultPhase
 from workers.launch.ranks import LaunchedJob, run_threads
@@ -115,11 +115,11 @@ def test_two_neighbours_cost_the_step_in_flight(tmp_path: Path, quiet: str) -> N
     assert {rank for each in ran.of(events.Regrouped) for rank in each.lost} == {1, 2}
 
 
-@pytest.mark.parametrize("call", ["position", "settle", "follow", "host_store", "join", "train"])
+@pytest.mark.parametrize("call", ["position", "finish_commit", "follow", "host_store", "join", "train"])
 def test_a_kill_on_the_way_to_the_next_generation_is_recovered_from(
     tmp_path: Path, quiet: str, call: str
 ) -> None:
-    """Rank 3 is killed when rank 2 is called to settle, to follow, to join, and so on. Rank 2 has copies of
+    """Rank 3 is killed when rank 2 is called to finish the commit, to follow, to join, and so on. Rank 2 has copies of
     rank 3's layers, and rank 0 of rank 1's."""
     ran = second_loss(tmp_path, call, 3)
     check(ran, quiet, {1})
@@ -128,7 +128,7 @@ def test_a_kill_on_the_way_to_the_next_generation_is_recovered_from(
     assert all(each.steps_lost == 0 for each in regrouped)
 
 
-@pytest.mark.parametrize("call", ["settle", "follow", "join"])
+@pytest.mark.parametrize("call", ["finish_commit", "follow", "join"])
 def test_the_last_holder_lost_during_the_recovery_costs_the_steps_since_the_checkpoint(
     tmp_path: Path, quiet: str, call: str
 ) -> None:
@@ -185,7 +185,7 @@ def test_if_the_rank_that_is_to_send_the_records_dies_another_one_is_asked(
     got: list[tuple[int, bool]] = []
 
     def called(rank: int, method: str, *arguments: Any) -> Any:
-        if method == "settle":
+        if method == "finish_commit":
             got.append((rank, arguments[0].vector is not None))
         if method == "records":
             asked.append(rank)

@@ -158,7 +158,7 @@ def test_a_rank_that_comes_to_no_end_is_killed_and_has_told_where_it_was(
     killed, late = ran.of(events.RankFailed)
     assert (killed.rank, killed.details) == (0, "")
     assert late.rank == 2
-    assert late.error.startswith(f"did not settle within {limit_s:g} s (cluster.timeout_s)")
+    assert late.error.startswith(f"did not finish its commit within {limit_s:g} s (cluster.timeout_s)")
     assert late.error.endswith(", and was killed")
     assert late.details.startswith("thread MainThread:")
     assert "in wait_for_ever" in late.details

@@ -17,7 +17,7 @@ from orchestrator.prepare.planning import replanner_of
 from orchestrator.prepare.preparation import settle
 from orchestrator.prepare.resumption import adopt
 from orchestrator.prepare.settling import with_model
-from orchestrator.spec.checks import check
+from orchestrator.spec.rules import check
 from orchestrator.trainer import PipelineTrainer
 from planner.profile import Profile
 from workers.protocol.reports import FreezeStarted

@@ -39,11 +39,11 @@ from orchestrator.lifecycle.machine import InvalidTransition, handle
 from orchestrator.lifecycle.states import Closing, JobFailed, JobFinished, Stopping, Training
 from orchestrator.lifecycle.stimuli import (
     Aborted,
+    CommitFinished,
     Joined,
     Placed,
     RankLoaded,
     RankLost,
-    RankSettled,
     Released,
     Reported,
     SaveOrStop,
@@ -222,7 +222,7 @@ def test_late_reports_are_kept() -> None:
         ((Start(),), ready(0)),
         (TO_PREPARED[:3], Joined(0)),
         (TO_TRAINING, Placed()),
-        (TO_TRAINING, RankSettled(0)),
+        (TO_TRAINING, CommitFinished(0)),
         (TO_TRAINING, Released()),
         (TO_PREPARED, TrainingEnded(outcome(0))),
     ],

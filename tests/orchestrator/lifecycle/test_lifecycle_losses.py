@@ -25,29 +25,29 @@ from lifecycle_jobs import (
 )
 
 from orchestrator.events import types as events
-from orchestrator.lifecycle.effects import Ask, Assess, Follow, LogRegroup, MakePlan, Settle
+from orchestrator.lifecycle.effects import Ask, Assess, FinishCommit, Follow, LogRegroup, MakePlan
 from orchestrator.lifecycle.recovery import Handover
 from orchestrator.lifecycle.states import (
     Assessing,
     Closing,
+    FinishingCommit,
     Hosting,
     JobFailed,
     Joining,
     Loading,
     Planning,
-    Settling,
     Stopping,
     Training,
     Waiting,
 )
 from orchestrator.lifecycle.stimuli import (
+    CommitFinished,
     Departed,
     Joined,
     PlanReady,
     Positioned,
     RankLoaded,
     RankLost,
-    RankSettled,
     Reported,
     Room,
     SaveOrStop,
@@ -60,7 +60,7 @@ from planner.shards import Piece
 from workers.config import ElasticConfig
 from workers.control.records_digest import vector_sha256
 from workers.protocol.errors import DamagedCheckpoint
-from workers.protocol.orders import CheckpointRef, Request, Settlement, StateSource
+from workers.protocol.orders import CheckpointRef, CommitOutcome, Request, StateSource
 from workers.protocol.reports import Parted, SnapshotHeld, StepReport
 
 
@@ -71,8 +71,8 @@ def test_a_lost_rank_is_recovered_onto_the_survivors() -> None:
     ]
     assert job.logged[-1] == events.RankFailed(rank=1, error="its process died")
     job.take(Positioned(position(0, 1, (0, 1)), 1), Positioned(position(2, 1, (2,), began=2, undecided=2), 1))
-    assert job.without_logs[-1] == Settle(frozenset({0, 2}), Settlement(step=1, reported=1), 1)
-    job.take(RankSettled(0, 1), RankSettled(2, 1))
+    assert job.without_logs[-1] == FinishCommit(frozenset({0, 2}), CommitOutcome(step=1, reported=1), 1)
+    job.take(CommitFinished(0, 1), CommitFinished(2, 1))
     make = job.without_logs[-1]
     assert isinstance(make, MakePlan)
     assert (make.recovery_plan.lineup, make.first, make.version) == ((0, 2), None, 2)
@@ -107,7 +107,9 @@ def test_who_holds_the_vector_takes_the_others_along() -> None:
     job.take(Positioned(position(0, 1, (0, 1), vector_sha256=sha256), 1))
     job.take(Positioned(position(2, 0, (1, 2), undecided=1), 1))
     handover = Handover(holder=0, vector_sha256=sha256, lacking=frozenset({2}))
-    assert job.without_logs[-1] == Settle(frozenset({0, 2}), Settlement(step=1, reported=0), 1, handover)
+    assert job.without_logs[-1] == FinishCommit(
+        frozenset({0, 2}), CommitOutcome(step=1, reported=0), 1, handover
+    )
     recovered(job, plan_of(2, version=2), (0, 2))
     regrouped = next(effect.event for effect in job.without_logs if isinstance(effect, LogRegroup))
     assert (regrouped.step, regrouped.rerun, regrouped.steps_lost) == (1, 0, 0)
@@ -162,7 +164,7 @@ def test_a_step_that_is_gone_is_not_told_of_between_the_forming_and_the_first_st
     job.take(Positioned(position(0, 3, (0,)), 1), Positioned(position(2, 3, (2,)), 1))
     if told:
         job.take(Reported(step_report(3)))
-    job.take(RankSettled(0, 1), RankSettled(2, 1))
+    job.take(CommitFinished(0, 1), CommitFinished(2, 1))
     job.take(PlanReady(plan_of(2, version=2), build("1f1b", 2, 2, 1), 1))
     job.take(RankLoaded(0, None, 1), RankLoaded(2, None, 1), StoreUp("h", 8, 1), Joined(0, 1))
     assert isinstance(job.state, Joining)
@@ -182,7 +184,9 @@ def test_a_damaged_checkpoint_is_told_of_in_the_reason_with_what_it_costs() -> N
             job.take(Reported(checkpoint_report(step)))
     job.take(DEAD, Positioned(position(0, 5, (0,)), 1), Positioned(position(2, 5, (2,)), 1))
     job.take(
-        RankSettled(0, 1), RankSettled(2, 1), PlanReady(plan_of(2, version=2), build("1f1b", 2, 2, 1), 1)
+        CommitFinished(0, 1),
+        CommitFinished(2, 1),
+        PlanReady(plan_of(2, version=2), build("1f1b", 2, 2, 1), 1),
     )
     damage = DamagedCheckpoint(path="/out/4", file="0.safetensors", problem="is cut short")
     job.take(RankLoaded(0, damage, 1), RankLoaded(2, None, 1))
@@ -202,7 +206,9 @@ def test_damaged_moments_are_replaced_by_older_ones_and_then_by_fresh_ones() -> 
             job.take(Reported(checkpoint_report(step)))
     job.take(DEAD, Positioned(position(0, 5, (0,), weights=(1,)), 1), Positioned(position(2, 5, (2,)), 1))
     job.take(
-        RankSettled(0, 1), RankSettled(2, 1), PlanReady(plan_of(2, version=2), build("1f1b", 2, 2, 1), 1)
+        CommitFinished(0, 1),
+        CommitFinished(2, 1),
+        PlanReady(plan_of(2, version=2), build("1f1b", 2, 2, 1), 1),
     )
     for step, older in ((4, 2), (2, None)):
         follow = next(effect for effect in reversed(job.without_logs) if isinstance(effect, Follow))
@@ -234,14 +240,24 @@ def test_a_second_loss_at_any_point_is_assessed_again(length: int) -> None:
     way: tuple[Stimulus, ...] = (
         Positioned(position(0, 0, (0, 1)), 1),
         Positioned(position(2, 0, (1, 2)), 1),
-        RankSettled(0, 1),
-        RankSettled(2, 1),
+        CommitFinished(0, 1),
+        CommitFinished(2, 1),
         shrunk,
         RankLoaded(0, None, 1),
         RankLoaded(2, None, 1),
         StoreUp("h", 8, 1),
     )
-    states = (Assessing, Assessing, Settling, Settling, Planning, Loading, Loading, Hosting, Joining)
+    states = (
+        Assessing,
+        Assessing,
+        FinishingCommit,
+        FinishingCommit,
+        Planning,
+        Loading,
+        Loading,
+        Hosting,
+        Joining,
+    )
     job.take(*way[:length])
     assert type(job.state) is states[length]
     job.take(RankLost(2, "its process died too", dead=True))
@@ -267,7 +283,7 @@ def test_a_step_that_fails_is_tried_again_and_then_given_up() -> None:
     order = order_of(2, elastic=ElasticConfig(attempts=2))
     job = train(Job(order)).take(RankLost(1, "ValueError: no", details="where"))
     job.take(Positioned(position(0, 0, (0,)), 1), Positioned(position(1, 0, (1, 2)), 1))
-    job.take(RankSettled(0, 1), RankSettled(1, 1))
+    job.take(CommitFinished(0, 1), CommitFinished(1, 1))
     assert isinstance(job.state, Loading)  # the same plan
     recovered(job, PLAN, (0, 1))
     regrouped = next(effect.event for effect in job.without_logs if isinstance(effect, LogRegroup))

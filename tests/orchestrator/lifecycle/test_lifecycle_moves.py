@@ -35,6 +35,7 @@ from orchestrator.lifecycle.effects import (
 )
 from orchestrator.lifecycle.states import Assessing, Closing, JobFailed, Training, Waiting
 from orchestrator.lifecycle.stimuli import (
+    CommitFinished,
     Departed,
     Going,
     Joined,
@@ -44,7 +45,6 @@ from orchestrator.lifecycle.stimuli import (
     Positioned,
     RankLoaded,
     RankLost,
-    RankSettled,
     Reported,
     Room,
     SaveOrStop,
@@ -101,7 +101,7 @@ def test_too_few_ranks_wait_for_capacity() -> None:
 def test_a_wait_for_capacity_is_bounded() -> None:
     job = train(Job(THREE)).take(DEAD)
     job.take(Positioned(position(0, 0, (0, 1)), 1), Positioned(position(2, 0, (1, 2)), 1))
-    job.take(RankSettled(0, 1), RankSettled(2, 1), Unplannable("no plan for 2 ranks: memory", 1))
+    job.take(CommitFinished(0, 1), CommitFinished(2, 1), Unplannable("no plan for 2 ranks: memory", 1))
     assert isinstance(job.state, Waiting)
     job.take(WaitOver(1))
     assert isinstance(job.state, Closing)

@@ -8,7 +8,15 @@ import pytest
 
 from orchestrator.lifecycle import reference
 from orchestrator.lifecycle.machine import TABLE
-from orchestrator.lifecycle.states import Assessing, Closing, Settling, State, Stopping, Training, Waiting
+from orchestrator.lifecycle.states import (
+    Assessing,
+    Closing,
+    FinishingCommit,
+    State,
+    Stopping,
+    Training,
+    Waiting,
+)
 from orchestrator.lifecycle.stimuli import Positioned, RankLost, Stimulus, TrainingEnded
 
 ROOT = Path(__file__).parents[3]
@@ -31,4 +39,4 @@ def test_a_type_variable_is_the_present_state_and_an_alias_its_first() -> None:
     assert reference.leads_to(Waiting, RankLost) == (Waiting, Assessing)
     assert Stopping not in reference.leads_to(Training, TrainingEnded)
     assert {Training, Assessing, Closing} <= set(reference.leads_to(Training, TrainingEnded))
-    assert {Assessing, Settling, Waiting} <= set(reference.leads_to(Assessing, Positioned))
+    assert {Assessing, FinishingCommit, Waiting} <= set(reference.leads_to(Assessing, Positioned))

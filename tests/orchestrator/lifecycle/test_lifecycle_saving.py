@@ -23,9 +23,9 @@ from orchestrator.lifecycle.effects import Assess, Dismiss, LogRegroup, Recruit,
 from orchestrator.lifecycle.recovery import Rescue
 from orchestrator.lifecycle.states import Assessing, Closing, JobFailed, JobFinished, Saving, State, Waiting
 from orchestrator.lifecycle.stimuli import (
+    CommitFinished,
     Positioned,
     RankLost,
-    RankSettled,
     Reported,
     Room,
     SaveOrStop,
@@ -33,14 +33,14 @@ from orchestrator.lifecycle.stimuli import (
     WaitOver,
 )
 from workers.config import ElasticConfig
-from workers.protocol.orders import Request, Settlement
+from workers.protocol.orders import CommitOutcome, Request
 from workers.protocol.reports import CheckpointReport
 
 STRICT = replace(THREE, elastic=ElasticConfig(min_ranks=3, wait_s=60))
 RESCUE = Rescue(
     step=4,
-    settling=frozenset({0, 2}),
-    settlement=Settlement(step=4, reported=4),
+    finishing=frozenset({0, 2}),
+    commit_outcome=CommitOutcome(step=4, reported=4),
     layers={0: (0,), 2: (1, 2)},
 )
 WRITTEN = checkpoint_report(4)
@@ -139,7 +139,7 @@ def test_whoever_gives_up_writes_before() -> None:
 
 def test_ranks_for_which_there_is_no_plan_write_what_they_hold() -> None:
     job = paused(THREE).take(
-        RankSettled(0, 1), RankSettled(2, 1), Unplannable("no plan for 2 ranks: memory", 1)
+        CommitFinished(0, 1), CommitFinished(2, 1), Unplannable("no plan for 2 ranks: memory", 1)
     )
     assert isinstance(job.state, Waiting)
     assert job.without_logs[-2] == Save(RESCUE, THREE.plan, job.has.progress.generation + 1)
@@ -149,7 +149,7 @@ def test_weights_without_moments_are_not_written_as_if_they_were_layers() -> Non
     job = train(Job(replace(THREE, elastic=ElasticConfig(wait_s=60, salvage="weights"))))
     job.take(*(Reported(step_report(step, generation=3)) for step in range(1, 5)), DEAD)
     job.take(Positioned(position(0, 4, (0,), weights=(1,)), 1), Positioned(position(2, 4, (2,)), 1))
-    job.take(RankSettled(0, 1), RankSettled(2, 1), Unplannable("no plan for 2 ranks: memory", 1))
+    job.take(CommitFinished(0, 1), CommitFinished(2, 1), Unplannable("no plan for 2 ranks: memory", 1))
     assert isinstance(job.state, Waiting)
     assert not any(isinstance(effect, Save) for effect in job.without_logs)
 

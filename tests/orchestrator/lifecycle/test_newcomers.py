@@ -31,6 +31,7 @@ from orchestrator.lifecycle.effects import (
 )
 from orchestrator.lifecycle.states import Stopping, Training
 from orchestrator.lifecycle.stimuli import (
+    CommitFinished,
     CopiesOverdue,
     Departed,
     Going,
@@ -38,7 +39,6 @@ from orchestrator.lifecycle.stimuli import (
     PlannedAhead,
     Positioned,
     RankLost,
-    RankSettled,
     Reclaimed,
     Reported,
     Room,
@@ -67,7 +67,7 @@ def lacking_one() -> Job:
     """A job that trains on ranks 0 and 1, since rank 2 has died."""
     job = train(Job(ORDER)).take(RankLost(2, "its process died", dead=True))
     job.take(*(Positioned(position(rank, 0, tuple(range(6))), 1) for rank in (0, 1)))
-    job.take(*(RankSettled(rank, 1) for rank in (0, 1)))
+    job.take(*(CommitFinished(rank, 1) for rank in (0, 1)))
     return recovered(job, TWO, (0, 1))
 
 

@@ -116,7 +116,7 @@ def test_a_copy_from_before_the_change_does_not_count() -> None:
     job.take(planned(job))
     job.take(Reported(standby_report(0, (2,))), Reported(standby_report(2, (3,))))
     job.take(*(Reported(switch_report(place, copying(job))) for place in range(3)))
-    # The step of the switch is settled only after it, and reported on by the plan before.
+    # All have passed the commit of the switch only after it, and reported on by the plan before.
     job.take(*(Reported(standby_report(place, (), step=1)) for place in range(3)))
     assert REGROUP not in job.without_logs
     job.take(*(one for one in followed(job) if isinstance(one.report, StandbyReport)))

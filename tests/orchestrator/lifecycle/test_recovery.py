@@ -23,7 +23,7 @@ from planner.shards import WHOLE, Piece, Shard
 from workers.config import ElasticConfig
 from workers.control.records_digest import vector_sha256
 from workers.loss_scale import LossScale
-from workers.protocol.orders import CheckpointRef, Settlement, StatePart, StateSource
+from workers.protocol.orders import CheckpointRef, CommitOutcome, StatePart, StateSource
 from workers.protocol.reports import RankPosition, SnapshotHeld
 
 LAYERS = 6
@@ -66,7 +66,7 @@ KNOWN = {"step": 5, "vector_sha256": vector_sha256((b"a", b"b", b"c"))}
         ({**KNOWN, "began": 5}, {**KNOWN, "began": 5}, 5, (), 0),
     ],
 )
-def test_the_commit_is_settled_one_way(
+def test_the_commit_is_finished_one_way(
     first: dict[str, object], last: dict[str, object], step: int, lacking: tuple[int, ...], rerun: int
 ) -> None:
     recovery_plan = decide(
@@ -74,11 +74,11 @@ def test_the_commit_is_settled_one_way(
     )
     assert isinstance(recovery_plan, RecoveryPlan)
     assert (recovery_plan.step, recovery_plan.rerun) == (step, rerun)
-    assert recovery_plan.settlement == Settlement(step=step, reported=4)
+    assert recovery_plan.commit_outcome == CommitOutcome(step=step, reported=4)
     sha256 = str(KNOWN["vector_sha256"])
     handover = Handover(holder=0, vector_sha256=sha256, lacking=frozenset(lacking)) if lacking else None
     assert recovery_plan.handover == handover
-    assert recovery_plan.settling == {0, 2}
+    assert recovery_plan.finishing == {0, 2}
     assert recovery_plan.cause == "loss"
     assert recovery_plan.lost == (1,)
 
@@ -194,8 +194,8 @@ def test_where_layers_are_lost_all_go_back_to_the_newest_snapshot_that_is_whole(
     found = decide(now)
     assert isinstance(found, RecoveryPlan)
     assert (found.step, found.goes_back, found.goes_on, found.checkpoints) == (5, True, False, ())
-    assert (found.reached, found.settlement) == (12, Settlement(step=12, reported=12))
-    assert found.settling == {0, 2}
+    assert (found.reached, found.commit_outcome) == (12, CommitOutcome(step=12, reported=12))
+    assert found.finishing == {0, 2}
     assert found.loss_scale == scale
     assert found.held == {0: tuple(map(Piece, (0, 1, 4, 5))), 2: tuple(map(Piece, (4, 5, 2, 3)))}
     assert [(each.layer, each.rank) for each in found.sources] == [
@@ -270,8 +270,8 @@ def test_a_snapshot_is_written_before_the_ranks_that_hold_it_may_go() -> None:
     assert "back to the snapshot of step 10, which costs 2 committed steps" in paused.reason
     assert paused.rescue == Rescue(
         step=10,
-        settling=frozenset({0}),
-        settlement=Settlement(step=12, reported=12),
+        finishing=frozenset({0}),
+        commit_outcome=CommitOutcome(step=12, reported=12),
         layers={0: tuple(range(LAYERS))},
     )
     written = decide(replace(few, checkpoints=(CheckpointRef(path="10", step=10),)))
@@ -299,8 +299,8 @@ def test_too_few_ranks_and_no_time_to_wait_is_the_end() -> None:
     few = situation(at(0, 4, *range(LAYERS), began=5), elastic=ElasticConfig(min_ranks=2))
     whole = Rescue(
         step=4,
-        settling=frozenset({0}),
-        settlement=Settlement(step=4, reported=4),
+        finishing=frozenset({0}),
+        commit_outcome=CommitOutcome(step=4, reported=4),
         layers={0: tuple(range(LAYERS))},
     )
     assert decide(few) == PauseDecided(
@@ -436,11 +436,11 @@ def test_who_was_left_aside_holds_nothing_that_counts() -> None:
     left = at(3, 9, *range(LAYERS))
     recovery_plan = decide(situation(at(0, 4, 0, 1, 2), at(2, 4, 3, 4, 5), left))
     assert isinstance(recovery_plan, RecoveryPlan)
-    assert (recovery_plan.step, recovery_plan.reached, recovery_plan.settling) == (4, 4, frozenset({0, 2}))
+    assert (recovery_plan.step, recovery_plan.reached, recovery_plan.finishing) == (4, 4, frozenset({0, 2}))
     assert recovery_plan.lineup == (0, 3, 2)
     short = decide(situation(at(0, 4, 0, 1, 2), at(2, 4, 4, 5), left, checkpoints=AT_2))
     assert isinstance(short, RecoveryPlan)
-    assert (short.step, short.reached, short.settling) == (2, 4, frozenset({0, 2}))
+    assert (short.step, short.reached, short.finishing) == (2, 4, frozenset({0, 2}))
     assert "no remaining rank holds layer 3: back to the checkpoint of step 2, which costs 2" in short.reason
 
 

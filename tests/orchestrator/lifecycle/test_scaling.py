@@ -26,13 +26,13 @@ from orchestrator.lifecycle.effects import Ask, AwaitRanks, Dismiss, LogRegroup,
 from orchestrator.lifecycle.migration import RequestedMove
 from orchestrator.lifecycle.states import TargetSize, Training, Waiting
 from orchestrator.lifecycle.stimuli import (
+    CommitFinished,
     CopiesOverdue,
     Departed,
     Going,
     Migrate,
     Positioned,
     RankLost,
-    RankSettled,
     RanksOverdue,
     Reclaimed,
     Reported,
@@ -312,7 +312,7 @@ def test_a_move_that_stops_the_ranks_is_answered_when_others_regroup_in_its_plac
     number = job.has.progress.round
     job.take(*(Departed(Parted(rank=rank, step=4), number) for rank in range(3)))
     job.take(*(Positioned(position(rank, 4, tuple(range(6))), number + 1) for rank in range(3)))
-    job.take(*(RankSettled(rank, number + 1) for rank in range(3)))
+    job.take(*(CommitFinished(rank, number + 1) for rank in range(3)))
     done, why = answers(job)["m"]
     assert not done
     assert "cancelled: other ranks regrouped than those it was for" in why

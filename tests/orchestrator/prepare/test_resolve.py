@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from orchestrator.prepare import settling
 from orchestrator.prepare.model_outline import ModelOutline, absolute, outline_model
 from orchestrator.prepare.profiling import key_of
-from orchestrator.spec import checks
+from orchestrator.spec import rules as checks
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec, load
 from planner.ir import ActionKind
 from planner.plan import Plan

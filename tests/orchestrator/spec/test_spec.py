@@ -9,9 +9,9 @@ import pytest
 from pydantic import BaseModel
 
 from orchestrator.spec import reference as spec_reference
-from orchestrator.spec.checks import check, needs_profile, searched
 from orchestrator.spec.errors import subsections
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec, load, parse_override
+from orchestrator.spec.rules import check, needs_profile, searched
 from workers.config import ElasticConfig, FreezeConfig, ModelConfig, OptimizerConfig
 from workers.protocol.errors import JobError
 

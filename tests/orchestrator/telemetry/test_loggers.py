@@ -24,8 +24,8 @@ from orchestrator.client.submit import Submission
 from orchestrator.events.types import Record
 from orchestrator.history.totals import PARTS
 from orchestrator.prepare.resumption import adopt
-from orchestrator.spec.checks import check
 from orchestrator.spec.job_spec import LoggingConfig, Spec
+from orchestrator.spec.rules import check
 from orchestrator.telemetry import wanted
 from orchestrator.telemetry.sinks import WAITING_RECORDS, SinkThread
 from workers.protocol.errors import JobError

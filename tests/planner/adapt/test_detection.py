@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from planner.adapt.detection import SETTLING, SlowdownChange, SlowdownWatch, after
+from planner.adapt.detection import FIRST_MEASUREMENTS, SlowdownChange, SlowdownWatch, after
 
 
 def run(
@@ -29,7 +29,7 @@ def noise(seed: int, sigma: float, steps: int, level: float = 1.0) -> list[float
 
 def test_the_first_level_is_the_median_of_the_first_measurements() -> None:
     watch, found = run([1.0, 5.0, 1.1])
-    assert found == [(SETTLING, SlowdownChange(before=None, after=1.1, since=1))]
+    assert found == [(FIRST_MEASUREMENTS, SlowdownChange(before=None, after=1.1, since=1))]
     assert watch.level == 1.1
 
 

@@ -38,7 +38,7 @@ def test_layers_move_and_are_fetched_with_the_same_bits(tmp_path: Path) -> None:
         assert {(s.rank, s.taken) for s in switches if s.taken} == {(0, (2, 3))}
         assert state_sha256(ended) == quiet_sha256(job(config, layers=5), ended)
         # Another rank takes a place: it fetches layers and compiles them before it trains.
-        step, _, sources = group.settle()
+        step, _, sources = group.finish_commit()
         group.tell(2, "request", Request.STOP)
         again = group.train(two, (0, 2), plan=with_standbys(two), step=step, sources=sources)
         assert state_sha256(again) == quiet_sha256(job(config, layers=5), again)

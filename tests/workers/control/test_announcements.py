@@ -1,4 +1,4 @@
-"""What ranks report about a step, and when: the first rank once it is settled, all others after a loss."""
+"""What ranks report about a step, and when: the first rank once all have passed its commit, all others after a loss."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def announcing(*, first: bool) -> tuple[Announcements, list[Report]]:
     for step in (1, 2, 3):
         announcements.add_shared(step, shared(step))
         announcements.add(step, own(step))
-    announcements.settle(2)
+    announcements.release(2)
     return announcements, told
 
 
-def test_a_step_is_told_of_once_it_is_settled() -> None:
+def test_a_step_is_told_of_once_all_have_passed_its_commit() -> None:
     announcements, told = announcing(first=True)
     assert told == [shared(1), own(1), shared(2), own(2)]
-    announcements.settle(3)
+    announcements.release(3)
     assert told[4:] == [shared(3), own(3)]
     _, of_another = announcing(first=False)
     assert of_another == [own(1), own(2)]
@@ -57,7 +57,7 @@ def test_what_the_controller_has_not_heard_of_is_told_again() -> None:
     announcements = Announcements(told.append, first=False)
     for step in range(1, 100):
         announcements.add_shared(step, shared(step))
-        announcements.settle(step)
+        announcements.release(step)
     announcements.end(98, reported=40)
     assert told == [shared(step) for step in range(40, 99)]
 

@@ -14,7 +14,7 @@ from rank_group import SECRET, state_sha256, with_standbys
 from planner.plan import Plan
 from workers.elastic import holdings
 from workers.launch.ranks import assignment, run_threads
-from workers.protocol.orders import Generation, Request, Settlement
+from workers.protocol.orders import CommitOutcome, Generation, Request
 from workers.protocol.reports import Outcome, Parted
 from workers.rank import Rank
 from workers.state.layer_state import LayerState, host_copy
@@ -70,7 +70,7 @@ class Threads:
             thread.join()
         assert sorted(ended) == [*range(RANKS)]
         for rank in self._ranks:
-            rank.settle(Settlement(step=rank.position().step, reported=step))
+            rank.finish_commit(CommitOutcome(step=rank.position().step, reported=step))
         return ended
 
     def _new_generation(self) -> Generation:

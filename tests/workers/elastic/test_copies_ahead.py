@@ -78,10 +78,10 @@ class Joining:
             meanwhile=self.group.stop,
         )
 
-    def settled(self) -> tuple[int, list[StateSource]]:
+    def finish_commit(self) -> tuple[int, list[StateSource]]:
         for number in self.group.alive:
             self.group.tell(number, "leave", self.group.generation)
-        step, _, sources = self.group.settle()
+        step, _, sources = self.group.finish_commit()
         return step, sources
 
 
@@ -104,8 +104,8 @@ def test_a_newcomer_has_its_layers_at_hand_with_the_same_bits(tmp_path: Path, ca
             run.regroup()
 
         (step,) = parted(run.group.train(run.two, (0, 1), meanwhile=meanwhile))
-        settled, sources = run.settled()
-        assert settled == step
+        reached, sources = run.finish_commit()
+        assert reached == step
         ended = run.join(at_hand=True, step=step, sources=sources)
         assert state_sha256(ended) == quiet_sha256(alone, ended)
         assert not run.group.of(WarningReport)

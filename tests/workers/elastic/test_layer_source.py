@@ -23,7 +23,14 @@ from workers.elastic import layer_source
 from workers.elastic.layer_source import Built, Haul
 from workers.launch.ranks import assignment, run_threads
 from workers.protocol.errors import JobError
-from workers.protocol.orders import Assignment, CheckpointRef, Generation, Settlement, StatePart, StateSource
+from workers.protocol.orders import (
+    Assignment,
+    CheckpointRef,
+    CommitOutcome,
+    Generation,
+    StatePart,
+    StateSource,
+)
 from workers.rank import Rank
 from workers.reproducibility.keyed_in_turns import LARGE_ELEMENTS
 from workers.state.layer_state import LayerState, host_copy, part_of
@@ -130,7 +137,7 @@ def test_what_came_is_kept_and_goes_on_with_other_moments(
     assert {*position.weights} | {*position.holds} == set(map(Piece, LAYERS))
     assert not {*position.weights} & {*position.holds}
 
-    here.rank.settle(Settlement(step=3, reported=3))
+    here.rank.finish_commit(CommitOutcome(step=3, reported=3))
     dying.close()
     server = here.rank._holdings._server
     assert server is not None
@@ -217,7 +224,7 @@ def test_shards_without_moments_get_those_of_the_checkpoint_and_no_others_do(
     position = rank.position()
     assert {*position.weights} == {piece for piece in pieces if piece.shard.number}
     assert position.holds == ()
-    rank.settle(Settlement(step=3, reported=3))
+    rank.finish_commit(CommitOutcome(step=3, reported=3))
     dying.close()
     living.offer(3, first.values())
     assert rank._holdings._server is not None

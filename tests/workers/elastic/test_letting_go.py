@@ -14,7 +14,7 @@ from jobs import job, small_config
 from pace import patient
 
 from planner.shards import Piece, Shard
-from workers.elastic.standby import LiveCopy
+from workers.copies.standby import LiveCopy
 from workers.launch.ranks import assignment
 from workers.protocol.orders import CopyAhead, Generation, Request, StateSource
 from workers.protocol.reports import CopiedAhead, Outcome, Report, StepReport, WarningReport

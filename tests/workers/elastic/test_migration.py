@@ -218,7 +218,7 @@ def test_a_loss_on_either_side_voids_the_move(tmp_path: Path, lost: int) -> None
 
         group.train(three, range(3), plan=plan, meanwhile=move)
         assert group.alive == [number for number in range(3) if number != lost]
-        step, positions, sources = group.settle()
+        step, positions, sources = group.finish_commit()
         assert {piece.layer for p in positions.values() for piece in p.holds} == set(range(8))
         two = job(config, ranks=2, schedule="1f1b", **about)
         plan = with_standbys(two)

@@ -21,11 +21,11 @@ from planner.rank_program import place_programs
 from planner.shards import Piece
 from workers.checkpoint.folder import checkpoints
 from workers.config import ElasticConfig, WorkerConfig
+from workers.copies.host_copies import HostCopy
 from workers.elastic import assembly, holdings
-from workers.elastic.host_copies import HostCopy
 from workers.elastic.layer_source import Built, LayerSource
 from workers.launch.ranks import LaunchedJob
-from workers.protocol.orders import Assignment, Generation, Request, Settlement, StateSource
+from workers.protocol.orders import Assignment, CommitOutcome, Generation, Request, StateSource
 from workers.protocol.reports import Outcome, Parted
 from workers.rank import Rank
 from workers.state.layer_state import LayerState, digest, host_copy
@@ -111,10 +111,10 @@ class Ranks:
         assert [type(each) for each in ended] == [{Request.STOP: Outcome}.get(request, Parted)] * size
         return ended[0].step
 
-    def settle(self, step: int) -> tuple[StateSource, ...]:
+    def finish_commit(self, step: int) -> tuple[StateSource, ...]:
         sources: list[StateSource] = []
         for rank in self.ranks:
-            rank.settle(Settlement(step=step, vector=None, reported=step))
+            rank.finish_commit(CommitOutcome(step=step, vector=None, reported=step))
             at = rank.position()
             for piece in at.holds if at.step == step else ():
                 sources.append(
@@ -150,7 +150,7 @@ def test_a_rank_that_goes_back_lets_go_of_its_layers_first(
     here.follow(here.assign(one))
     assert here.train_one_step(1, Request.STOP) == 1
     (ref,) = checkpoints(config.job.folder)
-    here.settle(1)
+    here.finish_commit(1)
     before = {layer: digest(state) for layer, state in here.states().items()}
     here.follow(here.assign(one, step=1, start=ref))
     assert alive.most == dict.fromkeys(LAYERS, 1)
@@ -170,7 +170,7 @@ def test_a_layer_that_changes_ranks_is_on_each_device_once(
     here = ranks_of(config, 3, closing)
     here.follow(here.assign(three))
     step = here.train_one_step(3)
-    sources = here.settle(step)
+    sources = here.finish_commit(step)
     before = {layer: digest(state) for layer, state in here.states().items()}
     copied, brought = list[int](), list[int]()
     refresh = HostCopy.refresh
@@ -206,14 +206,14 @@ def test_copies_in_host_memory_are_brought_into_layers_that_were_built_beside_tr
     here = ranks_of(config, 3, closing)
     here.follow(here.assign(three))
     step = here.train_one_step(3)
-    sources = here.settle(step)
+    sources = here.finish_commit(step)
     before = {layer: digest(state) for layer, state in here.states().items()}
     building = built_ahead(three.plan, (0, 1, 2), two.plan, (0, 1), on_host=True)
     assert building == {0: (Piece(3),), 1: (Piece(6), Piece(7))}
     for number, pieces in building.items():
         coming = here.ranks[number]._coming.modules
         coming.ready(pieces)
-        while not coming.settled:
+        while not coming.bases_done:
             time.sleep(0.001)
     built, build = list[int](), LayerSource._built
 

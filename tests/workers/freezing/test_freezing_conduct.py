@@ -276,7 +276,7 @@ def test_the_commit_carries_scores_and_energies_bit_for_bit() -> None:
             losses={0: 1.0, 1: 3.0},
             squared_norms={0: 4.0},
             scores={0: 0.1 + 0.2},
-            settled={0: 7},
+            stable={0: 7},
             energies={0: (8.0, 4.0)},
         ),
         CommitRecord(
@@ -285,7 +285,7 @@ def test_the_commit_carries_scores_and_energies_bit_for_bit() -> None:
             step=4,
             squared_norms={1: 12.0},
             scores={1: UNKNOWN},
-            settled={1: 0},
+            stable={1: 0},
             energies={1: (24.0, 20.0)},
         ),
     ]
@@ -293,7 +293,7 @@ def test_the_commit_carries_scores_and_energies_bit_for_bit() -> None:
     assert received == sent
     decision = decide(received, microbatches=2, layers=2, clip_norm=None)
     assert decision.scores == {0: 0.1 + 0.2, 1: UNKNOWN}
-    assert decision.settled == {0: 7, 1: 0}
+    assert decision.stable == {0: 7, 1: 0}
     assert decision.gradient_energy == 32.0 / 4
     assert decision.effective_update == 24.0 / 32.0
     # The norm is that of the gradient that freezing left.
@@ -317,7 +317,7 @@ def test_the_commit_puts_together_what_shards_found_as_the_whole_layer_would() -
                 parameter_energies={0: tenths[rank]},
                 moves={} if rank == 2 else {0: tenths[rank]},
                 scores={0: 0.0} if rank == 2 else {},
-                settled={0: (0b110, 0b001, 0)[rank]},
+                stable={0: (0b110, 0b001, 0)[rank]},
             ).encode()
         )
         for rank in range(3)
@@ -330,7 +330,7 @@ def test_the_commit_puts_together_what_shards_found_as_the_whole_layer_would() -
     assert decision.effective_update == ((0.01 + 0.02) + 0.03) / squares
     before, now = math.sqrt(squares), math.sqrt((0.01 + 0.02) + 0.03)
     assert decision.scores == {0: abs(before - now) / before}
-    assert decision.settled == {0: 0b111}
+    assert decision.stable == {0: 0b111}
     lacking = [*received[:2], replace(received[2], parameter_energies={})]
     with pytest.raises(CommitError, match="commit 4 has energies of 2 of 3 shards of layer 0"):
         decide(lacking, microbatches=1, layers=1, clip_norm=None, shards=3)
@@ -338,7 +338,7 @@ def test_the_commit_puts_together_what_shards_found_as_the_whole_layer_would() -
     assert decide(still, microbatches=1, layers=1, clip_norm=None, shards=3).scores == {0: 0.0}
 
 
-def test_apf_settles_biases_too_and_says_so(tmp_path: Path) -> None:
+def test_apf_calls_biases_stable_too_and_says_so(tmp_path: Path) -> None:
     """A mask without a matrix saves no time, but it is freezing and is reported."""
     run = run_threads(job(small_config(tmp_path, steps=16, freeze=APF), ranks=2, schedule="1f1b"))
     reports = [r for r in run.reports if isinstance(r, FreezeReport)]

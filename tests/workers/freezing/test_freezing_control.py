@@ -48,7 +48,7 @@ def changes_of(method: str) -> tuple[FreezePlan, ...]:
 
 
 def configured(folder: Path, method: str) -> WorkerConfig:
-    """A job whose own method is `none`, with settings by which something settles."""
+    """A job whose own method is `none`, with settings by which something becomes stable."""
     return small_config(folder, steps=STEPS, freeze=METHODS[method].model_copy(update={"method": "none"}))
 
 

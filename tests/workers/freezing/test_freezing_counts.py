@@ -91,7 +91,7 @@ def test_what_a_killed_rank_had_told_stays_counted(tmp_path: Path) -> None:
     with RankGroup(config, 3) as group:
         group.arm(1, Fault(kind=FaultKind.KILL, step=8, phase=FaultPhase.BACKWARD))
         group.train(three, range(3), plan=with_standbys(three))
-        step, _, sources = group.settle()
+        step, _, sources = group.finish_commit()
         assert step == 7
         two = job(config, ranks=2, schedule="1f1b", counts=(4, 4), **about)
         ended = group.train(two, (0, 2), step=step, sources=sources)

@@ -14,19 +14,19 @@ NORM = 2.5
 """The norm of each microbatch's gradient."""
 
 
-def energy_of_a(chances: Sequence[Chance], formed: int, settled: frozenset[str] = frozenset()) -> float:
+def energy_of_a(chances: Sequence[Chance], formed: int, stable: frozenset[str] = frozenset()) -> float:
     """The estimated energy of `a` when `formed` microbatches have formed a gradient, all the same one."""
     norms = {"a": (formed * NORM) ** 2} if formed else {}
-    (energy, _), _ = estimate(HELD, settled, chances, norms, [77.0, 0.0])
+    (energy, _), _ = estimate(HELD, stable, chances, norms, [77.0, 0.0])
     return energy
 
 
 @pytest.mark.parametrize("frozen", [(0.8,), (0.8,) * 4, (0.1, 0.6, 0.95), (0.0, 0.9), (1.0, 0.3, 1.0)])
-@pytest.mark.parametrize("settled", [False, True])
-def test_alike_gradients_give_their_energy_in_expectation(frozen: tuple[float, ...], settled: bool) -> None:
+@pytest.mark.parametrize("stable", [False, True])
+def test_alike_gradients_give_their_energy_in_expectation(frozen: tuple[float, ...], stable: bool) -> None:
     """The expectation is over all masks, by probability, except the one that leaves nothing."""
-    chances = [Chance(p, 0.5) if settled else Chance(0.5, p) for p in frozen]
-    names = frozenset({"a"} if settled else ())
+    chances = [Chance(p, 0.5) if stable else Chance(0.5, p) for p in frozen]
+    names = frozenset({"a"} if stable else ())
     expected = seen = 0.0
     for mask in itertools.product((False, True), repeat=len(frozen)):
         likely = 1.0

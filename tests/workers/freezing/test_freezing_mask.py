@@ -15,6 +15,7 @@ from workers.freezing.freezer import Extent, Freezer, begin_statistics
 from workers.freezing.mask import NOTHING, Chance, LayerParameters, Mask, draw, topped_up_or_thinned
 from workers.freezing.plans import FreezePlans
 from workers.freezing.ratios import ALWAYS, NEVER, Budgets, Share, phases_of
+from workers.freezing.stability import STABLE
 from workers.protocol.errors import JobError
 from workers.protocol.reports import FreezeReport, FrozenAction
 from workers.reproducibility import rng
@@ -41,9 +42,9 @@ def block(seed: int = 0) -> LayerState:
     return LayerState.of(3, "block", module, make_optimizer(OptimizerConfig(), 1))
 
 
-def masks(settled: frozenset[str], chance: Chance) -> list:
+def masks(stable: frozenset[str], chance: Chance) -> list:
     held = LayerParameters.of(block())
-    return [draw(held, settled, chance, seed=5, step=step, microbatch=2) for step in range(DRAWS)]
+    return [draw(held, stable, chance, seed=5, step=step, microbatch=2) for step in range(DRAWS)]
 
 
 def test_weights_are_the_matrices_scalars_and_what_the_model_holds_fixed_is_left_alone() -> None:
@@ -101,8 +102,8 @@ def test_never_and_always_are_exact() -> None:
     assert set(masks(frozenset(), NEVER)) == {NOTHING}
     assert {mask.frozen for mask in masks(frozenset(), ALWAYS)} == {frozenset(held.names)}
     assert {mask.actual for mask in masks(frozenset(), ALWAYS)} == {1.0}
-    settled = frozenset({"norm.bias", "up.weight"})
-    assert {mask.frozen for mask in masks(settled, Chance(1.0, 0.0))} == {settled}
+    stable = frozenset({"norm.bias", "up.weight"})
+    assert {mask.frozen for mask in masks(stable, Chance(1.0, 0.0))} == {stable}
 
 
 def test_each_part_of_the_key_changes_the_draw_and_nothing_else_does() -> None:
@@ -117,20 +118,20 @@ def test_each_part_of_the_key_changes_the_draw_and_nothing_else_does() -> None:
 
 @pytest.mark.parametrize("ratio", [0.0, 0.2, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize(
-    "settled", [frozenset(), frozenset({"q.weight", "down.weight"}), frozenset({"q.weight"})]
+    "stable", [frozenset(), frozenset({"q.weight", "down.weight"}), frozenset({"q.weight"})]
 )
-def test_algorithm_2_keeps_the_expected_share(ratio: float, settled: frozenset[str]) -> None:
+def test_algorithm_2_keeps_the_expected_share(ratio: float, stable: frozenset[str]) -> None:
     held = LayerParameters.of(block())
-    share = held.weight(settled) / 576
+    share = held.weight(stable) / 576
     chance = topped_up_or_thinned(ratio, share)
-    assert chance.settled * share + chance.others * (1 - share) == pytest.approx(ratio, abs=1e-12)
-    assert chance.settled >= chance.others
+    assert chance.stable * share + chance.others * (1 - share) == pytest.approx(ratio, abs=1e-12)
+    assert chance.stable >= chance.others
     assert share <= ratio or chance.others == 0.0
-    drawn = masks(settled, chance)
+    drawn = masks(stable, chance)
     assert sum(mask.actual for mask in drawn) / DRAWS == pytest.approx(ratio, abs=4 * 0.33 / math.sqrt(DRAWS))
 
 
-def test_all_settled_and_all_to_be_frozen() -> None:
+def test_all_stable_and_all_to_be_frozen() -> None:
     assert topped_up_or_thinned(1.0, 1.0) == Chance(1.0, 0.0)
     assert topped_up_or_thinned(1.0, 0.3) == ALWAYS
     assert topped_up_or_thinned(0.25, 1.0) == Chance(0.25, 0.0)
@@ -148,18 +149,18 @@ def test_phases_and_ramp_decide_what_a_plan_means() -> None:
     assert budgets.chances(50, 1, 2) == (ALWAYS, NEVER)
 
 
-def test_a_hybrid_spreads_a_stages_budget_over_its_layers_by_what_is_settled() -> None:
+def test_a_hybrid_spreads_a_stages_budget_over_its_layers_by_what_is_stable() -> None:
     phases = Phases(warm_up=0, monitoring=2, ramp=2)
     plan = FreezePlan(
         epoch=1, version=1, ratios=((0.5,), (0.5,), (0.5,), (0.5,)), stages=((0, 3), (3, 4)), start=3
     )
     shares = [Share(100, 100), Share(0, 200), Share(0, 100), Share(30, 100)]
     budgets = Budgets(phases, FreezePlans((plan,)), hybrid=True, shares=shares)
-    # Half of the first stage's 400 must freeze: the 100 settled ones and a third of the other 300.
+    # Half of the first stage's 400 must freeze: the 100 stable ones and a third of the other 300.
     for layer in range(3):
         assert budgets.chances(3, layer, 1) == (Chance(1.0, pytest.approx(1 / 3)),)
     assert budgets.chances(3, 3, 1) == (Chance(1.0, pytest.approx(0.2 / 0.7)),)
-    shares[1].settled = 200
+    shares[1].stable = 200
     assert budgets.chances(3, 0, 1) == (Chance(pytest.approx(2 / 3), 0.0),)
     assert budgets.chances(2, 0, 1) == (ALWAYS,)
     # Without stages every layer has its own budget.
@@ -217,7 +218,7 @@ TIMES = (
 TIMED = FreezePlan(epoch=1, version=1, ratios=((0.4,), (0.4,)), stages=((0, 2),), weights=TIMES, start=3)
 
 
-def freezer(*plans: FreezePlan, settled: Mapping[int, set[str]]) -> Freezer:
+def freezer(*plans: FreezePlan, stable: Mapping[int, set[str]]) -> Freezer:
     """The freezer of one rank with two layers and one microbatch; all phases are over from step 3 on."""
     config = FreezeConfig(method="timelyfreeze+apf", warm_up=0, monitoring=2, ramp=2, check_every=10**6)
     optimizer = make_optimizer(OptimizerConfig(), 1)
@@ -225,7 +226,7 @@ def freezer(*plans: FreezePlan, settled: Mapping[int, set[str]]) -> Freezer:
     for layer, state in states.items():
         begin_statistics(config, state)
         names = LayerParameters.of(state).names
-        state.freezing["settled"] = torch.tensor([name in settled.get(layer, ()) for name in names])
+        state.freezing[STABLE] = torch.tensor([name in stable.get(layer, ()) for name in names])
     extent = Extent(seed=5, rank=0, microbatches=1, replicas=1, layers=2, stages={0: (0, 1)})
     parameters = {layer: LayerParameters.of(state) for layer, state in states.items()}
     made = Freezer(config, extent, states, parameters, FreezePlans(plans), step=0)
@@ -248,12 +249,12 @@ def frozen_steps(made: Freezer, steps: Iterable[int]) -> Iterator[tuple[dict[int
 
 
 @pytest.mark.parametrize(
-    "settled", [{}, {0: {"table.weight"}}, {1: {"q.weight", "norm.bias"}}, {1: {"up.weight", "down.weight"}}]
+    "stable", [{}, {0: {"table.weight"}}, {1: {"q.weight", "norm.bias"}}, {1: {"up.weight", "down.weight"}}]
 )
-def test_a_hybrid_freezes_as_much_measured_time_as_was_planned(settled: Mapping[int, set[str]]) -> None:
+def test_a_hybrid_freezes_as_much_measured_time_as_was_planned(stable: Mapping[int, set[str]]) -> None:
     times = {(layer, name): time for layer, row in enumerate(TIMES) for name, time in row}
     shares = []
-    for drawn, told in frozen_steps(freezer(TIMED, settled=settled), range(3, 3 + DRAWS)):
+    for drawn, told in frozen_steps(freezer(TIMED, stable=stable), range(3, 3 + DRAWS)):
         assert told.planned == pytest.approx(0.4)
         shares.append(sum(times.get((layer, n), 0) for layer, m in drawn.items() for n in m.frozen) / 1e6)
         assert told.actual == pytest.approx(shares[-1])
@@ -265,7 +266,7 @@ def test_without_times_a_hybrid_counts_scalars() -> None:
     untimed = replace(TIMED, weights=())
     table = 800 / (800 + 576)
     shares = []
-    for drawn, told in frozen_steps(freezer(untimed, settled={0: {"table.weight"}}), range(3, 203)):
+    for drawn, told in frozen_steps(freezer(untimed, stable={0: {"table.weight"}}), range(3, 203)):
         assert told.planned == pytest.approx(0.4)
         assert told.actual == pytest.approx(table * bool(drawn[0].frozen))
         assert not drawn[1].frozen
@@ -274,20 +275,20 @@ def test_without_times_a_hybrid_counts_scalars() -> None:
 
 
 def test_a_plan_that_weighs_otherwise_counts_from_its_first_step() -> None:
-    """The settled parameters are known without another check in between."""
+    """The stable parameters are known without another check in between."""
     other = replace(TIMED, version=2, start=5, weights=((("table.weight", 1_000_000),), TIMES[1]))
-    made = freezer(TIMED, other, settled={0: {"table.weight"}})
+    made = freezer(TIMED, other, stable={0: {"table.weight"}})
     others = []
     for step in (3, 5):
         made.begin(step)
         others.append([chance.others for chance in made._chances[1]])
-    # First 380,000 of the other 980,000 are added; then the settled million exceeds the required 792,000.
+    # First 380,000 of the other 980,000 are added; then the stable million exceeds the required 792,000.
     assert others == [[pytest.approx(0.38 / 0.98)], [0.0]]
-    assert made._chances[0][0].settled == pytest.approx(0.792)
+    assert made._chances[0][0].stable == pytest.approx(0.792)
 
 
 def test_what_weighs_nothing_keeps_its_own_ratio() -> None:
     idle = replace(TIMED, stages=((0, 1), (1, 2)), weights=((("table.weight", 0),), TIMES[1]))
-    made = freezer(idle, settled={})
+    made = freezer(idle, stable={})
     made.begin(3)
     assert made._chances[0] == (Chance(0.4, 0.4),)

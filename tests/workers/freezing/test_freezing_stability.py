@@ -13,12 +13,13 @@ from workers.config import FreezeConfig, OptimizerConfig
 from workers.freezing.checks import CheckFindings, Checks
 from workers.freezing.mask import LayerParameters
 from workers.freezing.stability import (
+    STABLE,
     Apf,
     AutoFreeze,
     StabilityMetric,
     make_metric,
     perturbation,
-    settled_prefix,
+    stable_prefix,
 )
 from workers.state.layer_state import LayerState
 from workers.state.optim import make_optimizer
@@ -49,8 +50,8 @@ def checked(metric: StabilityMetric, state: LayerState) -> float:
 
 
 def flags(state: LayerState) -> list[bool]:
-    """Whether bias and weight are settled, in name order."""
-    return state.freezing["settled"].tolist()
+    """Whether bias and weight are stable, in name order."""
+    return state.freezing[STABLE].tolist()
 
 
 def test_apf_by_hand() -> None:
@@ -67,8 +68,8 @@ def test_apf_by_hand() -> None:
         ([4.0, 9.0], 3.0, 0.0, 3.0, 0.9375),
         ([5.0, 9.0], 13.0, 5.0, 6.5, 0.96875),
     ]
-    settled = [[False, False], [False, False], [True, False], [True, False], [False, False]]
-    for (weight, bias, trend, travel, up), expected in zip(steps, settled, strict=True):
+    stable = [[False, False], [False, False], [True, False], [True, False], [False, False]]
+    for (weight, bias, trend, travel, up), expected in zip(steps, stable, strict=True):
         set_to(state, weight, [bias])
         checked(metric, state)
         assert state.freezing["trend"].tolist() == [trend, up, 0.0]
@@ -84,7 +85,7 @@ def test_apf_scores_a_tensor_by_the_mean_of_its_scalars_that_have_moved() -> Non
     assert perturbation(torch.zeros(3), torch.zeros(3)) == 1.0
 
 
-def test_apf_a_tensor_that_stands_still_stays_settled() -> None:
+def test_apf_a_tensor_that_stands_still_stays_stable() -> None:
     metric = Apf(threshold=0.3, alpha=0.5)
     state = layer(metric, [0.0], [0.0])
     checked(metric, state)
@@ -153,7 +154,7 @@ def test_autofreeze_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scores", "percentile", "settled"),
+    ("scores", "percentile", "stable"),
     [
         ([0.1, 0.2, 0.3, 0.4, 0.5], 80, 4),
         ([0.1, 0.2, 0.3, 0.4, 0.5], 79, 3),
@@ -170,8 +171,8 @@ def test_autofreeze_by_hand() -> None:
         ([0.1, UNKNOWN, 0.2, 0.3, 0.4], 100, 1),
     ],
 )
-def test_layers_settle_from_the_input_up(scores: list[float], percentile: float, settled: int) -> None:
-    assert settled_prefix(dict(enumerate(scores)), percentile) == settled
+def test_layers_become_stable_from_the_input_up(scores: list[float], percentile: float, stable: int) -> None:
+    assert stable_prefix(dict(enumerate(scores)), percentile) == stable
 
 
 @pytest.mark.parametrize("method", ["apf", "autofreeze"])
@@ -184,7 +185,7 @@ def test_checks_are_due_at_the_end_of_the_warm_up_and_every_so_many_steps_after(
     due = []
     for step in range(1, 14):
         found = checks.look(step)
-        assert not ((found.scores or found.moves) and found.settled)
+        assert not ((found.scores or found.moves) and found.stable)
         if found != CheckFindings():
             due.append(step)
         checks.accept(found.scores)
@@ -199,8 +200,8 @@ def test_autofreeze_says_what_updates_do_not_change_and_what_other_scores_follow
     checks = Checks(config, states, {number: LayerParameters.of(each) for number, each in states.items()})
     assert checks.look(1) == CheckFindings(scores={0: UNKNOWN, 1: UNKNOWN})
     checks.accept({0: UNKNOWN, 1: UNKNOWN})
-    still.freezing["settled"].fill_(True)
-    assert (checks.settled(0), checks.settled(1)) == (frozenset(), {"weight", "bias"})
+    still.freezing[STABLE].fill_(True)
+    assert (checks.stable(0), checks.stable(1)) == (frozenset(), {"weight", "bias"})
     for step, weight, before, now in ((2, 4.0, 0.0, 9.0), (3, 5.0, 9.0, 1.0)):
         set_to(state, [weight], [2.0])
         assert checks.look(step) == CheckFindings(
@@ -209,8 +210,8 @@ def test_autofreeze_says_what_updates_do_not_change_and_what_other_scores_follow
         checks.accept({0: 1.0, 1: 0.0})
 
 
-def test_no_check_settles_nothing() -> None:
-    assert settled_prefix({}, 80) == 0
+def test_without_a_check_nothing_is_stable() -> None:
+    assert stable_prefix({}, 80) == 0
     assert math.isinf(UNKNOWN)
 
 

@@ -23,7 +23,7 @@ PHASES = {"warm_up": 1, "monitoring": 3, "ramp": 6}
 TIMELY = FreezeConfig(method="timelyfreeze", **PHASES)
 METHODS = {
     "timelyfreeze": TIMELY,
-    # Thresholds at which some of these small models' parameters settle within a few steps.
+    # Thresholds at which some of these small models' parameters become stable within a few steps.
     "apf": FreezeConfig(method="apf", warm_up=1, check_every=1, apf_threshold=0.8, apf_alpha=0.5),
     "autofreeze": FreezeConfig(method="autofreeze", warm_up=1, check_every=1, autofreeze_percentile=60),
     "timelyfreeze+apf": FreezeConfig(
@@ -280,7 +280,7 @@ def test_a_hybrid_freezes_as_much_as_was_planned(tmp_path: Path, method: str) ->
 
 
 @pytest.mark.parametrize("method", ["timelyfreeze+apf", "timelyfreeze+autofreeze"])
-def test_a_resumed_hybrid_knows_what_was_settled_on_other_ranks(tmp_path: Path, method: str) -> None:
+def test_a_resumed_hybrid_knows_what_was_stable_on_other_ranks(tmp_path: Path, method: str) -> None:
     freeze = METHODS[method].model_copy(update={"check_every": 2})
     config = small_config(tmp_path / "quiet", steps=14, freeze=freeze)
     plan = FreezePlan(epoch=1, version=1, ratios=((0.5,) * 4,) * 8, stages=((0, 8),), start=4)

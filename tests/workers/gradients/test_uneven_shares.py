@@ -162,7 +162,7 @@ def test_a_kill_amid_uneven_shares_loses_no_step(tmp_path: Path, phase: FaultPha
         group.arm(0, Fault(kind=FaultKind.KILL, step=3, phase=phase))
         group.train(uneven, range(4))
         assert [fired[2:] for fired in group.fired] == [(3, str(phase))]
-        step, positions, sources = group.settle()
+        step, positions, sources = group.finish_commit()
         assert step >= 2
         assert {piece.layer for p in positions.values() for piece in p.holds} == set(range(8))
         left = job(config, ranks=3, schedule="1f1b")

@@ -49,7 +49,7 @@ class Host(CpuDevice):
         return self.now_s - begun_s
 
 
-def settled() -> Host:
+def after_first_steps() -> Host:
     host = Host()
     for _ in range(3):
         assert host.step(500) == 0.0
@@ -57,7 +57,7 @@ def settled() -> Host:
 
 
 def test_a_fall_is_told_once_and_holds_one_microbatch_up_for_a_bounded_time() -> None:
-    host = settled()
+    host = after_first_steps()
     held_s = host.step(30)
     assert HOLD_S <= held_s <= HOLD_S + 2 * POLL_S
     assert host.told == [(30, RESERVE)]
@@ -67,7 +67,7 @@ def test_a_fall_is_told_once_and_holds_one_microbatch_up_for_a_bounded_time() ->
 
 
 def test_it_goes_on_as_soon_as_the_memory_is_back_and_tells_of_the_next_fall() -> None:
-    host = settled()
+    host = after_first_steps()
     host.comes_back_s = host.now_s + 1.0 + 5 * POLL_S
     assert host.step(30) < HOLD_S / 2
     assert host.told == [(30, RESERVE)]
@@ -93,7 +93,7 @@ def test_the_first_step_is_not_watched_and_looks_are_rare() -> None:
     host.watch.begin_step()
     host.watch.admit()
     assert host.told == []
-    host = settled()
+    host = after_first_steps()
     host.free = 10
     host.now_s += 0.01
     host.watch.admit()

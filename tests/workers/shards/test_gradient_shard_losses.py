@@ -31,7 +31,7 @@ def with_copies(work: LaunchedJob) -> LaunchedJob:
 
 
 @pytest.mark.parametrize(
-    ("phase", "blind", "settled", "precision", "then"),
+    ("phase", "blind", "reached", "precision", "then"),
     [
         (FaultPhase.BACKWARD, (), STEP - 1, "bfloat16", "spare"),
         (FaultPhase.FORWARD, (), STEP - 1, "float16", "fewer"),
@@ -40,20 +40,20 @@ def with_copies(work: LaunchedJob) -> LaunchedJob:
     ],
 )
 def test_a_killed_ranks_shards_go_on_elsewhere(
-    tmp_path: Path, phase: FaultPhase, blind: tuple[int, ...], settled: int, precision: str, then: str
+    tmp_path: Path, phase: FaultPhase, blind: tuple[int, ...], reached: int, precision: str, then: str
 ) -> None:
     config = drilled(small_config(tmp_path, "tied", steps=6, replicas=2, precision=precision))
     expected = run_threads(folded(job(config), 1)).state_sha256
     four = with_copies(job(config, ranks=2, schedule="zb-h1"))
     with RankGroup(config, 5) as group:
-        positions, sources = lose_rank_1(group, four, STEP, phase, blind, settled=settled)
+        positions, sources = lose_rank_1(group, four, STEP, phase, blind, reached=reached)
         following, members = {
             "spare": (four, (0, 4, 2, 3)),
             "fewer": (with_copies(job(config, ranks=1)), (3, 0)),
             "alone": (folded(job(config, ranks=3, schedule="1f1b"), 1), (0, 2, 3)),
         }[then]
         scale = next((p.loss_scale for p in positions.values() if p.loss_scale is not None), None)
-        ended = group.train(following, members, step=settled, sources=sources, loss_scale=scale)
+        ended = group.train(following, members, step=reached, sources=sources, loss_scale=scale)
         assert state_sha256(ended) == expected
         assert sorted(group.steps()) == list(range(1, 7))
 
@@ -67,7 +67,7 @@ def test_one_pipeline_of_all_replicas_has_copies_of_whole_layers(tmp_path: Path)
         group.arm(1, Fault(kind=FaultKind.KILL, step=STEP, phase=FaultPhase.IN_COMMIT))
         group.train(three, range(3))
         assert (1, "kill", STEP, "in-commit") in group.fired
-        step, positions, sources = group.settle()
+        step, positions, sources = group.finish_commit()
         assert {piece.layer for piece in held(positions, step)} == set(LAYERS)
         two = folded(job(config, ranks=1))
         ended = group.train(two, (2, 0), step=step, sources=sources)
@@ -85,7 +85,7 @@ def test_three_pipelines_become_two_and_one_and_three_again(tmp_path: Path) -> N
             members = tuple(range(work.plan.world_size))
             ended = group.train(work, members, step=step, sources=sources, regroup_by=0)
             assert parted(ended) == {step + 1}
-            step, positions, sources = group.settle()
+            step, positions, sources = group.finish_commit()
             pieces = {Piece(layer, Shard(number, of)) for layer in LAYERS for number in range(of)}
             assert held(positions, step) == pieces
         ended = group.train(three, (2, 0, 1), step=step, sources=sources)

@@ -30,7 +30,7 @@ def copied(work: LaunchedJob, copies: int = 1) -> LaunchedJob:
 
 
 @pytest.mark.parametrize(
-    ("phase", "blind", "settled", "trait", "precision", "then"),
+    ("phase", "blind", "reached", "trait", "precision", "then"),
     [
         (FaultPhase.FORWARD, (), STEP - 1, "batchnorm", "float32", "spare"),
         (FaultPhase.BACKWARD, (), STEP - 1, "tied", "bfloat16", "fewer"),
@@ -44,7 +44,7 @@ def test_a_killed_ranks_shards_go_on_elsewhere(
     tmp_path: Path,
     phase: FaultPhase,
     blind: tuple[int, ...],
-    settled: int,
+    reached: int,
     trait: str,
     precision: str,
     then: str,
@@ -53,14 +53,14 @@ def test_a_killed_ranks_shards_go_on_elsewhere(
     expected = run_threads(job(config)).state_sha256
     four = copied(job(config, ranks=2, schedule="1f1b"))
     with RankGroup(config, 5) as group:
-        positions, sources = lose_rank_1(group, four, STEP, phase, blind, settled=settled)
+        positions, sources = lose_rank_1(group, four, STEP, phase, blind, reached=reached)
         following, members = {
             "spare": (four, (0, 4, 2, 3)),
             "fewer": (copied(job(config, ranks=1)), (3, 0)),
             "whole": (one_pipeline(config, 3), (0, 2, 3)),
         }[then]
         scale = next((p.loss_scale for p in positions.values() if p.loss_scale is not None), None)
-        ended = group.train(following, members, step=settled, sources=sources, loss_scale=scale)
+        ended = group.train(following, members, step=reached, sources=sources, loss_scale=scale)
         assert state_sha256(ended) == expected
         assert sorted(group.steps()) == list(range(1, 7))
 
@@ -74,7 +74,7 @@ def test_a_copy_of_a_siblings_shard_has_the_buffers_of_the_first_replica(tmp_pat
     with RankGroup(config, 5) as group:
         group.arm(place, Fault(kind=FaultKind.KILL, step=4, phase=FaultPhase.AFTER_COMMIT))
         group.train(four, range(4))
-        step, _, sources = group.settle()
+        step, _, sources = group.finish_commit()
         assert step == 4
         members = tuple(4 if number == place else number for number in range(4))
         ended = group.train(four, members, step=step, sources=sources)
@@ -103,7 +103,7 @@ def test_copies_that_come_while_training_goes_on_take_over_too(tmp_path: Path) -
 
             ended = group.train(four, members, step=step, sources=sources, meanwhile=kill)
             assert isinstance(ended[number], Died)
-            step, positions, sources = group.settle()
+            step, positions, sources = group.finish_commit()
             found = held(positions, step)
             assert all(made_of(layer, found) for layer in LAYERS)
             members[members.index(number)] = fresh
@@ -122,7 +122,7 @@ def test_an_owner_and_a_copy_may_die_together_where_there_are_two(tmp_path: Path
             group.arm(number, Fault(kind=FaultKind.KILL, step=STEP, phase=FaultPhase.BACKWARD))
         ended = group.train(four, range(4))
         assert {number for number, end in ended.items() if isinstance(end, Died)} >= {1}
-        step, positions, sources = group.settle()
+        step, positions, sources = group.finish_commit()
         left = sorted(positions)
         found = held(positions, step)
         assert all(made_of(layer, found) for layer in LAYERS)

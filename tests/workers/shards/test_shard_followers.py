@@ -80,8 +80,8 @@ def test_a_newcomer_has_its_shards_at_hand_with_the_same_bits(
         scale = group.each("position")[0].loss_scale
         for number in group.alive:
             group.tell(number, "leave", group.generation)
-        settled, _, offered = group.settle()
-        assert settled == step
+        reached, _, offered = group.finish_commit()
+        assert reached == step
         # What it copied can be fetched nowhere.
         offered = [
             replace(one, port=NOWHERE) if one.piece in pieces else one

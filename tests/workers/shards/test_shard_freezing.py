@@ -188,7 +188,7 @@ DYING = 6
 
 
 @pytest.mark.parametrize(
-    ("method", "phase", "blind", "settled", "precision", "then"),
+    ("method", "phase", "blind", "reached", "precision", "then"),
     [
         ("apf", FaultPhase.BACKWARD, (), DYING - 1, "float32", "spare"),
         ("autofreeze", FaultPhase.AFTER_COMMIT, (), DYING, "bfloat16", "spare"),
@@ -201,7 +201,7 @@ def test_copies_have_a_killed_ranks_statistics(
     method: str,
     phase: FaultPhase,
     blind: tuple[int, ...],
-    settled: int,
+    reached: int,
     precision: str,
     then: str,
 ) -> None:
@@ -216,13 +216,13 @@ def test_copies_have_a_killed_ranks_statistics(
 
     four = freezes(copied(job(config, ranks=2, schedule="1f1b")))
     with RankGroup(config, 5) as group:
-        _, sources = lose_rank_1(group, four, DYING, phase, blind, settled=settled)
+        _, sources = lose_rank_1(group, four, DYING, phase, blind, reached=reached)
         following, members = {
             "spare": (four, (0, 4, 2, 3)),
             "fewer": (freezes(copied(job(config, ranks=1))), (3, 0)),
             "whole": (freezes(one_pipeline(config, 3)), (0, 2, 3)),
         }[then]
-        ended = group.train(following, members, step=settled, sources=sources)
+        ended = group.train(following, members, step=reached, sources=sources)
         assert state_sha256(ended) == expected
         assert sorted(group.steps()) == list(range(1, 9))
     assert_same_statistics(statistics(config), statistics(quiet), method)
@@ -241,7 +241,7 @@ def test_copies_of_unequal_pipelines_have_a_killed_ranks_statistics(tmp_path: Pa
         ended = group.train(three, range(3))
         assert isinstance(ended[1], Died)
         assert (1, "kill", DYING, "after-commit") in group.fired
-        step, _, sources = group.settle()
+        step, _, sources = group.finish_commit()
         assert step == DYING
         ended = group.train(two, (2, 0), step=step, sources=sources)
         assert state_sha256(ended) == expected
@@ -267,7 +267,7 @@ def test_statistics_follow_layers_into_more_fewer_and_no_shards(tmp_path: Path, 
             work = replace(work, freeze_plans=plans)
             ended = group.train(work, members, step=step, sources=sources, regroup_by=0)
             assert parted(ended) == {step + 1}
-            step, _, sources = group.settle()
+            step, _, sources = group.finish_commit()
         ended = group.train(replace(four, freeze_plans=plans), (3, 1, 2, 0), step=step, sources=sources)
         assert state_sha256(ended) == expected
     assert_same_statistics(statistics(config), statistics(quiet), method)

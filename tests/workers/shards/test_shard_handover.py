@@ -20,10 +20,10 @@ from planner.plan import Plan
 from planner.shards import WHOLE, Piece, Shard
 from workers.build import build_layers
 from workers.config import FreezeConfig
+from workers.copies.standby import Base, Standbys
 from workers.devices.device import CpuDevice
 from workers.elastic.layer_source import LayerSource, base_of
 from workers.elastic.modules_ahead import ModulesAhead
-from workers.elastic.standby import Base, Standbys
 from workers.elastic.switch import Switched, take_up
 from workers.fault_injection.points import FaultPoints
 from workers.freezing.plans import FreezePlans, FreezeSettings
@@ -156,17 +156,17 @@ def test_modules_are_built_beside_training_and_only_while_they_are_wanted() -> N
     other = Piece(0, PIECE.shard)
     assert ahead.ready(())
     assert not ahead.wanted
-    assert ahead.settled
+    assert ahead.done
     assert not ahead.ready({PIECE, other})
     assert began.wait(10)
     # While one is built, another plan takes the place of the first.
     assert not ahead.ready({PIECE})
-    assert not ahead.settled
+    assert not ahead.done
     go_on.set()
     while not ahead.ready({PIECE}):
         pass
     assert asked == [other, PIECE]
-    assert ahead.settled
+    assert ahead.done
     assert [*ahead.taken()] == [PIECE]
     assert not ahead.wanted
     assert ahead.taken() == {}
@@ -175,7 +175,7 @@ def test_modules_are_built_beside_training_and_only_while_they_are_wanted() -> N
         assert not ahead.ready(lost)
     assert told == ["layer 2 (shard 0 of 2) cannot be taken over: no room"]
     assert not ahead.ready(lost)
-    assert ahead.settled, "nobody waits for it any longer"
+    assert ahead.done, "nobody waits for it any longer"
     assert len(asked) == 3, "it is not tried again"
     for number, let_go in enumerate((lambda: ahead.ready(()), ahead.taken, ahead.stop), start=4):
         let_go()
@@ -200,7 +200,7 @@ def test_a_module_that_is_wanted_no_more_and_cannot_be_built_keeps_no_other_from
     assert not ahead.ready({PIECE})  # asked once, as for the next generation
     go_on.set()
     deadline = time.monotonic() + patient(10)
-    while not ahead.settled and time.monotonic() < deadline:
+    while not ahead.done and time.monotonic() < deadline:
         time.sleep(0.001)
     assert (ahead.taken(), told) == ({PIECE: PIECE.layer}, [])
 

@@ -175,7 +175,7 @@ def test_siblings_weights_are_salvaged_only_while_no_update_is_held_back(tmp_pat
     with RankGroup(config, 4) as group:
         group.arm(3, drop.model_copy(update={"step": 3}))
         group.train(four, PLACES)
-        step, positions, sources = group.settle()
+        step, positions, sources = group.finish_commit()
         assert salvageable(positions, step) == dict.fromkeys(four.plan.pieces, True)
 
         def hold_back() -> None:
@@ -189,7 +189,7 @@ def test_siblings_weights_are_salvaged_only_while_no_update_is_held_back(tmp_pat
 
         group.train(four, PLACES, step=step, sources=sources, meanwhile=hold_back)
         assert [fired[:2] for fired in group.fired] == [(3, "drop-link")] * 2
-        step, positions, _ = group.settle()
+        step, positions, _ = group.finish_commit()
         assert salvageable(positions, step) == {}
 
 
@@ -275,7 +275,7 @@ def test_a_rank_killed_while_shards_move_takes_no_committed_step_along(
         assert isinstance(ended[victim], Died)
         assert [fired[::3] for fired in group.fired] == [(victim, str(phase))]
         committed = max(group.steps())
-        step, positions, sources = group.settle()
+        step, positions, sources = group.finish_commit()
         assert step >= committed
         found = held(positions, step)
         assert all(made_of(layer, found) for layer in LAYERS)

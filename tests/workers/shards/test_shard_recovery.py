@@ -36,9 +36,9 @@ def held(positions: dict[int, RankPosition], step: int) -> set[Piece]:
 
 
 def lose_rank_1(
-    group: RankGroup, four: LaunchedJob, step: int, phase: FaultPhase, blind: Sequence[int], *, settled: int
+    group: RankGroup, four: LaunchedJob, step: int, phase: FaultPhase, blind: Sequence[int], *, reached: int
 ) -> tuple[dict[int, RankPosition], list[StateSource]]:
-    """Train `four` until rank 1 is killed in `phase` of `step`, and settle at `settled` with all layers there.
+    """Train `four` until rank 1 is killed in `phase` of `step`, then finish the commit at `reached`, all layers there.
 
     Args:
         blind: ranks that do not learn of that step's commit.
@@ -50,8 +50,8 @@ def lose_rank_1(
     assert isinstance(ended[1], Died)
     assert all(isinstance(ended[number], Raised) for number in (0, 2, 3)), ended
     assert (1, "kill", step, str(phase)) in group.fired
-    found, positions, sources = group.settle()
-    assert found == settled
+    found, positions, sources = group.finish_commit()
+    assert found == reached
     there = held(positions, found)
     assert all(made_of(layer, there) for layer in LAYERS)
     return positions, sources
@@ -63,7 +63,7 @@ def one_pipeline(config: WorkerConfig, ranks: int) -> LaunchedJob:
 
 
 @pytest.mark.parametrize(
-    ("phase", "blind", "settled", "precision"),
+    ("phase", "blind", "reached", "precision"),
     [
         (FaultPhase.FORWARD, (), STEP - 1, "float32"),
         (FaultPhase.BEFORE_COMMIT, (), STEP - 1, "bfloat16"),
@@ -73,7 +73,7 @@ def one_pipeline(config: WorkerConfig, ranks: int) -> LaunchedJob:
     ],
 )
 def test_broken_links_leave_every_shard_at_one_step(
-    tmp_path: Path, phase: FaultPhase, blind: tuple[int, ...], settled: int, precision: str
+    tmp_path: Path, phase: FaultPhase, blind: tuple[int, ...], reached: int, precision: str
 ) -> None:
     """All ranks live. Afterwards they go on as they were, or with whole states in one pipeline."""
     config = drilled(small_config(tmp_path, "tied", steps=6, replicas=2, precision=precision))
@@ -87,9 +87,9 @@ def test_broken_links_leave_every_shard_at_one_step(
         ended = group.train(four, range(4))
         assert all(isinstance(answer, Raised) for answer in ended.values()), ended
         assert (1, "drop-link", STEP, str(phase)) in group.fired
-        step, positions, sources = group.settle()
-        assert step == settled
-        assert {position.step for position in positions.values()} == {settled}
+        step, positions, sources = group.finish_commit()
+        assert step == reached
+        assert {position.step for position in positions.values()} == {reached}
         assert held(positions, step) == pieces(2)
         scale = positions[0].loss_scale
         ended = group.train(then, range(4), step=step, sources=sources, loss_scale=scale)
@@ -114,7 +114,7 @@ def test_plans_with_more_fewer_and_no_shards_follow_each_other(tmp_path: Path) -
             members = tuple(range(work.plan.world_size))
             ended = group.train(work, members, step=step, sources=sources, regroup_by=0)
             assert parted(ended) == {step + 1}
-            step, positions, sources = group.settle()
+            step, positions, sources = group.finish_commit()
             found = held(positions, step)
             assert found == (pieces(of) if of > 1 else set(map(Piece, LAYERS)))
         ended = group.train(one_pipeline(config, 3), (3, 1, 2), step=step, sources=sources)
@@ -129,7 +129,7 @@ def test_shards_that_arrived_are_kept_when_others_do_not(tmp_path: Path) -> None
     both, alone = shared(job(config, ranks=1)), one_pipeline(config, 1)
     with RankGroup(config, 3) as group:
         assert parted(group.train(both, (0, 1), regroup_by=0)) == {1}
-        step, _, sources = group.settle()
+        step, _, sources = group.finish_commit()
         broken = [replace(each, port=1) if each.shard.number else each for each in sources]
         order = Assignment(
             place=0,
@@ -163,7 +163,7 @@ def test_shards_are_written_as_whole_layers_before_the_ranks_may_fail(tmp_path: 
         with RankGroup(config, 2) as group:
             work = share(job(config, ranks=1))
             group.train(work, (0, 1), regroup_by=0)
-            step, _, sources = group.settle()
+            step, _, sources = group.finish_commit()
             folder = checkpoint_folder(config.job.folder, step, 1)
             halves = {0: tuple(LAYERS)[::2], 1: tuple(LAYERS)[1::2]}
             told = {n: (folder, step, layers, tuple(sources)) for n, layers in halves.items()}

@@ -131,8 +131,8 @@ def test_a_rank_that_comes_after_a_loss_learns_the_scale(
         assert isinstance(ended[1], Died)
         assert all(isinstance(ended[number], Raised) for number in (0, 2)), ended
         assert (1, "kill", step, phase) in group.fired
-        settled, _, sources = group.settle()
-        ended = group.train(three, (3, 0, 2), plan=with_standbys(three), step=settled, sources=sources)
+        reached, _, sources = group.finish_commit()
+        ended = group.train(three, (3, 0, 2), plan=with_standbys(three), step=reached, sources=sources)
         assert state_sha256(ended) == expected.state_sha256
         told = group.steps()
     assert [told[step].skipped for step in range(1, STEPS + 1)] == skipped(expected)
@@ -145,7 +145,7 @@ def test_ranks_that_are_all_new_are_told_the_scale(tmp_path: Path) -> None:
     with RankGroup(settings, 4) as group:
         ended = group.train(two, (0, 1), regroup_by=0)
         assert parted(ended) == {1}
-        step, positions, sources = group.settle()
+        step, positions, sources = group.finish_commit()
         (scale,) = {position.loss_scale for position in positions.values() if position.step == step}
         assert scale is not None
         assert scale.value < INITIAL

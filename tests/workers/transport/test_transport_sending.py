@@ -21,7 +21,7 @@ from workers.transport.connections import PolledConnections, UnpolledConnections
 from workers.transport.local import Hub, LocalChannel
 from workers.transport.ordered import OrderedChannel, RawMessage
 from workers.transport.process_group import ProcessGroupChannel
-from workers.transport.send_queues import SETTLED_S, SendQueues
+from workers.transport.send_queues import ACKNOWLEDGEMENT_S, SendQueues
 
 BIG = 30_000_000
 
@@ -68,11 +68,11 @@ def drain(far: socket.socket, count: int) -> None:
 def test_bytes_are_pending_until_they_have_left() -> None:
     queues = SendQueues(UnpolledConnections())
     with connection() as (near, far):
-        queues.settle()
+        queues.find_new()
         assert not queues.pending()
         written = clog(near)
         assert all(queues.pending() for _ in range(3))
-        time.sleep(2 * SETTLED_S)
+        time.sleep(2 * ACKNOWLEDGEMENT_S)
         assert queues.pending(), "what is unsent stays pending however long nothing moves"
         drain(far, written)
         eventually("all has left", lambda: not queues.pending())
@@ -85,14 +85,14 @@ def test_a_late_acknowledgement_is_not_waited_for(monkeypatch: pytest.MonkeyPatc
     clock = Clock()
     queues = SendQueues(UnpolledConnections(), clock=clock)
     with connection():
-        queues.settle()
+        queues.find_new()
         assert queues.pending()
-        clock.now_s += SETTLED_S / 2
+        clock.now_s += ACKNOWLEDGEMENT_S / 2
         assert queues.pending()
         answers[0x5411] = 20
-        clock.now_s += SETTLED_S / 2
+        clock.now_s += ACKNOWLEDGEMENT_S / 2
         assert queues.pending(), "it still moves"
-        clock.now_s += 2 * SETTLED_S
+        clock.now_s += 2 * ACKNOWLEDGEMENT_S
         assert not queues.pending()
         answers[0x5411] = 21
         assert queues.pending(), "more was sent"
@@ -103,7 +103,7 @@ def test_other_connections_do_not_count() -> None:
         queues = SendQueues(UnpolledConnections())
         with connection() as (tagged, _):
             prioritize(tagged)
-            queues.settle()
+            queues.find_new()
             with connection() as (later, _):
                 for other in (old, tagged, later):
                     clog(other)
@@ -114,7 +114,7 @@ def test_what_a_poller_of_others_watches_does_not_count() -> None:
     queues = SendQueues(UnpolledConnections())
     with connection() as (near, _), select.epoll() as others:
         others.register(near)
-        queues.settle()
+        queues.find_new()
         assert queues.open == 1, "the far end"
 
 
@@ -128,7 +128,7 @@ def test_of_a_polling_library_only_that_which_it_watches_beside_its_listener_cou
             with socket.create_server(("127.0.0.1", 0)) as listener:
                 poller.register(listener)
                 poller.register(near)
-                queues.settle()
+                queues.find_new()
                 assert queues.open == 1
                 clog(other)
                 assert not queues.pending()
@@ -167,7 +167,7 @@ def test_later_connections_count_where_the_library_opens_them_as_it_goes() -> No
 def test_a_closed_connection_is_not_pending_even_if_its_descriptor_is_used_again() -> None:
     queues = SendQueues(UnpolledConnections())
     with connection() as (near, far):
-        queues.settle()
+        queues.find_new()
         descriptors = {near.fileno(), far.fileno()}
         clog(near)
         assert queues.pending()

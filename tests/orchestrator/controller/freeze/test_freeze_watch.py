@@ -129,7 +129,7 @@ def unfrozen() -> list[StepReport]:
 def test_without_a_prediction_the_measured_steps_are_held_against_each_other() -> None:
     watch = FreezeWatch(FreezeHistory())
     assert warnings(watch, APF, *unfrozen()) == []
-    # Nothing has settled yet, so the time of these steps says nothing about freezing.
+    # Nothing is stable yet, so the time of these steps says nothing about freezing.
     assert warnings(watch, *(step(number, 1.0, step_s=1.1) for number in range(11, 41))) == []
     told = [warnings(watch, step(number, 0.5, step_s=0.75)) for number in range(41, 71)]
     assert told == [*[[]] * (EVERY - 1), [warning(0.75, 0.5, "apf")], *[[]] * (30 - EVERY)]

@@ -1,7 +1,7 @@
-"""Settled parameters of every layer, on whichever rank it lives: a metric chooses by them, and a hybrid spreads a
+"""Stable parameters of every layer, on whichever rank it lives: a metric chooses by them, and a hybrid spreads a
 stage's budget by them.
 
-Ranks tell each other which parameters are settled, and not their weights: those are the freeze plan's, and a new plan
+Ranks tell each other which parameters are stable, and not their weights: those are the freeze plan's, and a new plan
 may start between two checks.
 """
 
@@ -17,14 +17,14 @@ from workers.freezing.ratios import Share
 from workers.transport.channel import Channel
 
 
-class SettledLayers:
+class StableLayers:
     """All layers of the model, as every rank knows them; of none before `meet`."""
 
     def __init__(self, layers: int) -> None:
         self.shares = [Share(0, 0) for _ in range(layers)]
         """Per layer. Live."""
         self.names = [frozenset[str]() for _ in range(layers)]
-        """Per layer, the parameters that are settled. Live."""
+        """Per layer, the parameters that are stable. Live."""
         self._parameters: dict[int, LayerParameters] = {}
         self._flags: dict[int, int] = {}
         self._weights: Weights = ()
@@ -34,7 +34,7 @@ class SettledLayers:
 
         Args:
             mine: layer -> its parameters, unmeasured, and which of those that this rank keeps the states of are
-                settled: see `flags_of`.
+                stable: see `flags_of`.
         """
         flags_of_layers: dict[int, int] = {}
         record = json.dumps({layer: (asdict(held), flags) for layer, (held, flags) in mine.items()})
@@ -52,7 +52,7 @@ class SettledLayers:
         self._weigh(self._parameters)
 
     def accept(self, flags: Mapping[int, int], prefix: int) -> None:
-        """Take over a check's findings: `flags` of layers, and that the first `prefix` layers are settled as a
+        """Take over a check's findings: `flags` of layers, and that the first `prefix` layers are stable as a
         whole."""
         self._flags.update(flags)
         for layer in range(prefix):
@@ -64,11 +64,11 @@ class SettledLayers:
             held, flags = self._parameters[layer], self._flags[layer]
             if self._weights:
                 held = held.weighed(self._weights[layer])
-            settled = frozenset(name for bit, name in enumerate(held.names) if flags >> bit & 1)
-            self.names[layer] = settled
-            self.shares[layer] = Share(held.weight(settled), sum(held.weights))
+            stable = frozenset(name for bit, name in enumerate(held.names) if flags >> bit & 1)
+            self.names[layer] = stable
+            self.shares[layer] = Share(held.weight(stable), sum(held.weights))
 
 
-def flags_of(parameters: LayerParameters, settled: Collection[str]) -> int:
-    """One bit for each of `parameters`, in name order, the first one the lowest: set if it is among `settled`."""
-    return sum(1 << bit for bit, name in enumerate(parameters.names) if name in settled)
+def flags_of(parameters: LayerParameters, stable: Collection[str]) -> int:
+    """One bit for each of `parameters`, in name order, the first one the lowest: set if it is among `stable`."""
+    return sum(1 << bit for bit, name in enumerate(parameters.names) if name in stable)

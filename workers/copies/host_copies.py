@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 
 from planner.shards import Piece
-from workers.elastic.updates import Update, Updates, looks_at_whole_layers, updated_in_parts
+from workers.copies.updates import Update, Updates, looks_at_whole_layers, updated_in_parts
 from workers.freezing.freezer import begin_statistics
 from workers.freezing.plans import FreezeSettings
 from workers.layers.layer import Layer

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from planner.shards import Piece
-from workers.elastic.fetch_in_rounds import fetch_in_rounds
+from workers.copies.fetch_in_rounds import fetch_in_rounds
 from workers.loss_scale import LossScale
 from workers.memory.shortage import shortage_in
 from workers.process.host_memory import check_room, free_host_bytes

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from planner.host_copies import PART
-from workers.elastic.redundancy import Packing
+from workers.copies.redundancy import Packing
 from workers.freezing.checks import Checks
 from workers.freezing.freezer import begin_statistics
 from workers.freezing.mask import LayerParameters

@@ -2,7 +2,7 @@
 them.
 
 A copy begins with a base; its updates wait until the base arrives. It is live on the rank's device, or lies in host
-memory (`workers/elastic/host_copies.py`). Threads beside training do the work; training waits only when updates fall
+memory (`workers/copies/host_copies.py`). Threads beside training do the work; training waits only when updates fall
 several commits behind. Knows no network: the caller passes bases and parcels.
 """
 
@@ -19,9 +19,9 @@ from functools import partial
 from torch import Tensor
 
 from planner.shards import Piece
-from workers.elastic.fetch_in_rounds import fetch_in_rounds
-from workers.elastic.host_copies import HostCopy, HostForm
-from workers.elastic.updates import Update, UpdateDecision, Updates
+from workers.copies.fetch_in_rounds import fetch_in_rounds
+from workers.copies.host_copies import HostCopy, HostForm
+from workers.copies.updates import Update, UpdateDecision, Updates
 from workers.freezing.plans import FreezeSettings
 from workers.layers.layer import Layer
 from workers.memory.shortage import shortage_in
@@ -165,7 +165,7 @@ class Standbys:
         return len(self.up_to_date) == len(self._copies)
 
     @property
-    def settled(self) -> bool:
+    def bases_done(self) -> bool:
         """Whether every base has arrived or been given up."""
         copies = self._copies.values()
         return self._broken or all(copy.here or copy.given_up for copy in copies)

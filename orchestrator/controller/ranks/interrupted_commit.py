@@ -1,4 +1,4 @@
-"""Has idle ranks settle an interrupted step: those that lack the records of its commit get them.
+"""Has idle ranks finish an interrupted commit: those that lack its records get them.
 
 Also has them write a checkpoint of what only they hold, before they may fail.
 """
@@ -13,21 +13,21 @@ from dataclasses import replace
 from orchestrator.cluster.hosts import Hosts, RankGone
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.ranks.calls import RankCalls
-from orchestrator.lifecycle.effects import Save, Settle
+from orchestrator.lifecycle.effects import FinishCommit, Save
 from orchestrator.lifecycle.recovery import Handover
-from orchestrator.lifecycle.stimuli import RankSettled, Reported, Stimulus
+from orchestrator.lifecycle.stimuli import CommitFinished, Reported, Stimulus
 from workers.checkpoint.manifest import FileRecord, checkpoint_folder
 from workers.control.rank_error import RankError
 from workers.control.records_digest import vector_sha256
-from workers.protocol.orders import Settlement
+from workers.protocol.orders import CommitOutcome
 from workers.protocol.reports import CheckpointReport
 
 Vector = tuple[bytes, ...]
 """All ranks' records of one commit."""
 
 
-class SettlingRanks:
-    """Settles interrupted steps of one job's ranks.
+class InterruptedCommits:
+    """The commits at which generations of one job ended.
 
     Args:
         post: takes what comes of it.
@@ -41,8 +41,8 @@ class SettlingRanks:
         self._calls = calls
         self._post = post
 
-    async def settle(self, effect: Settle) -> None:
-        """Have the ranks settle; first get the records that some of them lack from one that has them."""
+    async def finish(self, effect: FinishCommit) -> None:
+        """Have the ranks finish it; first get the records that some of them lack from one that has them."""
         handover, number = effect.handover, effect.round
         vector: Vector | None = None
         if handover is not None:
@@ -52,11 +52,11 @@ class SettlingRanks:
             if got is None:
                 return
             vector = got[0]
-        told = _settlements(effect.ranks, effect.settlement, handover, vector)
+        told = _outcomes(effect.ranks, effect.commit_outcome, handover, vector)
         await self._calls.each(
-            {rank: ("settle", settlement) for rank, settlement in told.items()},
-            lambda rank, _: RankSettled(rank, number),
-            "settle",
+            {rank: ("finish_commit", commit_outcome) for rank, commit_outcome in told.items()},
+            lambda rank, _: CommitFinished(rank, number),
+            "finish its commit",
             number,
         )
 
@@ -70,8 +70,10 @@ class SettlingRanks:
         try:
             async with asyncio.timeout(self._setup.config.cluster.timeout_s):
                 vector = await self._records(rescue.handover)
-                told = _settlements(rescue.settling, rescue.settlement, rescue.handover, vector)
-                await asyncio.gather(*(self._hosts.call(rank, "settle", each) for rank, each in told.items()))
+                told = _outcomes(rescue.finishing, rescue.commit_outcome, rescue.handover, vector)
+                await asyncio.gather(
+                    *(self._hosts.call(rank, "finish_commit", each) for rank, each in told.items())
+                )
                 writing = (
                     self._hosts.call(rank, "save", path, rescue.step, layers, rescue.sources)
                     for rank, layers in rescue.layers.items()
@@ -110,10 +112,10 @@ class SettlingRanks:
         return vector
 
 
-def _settlements(
-    ranks: Iterable[int], settlement: Settlement, handover: Handover | None, vector: Vector | None
-) -> dict[int, Settlement]:
+def _outcomes(
+    ranks: Iterable[int], commit_outcome: CommitOutcome, handover: Handover | None, vector: Vector | None
+) -> dict[int, CommitOutcome]:
     """Return what each of `ranks` is told: only those that lack the records get them."""
     lacking = frozenset[int]() if handover is None else handover.lacking
-    with_records = replace(settlement, vector=vector)
-    return {rank: with_records if rank in lacking else settlement for rank in ranks}
+    with_records = replace(commit_outcome, vector=vector)
+    return {rank: with_records if rank in lacking else commit_outcome for rank in ranks}

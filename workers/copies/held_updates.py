@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from workers.commit.commit import CommitDecision
-from workers.elastic.redundancy import Packing
-from workers.elastic.updates import Update
+from workers.copies.redundancy import Packing
+from workers.copies.updates import Update
 from workers.layers.layer import Layer
 from workers.state.layer_state import LayerState
 from workers.state.optim import Optimizer

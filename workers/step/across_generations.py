@@ -1,4 +1,4 @@
-"""A rank's training from generation to generation: in each from plan to plan, and settled between two."""
+"""A rank's training from generation to generation: in each from plan to plan, and between two an interrupted commit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workers.commit.unfinished import Greeting
 from workers.elastic.rank_place import RankPlace
 from workers.fault_injection.points import FaultPhase
 from workers.memory.shortage import shortage_in
-from workers.protocol.orders import Generation, Settlement
+from workers.protocol.orders import CommitOutcome, Generation
 from workers.protocol.reports import Outcome, Parted, SwitchReport, WarningReport
 from workers.step.equipment import Equipment
 from workers.step.generation import GenerationSetup
@@ -19,8 +19,8 @@ from workers.step.training import TrainingLoop
 from workers.transport.channel import Channel
 
 
-class Trainings:
-    """The trainings of one rank.
+class RankTraining:
+    """The training of one rank.
 
     Args:
         leave: drops the process group.
@@ -31,7 +31,7 @@ class Trainings:
         self._place = place
         self._leave = leave
         self._newest: TrainingLoop | None = None
-        """The newest one, which settles an undecided commit; None: what it trained is of no use any more."""
+        """The newest one, which finishes an undecided commit; None: what it trained is of no use any more."""
         self._short = False
         """Whether it ended for want of memory."""
         self._told: set[str] = set()
@@ -70,10 +70,10 @@ class Trainings:
             self._place.holdings.end_training()
             self._take_over(self._newest)
 
-    def settle(self, settlement: Settlement) -> None:
+    def finish_commit(self, commit_outcome: CommitOutcome) -> None:
         """Apply or drop the undecided commit."""
         if self._newest is not None:
-            self._newest.settle(settlement)
+            self._newest.finish_commit(commit_outcome)
             self._take_over(self._newest)
 
     def recover(self, *, keep: bool) -> None:
@@ -147,7 +147,7 @@ class Trainings:
         )
         self._tell_uncompiled(setup)
         self._newest = TrainingLoop(setup, generation, channel, place.commit.step, before)
-        # At once: the controller acts on it only when every rank has said so, and then the commit is settled.
+        # At once: the controller acts on it only when every rank has said so, and then all have passed the commit.
         setup.report(
             SwitchReport(
                 step=place.commit.step,

@@ -63,7 +63,7 @@ def test_a_copy_takes_over_with_the_same_bits(tmp_path: Path, case: str) -> None
     with RankGroup(config, 3) as group:
         group.arm(1, Fault(kind=FaultKind.KILL, step=5, phase=FaultPhase.BACKWARD))
         group.train(three, range(3), plan=with_standbys(three))
-        step, positions, sources = group.settle()
+        step, positions, sources = group.finish_commit()
         assert step == 4
         assert {piece.layer for p in positions.values() for piece in p.holds} == set(range(8))
         # Rank 2 keeps copies of rank 1's layers, and rank 0 of rank 2's.
@@ -92,10 +92,10 @@ def test_copies_made_again_while_training_goes_on_take_over_the_next_time(tmp_pa
 
             group.train(now, members, plan=with_standbys(now), step=step, sources=sources, meanwhile=kill)
             members.remove(lost)
-            settled, positions, sources = group.settle()
-            assert settled > step
+            reached, positions, sources = group.finish_commit()
+            assert reached > step
             assert {piece.layer for p in positions.values() for piece in p.holds} == set(range(8))
-            step = settled
+            step = reached
         ended = group.train(shrinking[-1], members, step=step, sources=sources, meanwhile=group.stop)
         assert state_sha256(ended) == quiet_sha256(job(config, **about), ended)
         assert sorted(group.steps()) == list(range(1, ended[members[0]].step + 1))
@@ -107,12 +107,12 @@ def test_a_rank_that_comes_and_one_that_goes_leave_the_bits_alone(tmp_path: Path
     two, three = (job(config, ranks=ranks, schedule="1f1b") for ranks in (2, 3))
     with RankGroup(config, 3) as group:
         assert parted(group.train(two, (0, 1), plan=with_standbys(two), regroup_by=1)) == {1}
-        step, _, sources = group.settle()
+        step, _, sources = group.finish_commit()
         # The new rank fetches the layers that it will own.
         plan = with_standbys(three)
         ended = group.train(three, (0, 2, 1), plan=plan, step=step, sources=sources, regroup_by=0)
         assert parted(ended) == {2}
-        step, positions, sources = group.settle()
+        step, positions, sources = group.finish_commit()
         # Rank 0 leaves; the others fetch from it what it alone holds.
         plan = replace(with_standbys(two), reason="drain")
         ended = group.train(two, (1, 2), plan=plan, step=step, sources=sources)
@@ -128,12 +128,12 @@ def test_ranks_lost_while_others_fetch_cost_nothing_that_is_held(tmp_path: Path)
         group.arm(3, Fault(kind=FaultKind.KILL, step=3, phase=FaultPhase.FORWARD))
         group.arm(1, Fault(kind=FaultKind.KILL, step=2, phase=FaultPhase.RECOVERING))
         group.train(four, range(4), plan=with_standbys(four))
-        step, _, sources = group.settle()
+        step, _, sources = group.finish_commit()
         assert step == 2
         three = job(config, ranks=3, schedule="1f1b")
         with pytest.raises(AssertionError, match=r"Died|Gone"):
             group.train(three, (0, 1, 2), plan=with_standbys(three), step=step, sources=sources)
-        step, positions, sources = group.settle()
+        step, positions, sources = group.finish_commit()
         assert step == 2
         held: set[int] = {piece.layer for p in positions.values() for piece in p.holds}
         position: RankPosition = positions[0]

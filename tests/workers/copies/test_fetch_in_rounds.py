@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from planner.shards import Piece
-from workers.elastic import fetch_in_rounds as rounds
-from workers.elastic.fetch_in_rounds import fetch_in_rounds
+from workers.copies import fetch_in_rounds as rounds
+from workers.copies.fetch_in_rounds import fetch_in_rounds
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from planner.plan import undone_steps
 from planner.shards import shards_among
 from planner.wording import counted
-from workers.elastic.snapshots import Snapshots
+from workers.copies.snapshots import Snapshots
 from workers.protocol.reports import Report, StandbyReport, WarningReport
 
 

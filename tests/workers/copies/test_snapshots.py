@@ -19,8 +19,8 @@ from planner.shards import Piece, made_of
 from workers.build import build_layers
 from workers.checkpoint.folder import checkpoint_folder, checkpoints, read_layer, read_manifest
 from workers.config import CheckpointConfig, FreezeConfig, WorkerConfig
-from workers.elastic.snapshot_turns import SnapshotTurns
-from workers.elastic.snapshots import Snapshots
+from workers.copies.snapshot_turns import SnapshotTurns
+from workers.copies.snapshots import Snapshots
 from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
 from workers.launch.ranks import LaunchedJob, run_threads
 from workers.loss_scale import LossScale
@@ -93,7 +93,7 @@ def test_a_lost_rank_sends_the_others_back_to_one_snapshot(
         told = group.of(StandbyReport)
         assert {report.rank for report in told} >= {0, 2, 3}
         assert all(report.bytes > 0 and report.step < LOST for report in told)
-        reached, positions, live = group.settle()
+        reached, positions, live = group.finish_commit()
         assert {each.layer for each in live} < {*LAYERS}, "no living rank has the layers of the lost one"
         step, sources, scale = snapshot(positions)
         assert 0 < step <= reached
@@ -110,7 +110,7 @@ def test_a_rank_fetches_nothing_that_it_has_in_a_snapshot(tmp_path: Path) -> Non
         slow(group, range(2))
         group.arm(1, Fault(kind=FaultKind.DROP_LINK, step=LOST, phase=FaultPhase.BACKWARD))
         group.train(two, range(2))
-        reached, positions, _ = group.settle()
+        reached, positions, _ = group.finish_commit()
         step, sources, _ = snapshot(positions)
         assert 0 < step <= reached
         unreachable = [replace(source, port=1) for source in sources]
@@ -128,7 +128,7 @@ def test_each_generation_begins_with_a_snapshot_of_its_own(tmp_path: Path) -> No
     with RankGroup(config, 4) as group:
         slow(group, range(4))
         assert parted(group.train(four, range(4), regroup_by=0)) == {1}
-        step, _, sources = group.settle()
+        step, _, sources = group.finish_commit()
         told = group.protected(4)
 
         def lose(number: int, ready: Any) -> None:
@@ -136,12 +136,12 @@ def test_each_generation_begins_with_a_snapshot_of_its_own(tmp_path: Path) -> No
             group.tell(number, "die")
 
         group.train(four, range(4), step=step, sources=sources, meanwhile=lambda: lose(3, told))
-        reached, positions, _ = group.settle()
+        reached, positions, _ = group.finish_commit()
         step, sources, _ = snapshot(positions)
         assert step == 1 < reached
         told = group.protected(3)
         group.train(three, (0, 1, 2), step=step, sources=sources, meanwhile=lambda: lose(0, told))
-        _, positions, _ = group.settle()
+        _, positions, _ = group.finish_commit()
         assert {one.step for at in positions.values() for one in at.snapshots} == {1}
         step, sources, _ = snapshot(positions)
         ended = group.train(two, (1, 2), step=step, sources=sources)
@@ -159,7 +159,7 @@ def test_shards_go_back_too_and_are_put_together_for_other_plans(tmp_path: Path)
         slow(group, range(4))
         group.arm(2, Fault(kind=FaultKind.KILL, step=LOST, phase=FaultPhase.BACKWARD))
         group.train(shared, range(4))
-        _, positions, _ = group.settle()
+        _, positions, _ = group.finish_commit()
         step, sources, _ = snapshot(positions)
         assert 0 < step < LOST
         assert {each.shard.of for each in sources} == {2}
@@ -179,7 +179,7 @@ def test_a_rank_that_dies_while_it_fetches_leaves_the_snapshot_before(tmp_path: 
         group.train(three, range(3))
         ((rank, begun),) = [(rank, step) for rank, kind, step, _ in group.fired if kind == "kill"]
         assert (rank, begun >= 2 * EVERY) == (2, True)
-        _, positions, _ = group.settle()
+        _, positions, _ = group.finish_commit()
         assert {one.step for one in positions[0].snapshots} in ({EVERY}, {EVERY, begun})
         step, sources, _ = snapshot(positions)
         assert step == EVERY
@@ -196,7 +196,7 @@ def test_a_snapshot_can_be_written_as_a_checkpoint(tmp_path: Path) -> None:
         slow(group, range(3))
         group.arm(0, Fault(kind=FaultKind.KILL, step=LOST, phase=FaultPhase.FORWARD))
         group.train(three, range(3))
-        reached, positions, _ = group.settle()
+        reached, positions, _ = group.finish_commit()
         step, sources, _ = snapshot(positions)
         assert 0 < step <= reached
         holders = {each.layer: each.rank for each in sources}
@@ -277,7 +277,7 @@ def test_an_update_waits_until_layers_are_copied(tmp_path: Path, monkeypatch: py
         seen[state.layer, max(state.updates.values())] = digest(copy)
         return copy
 
-    monkeypatch.setattr("workers.elastic.snapshots.host_copy", copy_slowly)
+    monkeypatch.setattr("workers.copies.snapshots.host_copy", copy_slowly)
     run_threads(work)
     saved = {
         (layer, ref.step): digest(read_layer(ref, read_manifest(ref), layer))
@@ -335,7 +335,7 @@ def test_an_owner_that_is_busy_is_asked_again(tmp_path: Path) -> None:
 def test_an_owner_that_never_answers_is_named_and_the_next_snapshot_begins_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.elastic.fetch_in_rounds.ASK_AGAIN_S", (0.01, 0.01))
+    monkeypatch.setattr("workers.copies.fetch_in_rounds.ASK_AGAIN_S", (0.01, 0.01))
     host, (own, other) = Host(), states_of(tmp_path, [1, 2])
     snapshots = host.snapshots
 
@@ -466,7 +466,7 @@ def test_a_rank_that_was_left_out_of_a_return_forgets_its_snapshots(tmp_path: Pa
         slow(group, range(2))
         group.arm(0, Fault(kind=FaultKind.DROP_LINK, step=LOST, phase=FaultPhase.FORWARD))
         group.train(two, range(2))
-        step, positions, live = group.settle()
+        step, positions, live = group.finish_commit()
         assert all(position.snapshots for position in positions.values())
         programs = rank_programs(two.schedule)
         told = {
@@ -499,7 +499,7 @@ def test_a_checkpoint_of_the_step_gone_back_to_is_written_again(tmp_path: Path) 
         slow(group, range(3))
         group.arm(2, Fault(kind=FaultKind.KILL, step=LOST, phase=FaultPhase.FORWARD))
         group.train(three, range(3))
-        _, positions, _ = group.settle()
+        _, positions, _ = group.finish_commit()
         step, sources, _ = snapshot(positions)
         group.train(two, (0, 1), step=step, sources=sources)
     again = [ref.path for ref in checkpoints(config.job.folder) if ref.step == step]

@@ -32,7 +32,7 @@ class FactoryConfig(TextModel):
     def definition(self, vocabulary: int | None) -> ModelDefinition:
         """Layers and loss that the function returns. It draws the same for all seeds, as each process calls it;
         layers draw by `job.seed`."""
-        from workers.models.factory import as_definition
+        from workers.models.factory_result import as_definition
         from workers.process.import_path import call_import_path
         from workers.process.torch_modes import check_modes_kept
         from workers.reproducibility import rng

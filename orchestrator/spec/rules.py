@@ -1,4 +1,5 @@
-"""Finds the mistakes of a spec that show in the spec alone, before torch, Ray or the data are touched."""
+"""Rules of a spec that need the spec alone: its mistakes are found, and what follows from its keys is filled in, before
+torch, Ray or the data are touched."""
 
 from __future__ import annotations
 

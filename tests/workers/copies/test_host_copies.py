@@ -25,13 +25,13 @@ from benchmarks.parts.configs import changed
 from planner.shards import Piece
 from planner.simulation.standby_memory import log_bytes
 from workers.config import ElasticConfig, WorkerConfig
-from workers.elastic import fetch_in_rounds, host_copies, updates
-from workers.elastic.host_copies import HostCopy, HostForm
+from workers.copies import fetch_in_rounds, host_copies, updates
+from workers.copies.host_copies import HostCopy, HostForm
+from workers.copies.redundancy import Packing
+from workers.copies.standby import Base, Standbys
+from workers.copies.updates import Update, Updates
 from workers.elastic.layer_source import base_of
-from workers.elastic.redundancy import Packing
-from workers.elastic.standby import Base, Standbys
 from workers.elastic.standby_watch import StandbyWatch
-from workers.elastic.updates import Update, Updates
 from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
 from workers.launch.processes import Died
 from workers.launch.ranks import run_threads
@@ -562,7 +562,7 @@ def test_a_host_with_too_little_memory_for_a_base_refuses_it_in_words(
         return on_host(rank, piece.layer)
 
     here.bring(bring)
-    while not here.settled:
+    while not here.bases_done:
         time.sleep(0.001)
     train(here, commits_of(rank, [3]), range(1, 3))
     here.rest()
@@ -599,11 +599,11 @@ def test_a_copy_in_host_memory_takes_over_with_the_same_bits(
         ended = group.train(three, range(3), plan=with_standbys(three))
         assert isinstance(ended[1], Died)
         assert (1, "kill", step, str(phase)) in group.fired
-        settled, positions, sources = group.settle()
-        assert settled in ((step,) if phase is FaultPhase.AFTER_COMMIT else (step - 1, step))
+        reached, positions, sources = group.finish_commit()
+        assert reached in ((step,) if phase is FaultPhase.AFTER_COMMIT else (step - 1, step))
         assert {piece.layer for p in positions.values() for piece in p.holds} == set(range(8))
         following = job(config, ranks=len(members), schedule="1f1b", **about)
-        ended = group.train(following, members, plan=with_standbys(following), step=settled, sources=sources)
+        ended = group.train(following, members, plan=with_standbys(following), step=reached, sources=sources)
         assert state_sha256(ended) == expected
         assert sorted(group.steps()) == list(range(1, config.job.steps + 1))
 
@@ -629,7 +629,7 @@ def test_layers_move_and_what_their_owner_keeps_of_them_takes_over_again(tmp_pat
         group.train(three, range(3), plan=with_standbys(three), meanwhile=move_and_kill)
         taken = {(switch.rank, switch.taken) for switch in group.of(SwitchReport) if switch.taken}
         assert taken == {(1, (1, 2))}
-        step, positions, sources = group.settle()
+        step, positions, sources = group.finish_commit()
         assert {piece.layer for p in positions.values() for piece in p.holds} == set(range(8))
         two = job(config, ranks=2, schedule="1f1b", **about)
         ended = group.train(two, (0, 2), step=step, sources=sources, meanwhile=group.stop)

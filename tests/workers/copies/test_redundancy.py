@@ -19,11 +19,12 @@ from torch import Tensor
 from planner.shards import Piece
 from workers.commit.commit import CommitDecision
 from workers.config import FreezeConfig
-from workers.elastic import fetch_in_rounds, standby_watch
+from workers.copies import fetch_in_rounds
+from workers.copies.redundancy import Packing
+from workers.copies.standby import Base, Standbys
+from workers.elastic import standby_watch
 from workers.elastic.followed import Followed
 from workers.elastic.modules_ahead import ModulesAhead
-from workers.elastic.redundancy import Packing
-from workers.elastic.standby import Base, Standbys
 from workers.elastic.standby_watch import StandbyWatch
 from workers.freezing.plans import FreezePlans, FreezeSettings
 from workers.launch.ranks import assignment, run_threads
@@ -236,7 +237,7 @@ def test_updates_of_a_copy_whose_base_cannot_come_are_not_kept(
     here.apply(1, parcels, DECISION)
     asked.set()
     here.catch_up(10)
-    while not here.settled:
+    while not here.bases_done:
         time.sleep(0.001)
     here.apply(2, parcels, DECISION)
     here.rest()
@@ -266,7 +267,7 @@ def test_copies_are_told_of_at_once_and_builds_when_they_are_there(
     watch = StandbyWatch(here, rank=7, place=1, coming=coming)
     told = [report for step in (1, 2) for report in watch.news(step)]
     go_on.set()
-    while not coming.settled:
+    while not coming.bases_done:
         time.sleep(0.001)
     told += [report for step in (3, 4) for report in watch.news(step)]
     reports = [report for report in told if isinstance(report, StandbyReport)]
@@ -353,7 +354,7 @@ def test_a_copy_that_was_given_up_is_not_asked_for_again(rank: Rank) -> None:
         step=0,
         given_up=pieces(2),
     )
-    assert (here.lacking, here.given_up, here.settled) == ((), (Piece(2),), True)
+    assert (here.lacking, here.given_up, here.bases_done) == ((), (Piece(2),), True)
     here.bring(lambda piece, stopped: pytest.fail(f"{piece} was asked for"))
     here.rest()
     assert here.held().keys() == {Piece(1)}

@@ -28,7 +28,7 @@ BLIND = Fault(kind=FaultKind.BLIND, step=KILL_STEP)
 
 
 @pytest.mark.parametrize(
-    ("phase", "blind", "settled"),
+    ("phase", "blind", "reached"),
     [
         (FaultPhase.BACKWARD, (), KILL_STEP - 1),
         (FaultPhase.BEFORE_COMMIT, (), KILL_STEP - 1),
@@ -38,7 +38,7 @@ BLIND = Fault(kind=FaultKind.BLIND, step=KILL_STEP)
     ],
 )
 def test_a_kill_in_the_commit_has_one_outcome(
-    tmp_path: Path, phase: FaultPhase, blind: tuple[int, ...], settled: int
+    tmp_path: Path, phase: FaultPhase, blind: tuple[int, ...], reached: int
 ) -> None:
     precision = "bfloat16" if phase is FaultPhase.IN_COMMIT else "float32"
     config = drilled(small_config(tmp_path, "batchnorm", steps=6, precision=precision))
@@ -54,9 +54,9 @@ def test_a_kill_in_the_commit_has_one_outcome(
         assert (2, "kill", KILL_STEP, phase) in group.fired
         before: dict[int, RankPosition] = group.each("position")
         assert [before[number].undecided for number in blind] == [KILL_STEP] * len(blind)
-        step, positions, sources = group.settle()
-        assert step == settled
-        assert {p.step for p in positions.values()} == {settled}
+        step, positions, sources = group.finish_commit()
+        assert step == reached
+        assert {p.step for p in positions.values()} == {reached}
         assert all(p.undecided is None for p in positions.values())
         assert {piece.layer for p in positions.values() for piece in p.holds} == set(range(8))
         three = job(config, ranks=3, schedule="1f1b")
@@ -78,7 +78,7 @@ def test_what_was_asked_for_in_a_commit_that_is_undone_is_asked_for_again(tmp_pa
         group.tell(0, "request", Request.STOP)
         ended = group.train(two, range(2))
         assert all(isinstance(answer, Raised) for answer in ended.values())
-        step, _, sources = group.settle()
+        step, _, sources = group.finish_commit()
         assert step == 0
         ended = group.train(two, range(2), step=step, sources=sources)
         assert {(outcome.step, outcome.stopped) for outcome in ended.values()} == {(1, True)}
@@ -92,7 +92,7 @@ def test_a_stop_that_the_last_of_a_generation_agreed_on_is_done_by_the_next(tmp_
         group.arm(0, Fault(kind=FaultKind.BLIND, step=1))
         group.tell(0, "request", Request.STOP)
         group.train(three, range(3), plan=with_standbys(three))
-        step, _, sources = group.settle()
+        step, _, sources = group.finish_commit()
         assert step == 1
         two = job(config, ranks=2, schedule="1f1b")
         ended = group.train(two, (0, 1), step=step, sources=sources)
@@ -112,7 +112,7 @@ def test_a_validation_and_a_checkpoint_that_a_loss_cut_off_are_done_again(tmp_pa
     with RankGroup(again, 3) as group:
         group.arm(1, Fault(kind=FaultKind.KILL, step=2, phase=FaultPhase.AFTER_COMMIT))
         group.train(three, range(3), plan=with_standbys(three))
-        step, _, sources = group.settle()
+        step, _, sources = group.finish_commit()
         assert step == 2
         two = job(again, ranks=2, schedule="1f1b")
         assert state_sha256(group.train(two, (0, 2), step=step, sources=sources)) == quiet.state_sha256
@@ -128,7 +128,7 @@ def test_a_checkpoint_that_nobody_knows_to_be_whole_is_made_up_for_at_once(tmp_p
     with RankGroup(config, 3) as group:
         group.arm(1, Fault(kind=FaultKind.KILL, step=4, phase=FaultPhase.AFTER_COMMIT))
         group.train(three, range(3), plan=with_standbys(three))
-        step, _, sources = group.settle()
+        step, _, sources = group.finish_commit()
         assert step == 4
         assert group.fired == [(1, "kill", 4, "after-commit")]
         two = job(config, ranks=2, schedule="1f1b")

@@ -6,6 +6,6 @@ the memory that the processes share: a tenth of a second each time. Nothing else
 
 from __future__ import annotations
 
-from workers.process.host_memory import settle_objects
+from workers.process.host_memory import exclude_from_collections
 
-settle_objects()
+exclude_from_collections()
