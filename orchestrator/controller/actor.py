@@ -187,8 +187,8 @@ class Controller:
             self._loop,
             self._reshaping,
             self._freezing,
-            view=lambda: self._view,
-            log=self._record,
+            lambda: self._view,
+            self._record,
         )
 
     def _make_runtime(self) -> Runtime:

@@ -7,6 +7,7 @@ The commands are declared in `orchestrator/commands/`; here are their effects. W
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from orchestrator.commands.apply import Apply
 from orchestrator.commands.cancel import Cancel
@@ -52,33 +53,20 @@ SAFE_TO_REPEAT: Mapping[str, Stimulus] = {
 """Name in the log -> what the lifecycle is told; once more by a controller that takes over."""
 
 
+@dataclass(eq=False, repr=False)
 class Commands:
-    """The commands of one job while its controller lives.
+    """The commands of one job while its controller lives."""
 
-    Args:
-        job: its name.
-        view: returns the job's view, with everything that is logged.
-        log: logs an event, with the answers that it gives.
-    """
-
-    def __init__(
-        self,
-        job: str,
-        elastic: ElasticConfig,
-        loop: EventLoop,
-        reshaping: Reshaping,
-        freezing: FreezeControl,
-        *,
-        view: Callable[[], JobView],
-        log: Callable[[events.Event], None],
-    ) -> None:
-        self._job = job
-        self._elastic = elastic
-        self._loop = loop
-        self._reshaping = reshaping
-        self._freezing = freezing
-        self._view = view
-        self._log = log
+    _job: str
+    """Its name."""
+    _elastic: ElasticConfig
+    _loop: EventLoop
+    _reshaping: Reshaping
+    _freezing: FreezeControl
+    _view: Callable[[], JobView]
+    """Returns the job's view, with everything that is logged."""
+    _log: Callable[[events.Event], None]
+    """Logs an event, with the answers that it gives."""
 
     async def accept(self, command: events.Commanded) -> str:
         """Carry out `command`, once for each id; return in words what will happen.

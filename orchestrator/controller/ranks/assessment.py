@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.cluster.hosts import RankGone, stands
@@ -17,30 +18,19 @@ from workers.control.rank_error import RankError
 from workers.protocol.reports import RankPosition
 
 
+@dataclass(eq=False, repr=False)
 class Assessment:
-    """Asks one job's ranks for their positions.
+    """Asks one job's ranks for their positions."""
 
-    Args:
-        timeout_s: how long a rank may take to leave its step, not counting what its host or the controller takes.
-        post: takes each position.
-        spawn: runs work in the background; ends it with the job.
-    """
-
-    def __init__(
-        self,
-        calls: RankCalls,
-        living: LivingRanks,
-        patience: Patience,
-        timeout_s: float,
-        post: Callable[[Stimulus], None],
-        spawn: Callable[[Work], asyncio.Future[Any]],
-    ) -> None:
-        self._calls = calls
-        self._living = living
-        self._patience = patience
-        self._timeout_s = timeout_s
-        self._post = post
-        self._spawn = spawn
+    _calls: RankCalls
+    _living: LivingRanks
+    _patience: Patience
+    _timeout_s: float
+    """Longest time that a rank may take to leave its step, not counting what its host or the controller takes."""
+    _post: Callable[[Stimulus], None]
+    """Takes each position."""
+    _spawn: Callable[[Work], asyncio.Future[Any]]
+    """Runs work in the background; ends it with the job."""
 
     async def assess(self, ranks: Iterable[int], number: int, generation: int) -> None:
         """Post where each of `ranks` stands, once it has left `generation`; kill those that do not answer.

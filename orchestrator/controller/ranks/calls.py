@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.cluster.hosts import Hosts, RankGone
@@ -19,27 +20,17 @@ LOOK_EVERY_S = 1.0
 """Between two looks at how a call goes, at most."""
 
 
+@dataclass(eq=False, repr=False)
 class RankCalls:
-    """To the ranks of one job.
+    """To the ranks of one job."""
 
-    Args:
-        timeout_s: how long a rank may take to answer, not counting what its host or the controller takes.
-        post: takes each answer.
-    """
-
-    def __init__(
-        self,
-        hosts: Hosts,
-        living: LivingRanks,
-        patience: Patience,
-        timeout_s: float,
-        post: Callable[[Stimulus], None],
-    ) -> None:
-        self._hosts = hosts
-        self._living = living
-        self._patience = patience
-        self._timeout_s = timeout_s
-        self._post = post
+    _hosts: Hosts
+    _living: LivingRanks
+    _patience: Patience
+    _timeout_s: float
+    """Longest time that a rank may take to answer, not counting what its host or the controller takes."""
+    _post: Callable[[Stimulus], None]
+    """Takes each answer."""
 
     async def reached(self, rank: int, method: str, *arguments: Any) -> Any:
         """Make an idempotent call, again until the rank can be reached; return its result."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from orchestrator.cluster.hosts import Hosts, RankGone
 from orchestrator.controller.config import ControllerConfig
@@ -26,20 +26,15 @@ Vector = tuple[bytes, ...]
 """All ranks' records of one commit."""
 
 
+@dataclass(eq=False, repr=False)
 class InterruptedCommits:
-    """The commits at which generations of one job ended.
+    """The commits at which generations of one job ended."""
 
-    Args:
-        post: takes what comes of it.
-    """
-
-    def __init__(
-        self, setup: ControllerConfig, hosts: Hosts, calls: RankCalls, post: Callable[[Stimulus], None]
-    ) -> None:
-        self._setup = setup
-        self._hosts = hosts
-        self._calls = calls
-        self._post = post
+    _setup: ControllerConfig
+    _hosts: Hosts
+    _calls: RankCalls
+    _post: Callable[[Stimulus], None]
+    """Takes what comes of it."""
 
     async def finish(self, effect: FinishCommit) -> None:
         """Have the ranks finish it; first get the records that some of them lack from one that has them."""

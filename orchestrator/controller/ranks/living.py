@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.cluster.exits import UNKNOWN
@@ -22,32 +23,23 @@ STACKS_S = 1.0
 """Time limit for a rank that is about to be killed to return its threads' stacks."""
 
 
+@dataclass(eq=False, repr=False)
 class LivingRanks:
-    """The living ranks of one job.
+    """The living ranks of one job."""
 
-    Args:
-        folder: the job's.
-        post: takes each report.
-        spawn: runs work in the background; ends it with the job.
-    """
-
-    def __init__(
-        self,
-        folder: str,
-        hosts: Hosts,
-        post: Callable[[Stimulus], None],
-        spawn: Callable[[Work], asyncio.Future[Any]],
-    ) -> None:
-        self._folder = folder
-        self._hosts = hosts
-        self._post = post
-        self._spawn = spawn
-        self.homes: dict[int, Home] = {}
-        """Homes of all ranks that are up."""
-        self.training: dict[int, asyncio.Future[Any]] = {}
-        """Calls under way that end with a generation."""
-        self._deaths: dict[int, asyncio.Future[None]] = {}
-        """Death reports of ranks whose process was found dead."""
+    _folder: str
+    """The job's."""
+    _hosts: Hosts
+    _post: Callable[[Stimulus], None]
+    """Takes each report."""
+    _spawn: Callable[[Work], asyncio.Future[Any]]
+    """Runs work in the background; ends it with the job."""
+    homes: dict[int, Home] = field(default_factory=dict, init=False)
+    """Homes of all ranks that are up."""
+    training: dict[int, asyncio.Future[Any]] = field(default_factory=dict, init=False)
+    """Calls under way that end with a generation."""
+    _deaths: dict[int, asyncio.Future[None]] = field(default_factory=dict, init=False)
+    """Death reports of ranks whose process was found dead."""
 
     async def found_dead(self, rank: int, cause: str = UNKNOWN) -> None:
         """Report once that the rank's process is dead: by `cause`, unless its own output says more.

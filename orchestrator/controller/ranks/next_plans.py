@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.cluster.hosts import Hosts
@@ -22,17 +23,14 @@ from workers.protocol.orders import CopyAhead, StateSource
 from workers.protocol.reports import CopiedAhead
 
 
+@dataclass(eq=False, repr=False)
 class NextPlans:
-    """Sends next plans to one job's ranks.
+    """Sends next plans to one job's ranks."""
 
-    Args:
-        post: takes what ranks refuse.
-    """
-
-    def __init__(self, hosts: Hosts, living: LivingRanks, post: Callable[[Stimulus], None]) -> None:
-        self._hosts = hosts
-        self._living = living
-        self._post = post
+    _hosts: Hosts
+    _living: LivingRanks
+    _post: Callable[[Stimulus], None]
+    """Takes what ranks refuse."""
 
     async def propose(self, plan: FreezePlan, ranks: Sequence[int]) -> None:
         """Have every rank prepare `plan`; they adopt it at the first commit at which all have it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.cluster.hosts import Hosts, RankGone
@@ -18,29 +19,18 @@ from workers.control.rank_error import RankError
 from workers.protocol.reports import Outcome, Parted
 
 
+@dataclass(eq=False, repr=False)
 class GenerationTraining:
-    """Trains one job's generations.
+    """Trains one job's generations."""
 
-    Args:
-        post: takes each end.
-        spawn: runs work in the background; ends it with the job.
-    """
-
-    def __init__(
-        self,
-        hosts: Hosts,
-        calls: RankCalls,
-        living: LivingRanks,
-        precomputed: PrecomputedPlans,
-        post: Callable[[Stimulus], None],
-        spawn: Callable[[Work], asyncio.Future[Any]],
-    ) -> None:
-        self._hosts = hosts
-        self._calls = calls
-        self._living = living
-        self._precomputed = precomputed
-        self._post = post
-        self._spawn = spawn
+    _hosts: Hosts
+    _calls: RankCalls
+    _living: LivingRanks
+    _precomputed: PrecomputedPlans
+    _post: Callable[[Stimulus], None]
+    """Takes each end."""
+    _spawn: Callable[[Work], asyncio.Future[Any]]
+    """Runs work in the background; ends it with the job."""
 
     async def train(self, effect: Train) -> None:
         """Have ranks train, or go on, and post how each of them ends."""
