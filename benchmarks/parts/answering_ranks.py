@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 from orchestrator.cluster.hosts import RankGone
+from planner.codec import to_json
 from planner.plan import Plan
 from workers.actor import Home
 from workers.commit.commit import CommitRecord
@@ -184,5 +185,5 @@ def records_of(plan: Plan, step: int) -> tuple[bytes, ...]:
             ),
             busy_s=0.123456789,
         )
-        records.append(record.encode())
+        records.append(to_json(record))
     return tuple(records)

@@ -8,6 +8,7 @@ from operator import add
 
 import pytest
 
+from planner.codec import from_json, to_json
 from workers.commit.commit import CommitError, CommitRecord, decide
 from workers.protocol.orders import Request
 
@@ -38,7 +39,7 @@ def test_norms_of_shards_add_up_as_those_of_whole_layers_do() -> None:
         record(0, parameter_norms={0: {"b": 0.2}, 1: {"z": 1.0, "a": 1e16}}, losses={0: 1.0}),
         record(1, parameter_norms={0: {"a": 0.1, "c": 0.3}, 1: {"w": 1.0}}),
     ]
-    arrived = [CommitRecord.decode(each.encode()) for each in records]
+    arrived = [from_json(CommitRecord, to_json(each)) for each in records]
     expected = decide(
         [record(0, squared_norms=whole, losses={0: 1.0})], microbatches=1, layers=2, clip_norm=None
     )
@@ -80,7 +81,7 @@ def test_a_record_survives_the_wire_bit_for_bit() -> None:
         files={"run/step-1": {"a.safetensors": [12, "ff"]}},
         files_errors={"run/step-2": "No space left on device"},
     )
-    assert CommitRecord.decode(sent.encode()) == sent
+    assert from_json(CommitRecord, to_json(sent)) == sent
 
 
 def test_ranks_at_different_steps_are_a_bug_that_is_named() -> None:

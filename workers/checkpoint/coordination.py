@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from planner.codec import json_values
+from planner.codec import from_json, json_values, to_json
 from planner.plan import Plan
 from workers.checkpoint.folder import checkpoint_folder, discard, prune, write_manifest
 from workers.checkpoint.manifest import FileRecord, Manifest, layer_files
@@ -145,7 +145,7 @@ class Checkpointing:
         record = CommitRecord(
             rank=rank, generation=self._generation.number, step=step, files=files, files_errors=errors
         )
-        records = [CommitRecord.decode(r) for r in channel.all_gather(record.encode())]
+        records = [from_json(CommitRecord, r) for r in channel.all_gather(to_json(record))]
         error = self.observe(records, rank)
         return channel.all_gather((error or "").encode())[0].decode() or None
 

@@ -6,7 +6,6 @@ decision. Only then does any state change. Pure: records in, decision out.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,19 +20,6 @@ OfShard = Mapping[str, T]
 
 Prepared = tuple[int, int, str]
 """Epoch, version and digest of a plan."""
-
-KEYED_BY_NUMBERS = (
-    "losses",
-    "samples",
-    "squared_norms",
-    "parameter_norms",
-    "scores",
-    "moves",
-    "stable",
-    "energies",
-    "parameter_energies",
-)
-"""Record fields keyed by numbers, which JSON writes as strings."""
 
 
 class CommitError(Exception):
@@ -85,26 +71,6 @@ class CommitRecord:
     """Checkpoint files that it finished since the last commit: folder -> name -> [bytes, sha256]."""
     files_errors: dict[str, str] = field(default_factory=dict)
     """Folder -> why it could not finish its files there."""
-
-    def encode(self) -> bytes:
-        return json.dumps(vars(self)).encode()
-
-    @staticmethod
-    def decode(text: bytes) -> CommitRecord:
-        fields = json.loads(text)
-        for keyed in KEYED_BY_NUMBERS:
-            fields[keyed] = {int(k): v for k, v in fields[keyed].items()}
-        fields["energies"] = {layer: tuple(pair) for layer, pair in fields["energies"].items()}
-        for pairs in ("moves", "parameter_energies"):
-            fields[pairs] = {
-                layer: {name: tuple(pair) for name, pair in of_layer.items()}
-                for layer, of_layer in fields[pairs].items()
-            }
-        fields["requests"] = tuple(Request(r) for r in fields["requests"])
-        for prepared in ("prepared", "next_plan"):
-            if fields[prepared] is not None:
-                fields[prepared] = tuple(fields[prepared])
-        return CommitRecord(**fields)
 
 
 @dataclass(frozen=True, kw_only=True)

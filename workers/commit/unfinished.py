@@ -5,11 +5,10 @@ Values and their agreement; no effects.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from planner.shards import Piece, Shard
+from planner.shards import Piece
 from workers.loss_scale import LossScale
 from workers.protocol.errors import JobError
 from workers.protocol.orders import Request
@@ -43,21 +42,6 @@ class Greeting:
     """Layers, or shards, that it keeps standbys of and fetches from their owners."""
     loss_scale: LossScale | None = None
     """Loss scale of the next step, where the precision needs one and the rank knows it."""
-
-    def encode(self) -> bytes:
-        left = None if self.left is None else {**asdict(self.left), "requests": sorted(self.left.requests)}
-        scale = None if self.loss_scale is None else self.loss_scale.to_json()
-        return json.dumps([self.host, self.port, left, self.lacks, scale]).encode()
-
-    @staticmethod
-    def decode(text: bytes) -> Greeting:
-        host, port, fields, lacks, scale = json.loads(text)
-        left = None
-        if fields is not None:
-            fields["requests"] = frozenset(Request(name) for name in fields["requests"])
-            left = Unfinished(**fields)
-        pieces = tuple(Piece(layer, Shard(*shard)) for layer, shard in lacks)
-        return Greeting(host=host, port=port, left=left, lacks=pieces, loss_scale=LossScale.from_json(scale))
 
 
 def agreed_loss_scale(greetings: Sequence[Greeting], step: int) -> LossScale:

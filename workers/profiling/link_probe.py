@@ -18,6 +18,7 @@ from statistics import median
 
 import torch
 
+from planner.codec import from_json, to_json
 from planner.profile import Link
 from workers.commit.commit import CommitRecord
 from workers.profiling.probe_rounds import rounds
@@ -129,8 +130,8 @@ def probe_commit(channel: Channel, layers: int, microbatches: int, *, sleeps: bo
         if sleeps:
             time.sleep(ASLEEP_S)
         begun_s = time.perf_counter()
-        for answer in channel.all_gather(record.encode()):
-            CommitRecord.decode(answer)
+        for answer in channel.all_gather(to_json(record)):
+            from_json(CommitRecord, answer)
         times.append(time.perf_counter() - begun_s)
     return median(times[WARM_UP:])
 

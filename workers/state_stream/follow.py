@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from planner.codec import to_json
 from workers.state.layer_state import LayerState
 from workers.state_stream.encoding import PartialState
 from workers.state_stream.fetching import Answers, connect, load
@@ -113,7 +114,7 @@ def follow(
         with connect(host, port) as connected:
             line = WatchedSocket(connected, stopped, HANDSHAKE_S)
             seal, opener = ask(line, secret)
-            line.write(seal.frame(FrameKind.FOLLOW, 0, subject.encode()))
+            line.write(seal.frame(FrameKind.FOLLOW, 0, to_json(subject)))
             line.silence_s = SILENCE_S
             yield FollowedOwner(subject, line, Answers(line, opener, waited), opener)
     except StateStreamError as error:

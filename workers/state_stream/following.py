@@ -7,7 +7,6 @@ Knows no plan.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from planner.codec import from_json
 from workers.state.layer_state import LayerState, bytes_of
 from workers.state_stream.frames import StreamRefused
 
@@ -37,16 +37,14 @@ class Subscription:
     freeze: tuple[int, int] | None = None
     """Epoch and version of the newest freeze plan that it knows."""
 
-    def encode(self) -> bytes:
-        return json.dumps([self.layers, self.generation, self.freeze]).encode()
-
     @staticmethod
-    def decode(text: bytes | bytearray) -> Subscription:
+    def decode(text: bytearray) -> Subscription:
+        """Raises:
+        StreamRefused: `text` is none.
+        """
         try:
-            layers, generation, freeze = json.loads(text)
-            known = None if freeze is None else (int(freeze[0]), int(freeze[1]))
-            return Subscription(layers=tuple(map(int, layers)), generation=int(generation), freeze=known)
-        except (ValueError, TypeError, IndexError) as error:
+            return from_json(Subscription, bytes(text))
+        except ValueError as error:
             raise StreamRefused(f"a request to follow layers that is none: {error}") from error
 
 
@@ -99,22 +97,14 @@ class CommittedChange:
     behind: int = 0
     """Number of changes that wait behind this one; 0: the peer has all there is once it has applied this one."""
 
-    def encode(self) -> bytes:
-        said = [self.step, self.scale, self.skipped, dict(self.scores), self.behind]
-        return json.dumps(said).encode()
-
     @staticmethod
-    def decode(text: bytes | bytearray) -> CommittedChange:
+    def decode(text: bytearray) -> CommittedChange:
+        """Raises:
+        StreamRefused: `text` is none.
+        """
         try:
-            step, scale, skipped, scores, behind = json.loads(text)
-            return CommittedChange(
-                step=int(step),
-                scale=float(scale),
-                skipped=bool(skipped),
-                scores={int(layer): float(score) for layer, score in scores.items()},
-                behind=int(behind),
-            )
-        except (ValueError, TypeError, AttributeError) as error:
+            return from_json(CommittedChange, bytes(text))
+        except ValueError as error:
             raise StreamRefused(f"a change of layers that is none: {error}") from error
 
 

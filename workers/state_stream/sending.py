@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 
+from planner.codec import to_json
 from workers.state.layer_state import LayerState
 from workers.state_stream.encoding import chunks, header
 from workers.state_stream.flow import Ahead, Flow, StreamPace, give_way
@@ -53,7 +54,7 @@ class Delivery:
 
     def change(self, change: CommittedChange) -> None:
         """Send what a commit decided about the parcels that were delivered last."""
-        self._line.write(self._seal.frame(FrameKind.CHANGE, self._changes, change.encode()))
+        self._line.write(self._seal.frame(FrameKind.CHANGE, self._changes, to_json(change)))
         self._changes += 1
 
     def deliver(self, state: LayerState, step: int) -> None:

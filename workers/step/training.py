@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from planner.codec import from_json, to_json
 from planner.shards import Piece
 from workers.checkpoint.coordination import Checkpointing
 from workers.commit.commit import CommitDecision, CommitError, CommitRecord, Prepared, decide
@@ -267,8 +268,8 @@ class TrainingLoop:
         setup = self._setup
         known = self._owners
         if not known:
-            told = self._channel.all_gather(setup.greeting.encode())
-            self._owners = [Greeting.decode(greeting) for greeting in told]
+            told = self._channel.all_gather(to_json(setup.greeting))
+            self._owners = [from_json(Greeting, greeting) for greeting in told]
             if scales_loss(setup.config.job.precision):
                 self.loss_scale = agreed_loss_scale(self._owners, self.step)
             if setup.pipeline == 0 or setup.plan.shards > 1:  # those that others fetch from
@@ -356,7 +357,7 @@ class TrainingLoop:
             faults.reach(FaultPhase.BEFORE_COMMIT, step)
             record = self._record(window, findings)
             try:
-                vector = tuple(self._channel.all_gather(record.encode()))
+                vector = tuple(self._channel.all_gather(to_json(record)))
                 faults.reach(FaultPhase.IN_COMMIT, step)
                 decision = self._decide(vector)
                 self._announcements.release(self.step)
@@ -435,7 +436,7 @@ class TrainingLoop:
 
     def _decide(self, vector: tuple[bytes, ...]) -> CommitDecision:
         """The decision that follows from all ranks' records; changes no layer."""
-        records = [CommitRecord.decode(record) for record in vector]
+        records = [from_json(CommitRecord, record) for record in vector]
         self._between.checkpointing.observe(records, self._setup.place)
         return decide(
             records,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from planner.codec import from_json, to_json
 from workers.commit.unfinished import Greeting, Unfinished, agree
 from workers.control.announcements import Announcements
 from workers.control.report_mail import UNANSWERED, ReportMail
@@ -67,7 +68,7 @@ def test_ranks_agree_on_what_is_left_to_do_at_their_step() -> None:
     done = Unfinished(step=7, validated=True, begun=5, whole=5)
     other = Unfinished(step=6, requests=frozenset({Request.CHECKPOINT}))
     said = [Greeting(host="h", port=1, left=left) for left in (stop, None, done, other)]
-    heard = [Greeting.decode(greeting.encode()) for greeting in said]
+    heard = [from_json(Greeting, to_json(greeting)) for greeting in said]
     assert heard == said
     expected = Unfinished(step=7, requests=frozenset({Request.STOP}), validated=True, begun=5, whole=5)
     assert agree(heard, 7) == expected

@@ -11,6 +11,7 @@ from reference import train_plainly
 from test_engine_bits import losses
 from torch import nn
 
+from planner.codec import from_json, to_json
 from planner.freezing import FreezePlan
 from planner.ir import Action, ActionKind
 from planner.schedule.validate import validate
@@ -289,7 +290,7 @@ def test_the_commit_carries_scores_and_energies_bit_for_bit() -> None:
             energies={1: (24.0, 20.0)},
         ),
     ]
-    received = [CommitRecord.decode(record.encode()) for record in sent]
+    received = [from_json(CommitRecord, to_json(record)) for record in sent]
     assert received == sent
     decision = decide(received, microbatches=2, layers=2, clip_norm=None)
     assert decision.scores == {0: 0.1 + 0.2, 1: UNKNOWN}
@@ -310,15 +311,18 @@ def test_the_commit_puts_together_what_shards_found_as_the_whole_layer_would() -
     tenths = {"b": (0.2, 0.02), "c": (0.3, 0.03)}, {"a": (0.1, 0.01)}, dict[str, tuple[float, float]]()
     norms = [{name: energy for name, (energy, _) in shard.items()} for shard in tenths]
     received = [
-        CommitRecord.decode(
-            of_shard(
-                rank,
-                parameter_norms={0: norms[rank]},
-                parameter_energies={0: tenths[rank]},
-                moves={} if rank == 2 else {0: tenths[rank]},
-                scores={0: 0.0} if rank == 2 else {},
-                stable={0: (0b110, 0b001, 0)[rank]},
-            ).encode()
+        from_json(
+            CommitRecord,
+            to_json(
+                of_shard(
+                    rank,
+                    parameter_norms={0: norms[rank]},
+                    parameter_energies={0: tenths[rank]},
+                    moves={} if rank == 2 else {0: tenths[rank]},
+                    scores={0: 0.0} if rank == 2 else {},
+                    stable={0: (0b110, 0b001, 0)[rank]},
+                )
+            ),
         )
         for rank in range(3)
     ]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from jobs import job, small_config
 
+from planner.codec import from_json, to_json
 from planner.freezing import FreezeOverrides, FreezePlan
 from workers.commit.commit import CommitRecord, decide
 from workers.config import FreezeConfig
@@ -59,7 +60,7 @@ def records(*prepared: FreezePlan | None) -> list[CommitRecord]:
     ],
 )
 def test_a_plan_is_taken_up_when_all_hold_the_same_new_one(prepared, newest, taken: bool) -> None:
-    sent = [CommitRecord.decode(record.encode()) for record in records(*prepared)]
+    sent = [from_json(CommitRecord, to_json(record)) for record in records(*prepared)]
     decision = decide(sent, microbatches=1, layers=1, clip_norm=None, newest=newest)
     assert (decision.adopt is not None) == taken
     if taken:
