@@ -20,9 +20,9 @@ from time import process_time
 import torch
 from torch import Tensor, nn
 
+from benchmarks.parts.rank_threads import run_threads
 from benchmarks.parts.two_rank_job import LAYERS, make_job
 from workers.config import ModelConfig
-from workers.launch.ranks import run_threads
 from workers.layers.deferred import cover
 from workers.layers.deferred.attention import attention_is_covered
 from workers.models.definition import LayerBuilder, ModelDefinition

@@ -27,6 +27,7 @@ import psutil
 import torch
 
 from benchmarks.parts.process_jobs import ElasticJob, Ran, Resting
+from benchmarks.parts.rank_threads import run_threads
 from benchmarks.parts.settled_job import settled
 from orchestrator.events import types as events
 from orchestrator.lifecycle.states import JobFinished, Training
@@ -35,7 +36,7 @@ from orchestrator.prepare.settling import Settled
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
 from planner.plan import Plan
 from workers.config import CheckpointConfig, DataConfig, ElasticConfig, ModelConfig
-from workers.launch.ranks import LaunchedJob, run_threads
+from workers.launch.ranks import LaunchedJob
 from workers.protocol.orders import Request
 from workers.protocol.reports import StepReport
 

@@ -26,6 +26,7 @@ import psutil
 import torch
 
 from benchmarks.parts.process_jobs import ElasticJob, Ran, Resting
+from benchmarks.parts.rank_threads import run_threads
 from benchmarks.parts.settled_job import settled
 from orchestrator.events import types as events
 from orchestrator.lifecycle.states import JobFinished
@@ -35,7 +36,7 @@ from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig,
 from workers.config import CheckpointConfig, DataConfig, ElasticConfig, ModelConfig
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind, FaultPhase
-from workers.launch.ranks import LaunchedJob, run_threads
+from workers.launch.ranks import LaunchedJob
 from workers.protocol.orders import Request
 from workers.protocol.reports import StepReport
 

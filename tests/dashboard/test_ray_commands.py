@@ -20,6 +20,7 @@ from ray_jobs import add_node, assert_nothing_left, driver_of, job_of, start_hea
 from serving import served, token
 from tiny_jobs import tiny
 
+from benchmarks.parts.rank_threads import run_threads
 from dashboard.service.settings import ServiceSettings
 from orchestrator.cli.exit_codes import DONE, USER_ERROR
 from orchestrator.client.access_token import TOKEN, TOKEN_FILE
@@ -31,7 +32,6 @@ from orchestrator.events import types as events
 from orchestrator.events.log import read_log
 from orchestrator.events.types import Record
 from orchestrator.spec.job_spec import Spec
-from workers.launch.ranks import run_threads
 from workers.protocol.reports import StepReport
 
 Kind = TypeVar("Kind")

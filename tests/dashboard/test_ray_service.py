@@ -27,13 +27,13 @@ from ray_jobs import assert_nothing_left, driver_of, job_of, start_head
 from serving import write_run
 from tiny_jobs import tiny
 
+from benchmarks.parts.rank_threads import run_threads
 from dashboard.service.access import Role, open_tokens
 from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.history.folder import JobFolder
 from orchestrator.history.folder_view import view_in
 from orchestrator.history.job_view import JobView
 from orchestrator.spec.job_spec import Spec
-from workers.launch.ranks import run_threads
 
 JOB = "served"
 RAY_LOST_S = 60

@@ -22,11 +22,12 @@ import typer
 from command_line import freshet_here
 from resolving import resolve_spec
 
+from benchmarks.parts.rank_threads import run_threads
 from orchestrator.cli.main import app
 from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.spec.job_spec import Spec, load, parse_override
 from planner.partition.rank_sums import MOST_CUTS
-from workers.launch.ranks import LaunchedJob, LaunchedRun, run_threads
+from workers.launch.ranks import LaunchedJob, LaunchedRun
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]

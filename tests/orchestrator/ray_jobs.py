@@ -20,6 +20,7 @@ from ray.job_config import JobConfig
 from ray.util.placement_group import placement_group_table
 from resolving import resolve_spec
 
+from benchmarks.parts.rank_threads import run_threads
 from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.cluster import connection as cluster
 from orchestrator.cluster.actor_names import NAMESPACE
@@ -28,7 +29,7 @@ from orchestrator.events import types as events
 from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.prepare.settling import Settled
 from orchestrator.spec.job_spec import Spec
-from workers.launch.ranks import LaunchedJob, run_threads
+from workers.launch.ranks import LaunchedJob
 
 Kind = TypeVar("Kind")
 Made = TypeVar("Made")

@@ -18,13 +18,14 @@ from typing import Any
 from jobs import DEVICE
 from pace import patient
 
+from benchmarks.parts.rank_threads import run_threads
 from planner.plan import Plan
 from planner.rank_program import place_programs
 from workers.config import ElasticConfig, WorkerConfig
 from workers.control.records_digest import vector_sha256
 from workers.fault_injection.fault import Fault
 from workers.launch.processes import Died, LaunchedProcesses
-from workers.launch.ranks import LaunchedJob, run_threads
+from workers.launch.ranks import LaunchedJob
 from workers.loss_scale import LossScale
 from workers.protocol.orders import Assignment, CommitOutcome, Generation, Request, StateSource
 from workers.protocol.reports import (

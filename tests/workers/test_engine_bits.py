@@ -8,8 +8,8 @@ from jobs import DEVICE, FAMILIES, job, small_config
 from reference import train_plainly
 from torch import Tensor
 
+from benchmarks.parts.rank_threads import run_threads
 from workers.config import DataConfig, ModelConfig, WorkerConfig
-from workers.launch.ranks import run_threads
 from workers.layers.deferred import modules
 from workers.protocol.reports import StepReport
 

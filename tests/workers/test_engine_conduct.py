@@ -9,6 +9,7 @@ import torch
 from jobs import FAMILIES, job, small_config
 from small_models import Head, Residual, Vectors, cross_entropy
 
+from benchmarks.parts.rank_threads import run_threads
 from planner.ir import Action, ActionKind
 from workers.checkpoint.folder import checkpoints, read_manifest
 from workers.config import CheckpointConfig, DataConfig, EmulatedConfig, ModelConfig, OptimizerConfig
@@ -16,7 +17,7 @@ from workers.data.dataset import Batch
 from workers.data.read_ahead import SLOW_READS
 from workers.data.sampling import train_indices
 from workers.devices.emulated import EmulatedDevice, layer_times
-from workers.launch.ranks import run_processes, run_threads
+from workers.launch.ranks import run_processes
 from workers.layers.blamed import blamed
 from workers.layers.deferred.queue import Workspace
 from workers.layers.layer import Layer

@@ -6,9 +6,10 @@ import pytest
 from jobs import FAMILIES, job, small_config
 from test_engine_bits import losses, real_config
 
+from benchmarks.parts.rank_threads import run_threads
 from workers.checkpoint.folder import checkpoints, read_layer, read_manifest
 from workers.config import CheckpointConfig, ModelConfig, OptimizerConfig
-from workers.launch.ranks import LaunchedRun, run_processes, run_threads
+from workers.launch.ranks import LaunchedRun, run_processes
 from workers.protocol.reports import SampleReport, StepReport, ValidationReport
 
 TRAITS = ("plain", "dropout", "twice", "tied", "batchnorm")

@@ -13,8 +13,8 @@ from jobs import job, small_config
 from odd_models import PAIRS, REFUSED, RIGHT
 from reference import train_plainly
 
+from benchmarks.parts.rank_threads import run_threads
 from workers.config import ModelConfig, WorkerConfig
-from workers.launch.ranks import run_threads
 from workers.protocol.errors import JobError
 from workers.protocol.reports import LayersChecked, StepReport, WarningReport
 

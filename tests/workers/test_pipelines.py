@@ -13,9 +13,10 @@ from test_engine_bits import losses
 from test_freezing_training import FIRST, METHODS, SECOND
 
 from benchmarks.parts.configs import changed
+from benchmarks.parts.rank_threads import run_threads
 from workers.config import CheckpointConfig
 from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
-from workers.launch.ranks import LaunchedJob, run_processes, run_threads
+from workers.launch.ranks import LaunchedJob, run_processes
 from workers.protocol.reports import FrozenCounts, ValidationReport
 
 

@@ -1,4 +1,4 @@
-"""Runs all ranks of a job without Ray: as threads of this process, or as processes of a forkserver.
+"""Runs all ranks of a job without Ray, as processes of a forkserver.
 
 For tests, GPU checks and benchmarks, and to compute steps of a run again. Where a rank fails the others are ended, and
 its error is raised here.
@@ -12,7 +12,6 @@ import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from multiprocessing.connection import Connection
 
 from planner.freezing import FreezePlan
@@ -28,7 +27,6 @@ from workers.protocol.reports import Outcome, Report, StepReport, TimelineReport
 from workers.rank import Rank
 from workers.state.layer_state import state_digest
 from workers.transport.channel import Channel
-from workers.transport.local import Hub, LocalChannel
 
 Observer = Callable[[Report], FreezePlan | None]
 
@@ -87,13 +85,14 @@ def assignment(job: LaunchedJob, place: int) -> Assignment:
     )
 
 
-def _host(
+def host_rank(
     job: LaunchedJob,
     number: int,
     rank: Rank,
     join: Callable[[Rank], None],
     counting: AbstractContextManager[object] | None = None,
 ) -> Outcome:
+    """Train as the rank `number` of `job`, in this thread; `join` has it join its generation."""
     begun = job.start.step if job.start is not None else 0
     if job.stop_at == begun + 1:
         rank.request(Request.STOP)
@@ -109,7 +108,7 @@ def _host(
         return outcome
 
 
-def _react(job: LaunchedJob, rank: Rank, report: Report) -> None:
+def react(job: LaunchedJob, rank: Rank, report: Report) -> None:
     """Pass on the requests of `job` to a rank that has just sent `report`."""
     if isinstance(report, StepReport) and job.stop_at is not None and report.step == job.stop_at - 1:
         rank.request(Request.STOP)
@@ -123,7 +122,8 @@ def _prepare(job: LaunchedJob, rank: Rank, step: int) -> None:
             rank.prepare(plan)
 
 
-def _generation(job: LaunchedJob, port: int) -> Generation:
+def generation_of(job: LaunchedJob, port: int) -> Generation:
+    """The only generation of a job, which meets at `port`."""
     members = tuple(range(job.plan.world_size))
     return Generation(
         number=job.generation,
@@ -135,48 +135,6 @@ def _generation(job: LaunchedJob, port: int) -> Generation:
     )
 
 
-def run_threads(job: LaunchedJob) -> LaunchedRun:
-    """Every rank a thread of this process."""
-    world = job.plan.world_size
-    hub = Hub(world, timeout_s=120.0)
-    reports: list[Report] = []
-    results: list[Outcome | BaseException | None] = [None] * world
-    ranks: list[Rank] = []
-
-    def accept(number: int, report: Report) -> None:
-        reports.append(report)
-        _react(job, ranks[number], report)
-
-    def host(number: int) -> None:
-        try:
-            results[number] = _host(
-                job, number, ranks[number], lambda r: r.join(_generation(job, 0), LocalChannel(hub, number))
-            )
-        except BaseException as error:
-            results[number] = error
-            hub.close()
-
-    ranks.extend(
-        Rank(job.config, number, partial(accept, number), secret=job.secret) for number in range(world)
-    )
-    threads = [threading.Thread(target=host, args=(number,)) for number in range(world)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for rank in ranks:
-        rank.close()
-    _raise_first(results)
-    return LaunchedRun([r for r in results if isinstance(r, Outcome)], reports)
-
-
-def _raise_first(results: list[Outcome | BaseException | None]) -> None:
-    errors = [r for r in results if isinstance(r, BaseException)]
-    # A rank that lost its channel only tells that another one failed first.
-    for error in sorted(errors, key=lambda e: type(e).__name__ == "ChannelError"):
-        raise error
-
-
 def _process(job: LaunchedJob, number: int, pipe: Connection) -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     rank: Rank
@@ -186,7 +144,7 @@ def _process(job: LaunchedJob, number: int, pipe: Connection) -> None:
         pipe.send(report)
         if counting is not None and isinstance(report, TimelineReport):
             pipe.send(CountedMemory(rank=number, step=report.step, peak_bytes=counting.restart()))
-        _react(job, rank, report)
+        react(job, rank, report)
 
     rank = Rank(job.config, number, accept, secret=job.secret)
     closing = threading.Event()
@@ -194,13 +152,13 @@ def _process(job: LaunchedJob, number: int, pipe: Connection) -> None:
     def join(rank: Rank) -> None:
         if number == 0:
             pipe.send(("port", rank.host_store()))
-        generation = _generation(job, pipe.recv())
+        generation = generation_of(job, pipe.recv())
         rank.join(generation, job.open_channel(generation, number) if job.open_channel else None)
         threading.Thread(target=_obey, args=(pipe, rank, closing), daemon=True).start()
         exclude_from_collections()
 
     try:
-        pipe.send(("outcome", _host(job, number, rank, join, counting)))
+        pipe.send(("outcome", host_rank(job, number, rank, join, counting)))
         # A collective that is over here may still be under way at a neighbour: all close together.
         closing.wait()
         rank.close()

@@ -21,12 +21,13 @@ from resolving import resolve_spec
 from safetensors.torch import load_file
 from tiny_jobs import STEPS, tiny, write_spec
 
+from benchmarks.parts.rank_threads import run_threads
 from dashboard.service.access import Role, open_tokens
 from orchestrator.cli.exit_codes import DONE, INTERRUPTED, USER_ERROR
 from orchestrator.events import types as events
 from orchestrator.events.log import read_log
 from orchestrator.prepare.model_outline import absolute, outline_model
-from workers.launch.ranks import LaunchedJob, run_threads
+from workers.launch.ranks import LaunchedJob
 
 ROOT = Path(__file__).resolve().parents[3]
 KEYS = {

@@ -12,6 +12,7 @@ from made_profile import made_profile
 from process_hosts import ElasticJob
 from test_elastic_jobs import at_step, job
 
+from benchmarks.parts.rank_threads import run_threads
 from orchestrator.events import types as events
 from orchestrator.history.folder import JobFolder
 from orchestrator.lifecycle.states import JobFinished
@@ -22,7 +23,7 @@ from planner.adapt.speeds import RankSlowdowns
 from planner.observed import StepTimes
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind
-from workers.launch.ranks import LaunchedJob, run_threads
+from workers.launch.ranks import LaunchedJob
 from workers.protocol.reports import FaultReport
 
 LAYERS = 9

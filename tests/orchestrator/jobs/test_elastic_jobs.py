@@ -17,12 +17,13 @@ from ray_jobs import resolved
 from rigs import dies_before_the_decision, never_settles
 from tiny_jobs import tiny
 
+from benchmarks.parts.rank_threads import run_threads
 from orchestrator.controller.ranks import heartbeats, living
 from orchestrator.events import types as events
 from orchestrator.lifecycle.states import JobFailed, JobFinished
 from orchestrator.lifecycle.stimuli import Going, PauseAsked, ResumeAsked, SaveOrStop
 from orchestrator.prepare.settling import Settled
-from workers.launch.ranks import LaunchedJob, run_threads
+from workers.launch.ranks import LaunchedJob
 from workers.protocol.errors import JobError
 from workers.protocol.orders import CheckpointRef, Request
 from workers.protocol.reports import CheckpointReport, StepReport

@@ -21,6 +21,7 @@ from ray_jobs import resolved
 from resting import Resting
 from tiny_jobs import tiny
 
+from benchmarks.parts.rank_threads import run_threads
 from orchestrator.controller.requests.move_request import move_of_layers
 from orchestrator.events import types as events
 from orchestrator.lifecycle.moves import expected
@@ -31,7 +32,7 @@ from planner.arrivals import arrivals
 from planner.wording import counted
 from workers.checkpoint.folder import checkpoints
 from workers.fault_injection.kinds import FaultKind, FaultPhase
-from workers.launch.ranks import LaunchedJob, run_threads
+from workers.launch.ranks import LaunchedJob
 from workers.protocol.errors import JobError
 
 pytestmark = pytest.mark.timeout(900)

@@ -13,6 +13,7 @@ from process_hosts import ElasticJob, Ran, assert_gone
 from ray_jobs import resolved
 from tiny_jobs import tiny
 
+from benchmarks.parts.rank_threads import run_threads
 from orchestrator.commands.table import parsed
 from orchestrator.controller.freeze.freeze_control import FreezeControl
 from orchestrator.events import types as events
@@ -24,7 +25,7 @@ from orchestrator.lifecycle.stimuli import SaveOrStop
 from orchestrator.prepare.replay import recorded
 from orchestrator.prepare.settling import Settled
 from planner.freezing import FreezeOverrides, FreezePlan
-from workers.launch.ranks import LaunchedJob, run_threads
+from workers.launch.ranks import LaunchedJob
 from workers.protocol.errors import JobError
 from workers.protocol.orders import CheckpointRef, Request
 from workers.protocol.reports import FreezeReport, FreezeStarted, StepReport

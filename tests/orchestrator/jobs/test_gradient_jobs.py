@@ -9,8 +9,9 @@ from process_hosts import ElasticJob
 from test_elastic_jobs import at_step, check, once
 from test_shared_jobs import shared
 
+from benchmarks.parts.rank_threads import run_threads
 from orchestrator.events import types as events
-from workers.launch.ranks import LaunchedJob, run_threads
+from workers.launch.ranks import LaunchedJob
 
 
 def test_a_killed_rank_costs_the_step_in_flight_at_most(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from relieved_job import RelievedJob
 from rigs import MEMORY_BYTES, memory_falls
 from test_elastic_jobs import at_step, job, once
 
+from benchmarks.parts.rank_threads import run_threads
 from orchestrator.events import types as events
 from orchestrator.lifecycle.states import JobFailed
 from orchestrator.prepare.planning import replanner_of
@@ -24,7 +25,7 @@ from planner.search.recut import predicted
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind
 from workers.launch.profile import ProfileRequest, profile_processes
-from workers.launch.ranks import LaunchedJob, run_threads
+from workers.launch.ranks import LaunchedJob
 from workers.profiling.measured import combine
 from workers.protocol.reports import CheckpointReport, FaultReport, MemoryLow
 

@@ -13,11 +13,12 @@ from process_hosts import ElasticJob, Ran, assert_gone
 from test_elastic_jobs import both, once
 from test_moves import long_job, moving
 
+from benchmarks.parts.rank_threads import run_threads
 from orchestrator.events import types as events
 from orchestrator.lifecycle.states import JobFinished
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind, FaultPhase
-from workers.launch.ranks import LaunchedJob, run_threads
+from workers.launch.ranks import LaunchedJob
 from workers.protocol.reports import FaultReport, SwitchReport
 
 STEPS = 24

@@ -11,13 +11,14 @@ import pytest
 from process_hosts import ElasticJob, Ran
 from test_elastic_jobs import both, job
 
+from benchmarks.parts.rank_threads import run_threads
 from orchestrator.controller.requests.move_request import move_of_layers
 from orchestrator.events import types as events
 from orchestrator.lifecycle.migration import Mode
 from orchestrator.lifecycle.states import JobFinished, Training
 from orchestrator.lifecycle.stimuli import Migrate
 from orchestrator.prepare.settling import Settled
-from workers.launch.ranks import LaunchedJob, run_threads
+from workers.launch.ranks import LaunchedJob
 from workers.protocol.reports import StepReport, SwitchReport
 
 STEPS = 24

@@ -11,13 +11,14 @@ from process_hosts import ElasticJob, Ran, assert_gone
 from ray_jobs import resolved
 from tiny_jobs import tiny
 
+from benchmarks.parts.rank_threads import run_threads
 from orchestrator.controller.ranks.next_plans import NextPlans
 from orchestrator.events import types as events
 from orchestrator.lifecycle.effects import Switch
 from orchestrator.lifecycle.states import JobFinished
 from orchestrator.lifecycle.stimuli import Going, ScaleRequested
 from orchestrator.prepare.settling import Settled
-from workers.launch.ranks import LaunchedJob, run_threads
+from workers.launch.ranks import LaunchedJob
 from workers.protocol.reports import StandbyReport, StepReport, SwitchReport, WarningReport
 
 STEPS = 24

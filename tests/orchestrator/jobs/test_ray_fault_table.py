@@ -19,6 +19,7 @@ from ray_jobs import Log, add_node, assert_nothing_left, driver_of, resolved, st
 from resting import Resting
 from tiny_jobs import tiny
 
+from benchmarks.parts.rank_threads import run_threads
 from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.cluster.actor_names import NAMESPACE, rank_name
 from orchestrator.events import types as events
@@ -26,7 +27,7 @@ from orchestrator.lifecycle.stimuli import SaveOrStop
 from orchestrator.spec.job_spec import Spec
 from orchestrator.trainer import PipelineTrainer
 from workers.fault_injection.kinds import FaultKind, FaultPhase
-from workers.launch.ranks import LaunchedJob, run_threads
+from workers.launch.ranks import LaunchedJob
 from workers.protocol.orders import Request
 from workers.protocol.reports import StepReport
 

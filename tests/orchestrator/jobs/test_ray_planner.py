@@ -16,6 +16,7 @@ from pace import patient
 from ray_jobs import Log, job_of, kill_controller, resolved
 from tiny_jobs import tiny
 
+from benchmarks.parts.rank_threads import run_threads
 from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.client.jobs import Command
 from orchestrator.client.running import run
@@ -32,7 +33,6 @@ from planner.freezing import FreezeOverrides, FreezePlan, Phase, Phases
 from planner.plan import Plan
 from planner.schedule.expand import schedule_of
 from workers.config import FreezeConfig
-from workers.launch.ranks import run_threads
 from workers.protocol.reports import FreezeReport, FreezeStarted, StepReport, TimelineReport
 
 PHASES = Phases(warm_up=25, monitoring=75, ramp=100)

@@ -16,6 +16,7 @@ from ray.cluster_utils import Cluster
 from ray_jobs import add_node, assert_nothing_left, driver_of, job_of, start_head
 from tiny_jobs import tiny
 
+from benchmarks.parts.rank_threads import run_threads
 from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.client.errors import Refused
 from orchestrator.client.jobs import Command
@@ -23,7 +24,6 @@ from orchestrator.events import types as events
 from orchestrator.history.folder import JobFolder
 from orchestrator.history.proposal import PlanChanged
 from orchestrator.spec.job_spec import Spec
-from workers.launch.ranks import run_threads
 from workers.protocol.reports import StepReport
 
 pytestmark = pytest.mark.soak

@@ -15,6 +15,7 @@ from ray_jobs import resolved
 from rigs import all_gather_or_none, dies_before_its_last_layer, dies_before_its_moments
 from tiny_jobs import tiny
 
+from benchmarks.parts.rank_threads import run_threads
 from orchestrator.events import types as events
 from orchestrator.lifecycle.states import JobFinished
 from orchestrator.lifecycle.stimuli import Going, SaveOrStop
@@ -33,7 +34,7 @@ from workers.checkpoint.manifest import Manifest
 from workers.data.registry import open_dataset
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind, FaultPhase
-from workers.launch.ranks import LaunchedJob, run_threads
+from workers.launch.ranks import LaunchedJob
 from workers.models.registry import build_definition
 from workers.protocol.orders import CheckpointRef, Request
 from workers.protocol.reports import CheckpointReport, FaultReport, StepReport

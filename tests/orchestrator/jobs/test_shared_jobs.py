@@ -19,13 +19,14 @@ from test_elastic_jobs import (
 )
 from test_freeze_control import ControlledJob
 
+from benchmarks.parts.rank_threads import run_threads
 from orchestrator.controller.requests.move_request import move_of_layers
 from orchestrator.events import types as events
 from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle.states import Training
 from orchestrator.lifecycle.stimuli import Going, Migrate, PauseAsked, ResumeAsked
 from orchestrator.prepare.settling import Settled
-from workers.launch.ranks import LaunchedJob, run_threads
+from workers.launch.ranks import LaunchedJob
 from workers.protocol.reports import CheckpointReport, FreezeStarted
 
 PIPELINE = {"ranks": 4, "replicas": 2}

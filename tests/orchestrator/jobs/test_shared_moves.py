@@ -16,6 +16,7 @@ from rigs import builds_nothing_while_ranks_wait, builds_slowly
 from test_elastic_jobs import at_step, both, job
 from test_moves import moving
 
+from benchmarks.parts.rank_threads import run_threads
 from orchestrator.events import types as events
 from orchestrator.lifecycle.migration import Mode
 from orchestrator.lifecycle.states import JobFinished
@@ -23,7 +24,7 @@ from orchestrator.lifecycle.stimuli import Going
 from orchestrator.prepare.settling import Settled
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind
-from workers.launch.ranks import LaunchedJob, run_threads
+from workers.launch.ranks import LaunchedJob
 from workers.protocol.reports import CopiedAhead, StandbyReport, StepReport, SwitchReport
 
 STEPS = 24

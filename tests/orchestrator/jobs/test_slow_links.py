@@ -13,12 +13,13 @@ from made_profile import made_profile
 from process_hosts import ElasticJob
 from test_elastic_jobs import at_step, job
 
+from benchmarks.parts.rank_threads import run_threads
 from orchestrator.events import types as events
 from orchestrator.lifecycle.states import JobFinished
 from orchestrator.prepare.settling import Settled
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind
-from workers.launch.ranks import LaunchedJob, run_threads
+from workers.launch.ranks import LaunchedJob
 from workers.protocol.reports import FaultReport
 
 STEPS = 16

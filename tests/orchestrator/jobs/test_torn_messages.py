@@ -9,12 +9,13 @@ from ray_jobs import resolved
 from rigs import dies_sending
 from tiny_jobs import write_text
 
+from benchmarks.parts.rank_threads import run_threads
 from orchestrator.events import types as events
 from orchestrator.lifecycle.states import JobFinished
 from orchestrator.prepare.settling import Settled
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
 from workers.config import DataConfig, ElasticConfig, ModelConfig
-from workers.launch.ranks import LaunchedJob, run_threads
+from workers.launch.ranks import LaunchedJob
 
 SAMPLES = 4
 """Samples of a microbatch, whose message has 32 MB."""

@@ -10,13 +10,14 @@ import pytest
 from process_hosts import ElasticJob, Ran, assert_gone
 from test_double_faults import STEPS, Act, arming, job, kill
 
+from benchmarks.parts.rank_threads import run_threads
 from orchestrator.controller.requests.move_request import move_of_layers
 from orchestrator.events import types as events
 from orchestrator.lifecycle.states import JobFailed, JobFinished, Training
 from orchestrator.lifecycle.stimuli import Migrate
 from orchestrator.prepare.settling import Settled
 from workers.fault_injection.kinds import FaultPhase
-from workers.launch.ranks import LaunchedJob, run_threads
+from workers.launch.ranks import LaunchedJob
 from workers.protocol.reports import FaultReport, StandbyReport, StepReport, SwitchReport
 
 OWNER = 1

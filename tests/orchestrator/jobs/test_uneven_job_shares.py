@@ -12,13 +12,14 @@ import pytest
 from process_hosts import ElasticJob
 from test_elastic_jobs import both, job, once
 
+from benchmarks.parts.rank_threads import run_threads
 from orchestrator.controller.requests.move_request import described, move_to
 from orchestrator.events import types as events
 from orchestrator.lifecycle.states import Training
 from orchestrator.lifecycle.stimuli import Migrate
 from orchestrator.prepare.settling import Settled
 from planner.wording import shares_text
-from workers.launch.ranks import LaunchedJob, LaunchedRun, run_threads
+from workers.launch.ranks import LaunchedJob, LaunchedRun
 from workers.protocol.reports import StepReport, SwitchReport
 
 STEPS = 16

@@ -18,6 +18,7 @@ from process_hosts import ElasticJob
 from resolving import resolve_spec
 from tiny_jobs import tiny
 
+from benchmarks.parts.rank_threads import run_threads
 from orchestrator.analysis.interference_time import interference_time
 from orchestrator.client.following import JobResult, Observer
 from orchestrator.events import types as events
@@ -30,7 +31,7 @@ from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.rehearsal.interference import disturbable, disturber, interference, train_disturbed
 from orchestrator.spec.job_spec import Spec
 from workers.fault_injection.fault import Fault
-from workers.launch.ranks import LaunchedJob, run_threads
+from workers.launch.ranks import LaunchedJob
 from workers.protocol.errors import JobError
 
 PASS_S = 0.005

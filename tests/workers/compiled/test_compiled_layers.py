@@ -20,11 +20,12 @@ from torch._inductor import config as inductor
 
 import workers.step.equipment
 from benchmarks.parts.configs import changed
+from benchmarks.parts.rank_threads import Hub, LocalChannel, run_threads
 from workers.build import build_layers
 from workers.checkpoint.coordination import manifest_mismatch
 from workers.checkpoint.manifest import Manifest
 from workers.config import ModelConfig, OptimizerConfig, WorkerConfig
-from workers.launch.ranks import LaunchedRun, run_processes, run_threads
+from workers.launch.ranks import LaunchedRun, run_processes
 from workers.layers.compiled.kernels import Kernels
 from workers.layers.compiler import Compiler
 from workers.layers.layer import Layer
@@ -37,7 +38,6 @@ from workers.rank import Rank
 from workers.reproducibility import rng
 from workers.state.optim import make_optimizer
 from workers.state.precision import boundary_dtype
-from workers.transport.local import Hub, LocalChannel
 
 # Compiling takes seconds: one process does it once for all tests here.
 pytestmark = pytest.mark.xdist_group("compiled")

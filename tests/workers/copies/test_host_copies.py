@@ -22,6 +22,7 @@ from test_standby import configured
 from torch import Tensor
 
 from benchmarks.parts.configs import changed
+from benchmarks.parts.rank_threads import run_threads
 from planner.shards import Piece
 from planner.simulation.standby_memory import log_bytes
 from workers.config import ElasticConfig, WorkerConfig
@@ -34,7 +35,6 @@ from workers.elastic.layer_source import base_of
 from workers.elastic.standby_watch import StandbyWatch
 from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
 from workers.launch.processes import Died
-from workers.launch.ranks import run_threads
 from workers.process.host_memory import LEAST_FREE_BYTES
 from workers.process.pinned_memory import SideStream
 from workers.protocol.errors import JobError

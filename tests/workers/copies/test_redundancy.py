@@ -16,6 +16,7 @@ from jobs import DEVICE, job, small_config
 from rank_group import with_standbys
 from torch import Tensor
 
+from benchmarks.parts.rank_threads import LocalChannel, run_threads
 from planner.shards import Piece
 from workers.commit.commit import CommitDecision
 from workers.config import FreezeConfig
@@ -27,7 +28,7 @@ from workers.elastic.followed import Followed
 from workers.elastic.modules_ahead import ModulesAhead
 from workers.elastic.standby_watch import StandbyWatch
 from workers.freezing.plans import FreezePlans, FreezeSettings
-from workers.launch.ranks import assignment, run_threads
+from workers.launch.ranks import assignment
 from workers.layers.layer import Layer
 from workers.protocol.orders import StateSource
 from workers.protocol.reports import StandbyReport, WarningReport
@@ -38,7 +39,6 @@ from workers.state_stream.frames import StateStreamError
 from workers.state_stream.stream import StateServer
 from workers.step.engine import Engine, Window
 from workers.transport.channel import MessageStream
-from workers.transport.local import LocalChannel
 
 DECISION = CommitDecision(
     step=1, loss=1.0, grad_norm=1.0, scale=0.5, skipped=False, requests=frozenset(), busy_s=0.0

@@ -14,6 +14,7 @@ import torch
 from jobs import job, small_config
 from rank_group import RankGroup, drilled, parted, state_sha256
 
+from benchmarks.parts.rank_threads import run_threads
 from planner.rank_program import rank_programs
 from planner.shards import Piece, made_of
 from workers.build import build_layers
@@ -22,7 +23,7 @@ from workers.config import CheckpointConfig, FreezeConfig, WorkerConfig
 from workers.copies.snapshot_turns import SnapshotTurns
 from workers.copies.snapshots import Snapshots
 from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
-from workers.launch.ranks import LaunchedJob, run_threads
+from workers.launch.ranks import LaunchedJob
 from workers.loss_scale import LossScale
 from workers.models.registry import build_definition
 from workers.process.host_memory import LEAST_FREE_BYTES

@@ -15,10 +15,10 @@ from test_freezing_control import control, solved
 from test_freezing_training import FIRST, METHODS, SECOND
 
 from benchmarks.parts.configs import changed
+from benchmarks.parts.rank_threads import run_threads
 from planner.freezing import Phases
 from workers.config import ModelConfig, OptimizerConfig, Precision, WorkerConfig
 from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
-from workers.launch.ranks import run_threads
 from workers.protocol.reports import FreezeReport, RankPosition
 
 PRECISION: dict[str, Precision] = {"batchnorm": "bfloat16", "timelyfreeze+apf": "bfloat16"}

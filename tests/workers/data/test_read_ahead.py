@@ -17,18 +17,18 @@ from jobs import job, small_config
 from pace import patient
 from small_models import Vectors
 
+from benchmarks.parts.rank_threads import Hub, LocalChannel, run_threads
 from workers.config import DataConfig, ModelConfig
 from workers.data import read_ahead
 from workers.data.dataset import Batch, OpenData
 from workers.data.read_ahead import AHEAD, SLOW_READS, SLOW_S, ReadAhead, ReadResult, WantedRead, timed
 from workers.data.tokenizer import ByteTokenizer
-from workers.launch.ranks import LaunchedRun, assignment, run_threads
+from workers.launch.ranks import LaunchedRun, assignment
 from workers.profiling.profiler import reading
 from workers.protocol.orders import Generation
 from workers.protocol.reports import Report, SampleReport, ValidationReport
 from workers.rank import Rank
 from workers.reproducibility import rng
-from workers.transport.local import Hub, LocalChannel
 
 CPU = torch.device("cpu")
 AHEAD_OF_IT = "read-ahead"

@@ -16,12 +16,13 @@ from jobs import job, small_config
 from test_freezing_training import METHODS
 from torch import nn
 
+from benchmarks.parts.rank_threads import run_threads
 from planner.shards import WHOLE, Piece, Shard
 from workers.checkpoint.corruption import corrupt_newest_checkpoint
 from workers.checkpoint.folder import checkpoints, read_layer, read_manifest
 from workers.config import CheckpointConfig, ElasticConfig, FreezeConfig, WorkerConfig
 from workers.elastic import layer_source
-from workers.launch.ranks import assignment, run_threads
+from workers.launch.ranks import assignment
 from workers.models.definition import LayerBuilder
 from workers.protocol.orders import Assignment, CopyAhead, StateSource
 from workers.rank import Rank

@@ -11,14 +11,14 @@ import pytest
 from jobs import job, small_config
 from rank_group import SECRET, state_sha256, with_standbys
 
+from benchmarks.parts.rank_threads import Hub, LocalChannel, run_threads
 from planner.plan import Plan
 from workers.elastic import holdings
-from workers.launch.ranks import assignment, run_threads
+from workers.launch.ranks import assignment
 from workers.protocol.orders import CommitOutcome, Generation, Request
 from workers.protocol.reports import Outcome, Parted
 from workers.rank import Rank
 from workers.state.layer_state import LayerState, host_copy
-from workers.transport.local import Hub, LocalChannel
 
 RANKS = 3
 

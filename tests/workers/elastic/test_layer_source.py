@@ -15,13 +15,14 @@ from long_operation import compute_long, drawing_meanwhile
 from torch import nn
 
 from benchmarks.parts.configs import changed
+from benchmarks.parts.rank_threads import Hub, LocalChannel, run_threads
 from planner.shards import WHOLE, Piece, Shard
 from workers.checkpoint.folder import checkpoints, read_layer, read_manifest
 from workers.commit.unfinished import Greeting
 from workers.config import CheckpointConfig, ElasticConfig
 from workers.elastic import layer_source
 from workers.elastic.layer_source import Built, Haul
-from workers.launch.ranks import assignment, run_threads
+from workers.launch.ranks import assignment
 from workers.protocol.errors import JobError
 from workers.protocol.orders import (
     Assignment,
@@ -37,7 +38,6 @@ from workers.state.layer_state import LayerState, host_copy, part_of
 from workers.state_stream.frames import StateStreamError
 from workers.state_stream.stream import StateServer
 from workers.transport.channel import ChannelError
-from workers.transport.local import Hub, LocalChannel
 
 SECRET, HOST = b"a secret of the tests", "127.0.0.1"
 LAYERS = range(8)

@@ -13,13 +13,13 @@ import pytest
 from jobs import job, small_config
 from pace import patient
 
+from benchmarks.parts.rank_threads import Hub, LocalChannel
 from planner.shards import Piece, Shard
 from workers.copies.standby import LiveCopy
 from workers.launch.ranks import assignment
 from workers.protocol.orders import CopyAhead, Generation, Request, StateSource
 from workers.protocol.reports import CopiedAhead, Outcome, Report, StepReport, WarningReport
 from workers.rank import Rank
-from workers.transport.local import Hub, LocalChannel
 
 SECRET, HOST = b"a secret of the tests", "127.0.0.1"
 LAYERS = (1, 2, 5)

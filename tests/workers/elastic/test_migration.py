@@ -13,13 +13,14 @@ from test_freezing_training import METHODS
 from test_standby import configured
 
 from benchmarks.parts.configs import changed
+from benchmarks.parts.rank_threads import run_threads
 from planner.arrivals import Arrivals
 from planner.plan import Plan
 from planner.rank_program import RankProgram, rank_programs
 from planner.schedule.expand import schedule_of
 from planner.shards import Piece
 from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
-from workers.launch.ranks import LaunchedJob, run_threads
+from workers.launch.ranks import LaunchedJob
 from workers.protocol.reports import StepReport, SwitchReport, WarningReport
 
 Layers = tuple[tuple[int, int], ...]

@@ -16,6 +16,7 @@ from jobs import job, small_config
 from rank_group import with_standbys
 from torch import Tensor
 
+from benchmarks.parts.rank_threads import Hub, LocalChannel
 from planner.arrivals import built_ahead
 from planner.rank_program import place_programs
 from planner.shards import Piece
@@ -29,7 +30,6 @@ from workers.protocol.orders import Assignment, CommitOutcome, Generation, Reque
 from workers.protocol.reports import Outcome, Parted
 from workers.rank import Rank
 from workers.state.layer_state import LayerState, digest, host_copy
-from workers.transport.local import Hub, LocalChannel
 
 SECRET = b"a secret of the tests"
 LAYERS = range(8)

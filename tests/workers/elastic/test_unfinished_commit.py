@@ -9,11 +9,11 @@ from jobs import job, small_config
 from rank_group import Raised, RankGroup, drilled, state_sha256, with_standbys
 
 from benchmarks.parts.configs import changed
+from benchmarks.parts.rank_threads import run_threads
 from workers.checkpoint.folder import checkpoints
 from workers.config import CheckpointConfig
 from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
 from workers.launch.processes import Died
-from workers.launch.ranks import run_threads
 from workers.protocol.orders import Request
 from workers.protocol.reports import RankPosition, StepReport, ValidationReport
 

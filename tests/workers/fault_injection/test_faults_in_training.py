@@ -9,11 +9,12 @@ import pytest
 from drilled_ranks import Drilled, drill
 from jobs import job, small_config
 
+from benchmarks.parts.rank_threads import run_threads
 from workers.checkpoint.folder import DamagedCheckpointError, checkpoints, read_layer, read_manifest
 from workers.config import CheckpointConfig, ElasticConfig, EmulatedConfig
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind, FaultPhase
-from workers.launch.ranks import LaunchedJob, run_threads
+from workers.launch.ranks import LaunchedJob
 from workers.protocol.orders import CheckpointRef
 from workers.protocol.reports import CheckpointReport, StepReport, TimelineReport
 

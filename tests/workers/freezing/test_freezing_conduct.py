@@ -11,6 +11,7 @@ from reference import train_plainly
 from test_engine_bits import losses
 from torch import nn
 
+from benchmarks.parts.rank_threads import run_threads
 from planner.codec import from_json, to_json
 from planner.freezing import FreezePlan
 from planner.ir import Action, ActionKind
@@ -23,7 +24,7 @@ from workers.commit.freezing_scores import UNKNOWN
 from workers.config import DataConfig, EmulatedConfig, FreezeConfig, OptimizerConfig
 from workers.devices.emulated import EmulatedDevice
 from workers.freezing.freezer import begin_statistics
-from workers.launch.ranks import LaunchedJob, run_processes, run_threads
+from workers.launch.ranks import LaunchedJob, run_processes
 from workers.layers.layer import Layer
 from workers.protocol.orders import CheckpointRef
 from workers.protocol.reports import FreezeReport, StepReport

@@ -9,11 +9,12 @@ from jobs import job, small_config
 from test_freezing_training import METHODS, RATIOS, SHAPES, frozen_actions, steps_of
 
 from benchmarks.parts.configs import changed
+from benchmarks.parts.rank_threads import run_threads
 from planner.freezing import FreezeOverrides, FreezePlan, Phases
 from workers.checkpoint.folder import checkpoints
 from workers.config import FreezeConfig, WorkerConfig
 from workers.freezing.plans import FreezePlans, FreezeSettings
-from workers.launch.ranks import LaunchedRun, run_threads
+from workers.launch.ranks import LaunchedRun
 from workers.protocol.errors import JobError
 from workers.protocol.reports import FreezeReport, FreezeStarted, TimelineReport
 

@@ -14,10 +14,11 @@ from test_migration import ENDLESS, follow, moving
 from test_standby import configured
 
 from benchmarks.parts.configs import changed
+from benchmarks.parts.rank_threads import run_threads
 from orchestrator.history.frozen_counts import CountedSteps, ParameterCounts
 from workers.checkpoint.folder import checkpoints
 from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
-from workers.launch.ranks import LaunchedJob, LaunchedRun, run_threads
+from workers.launch.ranks import LaunchedJob, LaunchedRun
 from workers.protocol.reports import FreezeReport, FrozenCounts, Report, StepReport
 
 MICROBATCHES = 4

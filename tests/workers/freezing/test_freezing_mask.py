@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.parts.rank_threads import Hub, LocalChannel
 from planner.freezing import FreezePlan, Phases
 from workers.commit.commit import CommitDecision
 from workers.config import FreezeConfig, OptimizerConfig
@@ -21,7 +22,6 @@ from workers.protocol.reports import FreezeReport, FrozenAction
 from workers.reproducibility import rng
 from workers.state.layer_state import LayerState
 from workers.state.optim import make_optimizer
-from workers.transport.local import Hub, LocalChannel
 
 DRAWS = 1000
 

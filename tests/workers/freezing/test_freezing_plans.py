@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 from jobs import job, small_config
 
+from benchmarks.parts.rank_threads import Hub, LocalChannel, run_threads
 from planner.codec import from_json, to_json
 from planner.freezing import FreezeOverrides, FreezePlan
 from workers.commit.commit import CommitRecord, decide
 from workers.config import FreezeConfig
 from workers.control.mailbox import Mailbox
 from workers.freezing.plans import FreezePlans, check_plan
-from workers.launch.ranks import LaunchedRun, assignment, run_threads
+from workers.launch.ranks import LaunchedRun, assignment
 from workers.protocol.errors import JobError
 from workers.protocol.orders import Generation
 from workers.protocol.reports import FreezeStarted
 from workers.rank import Rank
-from workers.transport.local import Hub, LocalChannel
 
 OFF = FreezeOverrides(method="none", r_max=0.8)
 TIMELY = FreezeConfig(method="timelyfreeze", warm_up=1, monitoring=3, ramp=5)

@@ -11,11 +11,12 @@ from test_engine_bits import losses, real_config
 from torch import nn
 
 from benchmarks.parts.configs import changed
+from benchmarks.parts.rank_threads import run_threads
 from orchestrator.events.types import Record
 from planner.freezing import FreezePlan
 from workers.checkpoint.folder import checkpoints
 from workers.config import FreezeConfig, WorkerConfig
-from workers.launch.ranks import LaunchedJob, LaunchedRun, run_processes, run_threads
+from workers.launch.ranks import LaunchedJob, LaunchedRun, run_processes
 from workers.protocol.reports import FreezeReport, FreezeStarted, FrozenCounts, StepReport, TimelineReport
 from workers.reproducibility import rng
 

@@ -14,11 +14,12 @@ from quadratic import SMOOTHNESS, WIDTH
 from test_freezing_training import METHODS, frozen_job
 
 from benchmarks.parts.configs import changed
+from benchmarks.parts.rank_threads import run_threads
 from planner.search.convergence import CurvatureSample, estimate
 from workers.checkpoint.folder import checkpoints
 from workers.config import CheckpointConfig, DataConfig, ModelConfig, OptimizerConfig, WorkerConfig
 from workers.gradients.curvature import CurvatureProbe
-from workers.launch.ranks import LaunchedRun, run_threads
+from workers.launch.ranks import LaunchedRun
 from workers.protocol.reports import CurvatureReport
 
 LR = 0.02

@@ -10,18 +10,17 @@ import torch
 from jobs import job, small_config
 from torch import Tensor, nn
 
+from benchmarks.parts.rank_threads import Hub, LocalChannel, run_threads
 from planner.shares import ReplicaPart
 from workers.build import build_module
 from workers.config import OptimizerConfig
 from workers.data.registry import open_dataset
 from workers.data.sampling import train_indices
 from workers.gradients.exchange import ReplicaExchange, TiedUse, TieExchange
-from workers.launch.ranks import run_threads
 from workers.models.registry import build_definition
 from workers.protocol.reports import StepReport
 from workers.reproducibility import rng
 from workers.state.flat import FlatGradients, GradientBuffers
-from workers.transport.local import Hub, LocalChannel
 
 Expected = Callable[[int, str], Tensor | None]
 """(layer, name) -> gradient"""

@@ -11,10 +11,10 @@ import torch
 from test_exchange import added_up, bits, drawn_gradients, on_threads, trained
 from torch import Tensor, nn
 
+from benchmarks.parts.rank_threads import Hub, LocalChannel
 from planner.shards import cut
 from workers.gradients.reduce_scatter import MicrobatchReduceScatter
 from workers.state.flat import Cut, FlatGradients, GradientBuffers, cuts_of
-from workers.transport.local import Hub, LocalChannel
 
 LAYERS = (0, 1, 2)
 Layers = Mapping[int, dict[str, nn.Parameter]]

@@ -14,13 +14,14 @@ from test_engine_bits import losses
 from test_freezing_training import FIRST, METHODS, SECOND
 from test_pipelines import frozen
 
+from benchmarks.parts.rank_threads import run_threads
 from planner.plan import Plan
 from planner.rank_program import place_programs, rank_programs
 from planner.schedule.expand import pipeline_schedules
 from workers.commit.next_plan import check_next
 from workers.data.sampling import samples_digest, train_indices
 from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
-from workers.launch.ranks import LaunchedJob, LaunchedRun, run_processes, run_threads
+from workers.launch.ranks import LaunchedJob, LaunchedRun, run_processes
 from workers.protocol.errors import JobError
 from workers.protocol.reports import Report, StepReport, SwitchReport, ValidationReport
 

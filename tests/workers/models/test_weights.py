@@ -10,9 +10,9 @@ import torch
 from jobs import job, small_config
 from safetensors.torch import load_file, save_file
 
+from benchmarks.parts.rank_threads import run_threads
 from workers.checkpoint.folder import checkpoints, export, read_layer, read_manifest
 from workers.config import ModelConfig, OptimizerConfig, WorkerConfig
-from workers.launch.ranks import run_threads
 from workers.models.definition import ParameterRef
 from workers.models.weights import check_weights, read_weights
 from workers.protocol.errors import JobError

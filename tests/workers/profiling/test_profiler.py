@@ -18,13 +18,14 @@ from jobs import job, small_config
 from measured_model import BATCH, HIDDEN, READ_S, SLEPT_S, WIDTH
 from test_engine_bits import real_config
 
+from benchmarks.parts.rank_threads import Hub, LocalChannel, run_threads
 from planner.adapt.speeds import slowdown_of
 from planner.freeze.decision import measured_weights
 from planner.profile import DeviceProfile, Profile
 from workers.config import DataConfig, EmulatedConfig, ModelConfig, WorkerConfig
 from workers.freezing.mask import LayerParameters
 from workers.launch.profile import ProfileRequest, profile_processes
-from workers.launch.ranks import assignment, run_threads
+from workers.launch.ranks import assignment
 from workers.profiling import profiler
 from workers.profiling.chain import Chain
 from workers.profiling.cost_settings import cost_settings
@@ -36,7 +37,6 @@ from workers.protocol.errors import JobError
 from workers.protocol.orders import Generation
 from workers.protocol.reports import Report, TimelineReport
 from workers.rank import Rank
-from workers.transport.local import Hub, LocalChannel
 
 F32 = 4
 

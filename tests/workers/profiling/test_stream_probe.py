@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from pace import patient
 
+from benchmarks.parts.rank_threads import Hub, LocalChannel
 from planner.profile import Link
 from workers.profiling import stream_probe
 from workers.profiling.stream_probe import (
@@ -28,7 +29,6 @@ from workers.profiling.stream_probe import (
 )
 from workers.state.layer_state import LayerState, bytes_of
 from workers.state_stream.fetching import fetch
-from workers.transport.local import Hub, LocalChannel
 
 FAST = Link(latency_s=1e-5, bytes_per_s=1e10)
 RANKS = 3

@@ -13,11 +13,12 @@ from test_gradient_shards import folded
 from test_shard_copies import copied
 from test_shard_recovery import LAYERS, held, lose_rank_1
 
+from benchmarks.parts.rank_threads import run_threads
 from planner.shards import Piece, Shard
 from workers.checkpoint.folder import checkpoints
 from workers.config import CheckpointConfig
 from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
-from workers.launch.ranks import LaunchedJob, run_threads
+from workers.launch.ranks import LaunchedJob
 from workers.protocol.errors import JobError
 from workers.protocol.reports import StepReport
 

@@ -11,10 +11,11 @@ from reference import train_plainly
 from test_engine_bits import losses, real_config
 from test_shared_states import assert_same
 
+from benchmarks.parts.rank_threads import run_threads
 from planner.rounds import order
 from planner.schedule.expand import pipeline_schedules
 from workers.config import WorkerConfig
-from workers.launch.ranks import LaunchedJob, LaunchedRun, run_processes, run_threads
+from workers.launch.ranks import LaunchedJob, LaunchedRun, run_processes
 
 
 def folded(work: LaunchedJob, pipelines: int | None = None, shares: tuple[int, ...] = ()) -> LaunchedJob:

@@ -11,12 +11,13 @@ from rank_group import RankGroup, drilled, state_sha256
 from test_shard_recovery import LAYERS, held, lose_rank_1, one_pipeline
 from test_shared_states import shared
 
+from benchmarks.parts.rank_threads import run_threads
 from planner.search.standbys import assign
 from planner.shards import made_of
 from workers.config import OptimizerConfig
 from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
 from workers.launch.processes import Died
-from workers.launch.ranks import LaunchedJob, run_threads
+from workers.launch.ranks import LaunchedJob
 from workers.protocol.reports import ValidationReport
 
 STEP = 3

@@ -20,12 +20,13 @@ from test_shard_recovery import LAYERS, lose_rank_1, one_pipeline
 from test_shared_states import assert_same, shared
 
 from benchmarks.parts.configs import changed
+from benchmarks.parts.rank_threads import run_threads
 from planner.schedule.expand import pipeline_schedules
 from workers.checkpoint.folder import checkpoints, read_layer, read_manifest
 from workers.config import CheckpointConfig, OptimizerConfig, WorkerConfig
 from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
 from workers.launch.processes import Died
-from workers.launch.ranks import LaunchedJob, LaunchedRun, run_threads
+from workers.launch.ranks import LaunchedJob, LaunchedRun
 from workers.protocol.reports import FreezeReport, FreezeStarted
 from workers.state.layer_state import LayerState
 

@@ -19,6 +19,7 @@ from test_shard_recovery import LAYERS, held
 from test_shared_states import shared
 from torch import Tensor
 
+from benchmarks.parts.rank_threads import run_threads
 from orchestrator.lifecycle.migration import path
 from planner.arrivals import arrivals
 from planner.plan import Plan
@@ -28,7 +29,7 @@ from planner.shards import Piece, Shard, made_of
 from workers.config import CheckpointConfig, ElasticConfig
 from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
 from workers.launch.processes import Died
-from workers.launch.ranks import LaunchedJob, run_threads
+from workers.launch.ranks import LaunchedJob
 from workers.layers.sharded_weights import WeightExchange
 from workers.protocol.orders import StatePart
 from workers.protocol.reports import (

@@ -12,13 +12,14 @@ from rank_group import Raised, RankGroup, drilled, parted, state_sha256
 from test_layer_shards import assert_same as assert_same_states
 from test_shared_states import shared
 
+from benchmarks.parts.rank_threads import run_threads
 from planner.rank_program import rank_programs
 from planner.shards import Piece, Shard, made_of
 from workers.checkpoint.folder import checkpoint_folder, checkpoints, read_layer, read_manifest
 from workers.config import WorkerConfig
 from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
 from workers.launch.processes import Died
-from workers.launch.ranks import LaunchedJob, run_threads
+from workers.launch.ranks import LaunchedJob
 from workers.protocol.orders import Assignment, StateSource
 from workers.protocol.reports import RankPosition
 from workers.state.layer_state import LayerState

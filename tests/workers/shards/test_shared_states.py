@@ -10,10 +10,11 @@ import pytest
 from jobs import job, small_config
 from test_engine_bits import losses, real_config
 
+from benchmarks.parts.rank_threads import run_threads
 from planner.schedule.expand import pipeline_schedules
 from workers.checkpoint.folder import checkpoints
 from workers.config import CheckpointConfig, OptimizerConfig
-from workers.launch.ranks import LaunchedJob, LaunchedRun, run_processes, run_threads
+from workers.launch.ranks import LaunchedJob, LaunchedRun, run_processes
 from workers.protocol.reports import StepReport, ValidationReport
 
 

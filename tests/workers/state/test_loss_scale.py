@@ -13,11 +13,12 @@ from jobs import job, small_config
 from rank_group import Raised, RankGroup, drilled, parted, state_sha256, with_standbys
 from reference import train_plainly
 
+from benchmarks.parts.rank_threads import run_threads
 from workers.checkpoint.folder import checkpoints, read_manifest, write_manifest
 from workers.config import CheckpointConfig, ModelConfig, OptimizerConfig, WorkerConfig
 from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
 from workers.launch.processes import Died
-from workers.launch.ranks import LaunchedRun, assignment, run_threads
+from workers.launch.ranks import LaunchedRun, assignment
 from workers.loss_scale import INITIAL, LossScale
 from workers.protocol.errors import JobError
 from workers.protocol.reports import StepReport

@@ -15,9 +15,10 @@ from serial_backend import blocking_channel, serial_channel
 from test_engine_bits import losses, real_config
 from torch import Tensor, nn
 
+from benchmarks.parts.rank_threads import run_threads
 from planner.shares import ReplicaPart
 from workers.gradients.exchange import ReplicaExchange, TiedUse, TieExchange
-from workers.launch.ranks import LaunchedRun, run_processes, run_threads
+from workers.launch.ranks import LaunchedRun, run_processes
 from workers.protocol.errors import JobError
 from workers.protocol.orders import Generation
 from workers.protocol.reports import SampleReport, ValidationReport

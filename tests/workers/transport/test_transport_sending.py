@@ -15,10 +15,10 @@ import torch.distributed as dist
 from pace import patient
 from test_transport_process_group import STREAM, ends
 
+from benchmarks.parts.rank_threads import Hub, LocalChannel
 from workers.state_stream.sending import prioritize
 from workers.transport.channel import Channel
 from workers.transport.connections import PolledConnections, UnpolledConnections
-from workers.transport.local import Hub, LocalChannel
 from workers.transport.ordered import OrderedChannel, RawMessage
 from workers.transport.process_group import ProcessGroupChannel
 from workers.transport.send_queues import ACKNOWLEDGEMENT_S, SendQueues

@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process."""
+"""All ranks of a job as threads of this process, and the channel between them: references through queues."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import queue
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 
 from torch import Tensor
 
+from workers.launch.ranks import LaunchedJob, LaunchedRun, generation_of, host_rank, react
 from workers.process.pinned_memory import to_host
+from workers.protocol.reports import Outcome, Report
+from workers.rank import Rank
 from workers.transport.channel import Channel, ChannelError, MessageFormat, MessageStream, Tensors
 
 
@@ -86,3 +90,48 @@ class LocalChannel(Channel):
 
     def close(self) -> None:
         self._hub.close()
+
+
+def run_threads(job: LaunchedJob) -> LaunchedRun:
+    """Every rank a thread of this process."""
+    world = job.plan.world_size
+    hub = Hub(world, timeout_s=120.0)
+    reports: list[Report] = []
+    results: list[Outcome | BaseException | None] = [None] * world
+    ranks: list[Rank] = []
+
+    def accept(number: int, report: Report) -> None:
+        reports.append(report)
+        react(job, ranks[number], report)
+
+    def host(number: int) -> None:
+        try:
+            results[number] = host_rank(
+                job,
+                number,
+                ranks[number],
+                lambda r: r.join(generation_of(job, 0), LocalChannel(hub, number)),
+            )
+        except BaseException as error:
+            results[number] = error
+            hub.close()
+
+    ranks.extend(
+        Rank(job.config, number, partial(accept, number), secret=job.secret) for number in range(world)
+    )
+    threads = [threading.Thread(target=host, args=(number,)) for number in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for rank in ranks:
+        rank.close()
+    _raise_first(results)
+    return LaunchedRun([r for r in results if isinstance(r, Outcome)], reports)
+
+
+def _raise_first(results: list[Outcome | BaseException | None]) -> None:
+    errors = [r for r in results if isinstance(r, BaseException)]
+    # A rank that lost its channel only tells that another one failed first.
+    for error in sorted(errors, key=lambda e: type(e).__name__ == "ChannelError"):
+        raise error
