@@ -108,16 +108,6 @@ async def plans(live: Live) -> PlanList:
 async def propose(job: JobName, parts: Parts, body: WantedPartition | None = None) -> ProposalAnswer:
     """Validate and simulate another partition. Nothing changes."""
     found = await parts.client.propose(job, body.partition if body is not None else None)
-    epoch, version = found.base
-    return ProposalAnswer(
-        partition=list(found.partition),
-        current_partition=list(found.current_partition),
-        version=f"{epoch}.{version}",
-        problem=found.problem,
-        moved_layers=list(found.moved_layers),
-        predicted_step_s=found.predicted_step_s,
-        current_predicted_step_s=found.current_predicted_step_s,
-        peak_memory_bytes=list(found.peak_memory_bytes),
-        memory_limit_bytes=list(found.memory_limit_bytes),
-        candidates=[asdict(each) for each in found.candidates],
-    )
+    values = asdict(found)
+    epoch, version = values.pop("base")
+    return ProposalAnswer(version=f"{epoch}.{version}", **values)

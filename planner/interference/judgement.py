@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict
 
 CANDIDATES = 100
 """Rows of which the prediction is timed."""
@@ -48,28 +45,3 @@ class Judgement:
     def forest(self) -> Score:
         """The forest's own score."""
         return self.scores[0]
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON values, for `judgement_from`."""
-        return asdict(self)
-
-
-def judgement_from(values: Mapping[str, Any]) -> Judgement:
-    """The judgement that `to_dict` gave.
-
-    Raises:
-        ValueError: these are no such values.
-    """
-    try:
-        # As JSON: strict validation accepts JSON arrays as tuples, but not Python lists.
-        found = _TYPE.validate_json(json.dumps(values), strict=True)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ValueError(f"its judgement's {place}: {first['msg']}") from None
-    if not found.scores:
-        raise ValueError("no model was judged")
-    return found
-
-
-_TYPE = TypeAdapter(Judgement)

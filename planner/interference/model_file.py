@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
@@ -18,7 +18,7 @@ from safetensors.numpy import load, save
 from planner.features import NAMES, VERSION
 from planner.interference.dataset import Windows
 from planner.interference.forest import Forest
-from planner.interference.judgement import Judgement, judgement_from
+from planner.interference.judgement import Judgement
 from planner.wording import counted
 
 FORMAT = 3
@@ -66,7 +66,7 @@ def forest_bytes(stored: StoredForest) -> bytes:
         "machine": stored.machine,
         "device": stored.device,
         "made": stored.made,
-        "judgement": stored.judgement.to_dict(),
+        "judgement": asdict(stored.judgement),
     }
     return _content(FORESTS, arrays, told)
 
@@ -85,11 +85,13 @@ def _forest(content: bytes, where: str, device: str) -> StoredForest:
     arrays, told = _parsed(content, where, FORESTS, maker)
     try:
         head = _head(_ForestHead, told)
+        if not head.judgement.scores:
+            raise ValueError("no model was judged")
         return StoredForest(
             forest=Forest(**_checked(arrays, _ARRAYS), columns=len(NAMES)),
             machine=head.machine,
             made=head.made,
-            judgement=judgement_from(head.judgement),
+            judgement=head.judgement,
             device=head.device,
         )
     except ValueError as error:
@@ -169,7 +171,7 @@ class _ForestHead:
 
     machine: str
     made: str
-    judgement: dict[str, Any]
+    judgement: Judgement
     device: Literal["cpu", "cuda"] = CPU
 
 

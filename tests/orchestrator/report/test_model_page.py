@@ -11,7 +11,7 @@ from orchestrator.cli.interference import fit_lines
 from orchestrator.report.interference.model_page import model_page, write_model_page
 from planner.features import NAMES
 from planner.interference.forest import Forest
-from planner.interference.judgement import Judgement, Score, judgement_from
+from planner.interference.judgement import Judgement, Score
 from planner.interference.model_file import StoredForest
 
 KINDS = (("disk", 0.04), ("memory", 0.06))
@@ -65,10 +65,6 @@ def test_the_lines_say_the_same() -> None:
     assert lines[1] == "  forest   R2 0.91, median error 5.0% (disk 4.0%, memory 6.0%)"
     assert "what matters: own_waiting 60%, work 10%" in lines
     assert lines[-2:] == ["100 candidates are predicted in 4.1 ms", "warning: the machine is <busy>"]
-
-
-def test_a_judgement_comes_back_from_its_values() -> None:
-    assert judgement_from(JUDGEMENT.to_dict()) == JUDGEMENT
 
 
 @needs_chromium

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -229,7 +229,7 @@ def test_a_forest_with_arrays_of_another_type_or_shape_is_refused(
 ) -> None:
     arrays = {**TREE, name: array}
     kept = {each: values for each, values in arrays.items() if values is not None}
-    judgement = stored(Forest(**TREE, columns=len(NAMES))).judgement.to_dict()
+    judgement = asdict(stored(Forest(**TREE, columns=len(NAMES))).judgement)
     told = {"machine": "a test", "device": "cpu", "made": "2026-01-01", "judgement": judgement}
     content = model_file._content(model_file.FORESTS, kept, told)
     with pytest.raises(ModelFileError, match=rf"^a file holds no forest: .*{said}.*; make another one with"):
@@ -242,12 +242,12 @@ def test_a_forest_with_arrays_of_another_type_or_shape_is_refused(
         ({"machine": 3}, "its header's machine: Input should be a valid string"),
         ({"device": "tpu"}, "its header's device"),
         ({"made": None}, "its header's made"),
-        ({"judgement": {}}, "its judgement's scores: Field required"),
+        ({"judgement": {}}, "its header's judgement.scores: Field required"),
         ({"judgement": 1}, "its header's judgement"),
     ],
 )
 def test_a_forest_with_another_header_is_refused(change: dict[str, object], said: str) -> None:
-    judgement = stored(Forest(**TREE, columns=len(NAMES))).judgement.to_dict()
+    judgement = asdict(stored(Forest(**TREE, columns=len(NAMES))).judgement)
     told = {"machine": "a test", "device": "cpu", "made": "2026-01-01", "judgement": judgement}
     assert forest_from(model_file._content(model_file.FORESTS, TREE, told), "a file").made == "2026-01-01"
     content = model_file._content(model_file.FORESTS, TREE, {**told, **change})
