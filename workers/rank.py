@@ -313,7 +313,7 @@ class Rank:
             channel=channel,
             host=self._host,
             compiler=has.compiler,
-            check=LayerCheck(_nobody, self._config.job.precision),
+            check=LayerCheck(lambda text: None, self._config.job.precision),
         )
         return measure(subject, budget_s)
 
@@ -399,7 +399,3 @@ class Rank:
         self._holdings.close()
         self.faults.close()
         self._closing.close()
-
-
-def _nobody(text: str) -> None:
-    """Takes what the profile says by itself."""

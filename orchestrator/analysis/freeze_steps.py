@@ -77,7 +77,7 @@ def freeze_steps(run: JobView) -> tuple[FreezeStep, ...]:
                 predicted_kappa=foreseen,
                 p_eff=report.effective_update,
                 average_p_eff=average.share,
-                time_to_accuracy=time_to_accuracy_ratio(_middle(kappas), average.share) if kappas else None,
+                time_to_accuracy=time_to_accuracy_ratio(median(kappas), average.share) if kappas else None,
             )
         )
     return tuple(rows)
@@ -88,8 +88,3 @@ def _start(run: JobView) -> int | None:
     if freeze.get("method", "none") == "none":
         return None
     return run.freeze.start if phases_of(freeze) is not None else (freeze.get("warm_up") or 0) + 1
-
-
-def _middle(ordered: list[float]) -> float:
-    """The median of sorted values."""
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2

@@ -18,7 +18,6 @@ from planner.freezing import Phase
 from planner.ir import Action, ActionKind
 from planner.simulation.simulate import Simulation, TimedAction, simulate
 from planner.wording import counted
-from workers.protocol.reports import TimelineReport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +85,7 @@ def _from_monitoring(run: JobView) -> PredictedStep | None:
 def _shifted(
     simulation: Simulation, ran: Ran, measured: Sequence[Ranks]
 ) -> tuple[tuple[TimedAction, ...], ...]:
-    begin_s = median(min(map(_begin_s, ranks.values())) for ranks in measured)
+    begin_s = median(min(report.spans[0].start_s for report in ranks.values()) for ranks in measured)
     count = ran.window.microbatches
     return tuple(
         tuple(
@@ -103,10 +102,6 @@ def _shifted(
 
 def _timed(ranks: Ranks) -> bool:
     return all(report.spans for report in ranks.values())
-
-
-def _begin_s(report: TimelineReport) -> float:
-    return report.spans[0].start_s
 
 
 def _from_others(run: JobView, ran: Ran) -> PredictedStep | None:

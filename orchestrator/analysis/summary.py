@@ -12,7 +12,7 @@ from orchestrator.analysis.freeze_numbers import FreezeNumbers, freeze_numbers
 from orchestrator.analysis.throughput import mean_throughput
 from orchestrator.events import types as events
 from orchestrator.events.log import read_log
-from orchestrator.history.job_view import JobView, fold
+from orchestrator.history.job_view import fold
 from workers.protocol.reports import StepReport
 
 
@@ -74,7 +74,7 @@ def summarize(path: Path, *, started_s: float) -> RunSummary:
         step_time_s=median(step.step_s for step in timed) if timed else None,
         first_step_after_s=run.first_step_s - started_s if run.first_step_s is not None else None,
         state_sha256=_state_sha256(records),
-        partition=_partition(run),
+        partition=run.plan.layers_per_stage if run.plan is not None else (),
         events=str(path),
         freeze=freeze_numbers(run),
     )
@@ -97,7 +97,3 @@ def _state_sha256(records: Sequence[events.Record]) -> str | None:
         if isinstance(record.event, events.Finished) and record.event.state_sha256 is not None
     ]
     return ends[-1] if ends else None
-
-
-def _partition(run: JobView) -> tuple[int, ...]:
-    return run.plan.layers_per_stage if run.plan is not None else ()

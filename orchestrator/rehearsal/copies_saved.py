@@ -12,9 +12,8 @@ from itertools import groupby
 
 from orchestrator.events.rehearsed import CopiesSaved
 from orchestrator.rehearsal.traces import NodeChangeKind, NodeTrace
-from planner.plan import Plan, PlanError
+from planner.plan import PlanError
 from planner.search.replan import Replanner
-from planner.shards import Piece
 
 COMPARED = 2
 """Most copies that are compared, if the job has no more."""
@@ -66,11 +65,9 @@ def _takes_last(members: Sequence[str], gone: set[str], replanner: Replanner) ->
     except PlanError:  # the job waits for nodes; those that are there hold what they held
         return gone.issuperset(members)
     left = {place for place in range(plan.world_size) if members[place] not in gone}
-    return any(left.isdisjoint(_holders(plan, piece)) for piece in plan.pieces)
-
-
-def _holders(plan: Plan, piece: Piece) -> set[int]:
-    return {*plan.holders_of(piece), *plan.copies_of_piece(piece)}
+    return any(
+        left.isdisjoint((*plan.holders_of(piece), *plan.copies_of_piece(piece))) for piece in plan.pieces
+    )
 
 
 def copies_saved(

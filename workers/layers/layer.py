@@ -350,7 +350,9 @@ class Layer:
             parameter.requires_grad_(False)
         try:
             # Entered for each layer and microbatch: most have no buffers.
-            seen = self.seen_buffers(done, write=write_buffers) if self._buffers else nullcontext(_nothing)
+            seen = (
+                self.seen_buffers(done, write=write_buffers) if self._buffers else nullcontext(lambda: None)
+            )
             with seen as keep_old:
                 outputs = self._run(self.module, between_layers(done.inputs), done.draw_key, done.queue)
                 if not done.queue.odd:
@@ -501,10 +503,6 @@ def input_gradients(inputs: Tensors) -> Tensors:
             found.append(absent_like(leaf) if leaf.grad is None else canonical(leaf.grad))
             leaf.grad = None
     return tuple(found)
-
-
-def _nothing() -> None:
-    pass
 
 
 def carries_gradient(tensor: Tensor) -> bool:

@@ -101,11 +101,13 @@ def all_links(
     of_ranks = {ends: _fit(alike) for ends, alike in own.items()}
     of_machines = {ends: _fit(alike) for ends, alike in shared.items()}
 
+    slowest = max(of_machines.values(), key=lambda link: link.transfer_s(2**16), default=None)
+
     def link(source: int, target: int) -> Link | None:
         if source == target:
             return None
         between = of_machines.get((machines[source], machines[target]))
-        return of_ranks.get((source, target)) or between or _slowest([*of_machines.values()])
+        return of_ranks.get((source, target)) or between or slowest
 
     ranks = range(len(machines))
     return tuple(tuple(link(source, target) for target in ranks) for source in ranks)
@@ -265,7 +267,3 @@ def _line(values: Mapping[int, float]) -> tuple[float, float]:
     small, large = min(values), max(values)
     slope = max(0.0, (values[large] - values[small]) / (large - small))
     return max(0.0, values[small] - slope * small), slope
-
-
-def _slowest(links: Sequence[Link]) -> Link:
-    return max(links, key=lambda link: link.transfer_s(2**16))

@@ -33,15 +33,15 @@ class GpuReader:
         self._pcie_at_s = -PCIE_EVERY_S
         self._sources: tuple[Callable[[], dict[str, float]], ...] = (
             self._load,
-            self._sm_clock,
-            self._memory_clock,
+            lambda: {"gpu_sm_clock": self._clock(nvml.NVML_CLOCK_SM)},
+            lambda: {"gpu_memory_clock": self._clock(nvml.NVML_CLOCK_MEM)},
             self._throttled,
             self._power,
             self._temperature,
             self._memory,
             self._traffic,
-            self._encoder,
-            self._decoder,
+            lambda: {"gpu_encoder": nvml.nvmlDeviceGetEncoderUtilization(self._handle)[0] / 100},
+            lambda: {"gpu_decoder": nvml.nvmlDeviceGetDecoderUtilization(self._handle)[0] / 100},
         )
 
     def read(self) -> Reading:
@@ -57,12 +57,6 @@ class GpuReader:
     def _load(self) -> dict[str, float]:
         load = self._nvml.nvmlDeviceGetUtilizationRates(self._handle)
         return {"gpu_busy": load.gpu / 100, "gpu_memory_busy": load.memory / 100}
-
-    def _sm_clock(self) -> dict[str, float]:
-        return {"gpu_sm_clock": self._clock(self._nvml.NVML_CLOCK_SM)}
-
-    def _memory_clock(self) -> dict[str, float]:
-        return {"gpu_memory_clock": self._clock(self._nvml.NVML_CLOCK_MEM)}
 
     def _clock(self, which: int) -> float:
         now = self._nvml.nvmlDeviceGetClockInfo(self._handle, which)
@@ -111,12 +105,6 @@ class GpuReader:
             ):
                 self._pcie[name] = self._nvml.nvmlDeviceGetPcieThroughput(self._handle, which) * 1024.0
         return self._pcie
-
-    def _encoder(self) -> dict[str, float]:
-        return {"gpu_encoder": self._nvml.nvmlDeviceGetEncoderUtilization(self._handle)[0] / 100}
-
-    def _decoder(self) -> dict[str, float]:
-        return {"gpu_decoder": self._nvml.nvmlDeviceGetDecoderUtilization(self._handle)[0] / 100}
 
 
 def gpu_reader(uuid: str) -> GpuReader | None:

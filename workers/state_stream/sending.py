@@ -75,12 +75,9 @@ class Delivery:
     def _frames(self, about: bytes, state: LayerState) -> Iterator[tuple[Bytes, ...]]:
         yield self._seal.frame(FrameKind.HEADER, self._headers, about)
         self._headers += 1
-        for chunk in chunks(state, self._chunk_bytes):
+        for chunk in chunks(state, lambda: self._flow.chunk_bytes or self._pace.chunk_bytes()):
             yield self._seal.frame(FrameKind.CHUNK, self._chunks, chunk)
             self._chunks += 1
-
-    def _chunk_bytes(self) -> int:
-        return self._flow.chunk_bytes or self._pace.chunk_bytes()
 
     def _send(self, frames: Iterable[tuple[Bytes, ...]]) -> None:
         pace, packets = self._pace, 0

@@ -25,7 +25,7 @@ def drained(table: Table, homes: Homes, now_s: float) -> tuple[Going, ...]:
     """
     going: list[Going] = []
     for node, deadline_ms in table.items():
-        if ranks := _ranks_on(node, homes):
+        if ranks := frozenset(rank for rank, home in homes.items() if home.node == node):
             left_s = max(0.0, deadline_ms / 1000 - now_s) if deadline_ms else None
             host = homes[min(ranks)].host
             going.append(Going(ranks, "ray", left_s, node, host))
@@ -80,10 +80,6 @@ async def watch_drains(
             for going in fresh.collect(seen, homes(), time.time()):
                 post(going)
         await asyncio.sleep(every_s)
-
-
-def _ranks_on(node: str, homes: Homes) -> frozenset[int]:
-    return frozenset(rank for rank, home in homes.items() if home.node == node)
 
 
 def _urgency(going: Going) -> float:

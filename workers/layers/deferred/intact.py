@@ -48,7 +48,7 @@ class Intact:
         for each in inputs:
             if type(each) is not Tensor and type(each) is not nn.Parameter:
                 return self._not(f"takes a {type(each).__name__}")
-        if _saves_elsewhere():
+        if _top_hooks(False) is not None:
             return self._not("is called where hooks change what autograd saves, as in a checkpoint")
         return True
 
@@ -64,7 +64,3 @@ class Intact:
             part = self._part()
             self._deferral.queue.found_odd(f"a {type(part).__name__} {why}")
         return False
-
-
-def _saves_elsewhere() -> bool:
-    return _top_hooks(False) is not None
