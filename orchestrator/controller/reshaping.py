@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from orchestrator.cluster import connection as cluster
@@ -54,31 +54,19 @@ from planner.wording import counted, named
 from workers.protocol.errors import JobError
 
 
+@dataclass(eq=False, repr=False)
 class Reshaping:
-    """The commands of one job.
+    """The commands of one job."""
 
-    Args:
-        nodes: returns the nodes of the cluster; may block.
-    """
-
-    def __init__(
-        self,
-        order: Order,
-        setup: ControllerConfig,
-        loop: EventLoop,
-        runtime: Runtime,
-        hosts: Hosts,
-        *,
-        nodes: Callable[[], Sequence[Node]] = cluster.nodes,
-    ) -> None:
-        self._order = order
-        self._setup = setup
-        self._loop = loop
-        self._runtime = runtime
-        self._hosts = hosts
-        self._nodes = nodes
-        self._turn = asyncio.Lock()
-        """Held from reading the job to the lifecycle's verdict: what a command was checked against still holds."""
+    _order: Order
+    _setup: ControllerConfig
+    _loop: EventLoop
+    _runtime: Runtime
+    _hosts: Hosts
+    nodes: Callable[[], Sequence[Node]] = cluster.nodes
+    """Returns the nodes of the cluster; may block."""
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    """Held from reading the job to the lifecycle's verdict: what a command was checked against still holds."""
 
     async def carry_out(self, command: PlanCommand) -> str:
         """Carry out `command`; return in words what will happen.
@@ -248,7 +236,7 @@ class Reshaping:
         if not deadline_s >= 0:
             raise JobError(f"a deadline of {deadline_s:g} s is past: give one of 0 s or more")
         check_base(self._live(), command.base)
-        nodes = await asyncio.to_thread(self._nodes)
+        nodes = await asyncio.to_thread(self.nodes)
         ours = self._nodes_of_job(nodes)
         node = choose_node(command.node, ours, nodes)
         has, job = await self._capacity(without=node), self._live()

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 
 from planner.codec import to_json
 from workers.state.layer_state import LayerState
@@ -20,42 +22,30 @@ BULK = 2
 """Priority of the packets: Linux's TC_PRIO_BULK, which its default queue sends after all untagged traffic."""
 
 
+@dataclass(eq=False, repr=False)
 class Delivery:
-    """The server's end of one connection, once the request has arrived.
+    """The server's end of one connection, once the request has arrived."""
 
-    Args:
-        seal: seals what it sends.
-        busy: whether training sends.
-    """
-
-    def __init__(
-        self,
-        connected: socket.socket,
-        line: WatchedSocket,
-        seal: Seal,
-        flow: Flow,
-        busy: Callable[[], bool],
-    ) -> None:
-        self._connected = connected
-        self._line = line
-        self._seal = seal
-        self._flow = flow
-        self._busy = busy
-        self._signs = self._headers = self._chunks = self._changes = 0
-        """Frames of each kind sent so far."""
-        self._pace = StreamPace()
+    _connected: socket.socket
+    _line: WatchedSocket
+    _seal: Seal
+    """Seals what it sends."""
+    _flow: Flow
+    _busy: Callable[[], bool]
+    """Whether training sends."""
+    _sent: Counter[FrameKind] = field(default_factory=Counter, init=False)
+    """Frames of each kind sent so far."""
+    _pace: StreamPace = field(default_factory=StreamPace, init=False)
 
     def sign_of_life(self) -> None:
-        self._line.write(self._seal.frame(FrameKind.WAIT, self._signs))
-        self._signs += 1
+        self._line.write(self._next(FrameKind.WAIT))
 
     def decline(self, why: str) -> None:
         self._line.write(self._seal.frame(FrameKind.ABSENT, 0, why.encode()))
 
     def change(self, change: CommittedChange) -> None:
         """Send what a commit decided about the parcels that were delivered last."""
-        self._line.write(self._seal.frame(FrameKind.CHANGE, self._changes, to_json(change)))
-        self._changes += 1
+        self._line.write(self._next(FrameKind.CHANGE, to_json(change)))
 
     def deliver(self, state: LayerState, step: int) -> None:
         try:
@@ -73,11 +63,15 @@ class Delivery:
             self._send(list(frames))
 
     def _frames(self, about: bytes, state: LayerState) -> Iterator[tuple[Bytes, ...]]:
-        yield self._seal.frame(FrameKind.HEADER, self._headers, about)
-        self._headers += 1
+        yield self._next(FrameKind.HEADER, about)
         for chunk in chunks(state, lambda: self._flow.chunk_bytes or self._pace.chunk_bytes()):
-            yield self._seal.frame(FrameKind.CHUNK, self._chunks, chunk)
-            self._chunks += 1
+            yield self._next(FrameKind.CHUNK, chunk)
+
+    def _next(self, kind: FrameKind, payload: Bytes = b"") -> tuple[Bytes, ...]:
+        """The next frame of a kind, numbered."""
+        number = self._sent[kind]
+        self._sent[kind] += 1
+        return self._seal.frame(kind, number, payload)
 
     def _send(self, frames: Iterable[tuple[Bytes, ...]]) -> None:
         pace, packets = self._pace, 0

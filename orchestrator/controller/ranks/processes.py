@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.cluster.hosts import Hosts, RankGone
@@ -36,39 +37,30 @@ LOOK_FOR_ROOM_S = 1.0
 """Between two checks whether the cluster has room for more ranks."""
 
 
+@dataclass(eq=False, repr=False)
 class RankProcesses:
-    """The rank processes of one job.
+    """The rank processes of one job."""
 
-    Args:
-        post: takes what happens to them.
-        spawn: runs work in the background; ends it with the job.
-    """
+    _setup: ControllerConfig
+    _hosts: Hosts
+    _living: LivingRanks
+    _patience: Patience
+    _heartbeats: Heartbeats
+    _post: Callable[[Stimulus], None]
+    """Takes what happens to them."""
+    _spawn: Callable[[Work], asyncio.Future[Any]]
+    """Runs work in the background; ends it with the job."""
+    _calling: set[int] = field(default_factory=set, init=False)
+    """Ranks that are starting."""
+    _dismissing: set[int] = field(default_factory=set, init=False)
+    """Ranks that are giving their room back."""
+    _going: set[int] = field(default_factory=set, init=False)
+    """Ranks that are draining, or are gone."""
+    _most: int = field(init=False)
+    """Number of ranks that the job is to have, spares included."""
 
-    def __init__(
-        self,
-        setup: ControllerConfig,
-        hosts: Hosts,
-        living: LivingRanks,
-        patience: Patience,
-        heartbeats: Heartbeats,
-        post: Callable[[Stimulus], None],
-        spawn: Callable[[Work], asyncio.Future[Any]],
-    ) -> None:
-        self._setup = setup
-        self._hosts = hosts
-        self._living = living
-        self._patience = patience
-        self._heartbeats = heartbeats
-        self._post = post
-        self._spawn = spawn
-        self._calling: set[int] = set()
-        """Ranks that are starting."""
-        self._dismissing: set[int] = set()
-        """Ranks that are giving their room back."""
-        self._going: set[int] = set()
-        """Ranks that are draining, or are gone."""
-        self._most = setup.replanner.first.world_size + setup.config.elastic.spares
-        """Number of ranks that the job is to have, spares included."""
+    def __post_init__(self) -> None:
+        self._most = self._setup.replanner.first.world_size + self._setup.config.elastic.spares
 
     def fold(self, event: Event) -> None:
         """Learn the draining ranks, the nodes to keep off and the requested size from a logged event."""

@@ -232,7 +232,7 @@ def test_a_plan_that_is_issued_while_a_command_is_checked_is_noticed(
             monkeypatch.setattr(reshaping, "check_refuge", checked)
             monkeypatch.setattr(controller._hosts, "room", room)
             monkeypatch.setattr(
-                controller._reshaping, "_nodes", lambda: [Node(id="n", host="h", total={}, available={})]
+                controller._reshaping, "nodes", lambda: [Node(id="n", host="h", total={}, available={})]
             )
             monkeypatch.setattr(reshaping, "choose_node", lambda name, ours, nodes: name)
             with pytest.raises(PlanChanged) as refused:
