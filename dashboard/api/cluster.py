@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from functools import partial
 
 from fastapi import APIRouter
@@ -155,16 +156,9 @@ def _node(node: NodeState, jobs: Sequence[LiveJob]) -> NodeModel:
     users = [user for job in jobs if (user := _user(job, node.id)) is not None]
     there = {user.job for user in users}
     return NodeModel(
-        id=node.id,
-        host=node.host,
-        head=node.head,
-        alive=node.alive,
-        total=dict(node.total),
-        available=dict(node.available),
+        **asdict(node),
         users=users,
         drained_by=[job.name for job in jobs if node.id in job.view.ranks.drained and job.name not in there],
-        draining=node.draining,
-        deadline_s=node.deadline_s,
     )
 
 

@@ -266,13 +266,10 @@ class RecoveryHistory:
 
 def _sum(earlier: Commit, later: Commit) -> Commit:
     began_s = earlier.time_s - earlier.step_s
-    return Commit(
-        step=later.step,
-        time_s=later.time_s,
+    return replace(
+        later,
         step_s=later.time_s - began_s,
         samples=earlier.samples + later.samples,
-        generation=later.generation,
-        voided_by=later.voided_by,
         steps=earlier.steps + later.steps,
         stalled_s=earlier.stalled_s + later.stalled_s,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from planner.features import SAMPLED, FeatureSample
 
@@ -88,11 +88,4 @@ def merged(readings: Iterable[Reading]) -> Reading:
     for other in others:
         values |= other.values
         totals |= other.totals
-    return Reading(
-        time_s=first.time_s,
-        values=values,
-        totals=totals,
-        cores_s=first.cores_s,
-        own_s=first.own_s,
-        threads=first.threads,
-    )
+    return replace(first, values=values, totals=totals)
