@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 import typer
@@ -58,6 +57,8 @@ app.add_typer(adapt, rich_help_panel="Results")
 
 def _show_version(asked: bool) -> None:
     if asked:
+        from importlib.metadata import PackageNotFoundError, version
+
         try:
             typer.echo(f"freshet {version('freshet')}")
         except PackageNotFoundError:  # run from its source folder

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from orchestrator.commands.command import Flag, Form, JobCommand
 from orchestrator.commands.seen import SeenJob
-from orchestrator.events.types import Commanded
 from planner.wording import counted
+
+if TYPE_CHECKING:
+    from orchestrator.events.types import Commanded
 
 
 class Cancel(JobCommand, json_schema_extra={"examples": [{"abort": False}]}):

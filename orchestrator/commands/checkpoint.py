@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from orchestrator.commands.command import CommandEntry, Form, JobCommand
+from typing import TYPE_CHECKING
+
+from orchestrator.commands.command import Form, JobCommand
 from orchestrator.commands.seen import SeenJob
-from orchestrator.events.types import Answered, Event, Paused
 from orchestrator.quantities import seconds
-from workers.protocol.reports import CheckpointReport
+
+if TYPE_CHECKING:
+    from orchestrator.commands.entry import CommandEntry
+    from orchestrator.events.types import Answered, Event
 
 
 class Checkpoint(JobCommand):
@@ -23,6 +27,9 @@ class Checkpoint(JobCommand):
 
     @classmethod
     def answer(cls, entry: CommandEntry, event: Event, step: int) -> Answered | None:
+        from orchestrator.events.types import Paused
+        from workers.protocol.reports import CheckpointReport
+
         match event:
             case CheckpointReport(step=saved, path=path, error=error) if saved >= entry.step:
                 text = f"checkpoint of step {saved} in {path}"

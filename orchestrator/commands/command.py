@@ -2,21 +2,27 @@
 
 A field's annotation carries how each face shows it: `Flag` or `Argument` on the command line, `FieldLimits` over REST,
 `Input` on a page. Its docstring is its help.
+
+The command line imports the commands for each of its calls: they import the events' types and the planner, which take
+as long as all else, only in the methods that look at them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
 from orchestrator.commands.change import WhatIfChange
 from orchestrator.commands.seen import SeenJob
-from orchestrator.events.types import Answered, Commanded, Event, Failed, Finished
 from workers.protocol.errors import JobError
+
+if TYPE_CHECKING:
+    from orchestrator.commands.entry import CommandEntry
+    from orchestrator.events.types import Answered, Commanded, Event
 
 T = TypeVar("T")
 
@@ -81,28 +87,14 @@ class Form:
     """Fields that the form sets itself."""
 
 
-@dataclass
-class CommandEntry:
-    """A command in a job's log, and its answer."""
-
-    command: Commanded
-    step: int
-    """Steps committed when it arrived."""
-    answer: Answered | None = None
-    """None while it is not decided."""
-    freeze: tuple[int, int] | None = None
-    """The key of the freeze plan that a freeze request led to."""
-
-    def answered(self, step: int, text: str, *, done: bool) -> Answered:
-        """An answer to the command."""
-        return Answered(id=self.command.id, done=done, step=step, text=text)
-
-
 class JobCommand(BaseModel):
     """A command to a running job."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="constants"
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        ser_json_inf_nan="constants",
     )
 
     id: str | None = None
@@ -197,6 +189,8 @@ class JobCommand(BaseModel):
         Args:
             step: steps committed.
         """
+        from orchestrator.events.types import Failed, Finished
+
         match event:
             case Finished(step=last, stopped=stopped):
                 text = f"stopped at step {last}" if stopped else f"trained to its last step, {last}"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, ValidationError
 
 from orchestrator.commands.change import KEEP, WhatIfChange
 from orchestrator.commands.command import (
-    CommandEntry,
     FieldChoice,
     FieldLimits,
     Form,
@@ -17,8 +16,10 @@ from orchestrator.commands.command import (
     refused_fields,
 )
 from orchestrator.commands.seen import NO_PLAN, SeenJob, plan_of
-from orchestrator.events.types import Answered, Event
-from workers.protocol.reports import FreezeStarted
+
+if TYPE_CHECKING:
+    from orchestrator.commands.entry import CommandEntry
+    from orchestrator.events.types import Answered, Event
 
 REPLACED = "another freeze request took its place"
 
@@ -83,6 +84,8 @@ class Freeze(PlanCommand, json_schema_extra={"examples": [{"method": "timelyfree
 
     @classmethod
     def answer(cls, entry: CommandEntry, event: Event, step: int) -> Answered | None:
+        from workers.protocol.reports import FreezeStarted
+
         match event:
             case FreezeStarted(plan=plan) if entry.freeze == plan.key:
                 return entry.answered(step, f"all ranks follow it from step {plan.start} on", done=True)

@@ -7,8 +7,6 @@ from typing import Annotated
 from orchestrator.commands.change import Impossible, WhatIfChange
 from orchestrator.commands.command import FieldChoice, FieldLimits, Flag, Form, Input, PlanCommand
 from orchestrator.commands.seen import NO_PLAN, SeenJob, plan_of
-from planner.plan import PlanError
-from planner.search.layer_move import parse_layers, with_layers
 
 LAYERS = r"^\d{1,6}(-\d{1,6})?$"
 
@@ -38,6 +36,9 @@ class Move(PlanCommand, json_schema_extra={"examples": [{"layers": "3-4", "rank"
         )
 
     def change(self, job: SeenJob) -> WhatIfChange | str | None:
+        from planner.plan import PlanError
+        from planner.search.layer_move import parse_layers, with_layers
+
         plan, ranks = plan_of(job), job.ranks.members
         if plan is None:
             return NO_PLAN

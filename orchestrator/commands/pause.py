@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from orchestrator.commands.command import CommandEntry, Form, JobCommand
+from typing import TYPE_CHECKING
+
+from orchestrator.commands.command import Form, JobCommand
 from orchestrator.commands.seen import SeenJob
-from orchestrator.events.types import Answered, Event, Paused
+
+if TYPE_CHECKING:
+    from orchestrator.commands.entry import CommandEntry
+    from orchestrator.events.types import Answered, Event
 
 
 class Pause(JobCommand):
@@ -27,6 +32,8 @@ class Pause(JobCommand):
 
     @classmethod
     def answer(cls, entry: CommandEntry, event: Event, step: int) -> Answered | None:
+        from orchestrator.events.types import Paused
+
         match event:
             case Paused(step=step, requested=True):
                 return entry.answered(step, f"paused at step {step}", done=True)

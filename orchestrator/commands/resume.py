@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from orchestrator.commands.command import CommandEntry, Form, JobCommand
+from typing import TYPE_CHECKING
+
+from orchestrator.commands.command import Form, JobCommand
 from orchestrator.commands.seen import SeenJob
-from orchestrator.events.types import Answered, Event, Paused, Regrouped
+
+if TYPE_CHECKING:
+    from orchestrator.commands.entry import CommandEntry
+    from orchestrator.events.types import Answered, Event
 
 
 class Resume(JobCommand):
@@ -23,6 +28,8 @@ class Resume(JobCommand):
 
     @classmethod
     def answer(cls, entry: CommandEntry, event: Event, step: int) -> Answered | None:
+        from orchestrator.events.types import Paused, Regrouped
+
         match event:
             case Paused(step=step, requested=True):
                 return entry.answered(step, f"paused again at step {step}", done=False)

@@ -6,11 +6,12 @@ History keeps the commands of a job and imports this room: hence the protocols.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from orchestrator.events.types import Noticed
-from planner.plan import Plan
-from workers.protocol.reports import CheckpointReport
+if TYPE_CHECKING:
+    from orchestrator.events.types import Noticed
+    from planner.plan import Plan
+    from workers.protocol.reports import CheckpointReport
 
 NO_PLAN = "the job has no plan yet"
 

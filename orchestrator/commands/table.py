@@ -7,7 +7,7 @@ A row is also the method by which a client sends the command. Its effect is a ca
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from pydantic import ValidationError
 
@@ -23,8 +23,10 @@ from orchestrator.commands.pause import Pause
 from orchestrator.commands.resume import Resume
 from orchestrator.commands.scale import Scale
 from orchestrator.commands.undrain import Undrain
-from orchestrator.events.types import Commanded
 from workers.protocol.errors import JobError
+
+if TYPE_CHECKING:
+    from orchestrator.events.types import Commanded
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)

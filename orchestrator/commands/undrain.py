@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from orchestrator.commands.command import (
     Argument,
-    CommandEntry,
     FieldChoice,
     FieldLimits,
     Form,
@@ -14,7 +13,10 @@ from orchestrator.commands.command import (
     JobCommand,
 )
 from orchestrator.commands.seen import SeenJob
-from orchestrator.events.types import Answered, Event, Undrained
+
+if TYPE_CHECKING:
+    from orchestrator.commands.entry import CommandEntry
+    from orchestrator.events.types import Answered, Event
 
 
 def drained_nodes(job: SeenJob) -> list[FieldChoice]:
@@ -49,6 +51,8 @@ class Undrain(JobCommand, json_schema_extra={"examples": [{"node": "10.0.0.7"}]}
 
     @classmethod
     def answer(cls, entry: CommandEntry, event: Event, step: int) -> Answered | None:
+        from orchestrator.events.types import Undrained
+
         match event:
             case Undrained(id=id) as undrained if id == entry.command.id:
                 return entry.answered(step, undrained.sentence, done=True)

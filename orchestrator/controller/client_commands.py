@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from orchestrator.commands.apply import Apply
 from orchestrator.commands.cancel import Cancel
 from orchestrator.commands.checkpoint import Checkpoint
-from orchestrator.commands.command import CommandEntry, JobCommand
+from orchestrator.commands.command import JobCommand
 from orchestrator.commands.drain import Drain
+from orchestrator.commands.entry import CommandEntry
 from orchestrator.commands.fault import InjectFault
 from orchestrator.commands.freeze import Freeze
 from orchestrator.commands.move import Move

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.commands.command import CommandEntry, JobCommand
+from orchestrator.commands.command import JobCommand
+from orchestrator.commands.entry import CommandEntry
 from orchestrator.commands.table import BY_LOG_NAME
 from orchestrator.events.types import Answered, Commanded, Event, FreezeChanged
 from workers.protocol.errors import JobError

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from orchestrator.commands.command import CommandEntry
+from orchestrator.commands.entry import CommandEntry
 from orchestrator.commands.freeze import Freeze
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.event_loop import EventLoop
