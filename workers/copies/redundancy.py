@@ -16,7 +16,7 @@ from planner.shards import Piece
 from workers.gradients.sink import GradientSink
 from workers.layers.layer import Layer
 from workers.process.pinned_memory import pinned, to_device
-from workers.state.flat import FlatGradients, aligned, side_by_side
+from workers.state.flat import FlatGradients, GradientBuffers, aligned, side_by_side
 from workers.state.layer_state import Gradients, LayerState
 from workers.transport.channel import Channel, MessageStream
 
@@ -155,11 +155,11 @@ class _Left:
     """When it is there."""
 
 
-class Shipping(GradientSink):
+class Shipping:
     """One rank's part in the redundancy of a generation: it sends parcels of the layers that it owns, and receives
     those of the layers, or shards, that it is a standby for.
 
-    As the sink of its gradients, where those of a window are the step's, it sends parcels while the window goes on.
+    Parcels can leave while the window goes on where its gradients are the step's: see `ShippingSink`.
 
     Args:
         place: this rank's.
@@ -180,7 +180,6 @@ class Shipping(GradientSink):
         *,
         on_host: bool = False,
     ) -> None:
-        super().__init__({index: layer.summed for index, (layer, _) in layers.items()})
         self._channel = channel
         self._on_host = on_host
         self._owned = layers
@@ -219,8 +218,9 @@ class Shipping(GradientSink):
         for _, stream in self._incoming:
             self._channel.expect(stream, 1)
 
-    def finished(self, layer: int) -> None:
-        """Start sending the layer's parcel. From a GPU it is copied on a stream of its own, and `launched` sends it."""
+    def send_ahead(self, layer: int) -> None:
+        """Start sending the layer's parcel, which is final. From a GPU it is copied on a stream of its own, and
+        `send_copied` sends it."""
         for index, streams in self._outgoing:
             if index != layer or not self._early:
                 continue
@@ -238,7 +238,7 @@ class Shipping(GradientSink):
                 there.record(self._aside)
             self._left[index] = _Left(raw, on_host, there)
 
-    def launched(self) -> None:
+    def send_copied(self) -> None:
         """Send the parcels that are copied from a GPU, each as soon as it is on the host; that computes meanwhile."""
         streams = dict(self._outgoing)
         for index, left in self._left.items():
@@ -299,3 +299,17 @@ class Shipping(GradientSink):
     def _receive(self, stream: MessageStream) -> Tensor:
         (parcel,) = self._channel.receive(stream, on_host=self._on_host)
         return parcel
+
+
+class ShippingSink(GradientSink):
+    """Sink of a rank whose gradients of a window are the step's: their parcels leave while the window goes on."""
+
+    def __init__(self, layers: Mapping[int, GradientBuffers], shipping: Shipping) -> None:
+        super().__init__(layers)
+        self._shipping = shipping
+
+    def finished(self, layer: int) -> None:
+        self._shipping.send_ahead(layer)
+
+    def launched(self) -> None:
+        self._shipping.send_copied()

@@ -20,7 +20,7 @@ from planner.rounds import busy_pipelines, executed_by, windows_of
 from planner.shards import Piece
 from planner.shares import numbers_of, parts
 from workers.commit.unfinished import Greeting
-from workers.copies.redundancy import Shipping
+from workers.copies.redundancy import Shipping, ShippingSink
 from workers.copies.snapshots import Snapshots
 from workers.copies.standby import Base, Standbys
 from workers.elastic.modules_ahead import ModulesAhead
@@ -169,7 +169,7 @@ def make_curvature_probe(
 
 
 def make_sink(setup: GenerationSetup, channel: Channel, shipping: Shipping) -> GradientSink:
-    """The sink of the rank's gradients; `shipping` where nothing is added to those of a window."""
+    """The sink of the rank's gradients; it ships them ahead where nothing is added to those of a window."""
     plan, tags = setup.plan, setup.tags.replicas
     summed = {index: layer.summed for index, (layer, _) in setup.layers.items()}
     cuts = {
@@ -192,7 +192,7 @@ def make_sink(setup: GenerationSetup, channel: Channel, shipping: Shipping) -> G
     if plan.replicas > 1:
         exchange = ReplicaExchange(channel, setup.siblings, summed, tags, parts(plan), cuts)
         return GradientParts(exchange, plan.microbatches, summed)
-    return GradientSink(summed) if setup.definition.ties else shipping
+    return GradientSink(summed) if setup.definition.ties else ShippingSink(summed, shipping)
 
 
 def make_stages(setup: GenerationSetup, freezer: Freezer, sink: GradientSink) -> dict[int, Stage]:
