@@ -1,19 +1,18 @@
-"""A stage of a few transformer blocks on random inputs, run again and again: what neighbours disturb."""
+"""A stage of a few blocks of `gpt` on random inputs, run again and again: what neighbours disturb."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
 from workers.build import build_layers
 from workers.config import OptimizerConfig
 from workers.models.definition import LayerBuilder, ModelDefinition
+from workers.models.families.gpt import GptConfig
 from workers.models.loss import mean_cross_entropy
-from workers.models.modules.transformer import Block
 from workers.profiling.chain import Chain, Flight
 from workers.state.optim import make_optimizer
 
@@ -34,15 +33,7 @@ class MeasuredStage:
     def __init__(self, size: StageSize, device: torch.device | None = None) -> None:
         self._device = device or torch.device("cpu")
         torch.set_num_threads(1)  # as a rank's by default; several would wait for each other
-        block = partial(
-            Block,
-            width=size.width,
-            heads=HEADS,
-            hidden=4 * size.width,
-            dropout=0.0,
-            causal=True,
-            layers=size.blocks,
-        )
+        block = GptConfig(family="gpt", layers=size.blocks, width=size.width, heads=HEADS).block()
         blocks = tuple(LayerBuilder(f"block{index}", block) for index in range(size.blocks))
         built = build_layers(
             ModelDefinition(blocks, mean_cross_entropy),

@@ -5,12 +5,15 @@ Knows nothing of how they are cut into stages.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from workers.models.families.family import LanguageModel
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from workers.models.definition import ModelDefinition
 
 
@@ -26,10 +29,19 @@ class GptConfig(LanguageModel):
         Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), section 2.3.
         """
         from workers.models.modules.gpt import GptEmbedding, GptHead
-        from workers.models.modules.transformer import Block
 
         tokens = self.tokens(vocabulary)
-        block = partial(
+        embed = partial(
+            GptEmbedding, vocabulary=tokens, context=self.context, width=self.width, dropout=self.dropout
+        )
+        head = partial(GptHead, vocabulary=tokens, width=self.width)
+        return self.stacked(embed, self.block(), head, tied=self.tied_embeddings, language=True)
+
+    def block(self) -> Callable[[], nn.Module]:
+        """The builder of each block."""
+        from workers.models.modules.transformer import Block
+
+        return partial(
             Block,
             width=self.width,
             heads=self.heads,
@@ -38,8 +50,3 @@ class GptConfig(LanguageModel):
             causal=True,
             layers=self.layers,
         )
-        embed = partial(
-            GptEmbedding, vocabulary=tokens, context=self.context, width=self.width, dropout=self.dropout
-        )
-        head = partial(GptHead, vocabulary=tokens, width=self.width)
-        return self.stacked(embed, block, head, tied=self.tied_embeddings, language=True)
