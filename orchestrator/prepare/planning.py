@@ -13,15 +13,14 @@ from typing import Any
 from orchestrator.prepare.model_outline import ModelOutline
 from orchestrator.prepare.settling import Settled
 from orchestrator.quantities import percent, seconds
-from orchestrator.spec.job_spec import PipelineConfig, Spec
+from orchestrator.spec.job_spec import Spec
 from orchestrator.spec.rules import AUTO, given_shape, pipeline_ranks
 from planner.failure_domains import lacking
 from planner.freeze.program import layer_ratios, solve
 from planner.freeze.time_to_accuracy import approximate_kappa, kappa
-from planner.ir import FREEZABLE, Schedule
+from planner.ir import FREEZABLE
 from planner.plan import Plan, PlanError, undone_steps
 from planner.profile import Profile
-from planner.schedule.table_format import CSV_PREFIX
 from planner.schedule.validate import ScheduleError
 from planner.search import unmeasured
 from planner.search.copies_cost import COMPARED, CopiesCost, cost_of_copies, costs_of_snapshots
@@ -91,7 +90,7 @@ def unmeasured_plan(spec: Spec, found: ModelOutline) -> Plan:
     how = "balanced by parameter count" if counts is None else "as the spec asks"
     try:
         return unmeasured.unmeasured_plan(
-            given_shape(pipeline).schedule,
+            given_shape(spec).schedule,
             found.parameters,
             counts=counts,
             replicas=pipeline.replicas,
@@ -132,7 +131,7 @@ def _chosen(spec: Spec, profile: Profile) -> ChosenPlan:
             _for_one_pipeline(as_planned(profile, spec), ranks, pipeline.replicas),
             PlanWish(
                 ranks=ranks,
-                schedule=_schedule(pipeline),
+                schedule=spec.table or (None if pipeline.schedule == AUTO else pipeline.schedule),
                 microbatches=None if pipeline.microbatches == AUTO else pipeline.microbatches,
                 partition=pipeline.partition,
                 chunks=pipeline.chunks,
@@ -300,12 +299,6 @@ def _setting(spec: Spec, name: str, profile: Profile) -> Any:
             )
         value = value[key]
     return value
-
-
-def _schedule(pipeline: PipelineConfig) -> str | Schedule | None:
-    if pipeline.schedule == AUTO:
-        return None
-    return given_shape(pipeline).given if pipeline.schedule.startswith(CSV_PREFIX) else pipeline.schedule
 
 
 def as_planned(profile: Profile, spec: Spec) -> Profile:

@@ -119,7 +119,7 @@ def with_plan(
         JobError: as `elastic_of`.
     """
     plan = replace(plan, epoch=epoch, version=1)
-    table = given_shape(spec.pipeline).given if plan.schedule.startswith(CSV_PREFIX) else None
+    table = spec.table if plan.schedule.startswith(CSV_PREFIX) else None
     elastic = elastic_of(spec, plan)
     plan = _protected(plan, elastic, found)
     numbers = {
@@ -173,7 +173,7 @@ def check_layers(spec: Spec, found: ModelOutline) -> None:
         )
     if searched(spec.pipeline):
         return
-    shape = given_shape(spec.pipeline)
+    shape = given_shape(spec)
     if shape.stages > layers:
         per_rank = shape.stages // shape.ranks
         each = f" x {per_rank} stages each" if per_rank > 1 else ""

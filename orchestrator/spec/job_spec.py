@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, PrivateAttr, ValidationError
 
 from orchestrator.spec.errors import explain
+from planner.ir import Schedule
 from workers.config import (
     AdaptConfig,
     CheckpointConfig,
@@ -78,6 +79,18 @@ class Spec(WorkerConfig):
 
     logging: LoggingConfig = LoggingConfig()
     """Where its numbers go."""
+    _table: Schedule | None = PrivateAttr(default=None)
+
+    @property
+    def table(self) -> Schedule | None:
+        """The user's own schedule, as it was read when the spec was checked."""
+        return self._table
+
+    def with_table(self, table: Schedule) -> Spec:
+        """This spec with the user's own schedule."""
+        spec = self.model_copy()
+        spec._table = table
+        return spec
 
     @property
     def for_ranks(self) -> WorkerConfig:

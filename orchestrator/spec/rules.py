@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from orchestrator.cluster.address import host_and_port
 from orchestrator.spec.freeze_phases import settle_phases
 from orchestrator.spec.job_spec import PipelineConfig, Spec
+from planner.ir import Schedule
 from planner.schedule import registry, table_format
 from planner.schedule.table_format import CSV_PREFIX
 from planner.schedule.validate import ScheduleError
@@ -22,7 +23,7 @@ AUTO = "auto"
 
 def check(spec: Spec) -> Spec:
     """Check that the keys of `spec` fit together, once per start of a job, and settle what follows from them alone: the
-    phases of freezing, the numbers of a user's own table, the redundancy of a given number of ranks.
+    phases of freezing, a user's own table and its numbers, the redundancy of a given number of ranks.
 
     Args:
         spec: a spec with absolute paths.
@@ -34,7 +35,9 @@ def check(spec: Spec) -> Spec:
     if searched(pipeline):
         _check_search(pipeline)
     else:
-        shape = given_shape(pipeline)
+        if pipeline.schedule.startswith(CSV_PREFIX):
+            spec = spec.with_table(_read_table(pipeline))
+        shape = given_shape(spec)
         _check_partition(pipeline, shape)
         numbers = {"ranks": shape.ranks * pipeline.replicas, "microbatches": shape.microbatches}
         pipeline = pipeline.model_copy(update=numbers)
@@ -119,26 +122,40 @@ def settle_elastic(elastic: ElasticConfig, ranks: int) -> ElasticConfig:
     return elastic.model_copy(update={"redundancy": "peer" if ranks > 1 else "checkpoint"})
 
 
-def given_shape(pipeline: PipelineConfig) -> PipelineShape:
+def given_shape(spec: Spec) -> PipelineShape:
     """One replica's pipeline as the spec gives it: its schedule and its numbers, without a cut.
 
-    `pipeline` must need no search, see `searched`.
+    The spec must need no search, see `searched`, and have its table, if it names one.
 
     Raises:
-        JobError: there is no such schedule, its table has a mistake, or the family cannot be built with these numbers.
+        JobError: there is no such schedule, or the family cannot be built with these numbers.
+    """
+    if spec.table is not None:
+        return shape_of(spec.table)
+    pipeline = spec.pipeline
+    ranks, microbatches = pipeline_ranks(pipeline), pipeline.microbatches
+    assert ranks is not None
+    assert microbatches != AUTO
+    try:
+        family = registry.family(pipeline.schedule)
+        chunks = family.default_chunks if pipeline.chunks is None else pipeline.chunks
+        family.check(ranks, microbatches, chunks)
+    except ScheduleError as error:
+        raise JobError(f"pipeline.schedule: {error}") from error
+    return PipelineShape(name=family.name, ranks=ranks, chunks=chunks, microbatches=microbatches)
+
+
+def _read_table(pipeline: PipelineConfig) -> Schedule:
+    """The user's own schedule.
+
+    Raises:
+        JobError: the file cannot be read, has a mistake, or is for other numbers than the spec's.
     """
     ranks = pipeline_ranks(pipeline)
     microbatches = None if pipeline.microbatches == AUTO else pipeline.microbatches
+    if pipeline.chunks is not None:
+        raise JobError("pipeline.chunks does not go with a csv: schedule, whose table places the stages")
     try:
-        if not pipeline.schedule.startswith(CSV_PREFIX):
-            assert ranks is not None
-            assert microbatches is not None
-            family = registry.family(pipeline.schedule)
-            chunks = family.default_chunks if pipeline.chunks is None else pipeline.chunks
-            family.check(ranks, microbatches, chunks)
-            return PipelineShape(name=family.name, ranks=ranks, chunks=chunks, microbatches=microbatches)
-        if pipeline.chunks is not None:
-            raise JobError("pipeline.chunks does not go with a csv: schedule, whose table places the stages")
         path = Path(pipeline.schedule.removeprefix(CSV_PREFIX))
         text = path.read_text(encoding="utf-8")
         table = table_format.parse(text, pipeline.schedule, ranks=ranks, microbatches=microbatches)
@@ -153,7 +170,7 @@ def given_shape(pipeline: PipelineConfig) -> PipelineShape:
             f"pipeline.schedule = {pipeline.schedule!r}: the first {table.frozen_stages} of its {table.stages} stages"
             " have no backward, and a job trains all layers: give every forward of the table its backward"
         )
-    return shape_of(table)
+    return table
 
 
 def _check_shard(spec: Spec) -> None:

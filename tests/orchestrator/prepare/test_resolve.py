@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from orchestrator.prepare import settling
 from orchestrator.prepare.model_outline import ModelOutline, absolute, outline_model
+from orchestrator.prepare.planning import unmeasured_plan
 from orchestrator.prepare.profiling import key_of
 from orchestrator.spec import rules as checks
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec, load
@@ -95,6 +96,16 @@ def test_a_table_says_ranks_and_microbatches_itself(tmp_path: Path) -> None:
     done = resolve_spec(spec(pipeline), FOUND, {}, epoch=1)
     assert (done.spec.pipeline.ranks, done.spec.pipeline.microbatches) == (4, 2)
     assert (done.plan.pipeline_ranks, done.plan.replicas, done.config.microbatches) == (2, 2, 2)
+
+
+def test_a_table_is_read_once(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("1F0,1B0\n0F0,0B0")
+    given = settle_spec(spec(PipelineConfig(ranks=2, microbatches=1, schedule=f"csv:{path}")), FOUND, {})
+    path.write_text("0F0,0B0\n1F0,1B0")
+    done = settling.with_plan(given, FOUND, unmeasured_plan(given, FOUND), epoch=1)
+    assert done.plan.stage_ranks == (1, 0)
+    assert done.schedule.rank_of_stage == {0: 1, 1: 0}
 
 
 def test_a_plan_from_elsewhere_is_followed() -> None:
