@@ -149,6 +149,8 @@ class FreezeControl:
             check_base(self._training(), command.base)
             # Numbered only now: a planner that was linked while the program was solved has an older plan.
             self._drop_link()
+            if wanted.control.phases is None or wanted.control.solved:  # nothing is left to solve
+                self._planner.drop(TASK)
             self._version += 1
             key, solution = {"epoch": self._order.epoch, "version": self._version}, None
             if solved is not None:

@@ -32,7 +32,7 @@ from orchestrator.history.proposal import PlanChanged
 from orchestrator.lifecycle import states
 from orchestrator.lifecycle.moves import newest_version
 from orchestrator.lifecycle.states import Training
-from planner.freezing import FreezeOverrides
+from planner.freezing import FreezeOverrides, Phases
 from workers.protocol.errors import JobError
 
 
@@ -62,6 +62,32 @@ def test_a_request_that_is_solved_when_the_job_ends_has_one_answer(
             assert [type(event) for event in told] == [Submitted, Commanded, Answered, Finished]
 
     asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("method", "phases", "given_up"),
+    [("none", None, True), ("timelyfreeze", Phases(warm_up=0, monitoring=4, ramp=6), False)],
+)
+def test_a_change_gives_the_planner_up_if_it_leaves_nothing_to_solve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, phases: Phases | None, given_up: bool
+) -> None:
+    control = FreezeOverrides(method=method, r_max=0.5, phases=phases)
+    monkeypatch.setattr(freeze_control, "decided", lambda wanted, job: Adopt(control=control))
+    dropped: list[str] = []
+    posted: list[object] = []
+
+    async def post_and_wait(stimulus: object) -> None:
+        posted.append(stimulus)
+
+    async def ask() -> None:
+        async with controller_of(tmp_path, monkeypatch) as (_, controller):
+            monkeypatch.setattr(controller._freezing._planner, "drop", dropped.append)
+            monkeypatch.setattr(controller._loop, "post_and_wait", post_and_wait)
+            await controller.command("f", "freeze", {"method": method, "r_max": None})
+
+    asyncio.run(ask())
+    assert len(posted) == 1
+    assert dropped == (["freezing"] if given_up else [])
 
 
 def test_a_request_is_decided_on_the_job_as_it_was_when_it_came(
