@@ -21,6 +21,7 @@ class Cancel(JobCommand, json_schema_extra={"examples": [{"abort": False}]}):
         Form("cancelnow", "Cancel now", danger=True, fixed={"abort": True}),
     )
     ends = True
+    repeatable = True
 
     abort: Annotated[bool, Flag("--now")] = False
     """End at once, without a checkpoint."""

@@ -19,6 +19,7 @@ class Checkpoint(JobCommand):
     name = "checkpoint"
     forms = (Form("checkpoint", "Checkpoint"),)
     waits = True
+    repeatable = True
 
     def says(self, job: SeenJob) -> str:
         written = [each for each in job.checkpoints if each.error is None]

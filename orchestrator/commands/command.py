@@ -114,6 +114,8 @@ class JobCommand(BaseModel):
     """Whether the command line waits for its outcome unless told otherwise."""
     ends: ClassVar[bool] = False
     """Whether the job's end is what it asks for."""
+    repeatable: ClassVar[bool] = False
+    """Whether a controller that takes over carries it out once more, if the one before it may not have."""
     at_once: ClassVar[bool] = False
     """Whether it is done once the controller has carried it out; otherwise an event, or the lifecycle, answers it."""
     some: ClassVar[tuple[str, ...]] = ()

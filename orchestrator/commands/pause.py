@@ -19,6 +19,7 @@ class Pause(JobCommand):
     name = "pause"
     forms = (Form("pause", "Pause"),)
     waits = True
+    repeatable = True
 
     @classmethod
     def offered(cls, job: SeenJob) -> bool:

@@ -18,6 +18,7 @@ class Resume(JobCommand):
 
     name = "resume"
     forms = (Form("resume", "Resume"),)
+    repeatable = True
 
     @classmethod
     def offered(cls, job: SeenJob) -> bool:

@@ -6,7 +6,7 @@ The commands are declared in `orchestrator/commands/`; here are their effects. W
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from orchestrator.commands.apply import Apply
@@ -43,15 +43,6 @@ from orchestrator.lifecycle.stimuli import Aborted, PauseAsked, ResumeAsked, Sav
 from workers.config import ElasticConfig
 from workers.protocol.errors import JobError
 from workers.protocol.orders import Request
-
-SAFE_TO_REPEAT: Mapping[str, Stimulus] = {
-    "stop": SaveOrStop(Request.STOP),
-    "abort": Aborted(),
-    "checkpoint": SaveOrStop(Request.CHECKPOINT),
-    "pause": PauseAsked(),
-    "resume": ResumeAsked(),
-}
-"""Name in the log -> what the lifecycle is told; once more by a controller that takes over."""
 
 
 @dataclass(eq=False, repr=False)
@@ -160,7 +151,7 @@ class Commands:
                 return await inject(self._job, allowed, self._view().step, {**drill})
             case _:
                 raise AssertionError(f"{command.name} has no effect")
-        self._loop.post(SAFE_TO_REPEAT[command.log_name])
+        self._loop.post(stimulus_of(command))
         return text
 
     def go_on(self) -> None:
@@ -171,8 +162,8 @@ class Commands:
 
     def _go_on_with(self, entry: CommandEntry) -> None:
         name = entry.command.name
-        if name in SAFE_TO_REPEAT:
-            self._loop.post(SAFE_TO_REPEAT[name])
+        if name in BY_LOG_NAME and BY_LOG_NAME[name].repeatable:
+            self._loop.post(stimulus_of(parsed(entry.command)))
         elif not self._reshaping.again(entry.command, self._view().recap()) and not self._freezing.again(
             entry
         ):
@@ -184,3 +175,18 @@ class Commands:
 
     def _answer(self, id: str, *, done: bool, text: str) -> None:
         self._log(events.Answered(id=id, done=done, step=self._view().step, text=text))
+
+
+def stimulus_of(command: JobCommand) -> Stimulus:
+    """What a command that is carried out by the lifecycle alone tells it."""
+    match command:
+        case Cancel(abort=abort):
+            return Aborted() if abort else SaveOrStop(Request.STOP)
+        case Checkpoint():
+            return SaveOrStop(Request.CHECKPOINT)
+        case Pause():
+            return PauseAsked()
+        case Resume():
+            return ResumeAsked()
+        case _:
+            raise AssertionError(f"the lifecycle carries out no {command.name}")
