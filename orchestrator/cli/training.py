@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -142,8 +144,15 @@ def _conclude(console: Console, done: JobResult, report: str) -> int:
         post(f"done: {counted(done.end.step, 'step')}")
     post(f"report: {report}")
     if isinstance(done.end, events.Failed):
-        return INTERRUPTED if done.interrupted else FAILED
-    return INTERRUPTED if done.interrupted and done.end.stopped else DONE
+        code = INTERRUPTED if done.interrupted else FAILED
+    else:
+        code = INTERRUPTED if done.interrupted and done.end.stopped else DONE
+    if done.headless:
+        # Without its head, Ray may crash an interpreter that ends in order.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def _printable(text: str) -> str:

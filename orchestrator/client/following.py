@@ -64,9 +64,13 @@ class JobResult:
     events_path: Path
     interrupted: bool
     """Whether a signal to the driver requested the end."""
+    headless: bool = False
+    """Whether the cluster's head did not answer at the end."""
 
 
-def ended(spec: Spec, end: events.Finished | events.Failed, *, interrupted: bool) -> JobResult:
+def ended(
+    spec: Spec, end: events.Finished | events.Failed, *, interrupted: bool, headless: bool = False
+) -> JobResult:
     """The run of the resolved `spec` that ended with `end`.
 
     Raises:
@@ -82,6 +86,7 @@ def ended(spec: Spec, end: events.Finished | events.Failed, *, interrupted: bool
         end=end,
         events_path=JobFolder(spec.job.folder).fetch_events(),
         interrupted=interrupted,
+        headless=headless,
     )
 
 
@@ -141,7 +146,8 @@ class FollowedJob:
         finally:
             for call in self._under_way:
                 call.cancel()
-        return ended(self.spec, end, interrupted=self._ours and self._interrupts.count > 0)
+        interrupted = self._ours and self._interrupts.count > 0
+        return ended(self.spec, end, interrupted=interrupted, headless=self._headless_s is not None)
 
     def _follow(self, observe: Observer, say: Callable[[str], None]) -> events.Finished | events.Failed:
         end, over = _end_among(self.past), False
