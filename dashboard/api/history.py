@@ -19,7 +19,6 @@ from orchestrator.history.folder import JobFolder
 from orchestrator.history.job_view import JobView
 from orchestrator.report.step.step_timeline import StepTimeline, measured_step
 from planner.profile import Profile
-from workers.protocol.reports import CheckpointReport
 
 router = APIRouter(tags=["history"])
 ERRORS = documented(401, 403, 404, 422, 503)
@@ -47,10 +46,20 @@ class Telemetry(StrictModel, json_schema_extra=example(TELEMETRY)):
     """Step -> validation loss."""
 
 
+class ListedCheckpoint(StrictModel):
+    """A written checkpoint, or a failed one."""
+
+    step: int
+    path: str
+    bytes: int
+    seconds: float
+    error: str | None
+
+
 class Checkpoints(StrictModel, json_schema_extra=example(CHECKPOINTS)):
     """The newest checkpoints, oldest first."""
 
-    checkpoints: list[CheckpointReport]
+    checkpoints: list[ListedCheckpoint]
 
 
 class HistorySpan(StrictModel):
@@ -106,7 +115,7 @@ def _finite(value: float) -> float | None:
 
 
 def _checkpoints(view: JobView) -> Checkpoints:
-    return Checkpoints(checkpoints=list(view.checkpoints))
+    return Checkpoints(checkpoints=[ListedCheckpoint(**vars(each)) for each in view.checkpoints])
 
 
 def _profile(folder: str) -> JsonObject:
