@@ -178,7 +178,7 @@ class Commands:
 
 
 def stimulus_of(command: JobCommand) -> Stimulus:
-    """What a command that is carried out by the lifecycle alone tells it."""
+    """Stimulus that a command gives the lifecycle, which alone carries it out."""
     match command:
         case Cancel(abort=abort):
             return Aborted() if abort else SaveOrStop(Request.STOP)
