@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from workers.layers.deferred.queue import Workspace
 from workers.layers.layer import Layer
@@ -32,6 +33,7 @@ LAYOUTS: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
     [
         lambda: nn.Linear(4, 4),
         lambda: nn.Conv1d(4, 4, 1),
+        lambda: Conv1D(4, 4),
         lambda: nn.Embedding(4, 4),
         lambda: nn.MultiheadAttention(4, 1),
         lambda: nn.TransformerEncoderLayer(4, 1, 8),
@@ -76,6 +78,33 @@ def test_bits_of_stock(name: str, bias: bool, precision: str) -> None:
     assert output.equal(expected)
     grad = torch.randn_like(output)
     (input_grad,) = layer.backward(done, (grad,), weights=False)
+    layer.weight_grad(done)
+    expected.backward(grad)
+    assert x.grad is not None
+    assert input_grad.equal(x.grad)
+    for ours, theirs in zip(module.parameters(), stock.parameters(), strict=True):
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        assert ours.grad.equal(theirs.grad)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "bfloat16-autocast"])
+@pytest.mark.parametrize("shape", [(4, 9, 16), (2, 3, 4, 16), (5, 16), (16,)], ids=str)
+def test_bits_of_stock_where_the_matrix_lies_transposed(shape: tuple[int, ...], precision: str) -> None:
+    torch.manual_seed(3)
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    module = nn.Sequential(Conv1D(24, 16), nn.GELU(), Conv1D(8, 24)).to(dtype)
+    stock = copy.deepcopy(module)
+    x = torch.randn(shape).to(dtype).requires_grad_()
+    layer = Layer(0, "l", module, precision=precision, device=CPU, workspace=Workspace())
+    assert layer.uncovered == ()
+    (output,), done = layer.forward((x,), 1, keep=True)
+    with autocast(precision, CPU):
+        expected = stock(x)
+    assert output.equal(expected)
+    grad = torch.randn_like(output)
+    (input_grad,) = layer.backward(done, (grad,), weights=False)
+    assert all(ours.grad is None for ours in module.parameters() if ours.dim() == 2)
     layer.weight_grad(done)
     expected.backward(grad)
     assert x.grad is not None

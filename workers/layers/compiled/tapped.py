@@ -19,7 +19,12 @@ from torch.fx import Graph, GraphModule, Node
 
 from workers.layers.deferred import traced
 from workers.layers.deferred.defer import UseOf
-from workers.layers.deferred.modules import convolution_use, embedding_use, linear_use
+from workers.layers.deferred.modules import (
+    convolution_use,
+    embedding_use,
+    linear_use,
+    transposed_linear_use,
+)
 from workers.layers.deferred.queue import Accumulator, WeightGradQueue
 
 
@@ -43,6 +48,8 @@ class Product:
     def use_of(self, accumulator: Accumulator, factor: Tensor) -> UseOf:
         if self.mark is traced.linear:
             return linear_use(accumulator, factor)
+        if self.mark is traced.transposed_linear:
+            return transposed_linear_use(accumulator, factor)
         if self.mark is traced.embedding:
             return embedding_use(accumulator, factor, *self.rest)
         return convolution_use(accumulator, factor, self.rest)
@@ -110,6 +117,10 @@ def linear(tap: Tensor, *arguments: Any) -> Tensor:
     return _Tap.apply(traced.linear(*arguments), tap)  # type: ignore[return-value]
 
 
+def transposed_linear(tap: Tensor, *arguments: Any) -> Tensor:
+    return _Tap.apply(traced.transposed_linear(*arguments), tap)  # type: ignore[return-value]
+
+
 def embedding(tap: Tensor, *arguments: Any) -> Tensor:
     return _Tap.apply(traced.embedding(*arguments), tap)  # type: ignore[return-value]
 
@@ -118,7 +129,7 @@ def convolution(tap: Tensor, *arguments: Any) -> Tensor:
     return _Tap.apply(traced.convolution(*arguments), tap)  # type: ignore[return-value]
 
 
-_WITH_TAP = dict(zip(traced.MARKS, (linear, embedding, convolution), strict=True))
+_WITH_TAP = dict(zip(traced.MARKS, (linear, transposed_linear, embedding, convolution), strict=True))
 
 
 def with_taps(module: GraphModule) -> Tapped:

@@ -18,7 +18,12 @@ from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 
 from workers.layers.deferred.attention import attention_forward, attention_is_covered
-from workers.layers.deferred.modules import convolution_forward, embedding_forward, linear_forward
+from workers.layers.deferred.modules import (
+    convolution_forward,
+    embedding_forward,
+    linear_forward,
+    transposed_linear_forward,
+)
 from workers.layers.deferred.queue import Deferral, Home, WeightGradQueue, Workspace, new_home
 
 __all__ = ["Cover", "Deferral", "WeightGradQueue", "Workspace", "cover"]
@@ -35,7 +40,7 @@ class Cover:
 
     Attributes:
         deferral: its `queue` is to be set before each forward pass.
-        uncovered: the names of the trained matrices (parameters of two or more dimensions) that no deferral covers.
+        uncovered: the names of the trained matrices that no deferral covers.
         lifted: whether the modules are as the user made them, so that stock autograd forms all gradients.
         replaced: which of them got a forward of its own meanwhile; empty: none.
     """
@@ -57,7 +62,7 @@ class Cover:
                 covered.update(map(id, parameters))
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self._guarded = [(name, p) for name, p in named if id(p) in covered]
-        self.uncovered = tuple(name for name, p in named if p.dim() >= 2 and id(p) not in covered)
+        self.uncovered = tuple(name for name, p in named if is_matrix(p) and id(p) not in covered)
         self.restore()
 
     def lift(self) -> None:
@@ -99,12 +104,19 @@ class Cover:
 
 
 def cover(module: nn.Module, workspace: Workspace, home: Home = new_home) -> Cover:
-    """Defer the weight gradients of every plain Linear, Embedding, Conv and MultiheadAttention inside `module`.
+    """Defer the weight gradients of every plain Linear, Embedding, Conv, MultiheadAttention and transformers' Conv1D
+    inside `module`.
 
     Args:
         home: where the gradients belong.
     """
     return Cover(module, workspace, home)
+
+
+def is_matrix(parameter: Tensor) -> bool:
+    """Whether elements lie along two dimensions or more; a class token [1, 1, D] is a vector. The gradient of a vector
+    is cheap: it is formed with the input gradient, and not deferred."""
+    return sum(size > 1 for size in parameter.shape) >= 2
 
 
 def _candidates(module: nn.Module) -> list[nn.Module]:
@@ -149,7 +161,12 @@ def _is_known(part: nn.Module) -> bool:
         return part.max_norm is None and not part.scale_grad_by_freq and not part.sparse
     if type(part) in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
         return part.padding_mode == "zeros" and not isinstance(part.padding, str)
-    return type(part) is nn.MultiheadAttention and attention_is_covered(part)
+    return _is_transposed_linear(part) or (type(part) is nn.MultiheadAttention and attention_is_covered(part))
+
+
+def _is_transposed_linear(part: nn.Module) -> bool:
+    """Whether it is GPT-2's Linear; by name, as its import takes seconds."""
+    return (type(part).__module__, type(part).__name__) == ("transformers.pytorch_utils", "Conv1D")
 
 
 def _deferred_parameters(part: nn.Module) -> tuple[Tensor, ...]:
@@ -164,6 +181,8 @@ def _deferring_forward(part: nn.Module, deferral: Deferral) -> Callable[..., Any
         return linear_forward(part, deferral)
     if type(part) is nn.Embedding:
         return embedding_forward(part, deferral)
+    if _is_transposed_linear(part):
+        return transposed_linear_forward(part, deferral)
     if type(part) is nn.MultiheadAttention:
         return attention_forward(part, deferral)
     return convolution_forward(part, deferral)  # type: ignore[arg-type]

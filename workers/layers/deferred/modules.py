@@ -1,4 +1,4 @@
-"""Forward passes of Linear, Embedding and Conv modules with their weight gradients deferred."""
+"""Forward passes of Linear, Embedding, Conv and transformers' Conv1D modules with their weight gradients deferred."""
 
 from __future__ import annotations
 
@@ -30,6 +30,26 @@ def linear_use(accumulator: Accumulator, x: Tensor) -> UseOf:
 
         def add(total: Tensor) -> None:
             add_product_(total, rows.t(), x_rows)
+
+        return ParameterUse(accumulator, form, dtype, add if wide else None)
+
+    return use_of
+
+
+def transposed_linear_use(accumulator: Accumulator, x: Tensor) -> UseOf:
+    """Variant of `linear_use` for a matrix that lies transposed: [K, N]."""
+    held = Held(x)
+    dtype, wide = x.dtype, adds_wide(x, grad_dtype(accumulator.parameter))
+
+    def use_of(grad: Tensor) -> ParameterUse:
+        x = held.pop()
+        columns, rows = x.reshape(-1, x.shape[-1]).t(), grad.reshape(-1, grad.shape[-1])
+
+        def form(out: Tensor | None) -> Tensor:
+            return torch.mm(columns, rows, out=out) if out is not None else torch.mm(columns, rows)
+
+        def add(total: Tensor) -> None:
+            add_product_(total, columns, rows)
 
         return ParameterUse(accumulator, form, dtype, add if wide else None)
 
@@ -102,6 +122,29 @@ def linear_forward(part: nn.Linear, deferral: Deferral) -> Callable[[Tensor], Te
         if torch.compiler.is_dynamo_compiling():
             return multiply(input) if deferral.compiles else functional.linear(input, weight, bias)
         return multiply(input) if as_covered(input) else as_covered.stock(input)
+
+    return forward
+
+
+def transposed_linear_forward(part: nn.Module, deferral: Deferral) -> Callable[[Tensor], Tensor]:
+    """`forward` of a `Conv1D` of transformers, which is a Linear whose matrix [K, N] lies transposed."""
+    weight: Tensor = part.weight  # type: ignore[assignment]
+    bias: Tensor = part.bias  # type: ignore[assignment]
+    accumulator, as_covered = deferral.accumulator(weight), Intact(part, deferral)
+
+    def forward(x: Tensor) -> Tensor:
+        if torch.compiler.is_dynamo_compiling():
+            if deferral.compiles:
+                return traced.transposed_linear(x, weight, bias)
+            return torch.addmm(bias, x.view(-1, x.shape[-1]), weight).view(*x.shape[:-1], weight.shape[1])
+        if not as_covered(x):
+            return as_covered.stock(x)
+        dtype = compute_dtype(x, weight)
+        if x.dtype != dtype:
+            x = x.to(dtype)
+        use_of = transposed_linear_use(accumulator, x)
+        rows = torch.addmm(bias.to(dtype), x.view(-1, x.shape[-1]), accumulator.cast(dtype))
+        return defer(rows, accumulator, deferral.queue, use_of).view(*x.shape[:-1], weight.shape[1])
 
     return forward
 

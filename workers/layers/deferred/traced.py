@@ -22,6 +22,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return product(x.to(dtype), weight.detach().to(dtype), bias)
 
 
+def transposed_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """x: [..., K], weight: [K, N] -> [..., N]."""
+    dtype = compute_dtype(x, weight)
+    rows = x.to(dtype).view(-1, x.shape[-1])
+    return torch.addmm(bias.to(dtype), rows, weight.detach().to(dtype)).view(*x.shape[:-1], weight.shape[1])
+
+
 def embedding(tokens: Tensor, weight: Tensor, padding_idx: int | None) -> Tensor:
     """tokens: int[...], weight: [V, D] -> [..., D]."""
     return functional.embedding(tokens, weight.detach(), padding_idx)
@@ -35,4 +42,4 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any) 
     )
 
 
-MARKS = (linear, embedding, convolution)
+MARKS = (linear, transposed_linear, embedding, convolution)
