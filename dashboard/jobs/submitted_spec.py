@@ -21,6 +21,7 @@ CODE = ("model.factory", "data.source")
 FILES = (
     "job.output",
     "model.weights",
+    "model.path",
     "data.path",
     "data.tokenizer",
     "data.cache",

@@ -50,11 +50,8 @@ def absolute(spec: Spec) -> Spec:
     """`spec` with every path absolute: ranks run in another folder than the user."""
     data, cluster, notice_file = spec.data, spec.cluster, spec.elastic.notice_file
     paths = (data.path,) if isinstance(data.path, str) else data.path or ()
-    weights = spec.model.weights
     changes = {
-        "model": spec.model.model_copy(
-            update={"weights": _absolute(weights) if weights is not None else None}
-        ),
+        "model": spec.model.located(_absolute),
         "job": spec.job.model_copy(update={"output": _absolute(spec.job.folder)}),
         "data": data.model_copy(
             update={

@@ -38,6 +38,8 @@ HARMLESS = {
     "logging.project",
     "logging.run",
     "model.arguments",  # of a factory, which is code
+    "model.architecture",  # a name in a table
+    "model.config",  # numbers and names of a model that transformers defines; code of its own is refused
     "data.arguments",
 }
 """Keys that take any text, and neither import, nor open, nor send anything."""

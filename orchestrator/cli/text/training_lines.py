@@ -45,7 +45,8 @@ def observer(
                 progress.show(event)
             case events.Submitted(spec=spec):
                 progress.expect_freezing(spec.get("freeze", {}))
-                if weights := spec.get("model", {}).get("weights"):
+                model = spec.get("model", {})
+                if weights := model.get("weights") or (model.get("pretrained") and model.get("path")):
                     beginning = f"from the weights in {weights}"
             case events.Placing(ranks=ranks):
                 progress.note(f"starting {counted(len(ranks), 'rank')}")

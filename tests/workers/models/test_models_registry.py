@@ -44,7 +44,10 @@ def from_factory(path: str, **arguments: Any) -> ModelDefinition:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, r"the spec names no model: set model.family to gpt, llama or vit, or model.factory"),
+        (
+            {},
+            r"the spec names no model: set model.family to gpt, llama, vit or huggingface, or model.factory",
+        ),
         (
             {"family": "gpt", "factory": "a:b"},
             r"model.family = 'gpt' and model.factory = 'a:b' are both set: keep one of them",

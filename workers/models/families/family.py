@@ -37,6 +37,17 @@ class ModelFamily(Section):
         """Import path of a function of the user's that makes the layers."""
         return None
 
+    def located(self, absolute: Callable[[str], str]) -> Self:
+        """This section with the files that it names where ranks find them, which run in another folder than the user.
+
+        Args:
+            absolute: makes a path absolute.
+
+        Raises:
+            JobError: a file that tells of the model is missing or broken.
+        """
+        return self.model_copy(update={"weights": self.weights and absolute(self.weights)})
+
     def definition(self, vocabulary: int | None) -> ModelDefinition:
         """The layers, not yet built. Imports torch.
 

@@ -1,0 +1,163 @@
+"""`huggingface`: a model that Hugging Face's transformers defines, by its folder or by a name in the local cache."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from workers.models.families.family import TextModel
+from workers.protocol.errors import JobError
+from workers.section import Arguments, Positive
+
+if TYPE_CHECKING:
+    from workers.models.definition import ModelDefinition
+
+CONFIG = "config.json"
+_REFUSED: Mapping[str, str] = {
+    "auto_map": "code of its own, which is not run here: save it as a class of transformers",
+    "quantization_config": "quantized weights, which are not trained here: save it in float32 or bfloat16",
+    "vision_config": "a vision and a language model in one, which is not cut here: write a factory (model.factory)",
+}
+"""Field of a config.json that tells of what cannot be trained here -> in words, with the way out."""
+
+
+class HuggingFaceConfig(TextModel):
+    """`huggingface`: a model that transformers defines, and its weights."""
+
+    reads = None
+    cost_keys = ("family", "architecture", "config", "context")
+    family: Literal["huggingface"]
+    """This family."""
+    path: str | None = None
+    """Folder that `save_pretrained` wrote, on a file system that every node sees, or the name of a model in the local
+    cache of Hugging Face. Nothing is downloaded."""
+    pretrained: bool = True
+    """Begin with the weights in `path`; what it lacks, such as a new head, is drawn. `false`: draw all of them."""
+    architecture: str | None = None
+    """Class of transformers, such as `BertForSequenceClassification`; unset: the one that the folder names."""
+    classes: Positive | None = None
+    """Number of classes of a new head; unset: the folder's. 1: a regression."""
+    config: Arguments | None = None
+    """Fields of the model's config.json; unset: read from `path`."""
+
+    def located(self, absolute: Callable[[str], str]) -> Self:
+        """This section with the absolute path of the folder, and what its config.json says.
+
+        Raises:
+            JobError: there is no such folder, or its model cannot be trained here.
+        """
+        located = super().located(absolute)
+        folder = None if located.path is None else _folder(located.path, absolute)
+        config = located.config
+        if config is None:
+            if folder is None:
+                raise JobError(
+                    'model.family = "huggingface" needs model.path: the folder of a model, or its name'
+                )
+            config = _read(folder)
+        _check(config)
+        names = config.get("architectures") or [None]
+        name = located.architecture or names[0]
+        if name is None:
+            raise JobError(f"{CONFIG} of model.path = {self.path!r} names no class: set model.architecture")
+        if located.classes is not None:
+            labels = {"num_labels": located.classes}
+            config = {k: v for k, v in config.items() if k not in ("id2label", "label2id")} | labels
+        changes: dict[str, Any] = {
+            "path": None if folder is None else str(folder),
+            "architecture": name,
+            "config": config,
+            "vocabulary": config.get("vocab_size"),
+        }
+        if changes["vocabulary"] is None:
+            changes.pop("vocabulary")
+        return located.model_copy(update=changes)
+
+    def definition(self, vocabulary: int | None) -> ModelDefinition:
+        """Its layers, as its architecture's file in `workers/models/huggingface/architectures/` cuts it.
+
+        Raises:
+            JobError: as `located`; the class is unknown here; the data have more tokens, or `context` more positions,
+                than the model.
+        """
+        if self.config is None or self.architecture is None:
+            return self.located(lambda path: path).definition(vocabulary)
+        from workers.models.huggingface.definition import definition_of, model_of
+        from workers.models.huggingface.source import Source
+
+        model = model_of(self.config, self.architecture)
+        tokens, positions = (
+            getattr(model.config, key, None) for key in ("vocab_size", "max_position_embeddings")
+        )
+        if vocabulary is not None and tokens is not None and vocabulary > tokens:
+            raise JobError(
+                f"data.tokenizer has {vocabulary:,} tokens, and the model's embedding {tokens:,}: use the tokenizer"
+                " that belongs to the model"
+            )
+        if model.task == "language" and positions is not None and self.context > positions:
+            raise JobError(
+                f"model.context = {self.context:,} is more than the {positions:,} positions of the model: lower it"
+            )
+        source = Source(Path(self.path), model) if self.path is not None and self.pretrained else None
+        return definition_of(model, source)
+
+
+def _folder(path: str, absolute: Callable[[str], str]) -> Path:
+    """The folder of a model, by its path or its name in the cache.
+
+    Raises:
+        JobError: there is none.
+    """
+    folder = Path(absolute(path))
+    if (folder / CONFIG).is_file():
+        return folder
+    if folder.is_dir():
+        raise JobError(f"model.path = {path!r} has no {CONFIG}: name a folder that save_pretrained wrote")
+    try:
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+    except ImportError as error:
+        raise JobError(
+            f"model.path = {path!r} is no folder, and names are looked up with huggingface_hub: {error}; pip install"
+            ' "freshet[huggingface]"'
+        ) from error
+    try:
+        found = try_to_load_from_cache(path, CONFIG)
+    except HFValidationError:
+        found = None
+    if not isinstance(found, str):
+        raise JobError(
+            f"model.path = {path!r} is neither a folder here nor a model in the local cache of Hugging Face: give the"
+            " folder, or fetch it with `hf download` first"
+        )
+    return Path(found).parent
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / CONFIG).read_text())
+    except (OSError, ValueError) as error:
+        raise JobError(f"{folder / CONFIG} cannot be read ({error}): fetch it again") from error
+    if not isinstance(config, dict):
+        raise JobError(f"{folder / CONFIG} is no JSON object: fetch it again")
+    return config
+
+
+def _check(config: Mapping[str, Any]) -> None:
+    """Raises JobError where the model is of a kind that cannot be trained here."""
+    for key, what in _REFUSED.items():
+        if config.get(key):
+            raise JobError(f"the model's {CONFIG} has {key}: it is {what}")
+    if config.get("is_encoder_decoder"):
+        raise JobError(
+            "the model is an encoder with a decoder, which is not cut here: write a factory (model.factory)"
+        )
+    if experts := next(
+        (key for key in ("num_local_experts", "num_experts", "n_routed_experts") if config.get(key)), None
+    ):
+        raise JobError(
+            f"the model has experts ({experts} = {config[experts]}), which are not cut here: write a factory"
+            " (model.factory)"
+        )

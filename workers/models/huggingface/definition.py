@@ -1,0 +1,109 @@
+"""From a model's folder or its config.json to a `ModelDefinition`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from workers.models.definition import LayerBuilder, ModelDefinition
+from workers.models.huggingface.architecture import Architecture, Model, SourceLayer, Task
+from workers.models.huggingface.architectures import bert, convnext_v2, gpt2, llama, resnet, vit
+from workers.models.huggingface.library import draw_, materialized, modeling, parsed
+from workers.models.huggingface.source import Source
+from workers.models.loss import mean_cross_entropy
+from workers.protocol.errors import JobError
+
+ARCHITECTURES: tuple[Architecture, ...] = tuple(
+    each.ARCHITECTURE for each in (llama, gpt2, bert, vit, convnext_v2, resnet)
+)
+"""A new one is a file in `architectures/`, and its name here."""
+CLASSES: Mapping[str, Architecture] = {name: one for one in ARCHITECTURES for name in one.classes}
+"""Class of transformers -> its architecture."""
+
+
+def model_of(config: Mapping[str, Any], name: str) -> Model:
+    """The model of a class of transformers, not built.
+
+    Args:
+        config: fields of its config.json.
+
+    Raises:
+        JobError: the class is not known here, transformers is not installed, or a field does not fit.
+    """
+    if name not in CLASSES:
+        raise JobError(
+            f"architectures = [{name!r}] of the model's config.json is not one of {', '.join(sorted(CLASSES))}: save"
+            " the model as one of them, or write a factory that returns its layers (model.factory)"
+        )
+    model_type, task = CLASSES[name].classes[name]
+    module = modeling(model_type)
+    return Model(name, module, parsed(getattr(module, name), config), task)
+
+
+def definition_of(model: Model, source: Source | None) -> ModelDefinition:
+    """The layers of `model`, which begin with the tensors of `source`, else with values drawn as transformers does."""
+    architecture = CLASSES[model.name]
+    return ModelDefinition(
+        tuple(
+            LayerBuilder(layer.name, partial(_built, layer, model, source))
+            for layer in architecture.layers(model)
+        ),
+        _LOSSES[model.task](model),
+        architecture.ties(model),
+        language=model.task == "language",
+    )
+
+
+def _built(layer: SourceLayer, model: Model, source: Source | None) -> nn.Module:
+    if torch.get_default_device().type == "meta":
+        return layer.make()
+    with torch.device("meta"):
+        module = layer.make()
+    materialized(module)
+    given = source.fill(layer, module) if source is not None else ()
+    draw_(module, getattr(model.module, model.name), model.config, given=given)
+    return module
+
+
+def answer_loss(logits: Tensor, first: Tensor, last: Tensor) -> Tensor:
+    """Mean of the cross-entropies of an answer's first and last token, as transformers takes it.
+
+    Args:
+        logits: float[B, T, 2].
+        first, last: int64[B]; outside of [0, T): the row has no answer.
+    """
+    length = logits.shape[1]
+    parts = [
+        functional.cross_entropy(logits[..., n].float(), each.clamp(0, length), ignore_index=length)
+        for n, each in enumerate((first, last))
+    ]
+    return (parts[0] + parts[1]) / 2
+
+
+def square_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Mean square of the differences, for a regression.
+
+    Args:
+        outputs: float[B, 1].
+        targets: float[B].
+    """
+    return functional.mse_loss(outputs.float().squeeze(-1), targets.float())
+
+
+def _sequence_loss(model: Model) -> Callable[..., Tensor]:
+    return square_loss if model.config.num_labels == 1 else mean_cross_entropy
+
+
+_LOSSES: Mapping[Task, Callable[[Model], Callable[..., Tensor]]] = {
+    "language": lambda model: mean_cross_entropy,
+    "masked-language": lambda model: mean_cross_entropy,
+    "sequence-classification": _sequence_loss,
+    "question-answering": lambda model: answer_loss,
+    "image-classification": _sequence_loss,
+}
+"""Task -> loss of a model for it."""
