@@ -12,6 +12,7 @@ BENCHMARKS = (
     "split_backward",
     "pipelining",
     "one_rank",
+    "hugging_face",
     "layer_parts",
     "one_gpu",
     "gpu_copies",
