@@ -1,4 +1,4 @@
-"""A stage of a few blocks of `gpt` on random inputs, run again and again: what neighbours disturb."""
+"""A stage of a few blocks of the default model on random inputs, run again and again: what neighbours disturb."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from workers.build import build_layers
 from workers.config import OptimizerConfig
 from workers.models.definition import LayerBuilder, ModelDefinition
-from workers.models.families.gpt import GptConfig
 from workers.models.loss import mean_cross_entropy
+from workers.models.model_config import DEFAULT_MODEL
 from workers.profiling.chain import Chain, Flight
 from workers.state.optim import make_optimizer
 
@@ -33,7 +33,9 @@ class MeasuredStage:
     def __init__(self, size: StageSize, device: torch.device | None = None) -> None:
         self._device = device or torch.device("cpu")
         torch.set_num_threads(1)  # as a rank's by default; several would wait for each other
-        block = GptConfig(family="gpt", layers=size.blocks, width=size.width, heads=HEADS).block()
+        block = DEFAULT_MODEL.model_copy(
+            update={"layers": size.blocks, "width": size.width, "heads": HEADS}
+        ).block()
         blocks = tuple(LayerBuilder(f"block{index}", block) for index in range(size.blocks))
         built = build_layers(
             ModelDefinition(blocks, mean_cross_entropy),
