@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from fault_rows import assert_consistent
-from orchestrator.prepare.finishing import Settled
 from process_hosts import ElasticJob, Ran, assert_gone
 from ray_jobs import resolved
 from rigs import all_gather_or_none
@@ -19,6 +18,7 @@ from tiny_jobs import tiny
 from benchmarks.parts.rank_threads import run_threads
 from orchestrator.events import types as events
 from orchestrator.lifecycle.states import JobFinished
+from orchestrator.prepare.settling import Settled
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind, FaultPhase
 from workers.launch.ranks import LaunchedJob

@@ -137,10 +137,14 @@ JOB = '[job]\nname = "a"\n'
         (
             JOB + "[model]\nfamily = [1]\nfactory = 'null'",
             (),
-            "model.family = [1]: should be 'gpt', 'llama' or 'vit'",
+            "model.family = [1]: should be 'gpt', 'llama', 'vit' or 'huggingface'",
         ),
         ("model = 3\n" + JOB, (), "[model] should be a section of keys, not 3"),
-        (JOB + "[model]\nfamily = 'gpx'", (), "model.family = 'gpx': should be 'gpt', 'llama' or 'vit'"),
+        (
+            JOB + "[model]\nfamily = 'gpx'",
+            (),
+            "model.family = 'gpx': should be 'gpt', 'llama', 'vit' or 'huggingface'",
+        ),
         (JOB + "[pipeline]\nranks = -1", (), "pipeline.ranks = -1: should be greater than 0"),
         (
             JOB + "[pipeline]\npartition = 'even'",
@@ -181,7 +185,11 @@ JOB = '[job]\nname = "a"\n'
             ("model.width=abc",),
             "--set model.width: model.width = 'abc': should be a valid integer",
         ),
-        (JOB, ("model.family=gpx",), "--set model.family: model.family = 'gpx': should be 'gpt', 'llama' or"),
+        (
+            JOB,
+            ("model.family=gpx",),
+            "--set model.family: model.family = 'gpx': should be 'gpt', 'llama', 'vit' or",
+        ),
         (
             JOB,
             ("cluster.emulated.forward=1",),

@@ -267,7 +267,7 @@ def test_copies_are_told_of_at_once_and_builds_when_they_are_there(
     watch = StandbyWatch(here, rank=7, place=1, coming=coming)
     told = [report for step in (1, 2) for report in watch.news(step)]
     go_on.set()
-    while not coming.bases_done:
+    while not coming.done:
         time.sleep(0.001)
     told += [report for step in (3, 4) for report in watch.news(step)]
     reports = [report for report in told if isinstance(report, StandbyReport)]

@@ -60,7 +60,7 @@ class Here:
     def build_ahead(self) -> None:
         self.builds.clear()
         self.coming.ready(self.wanted)
-        while not self.coming.bases_done:
+        while not self.coming.done:
             time.sleep(0.001)
         assert self.builds == dict.fromkeys(LAYERS, 1)
 

@@ -213,7 +213,7 @@ def test_copies_in_host_memory_are_brought_into_layers_that_were_built_beside_tr
     for number, pieces in building.items():
         coming = here.ranks[number]._coming.modules
         coming.ready(pieces)
-        while not coming.bases_done:
+        while not coming.done:
             time.sleep(0.001)
     built, build = list[int](), LayerSource._built
 

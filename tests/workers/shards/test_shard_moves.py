@@ -221,7 +221,7 @@ def test_siblings_compute_with_the_same_weights_once_held_back_updates_are_appli
                 rank.faults.arm(Fault(kind=FaultKind.NAN, phase=FaultPhase.BACKWARD, step=6))
 
     monkeypatch.setattr(WeightExchange, "bring", see)
-    monkeypatch.setattr("workers.launch.ranks._react", react)
+    monkeypatch.setattr("benchmarks.parts.rank_threads.react", react)
     run = run_threads(four)
     switched = {report.step for report in run.reports if isinstance(report, SwitchReport)}
     assert len(switched) == 1
