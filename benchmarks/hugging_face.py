@@ -52,7 +52,18 @@ MODELS: dict[str, tuple[str, dict[str, Any], float]] = {
         },
         0.97,
     ),
-    "gpt2": ("GPT2LMHeadModel", {"vocab_size": 4096, "n_embd": 256, "n_layer": 4, "n_head": 4}, 0.95),
+    "gpt2": (
+        "GPT2LMHeadModel",
+        {
+            "vocab_size": 4096,
+            "n_embd": 256,
+            "n_layer": 4,
+            "n_head": 4,
+            "bos_token_id": 1,
+            "eos_token_id": 1,
+        },
+        0.95,
+    ),
     "convnext_v2": (
         "ConvNextV2ForImageClassification",
         {**_IMAGES, "hidden_sizes": [64, 128], "depths": [2, 2], "num_stages": 2},
