@@ -1,4 +1,4 @@
-"""Profile + plan + simulation -> the memory of every rank over one step, and its peak.
+"""Profile + plan + simulation -> the device memory of every rank over one step, and its peak.
 
 Counts the storages that training allocates, not what an allocator reserves. The simulation gives the times,
 `stage_memory.py` the bytes of a stage, and `planner/schedule/in_flight.py` when an action takes and frees them.
