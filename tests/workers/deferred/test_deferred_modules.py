@@ -51,6 +51,13 @@ def test_a_layer_that_is_given_away_is_freed_at_once(make: Callable[[], nn.Modul
         gc.enable()
 
 
+def assert_equal_gradients(module: nn.Module, stock: nn.Module) -> None:
+    for ours, theirs in zip(module.parameters(), stock.parameters(), strict=True):
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        assert ours.grad.equal(theirs.grad)
+
+
 class Viewed(nn.Module):
     def __init__(self, view: Callable[[Tensor], Tensor], bias: bool) -> None:
         super().__init__()
@@ -82,10 +89,7 @@ def test_bits_of_stock(name: str, bias: bool, precision: str) -> None:
     expected.backward(grad)
     assert x.grad is not None
     assert input_grad.equal(x.grad)
-    for ours, theirs in zip(module.parameters(), stock.parameters(), strict=True):
-        assert ours.grad is not None
-        assert theirs.grad is not None
-        assert ours.grad.equal(theirs.grad)
+    assert_equal_gradients(module, stock)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "bfloat16-autocast"])
@@ -109,10 +113,7 @@ def test_bits_of_stock_where_the_matrix_lies_transposed(shape: tuple[int, ...], 
     expected.backward(grad)
     assert x.grad is not None
     assert input_grad.equal(x.grad)
-    for ours, theirs in zip(module.parameters(), stock.parameters(), strict=True):
-        assert ours.grad is not None
-        assert theirs.grad is not None
-        assert ours.grad.equal(theirs.grad)
+    assert_equal_gradients(module, stock)
 
 
 class Twice(nn.Module):

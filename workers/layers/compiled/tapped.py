@@ -19,12 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from workers.layers.deferred import traced
 from workers.layers.deferred.defer import UseOf
-from workers.layers.deferred.modules import (
-    convolution_use,
-    embedding_use,
-    linear_use,
-    transposed_linear_use,
-)
+from workers.layers.deferred.modules import convolution_use, embedding_use, linear_use
 from workers.layers.deferred.queue import Accumulator, WeightGradQueue
 
 
@@ -46,10 +41,8 @@ class Product:
     """Its further arguments, none of them a tensor."""
 
     def use_of(self, accumulator: Accumulator, factor: Tensor) -> UseOf:
-        if self.mark is traced.linear:
-            return linear_use(accumulator, factor)
-        if self.mark is traced.transposed_linear:
-            return transposed_linear_use(accumulator, factor)
+        if self.mark in (traced.linear, traced.transposed_linear):
+            return linear_use(accumulator, factor, transposed=self.mark is traced.transposed_linear)
         if self.mark is traced.embedding:
             return embedding_use(accumulator, factor, *self.rest)
         return convolution_use(accumulator, factor, self.rest)

@@ -16,40 +16,25 @@ from workers.layers.deferred.queue import Accumulator, Deferral, ParameterUse
 from workers.state.flat import grad_dtype
 
 
-def linear_use(accumulator: Accumulator, x: Tensor) -> UseOf:
-    """Function from the gradient of the product of `x` and a matrix to a use of the matrix, in the dtype of `x`."""
+def linear_use(accumulator: Accumulator, x: Tensor, *, transposed: bool = False) -> UseOf:
+    """Function from the gradient of the product of `x` and a matrix to a use of the matrix, in the dtype of `x`.
+
+    Args:
+        transposed: whether the matrix lies as [K, N], not as [N, K].
+    """
     held = Held(x)
     dtype, wide = x.dtype, adds_wide(x, grad_dtype(accumulator.parameter))
 
     def use_of(grad: Tensor) -> ParameterUse:
         x = held.pop()
         x_rows, rows = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
+        one, other = (x_rows.t(), rows) if transposed else (rows.t(), x_rows)
 
         def form(out: Tensor | None) -> Tensor:
-            return torch.mm(rows.t(), x_rows, out=out) if out is not None else torch.mm(rows.t(), x_rows)
+            return torch.mm(one, other, out=out) if out is not None else torch.mm(one, other)
 
         def add(total: Tensor) -> None:
-            add_product_(total, rows.t(), x_rows)
-
-        return ParameterUse(accumulator, form, dtype, add if wide else None)
-
-    return use_of
-
-
-def transposed_linear_use(accumulator: Accumulator, x: Tensor) -> UseOf:
-    """Variant of `linear_use` for a matrix that lies transposed: [K, N]."""
-    held = Held(x)
-    dtype, wide = x.dtype, adds_wide(x, grad_dtype(accumulator.parameter))
-
-    def use_of(grad: Tensor) -> ParameterUse:
-        x = held.pop()
-        columns, rows = x.reshape(-1, x.shape[-1]).t(), grad.reshape(-1, grad.shape[-1])
-
-        def form(out: Tensor | None) -> Tensor:
-            return torch.mm(columns, rows, out=out) if out is not None else torch.mm(columns, rows)
-
-        def add(total: Tensor) -> None:
-            add_product_(total, columns, rows)
+            add_product_(total, one, other)
 
         return ParameterUse(accumulator, form, dtype, add if wide else None)
 
@@ -142,7 +127,7 @@ def transposed_linear_forward(part: nn.Module, deferral: Deferral) -> Callable[[
         dtype = compute_dtype(x, weight)
         if x.dtype != dtype:
             x = x.to(dtype)
-        use_of = transposed_linear_use(accumulator, x)
+        use_of = linear_use(accumulator, x, transposed=True)
         rows = torch.addmm(bias.to(dtype), x.view(-1, x.shape[-1]), accumulator.cast(dtype))
         return defer(rows, accumulator, deferral.queue, use_of).view(*x.shape[:-1], weight.shape[1])
 

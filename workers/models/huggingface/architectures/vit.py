@@ -8,7 +8,7 @@ from workers.models.huggingface.architecture import Architecture, Model, SourceL
 from workers.models.huggingface.library import Config
 
 
-class VitHead(nn.Module):
+class ClassTokenHead(nn.Module):
     """Final norm and logits float[B, classes] from the class token."""
 
     def __init__(self, config: Config) -> None:
@@ -29,7 +29,9 @@ def _layers(model: Model) -> tuple[SourceLayer, ...]:
             lambda index: vit.ViTLayer(config),
             lambda index: {"": f"vit.layers.{index}"},
         ),
-        SourceLayer("head", lambda: VitHead(config), {"norm": "vit.layernorm", "classifier": "classifier"}),
+        SourceLayer(
+            "head", lambda: ClassTokenHead(config), {"norm": "vit.layernorm", "classifier": "classifier"}
+        ),
     )
 
 
