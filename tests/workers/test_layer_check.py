@@ -93,6 +93,57 @@ def test_layers_of_one_kind_are_compared_once() -> None:
     assert check.taken(7) is None
 
 
+def test_outputs_are_handed_on_before_layers_are_compared_and_training_repeats_them() -> None:
+    """Normalized draws and has buffers; its second layer is of the first one's kind, and so not compared itself."""
+    check, layers, keys = LayerCheck(print, "float32"), [layer_of(Normalized, i) for i in (1, 2)], (4, 5)
+    handed_on: list[Tensor] = []
+
+    def hand_on(tensors: tuple[Tensor, ...]) -> None:
+        assert check.names == [], "a layer was compared before the next rank could go on"
+        handed_on.extend(tensors)
+
+    assert check.compare_ahead(layers, inputs(), keys, 0, hand_on)
+    assert check.names == ["l1", "l2"]
+    assert len(check._kinds) == 1
+    assert not check.falls_due(layers, 7)
+    assert check.falls_due(layers, 8)
+    tensors: tuple[Tensor, ...] = inputs()
+    for layer, key in zip(layers, keys, strict=True):
+        tensors, _ = layer.forward(tensors, key, keep=True)
+    (early,), (output,) = handed_on, tensors
+    assert early.equal(output)
+    assert early.requires_grad
+    assert output.requires_grad
+
+
+def test_a_layer_is_as_it_was_if_the_next_rank_is_gone() -> None:
+    check, layer = LayerCheck(print, "float32"), layer_of(Normalized)
+    before = {name: value.clone() for name, value in layer.module.state_dict().items()}
+
+    def hand_on(tensors: tuple[Tensor, ...]) -> None:
+        raise ConnectionResetError
+
+    with pytest.raises(ConnectionResetError):
+        check.compare_ahead([layer], inputs(), (4,), 0, hand_on)
+    assert layer.compared is None
+    assert all(value.equal(before[name]) for name, value in layer.module.state_dict().items())
+    assert all(parameter.grad is None for parameter in layer.module.parameters())
+
+
+def test_an_output_that_shares_memory_with_one_that_carries_a_gradient_is_not_handed_on() -> None:
+    """The next passes may show that it carries one: only then is the format of messages known."""
+
+    class AndItsValues(Odd):
+        def forward(self, x: Tensor) -> Any:
+            y = super().forward(x)
+            return y, y.detach()
+
+    check, layer = LayerCheck(print, "float32"), layer_of(AndItsValues)
+    assert not check.compare_ahead([layer], inputs(), (4,), 0, lambda tensors: pytest.fail("handed on"))
+    assert layer.detached
+    assert check.names == ["l1"]
+
+
 def test_what_tells_two_layers_apart_makes_two_kinds() -> None:
     def scaled(factor: float) -> nn.Module:
         module = Odd()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
-from workers.layer_check.comparison import LayerComparison, changed
+from workers.layer_check.comparison import LayerComparison, changed, outputs_of
 from workers.layer_check.kinds import kind_of
 from workers.layer_check.loss_state import check_loss
 from workers.layers.blamed import blamed
@@ -14,6 +15,7 @@ from workers.layers.layer import Compared, Layer, Tensors
 from workers.layers.loss import Loss
 from workers.protocol.errors import JobError
 from workers.protocol.reports import LayersChecked
+from workers.reproducibility.canonical import first_of_each
 
 FURTHER = 8
 """Layers are compared again at the steps that are powers of this: some do otherwise from a later pass on."""
@@ -59,16 +61,89 @@ class LayerCheck:
             JobError: no way of training it gives the numbers of plain autograd, or not that in which it has trained
                 since it was compared before; names the layer and what differs.
         """
-        newest, before = due(step), layer.compared
-        if before is not None and before.due >= newest:
-            return
-        if any(t.is_meta for t in (*inputs, *layer.trained.values())):
+        newest = due(step)
+        if not _is_due(layer, newest) or _on_meta(layer, inputs):
             return
         begun_s = time.perf_counter()
         kind = newest, kind_of(layer, inputs)
-        found = self._kinds.get(kind)
+        comparison = None if kind in self._kinds else self._begun(layer, inputs, draw_key)[0]
+        self._end(layer, kind, comparison)
+        self.seconds += time.perf_counter() - begun_s
+
+    def falls_due(self, layers: Sequence[Layer], step: int) -> bool:
+        """Whether one of `layers` is to be compared."""
+        newest = due(step)
+        return any(_is_due(layer, newest) for layer in layers)
+
+    def compare_ahead(
+        self,
+        layers: Sequence[Layer],
+        inputs: Tensors,
+        draw_keys: Sequence[int],
+        step: int,
+        hand_on: Callable[[Tensors], None],
+    ) -> bool:
+        """Compare consecutive layers, but have another rank go on with the outputs of the last one before. Ranks would
+        otherwise compare one after the other, as each waits for its inputs: P comparisons in place of one.
+
+        Args:
+            inputs: those of the first layer.
+            draw_keys: one for each layer.
+            hand_on: takes the outputs of the last layer, which training is to repeat bit for bit: it is refused else.
+
+        Returns:
+            Whether it has. If not, `compare` does the rest: nothing is due, or training may have other bits.
+
+        Raises:
+            JobError: as `compare`.
+        """
+        newest = due(step)
+        if any(map(_may_differ, layers)):
+            return False
+        begun_s, tensors, ahead = time.perf_counter(), inputs, True
+        begun: dict[tuple[int, str], LayerComparison] = {}
+        kinds: list[tuple[int, str]] = []
+        try:
+            for layer, key in zip(layers, draw_keys, strict=True):
+                kind = newest, kind_of(layer, tensors)
+                if not _is_due(layer, newest) or kind in self._kinds or kind in begun:
+                    outputs = outputs_of(layer, tensors, key)
+                else:
+                    begun[kind], outputs = self._begun(layer, tensors, key)
+                kinds.append(kind)
+                ahead = kind not in begun or not begun[kind].detached
+                if not ahead:
+                    break
+                tensors = layer.handed_on(outputs, tensors, first_of_each(outputs))
+            self.seconds += time.perf_counter() - begun_s
+            if ahead:
+                hand_on(tensors)
+            begun_s = time.perf_counter()
+            for layer, kind in zip(layers, kinds, strict=False):
+                if _is_due(layer, newest):
+                    self._end(layer, kind, begun.get(kind))
+            self.seconds += time.perf_counter() - begun_s
+        finally:
+            for comparison in begun.values():
+                comparison.abandon()
+        return ahead
+
+    def _begun(self, layer: Layer, inputs: Tensors, draw_key: int) -> tuple[LayerComparison, Tensors]:
+        """A comparison, and the outputs of its microbatch in a plain loop."""
+        comparison = LayerComparison(layer, inputs, draw_key, self.precision, self.tell)
+        with _comparing(layer):
+            return comparison, comparison.begin()
+
+    def _end(self, layer: Layer, kind: tuple[int, str], comparison: LayerComparison | None) -> None:
+        """Let the layer train as its kind does.
+
+        Args:
+            comparison: the one of its kind; None, or of another layer: that is known.
+        """
+        found, before = self._kinds.get(kind), layer.compared
         if found is None:
-            found = self._compared(layer, inputs, draw_key, newest)
+            assert comparison is not None
+            found = self._compared(layer, comparison, kind[0])
             self._kinds[kind] = replace(found, unmoved={})
         if found.whole and not layer.whole:
             layer.compute_whole(found.whole)
@@ -82,14 +157,11 @@ class LayerCheck:
         self.whole.pop(layer.name, None)
         if layer.whole:
             self.whole[layer.name] = layer.whole
-        self.seconds += time.perf_counter() - begun_s
 
-    def _compared(self, layer: Layer, inputs: Tensors, draw_key: int, newest: int) -> Compared:
-        known = layer.whole
-        with blamed(f"the comparison of layer {layer.name} with plain autograd"):
-            comparison = LayerComparison(layer, inputs, draw_key, self.precision, self.tell)
-            reason = comparison.made()
-        if reason and not known:
+    def _compared(self, layer: Layer, comparison: LayerComparison, newest: int) -> Compared:
+        with _comparing(layer):
+            reason = comparison.end()
+        if reason and not comparison.left:
             self._refuse_later(layer, f"it would have to be left to plain autograd now, as {reason}")
             self.tell(
                 f"layer {layer.name}, with those of its kind, trains by plain autograd: {reason}. All gradients are"
@@ -150,3 +222,22 @@ class LayerCheck:
         took_s, self.seconds = self.seconds, 0.0
         whole = {name: self.whole[name] for name in names if name in self.whole}
         return LayersChecked(rank=rank, layers=names, whole=whole, seconds=took_s)
+
+
+def _is_due(layer: Layer, newest: int) -> bool:
+    """Whether a comparison of `layer` is due since step `newest`."""
+    return layer.compared is None or layer.compared.due < newest
+
+
+def _on_meta(layer: Layer, inputs: Tensors) -> bool:
+    """Whether nothing is computed, as in an outline."""
+    return any(t.is_meta for t in (*inputs, *layer.trained.values()))
+
+
+def _may_differ(layer: Layer) -> bool:
+    """Whether training may have other outputs than the plain loop, as with other kernels."""
+    return (layer.compiled is not None and not layer.whole) or bool(layer.detached)
+
+
+def _comparing(layer: Layer) -> AbstractContextManager[None]:
+    return blamed(f"the comparison of layer {layer.name} with plain autograd")

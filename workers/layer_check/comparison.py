@@ -7,7 +7,7 @@ buffers: what comes out must be the same numbers. Knows no schedule.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -24,6 +24,7 @@ from workers.process.torch_modes import check_modes_kept
 from workers.protocol.errors import JobError
 from workers.reproducibility import rng
 from workers.reproducibility.canonical import canonical, first_of_each
+from workers.state.flat import SetAside
 from workers.state.hidden import bits, hidden_tensors, hidden_values, is_plain
 from workers.state.own_memory import share
 
@@ -41,6 +42,21 @@ def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     return [name for name, value in before.items() if after.get(name, _NOT_THERE) != value]
 
 
+def outputs_of(layer: Layer, inputs: Tensors, draw_key: int) -> Tensors:
+    """The outputs of a plain loop's forward pass, after which the layer is as it was."""
+    buffers = [buffer.clone() for buffer in layer.buffers]
+    try:
+        return layer.plain_forward(inputs, draw_key)[1]
+    finally:
+        _put_back(layer, buffers)
+
+
+def _put_back(layer: Layer, buffers: Sequence[Tensor]) -> None:
+    with torch.no_grad():
+        for buffer, before in zip(layer.buffers, buffers, strict=True):
+            buffer.copy_(before)
+
+
 class LayerComparison:
     """One layer in training's way and in that of a plain loop."""
 
@@ -48,6 +64,8 @@ class LayerComparison:
         self, layer: Layer, inputs: Tensors, draw_key: int, precision: str, tell: Callable[[str], None]
     ) -> None:
         self._layer = layer
+        self.left = layer.whole
+        """Why the layer was left to plain autograd before."""
         self._keys = (draw_key, rng.key(draw_key, "another microbatch"))
         rolled = [_rolled(t) for t in inputs]
         self._inputs = (inputs, tuple(rolled[first] for first in first_of_each(inputs)))
@@ -57,6 +75,14 @@ class LayerComparison:
         self._near_sums = max(self._near, NEAR_SUMS[precision])
         self._backward = blamed(f"the backward pass of layer {layer.name}")
         self._draws_back = self._writes_back = False
+        self._aside: SetAside | None = None
+        """The gradients of the step that is under way, while the comparison is."""
+        self._buffers: list[Tensor] = []
+        """Values of the buffers before it."""
+        self._before: dict[str, Any] = {}
+        """The hidden values before it."""
+        self._first: list[str] = []
+        """Prints of what the first pass of all has made."""
         self._after_second: dict[str, Any] = {}
         """The hidden values after the first pass of all, from the second microbatch."""
         self._laid_out_otherwise = False
@@ -79,24 +105,42 @@ class LayerComparison:
         """Outputs that carry a gradient, once compared."""
         return frozenset(self._attached)
 
-    def made(self) -> str:
+    def begin(self) -> Tensors:
+        """Make the first passes, up to the plain loop's first forward pass, and return the outputs of that. `end` or
+        `abandon` follows, before the layer does anything else."""
+        layer = self._layer
+        self._aside = layer.summed.set_aside()
+        self._buffers = [buffer.clone() for buffer in layer.buffers]
+        try:
+            self._refuse_modes()
+            self._before = self._hidden()
+            self._first = self._refuse_writes(self._buffers)
+            self._loop = self._plain(self._buffers)
+            return next(self._loop)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def end(self) -> str:
         """Compare; returns why the layer is left to plain autograd, if it is."""
         layer = self._layer
-        aside, buffers = layer.summed.set_aside(), [buffer.clone() for buffer in layer.buffers]
         try:
             # What a step needs no scratch for, such as one microbatch of a parameter, shall not keep any.
             with layer.deferral.workspace.lent(layer.deferral.accumulators.values()):
-                return self._compare(buffers)
+                return self._compare(self._buffers)
         finally:
-            self._restore(buffers)
-            layer.summed.take_back(aside)
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Have the layer as it was before `begin`; once it is, nothing happens."""
+        if self._aside is not None:
+            self._restore(self._buffers)
+            self._layer.summed.take_back(self._aside)
+            self._aside = None
 
     def _compare(self, buffers: Sequence[Tensor]) -> str:
         layer = self._layer
-        self._refuse_modes()
-        before = self._hidden()
-        first = self._refuse_writes(buffers)
-        expected = self._plain(buffers)
+        expected = _ended(self._loop)
         if layer.trained and not expected.weight_grads:
             self._tell(
                 f"no gradient reaches layer {layer.name}, though it has"
@@ -118,8 +162,8 @@ class LayerComparison:
             problem = self._problem(buffers, expected)
             if problem:
                 raise JobError(self._why_not(buffers, expected, problem))
-        if self._after_second != before:
-            self._refuse_first_pass(buffers, before, first)
+        if self._after_second != self._before:
+            self._refuse_first_pass(buffers, self._before, self._first)
         return reason
 
     def _problem(self, buffers: Sequence[Tensor], expected: Numbers) -> str:
@@ -136,20 +180,20 @@ class LayerComparison:
 
     def _why_not(self, buffers: Sequence[Tensor], expected: Numbers, problem: str) -> str:
         name = self._layer.name
+        if self._draws_back:
+            return (
+                f"layer {name} draws in its backward pass, from wherever the generators then stand, which differs"
+                f" from a plain loop: {problem}. Draw in the forward pass; a checkpoint draws the same again with"
+                " preserve_rng_state=True"
+            )
         self._restore(buffers)
-        again = self._plain(buffers).differs(expected)
+        again = _ended(self._plain(buffers)).differs(expected)
         if again:
             return (
                 f"layer {name} computes something else each time, from the same inputs, weights, buffers and draws:"
                 f" {again}. It keeps a state that training cannot repeat or move: hold it in a"
                 " persistent buffer (register_buffer), and draw from the default generators of torch, random or numpy,"
                 " whose draws are keyed"
-            )
-        if self._draws_back:
-            return (
-                f"layer {name} draws in its backward pass, from wherever the generators then stand, which differs"
-                f" from a plain loop: {problem}. Draw in the forward pass; a checkpoint draws the same again with"
-                " preserve_rng_state=True"
             )
         if self._writes_back:
             return (
@@ -164,12 +208,14 @@ class LayerComparison:
 
     def _restore(self, buffers: Sequence[Tensor]) -> None:
         self._layer.summed.drop()
-        with torch.no_grad():
-            for buffer, before in zip(self._layer.buffers, buffers, strict=True):
-                buffer.copy_(before)
+        _put_back(self._layer, buffers)
 
-    def _plain(self, buffers: Sequence[Tensor]) -> Numbers:
-        """The numbers of a plain loop: the module as it was made, forward and back, then the next microbatch."""
+    def _plain(self, buffers: Sequence[Tensor]) -> Generator[Tensors, None, Numbers]:
+        """The numbers of a plain loop: the module as it was made, forward and back, then the next microbatch.
+
+        Yields:
+            The outputs of each microbatch, before it goes back.
+        """
         layer = self._layer
         held, outputs, input_grads = list[Tensor](), list[Tensor](), list[Tensor]()
         # Fixed ones too: somebody may average others into them.
@@ -198,14 +244,16 @@ class LayerComparison:
             }
             self._check_graph(roots)
             states.append(self._hidden())
+            yield roots
             held += [canonical(t.detach()) for t in roots]
             outputs += [t.detach().clone() for t in roots]
             grads = [(o, g) for o, g in zip(roots, self._grads(roots, key), strict=True) if o.requires_grad]
             if grads:
-                drawn, held_before = rng.state(layer.device), [bits(buffer) for buffer in layer.buffers]
-                with self._backward, layer.as_made():
+                held_before = [bits(buffer) for buffer in layer.buffers]
+                with rng.turn, self._backward, layer.as_made():
+                    drawn = rng.state(layer.device)
                     backward([o for o, _ in grads], [g for _, g in grads])
-                self._draws_back |= drawn != rng.state(layer.device)
+                    self._draws_back |= drawn != rng.state(layer.device)
                 self._writes_back |= held_before != [bits(buffer) for buffer in layer.buffers]
             input_grads += input_gradients(leaves)
         self._refuse_sparse_gradients()
@@ -448,6 +496,15 @@ class LayerComparison:
             torch.randn(t.shape, generator=generator, dtype=torch.float32).to(t.device, t.dtype)
             for t in outputs
         ]
+
+
+def _ended(loop: Generator[Tensors, None, Numbers]) -> Numbers:
+    """Run a plain loop to its end; its numbers."""
+    while True:
+        try:
+            next(loop)
+        except StopIteration as stop:
+            return stop.value
 
 
 def _print(parameter: Tensor) -> tuple[int, int, str]:

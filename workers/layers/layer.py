@@ -7,7 +7,7 @@ and no rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -147,8 +147,6 @@ class Layer:
             outputs = self._train(done, write_buffers=True)
         self._refuse_changed(leaves, versions)
         self._refuse_switched()
-        # Derived from the layer's parameters: with the activations dropped, autograd cannot tell.
-        carries = bool(self.trained) or any(t.requires_grad for t in leaves)
         if keep:
             self._refuse_attached(outputs)
             done.outputs = outputs
@@ -160,8 +158,19 @@ class Layer:
                 f"layer {self.name} returns one tensor as several outputs in some passes only: return a copy, as"
                 " clone() makes it, in all"
             )
+        return self.handed_on(outputs, leaves, self._firsts), done
+
+    def handed_on(self, outputs: Tensors, inputs: Tensors, firsts: Sequence[int]) -> Tensors:
+        """Tensors that the next layer gets for `outputs`.
+
+        Args:
+            inputs: those of the pass.
+            firsts: per output, the first that is the same tensor.
+        """
+        # Derived from the layer's parameters: with the activations dropped, autograd cannot tell.
+        carries = bool(self.trained) or any(t.requires_grad for t in inputs)
         found = [leaf_of(canonical(t), carries and n not in self.detached) for n, t in enumerate(outputs)]
-        return tuple(found[first] for first in self._firsts), done
+        return tuple(found[first] for first in firsts)
 
     @torch.no_grad()
     def evaluate(self, inputs: Tensors) -> Tensors:

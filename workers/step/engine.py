@@ -189,11 +189,13 @@ class Engine:
                 # Reading is part of the action, as it is of a profile's first and last layer.
                 self._device.begin()
                 data = self._read(action, batches)
-                outputs = stage.forward(microbatch, step, (*received, *data.inputs), data.targets or None)
+                inputs = (*received, *data.inputs)
+                sent = self._compare_ahead(action, step, microbatch, inputs)
+                outputs = stage.forward(microbatch, step, inputs, data.targets or None)
                 self._device.end(action, layers)
                 if action.stage == self._program.stages - 1:
                     losses[microbatch] = outputs[0]
-                else:
+                elif not sent:
                     self._send(self._forward_stream(action.stage + 1, 0), action.index, outputs)
             case ActionKind.BACKWARD | ActionKind.INPUT_GRAD:
                 grads = ()
@@ -218,6 +220,20 @@ class Engine:
                 self._device.end(action, stage.recomputing)
             case ActionKind.UPDATE:
                 raise AssertionError(f"{action}: a synchronous window's updates follow its commit")
+
+    def _compare_ahead(self, action: Action, step: int, microbatch: int, inputs: Tensors) -> bool:
+        """Have the stage compare its layers, where that is due, while the next rank goes on; whether its outputs were
+        sent."""
+        if action.stage == self._program.stages - 1:
+            return False
+        stream = self._forward_stream(action.stage + 1, 0)
+        if stream.target == stream.source:
+            return False
+
+        def send(outputs: Tensors) -> None:
+            self._send(stream, action.index, outputs)
+
+        return self._stages[action.stage].compare_ahead(microbatch, step, inputs, send)
 
     def _received(self, action: Action, purpose: int) -> Tensors:
         """The outputs of the stage before; the first stage has none before it."""

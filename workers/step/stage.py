@@ -53,6 +53,20 @@ class Stage:
         self._loss_passes: dict[int, Pass] = {}
         self._frozen_shares: dict[int, tuple[float, ...]] = {}
 
+    def compare_ahead(
+        self, microbatch: int, step: int, inputs: Tensors, hand_on: Callable[[Tensors], None]
+    ) -> bool:
+        """Compare the layers with plain autograd, if that is due, but first hand on the outputs of `microbatch`, which
+        another rank waits for. `forward` follows, and makes the same ones.
+
+        Returns:
+            Whether `hand_on` was called; see `LayerCheck.compare_ahead`.
+        """
+        if self._check is None or not self._check.falls_due(self.layers, step):
+            return False
+        keys = [rng.key(self._seed, "forward", step, microbatch, layer.name) for layer in self.layers]
+        return self._check.compare_ahead(self.layers, inputs, keys, step, hand_on)
+
     def forward(self, microbatch: int, step: int, inputs: Tensors, targets: Tensors | None) -> Tensors:
         """Run the forward pass of (global) `microbatch`; with a loss, the only output is the scalar loss."""
         tensors = inputs

@@ -69,6 +69,20 @@ def snapshot(positions: Mapping[int, RankPosition]) -> tuple[int, list[StateSour
     return step, sources, scales[step]
 
 
+def snapshot_after(
+    group: RankGroup, work: LaunchedJob, number: int, fault: Fault
+) -> tuple[int, list[StateSource]]:
+    """The newest snapshot, and where it is, once `fault` of one rank has ended the training of `work`."""
+    ranks = range(work.plan.world_size)
+    slow(group, ranks)
+    group.arm(number, fault)
+    group.train(work, ranks)
+    reached, positions, _ = group.finish_commit()
+    step, sources, _ = snapshot(positions)
+    assert 0 < step <= reached
+    return step, sources
+
+
 @pytest.mark.parametrize(
     ("trait", "phase", "changes"),
     [
@@ -108,12 +122,8 @@ def test_a_rank_fetches_nothing_that_it_has_in_a_snapshot(tmp_path: Path) -> Non
     expected = run_threads(job(config)).state_sha256
     two = with_snapshots(job(config, ranks=2, schedule="1f1b"))
     with RankGroup(config, 2) as group:
-        slow(group, range(2))
-        group.arm(1, Fault(kind=FaultKind.DROP_LINK, step=LOST, phase=FaultPhase.BACKWARD))
-        group.train(two, range(2))
-        reached, positions, _ = group.finish_commit()
-        step, sources, _ = snapshot(positions)
-        assert 0 < step <= reached
+        drop = Fault(kind=FaultKind.DROP_LINK, step=LOST, phase=FaultPhase.BACKWARD)
+        step, sources = snapshot_after(group, two, 1, drop)
         unreachable = [replace(source, port=1) for source in sources]
         ended = group.train(two, range(2), step=step, sources=unreachable)
         assert state_sha256(ended) == expected
@@ -157,12 +167,9 @@ def test_shards_go_back_too_and_are_put_together_for_other_plans(tmp_path: Path)
     alone = job(config, ranks=3, schedule="1f1b")
     alone = with_snapshots(replace(alone, plan=replace(alone.plan, pipelines=1)))
     with RankGroup(config, 4) as group:
-        slow(group, range(4))
-        group.arm(2, Fault(kind=FaultKind.KILL, step=LOST, phase=FaultPhase.BACKWARD))
-        group.train(shared, range(4))
-        _, positions, _ = group.finish_commit()
-        step, sources, _ = snapshot(positions)
-        assert 0 < step < LOST
+        kill = Fault(kind=FaultKind.KILL, step=LOST, phase=FaultPhase.BACKWARD)
+        step, sources = snapshot_after(group, shared, 2, kill)
+        assert step < LOST
         assert {each.shard.of for each in sources} == {2}
         ended = group.train(alone, (3, 0, 1), step=step, sources=sources)
         assert state_sha256(ended) == expected
@@ -194,12 +201,8 @@ def test_a_snapshot_can_be_written_as_a_checkpoint(tmp_path: Path) -> None:
     expected = run_threads(job(config)).state_sha256
     three = with_snapshots(job(config, ranks=3, schedule="1f1b"))
     with RankGroup(config, 3) as group:
-        slow(group, range(3))
-        group.arm(0, Fault(kind=FaultKind.KILL, step=LOST, phase=FaultPhase.FORWARD))
-        group.train(three, range(3))
-        reached, positions, _ = group.finish_commit()
-        step, sources, _ = snapshot(positions)
-        assert 0 < step <= reached
+        kill = Fault(kind=FaultKind.KILL, step=LOST, phase=FaultPhase.FORWARD)
+        step, sources = snapshot_after(group, three, 0, kill)
         holders = {each.layer: each.rank for each in sources}
         folder = checkpoint_folder(config.job.folder, step, 1)
         told = {
