@@ -23,7 +23,7 @@ from workers.layers.layer import Layer, Tensors, carries_gradient, input_gradien
 from workers.process.torch_modes import check_modes_kept
 from workers.protocol.errors import JobError
 from workers.reproducibility import rng
-from workers.reproducibility.canonical import canonical, first_of_each
+from workers.reproducibility.canonical import canonical, first_of_each, has_channels_last
 from workers.state.flat import SetAside
 from workers.state.hidden import bits, hidden_tensors, hidden_values, is_plain
 from workers.state.own_memory import share
@@ -235,7 +235,9 @@ class LayerComparison:
                 raise JobError(self._changes(written[0]))
             self._refuse_results(roots)
             self._attached |= {number for number, t in enumerate(roots) if t.requires_grad}
-            self._laid_out_otherwise |= any(carries_gradient(t) and not t.is_contiguous() for t in roots)
+            self._laid_out_otherwise |= any(
+                carries_gradient(t) and not t.is_contiguous() and not has_channels_last(t) for t in roots
+            )
             carrying = [t for t in (*leaves, *roots) if t.requires_grad]
             self._detached |= {
                 number
@@ -532,4 +534,5 @@ def _rolled(tensor: Tensor) -> Tensor:
             other = other.flip(-1) * 0.75
         elif torch.equal(other, given):
             other = given.flip([*range(given.dim())])
-    return canonical(other).requires_grad_(tensor.requires_grad)
+    laid_out = torch.empty_like(given).copy_(other)
+    return canonical(laid_out).requires_grad_(tensor.requires_grad)

@@ -23,7 +23,7 @@ def kind_of(layer: Layer, inputs: Tensors) -> str:
     tensors: dict[int, int] = {}
     with layer.as_made():
         parts = [(name, _traits(part, own, tensors)) for name, part in layer.module.named_modules()]
-    shapes = [(tuple(t.shape), t.dtype, t.requires_grad) for t in inputs]
+    shapes = [(tuple(t.shape), t.stride(), t.dtype, t.requires_grad) for t in inputs]
     text = repr((parts, shapes, layer.compiled is not None, layer.whole, layer.uncovered, [*layer.trained]))
     return hashlib.sha256(text.encode()).hexdigest()
 

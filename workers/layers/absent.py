@@ -21,20 +21,23 @@ _PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
 def absent_like(tensor: Tensor) -> Tensor:
-    """The absent gradient of `tensor`. On devices whose memory the host cannot read at once: zeros."""
+    """The absent gradient of a canonical `tensor`, laid out as it is. On devices whose memory the host
+    cannot read at once: zeros."""
     integers, mark = _mark(tensor)
     if integers is None:
-        return torch.zeros_like(tensor, requires_grad=False, memory_format=torch.contiguous_format)
+        return torch.zeros_like(tensor, requires_grad=False)
     size = tensor.numel() * tensor.element_size() // integers.itemsize
-    return torch.full((size,), mark, dtype=integers).view(tensor.dtype).view(tensor.shape)
+    return (
+        torch.full((size,), mark, dtype=integers).view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+    )
 
 
 def is_absent(gradient: Tensor) -> bool:
-    """Whether `gradient`, which is contiguous, is an absent one."""
+    """Whether `gradient`, which is canonical, is an absent one."""
     integers, mark = _mark(gradient)
     if integers is None or not gradient.numel():
         return False
-    return gradient.view(-1)[:1].view(integers)[0].item() == mark
+    return gradient.as_strided((1,), (1,)).view(integers)[0].item() == mark
 
 
 def _mark(tensor: Tensor) -> tuple[torch.dtype | None, int]:

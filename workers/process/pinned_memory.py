@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,16 +23,27 @@ _log = logging.getLogger(__name__)
 _told: set[str] = set()
 
 
-def pinned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def pinned(
+    shape: Sequence[int], dtype: torch.dtype, memory_format: torch.memory_format = torch.contiguous_format
+) -> Tensor:
     """A tensor of the host with undefined content, pinned if the system has memory to pin."""
+    return _pinned(partial(torch.empty, tuple(shape), dtype=dtype, memory_format=memory_format))
+
+
+def _pinned_like(tensor: Tensor) -> Tensor:
+    """`pinned`, laid out as `tensor` is."""
+    return _pinned(partial(torch.empty_like, tensor, device="cpu"))
+
+
+def _pinned(empty: Callable[..., Tensor]) -> Tensor:
     try:
-        return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
+        return empty(pin_memory=True)
     except RuntimeError as error:
         why = str(error).partition("\n")[0]
         if why not in _told:
             _told.add(why)
             _log.warning("no host memory can be pinned, so copies from and to the GPU are slower: %s", why)
-        return torch.empty(tuple(shape), dtype=dtype)
+        return empty()
 
 
 def to_host(tensor: Tensor) -> Tensor:
@@ -39,7 +51,7 @@ def to_host(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
     if not tensor.is_cuda:
         return tensor.cpu()
-    copy = pinned(tensor.shape, tensor.dtype)
+    copy = _pinned_like(tensor)
     copy.copy_(tensor, non_blocking=True)
     torch.cuda.current_stream(tensor.device).synchronize()
     return copy
@@ -55,7 +67,7 @@ def to_device(tensor: Tensor, device: torch.device, *, ours: bool = False) -> Te
     if device.type != "cuda" or tensor.is_cuda:
         return tensor.to(device)
     if not ours:
-        tensor = pinned(tensor.shape, tensor.dtype).copy_(tensor)
+        tensor = _pinned_like(tensor).copy_(tensor)
     return tensor.to(device, non_blocking=True)
 
 

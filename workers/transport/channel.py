@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from planner.observed import LinkTime
 from workers.protocol.errors import JobError
-from workers.reproducibility.canonical import first_of_each
+from workers.reproducibility.canonical import CHANNELS_LAST, first_of_each, has_channels_last
 
 Tensors = tuple[Tensor, ...]
 
@@ -44,6 +44,8 @@ class MessageFormat:
     """(shape, dtype, carries a gradient) of each tensor of a message."""
     firsts: tuple[int, ...]
     """Per tensor that carries a gradient, the first that is the same one: they are one again where they arrive."""
+    channels_last: frozenset[int] = frozenset()
+    """Tensors that are images whose channels lie last."""
 
     @staticmethod
     def of(tensors: Sequence[Tensor]) -> MessageFormat:
@@ -53,13 +55,25 @@ class MessageFormat:
                 first if t.requires_grad else number
                 for number, (t, first) in enumerate(zip(tensors, first_of_each(tensors), strict=True))
             ),
+            frozenset(number for number, t in enumerate(tensors) if has_channels_last(t)),
         )
 
-    def allocate(self, device: torch.device | str = "cpu") -> Tensors:
+    def allocate(self, empty: Callable[..., Tensor] = torch.empty) -> Tensors:
         """Fresh tensors of this shape. Each has the alignment of a fresh allocation, so that kernels compute
-        on it as they do without a pipeline cut."""
+        on it as they do without a pipeline cut.
+
+        Args:
+            empty: allocates one of a shape, `dtype` and `memory_format`.
+        """
         return tuple(
-            torch.empty(shape, dtype=getattr(torch, dtype), device=device) for shape, dtype, _ in self.tensors
+            empty(
+                shape,
+                dtype=getattr(torch, dtype),
+                memory_format=CHANNELS_LAST[len(shape)]
+                if number in self.channels_last
+                else torch.contiguous_format,
+            )
+            for number, (shape, dtype, _) in enumerate(self.tensors)
         )
 
     def mark(self, tensors: Sequence[Tensor]) -> Tensors:
@@ -68,15 +82,18 @@ class MessageFormat:
         return tuple(marked[first] for first in self.firsts)
 
     def encode(self) -> bytes:
+        if self.channels_last:
+            return json.dumps([self.tensors, self.firsts, sorted(self.channels_last)]).encode()
         plain = self.firsts == tuple(range(len(self.tensors)))
         return json.dumps([self.tensors] if plain else [self.tensors, self.firsts]).encode()
 
     @staticmethod
     def decode(text: bytes) -> MessageFormat:
-        tensors, *firsts = json.loads(text)
+        tensors, *more = json.loads(text)
         return MessageFormat(
             tuple((tuple(shape), dtype, carries) for shape, dtype, carries in tensors),
-            tuple(*firsts) if firsts else tuple(range(len(tensors))),
+            tuple(more[0]) if more else tuple(range(len(tensors))),
+            frozenset(more[1]) if len(more) > 1 else frozenset(),
         )
 
     def check(self, stream: MessageStream, tensors: Sequence[Tensor]) -> None:
@@ -95,7 +112,8 @@ class MessageFormat:
     def __str__(self) -> str:
         return ", ".join(
             f"{dtype} {list(shape)}{' with a gradient' if carries else ''}"
-            for shape, dtype, carries in self.tensors
+            f"{', channels last' if number in self.channels_last else ''}"
+            for number, (shape, dtype, carries) in enumerate(self.tensors)
         )
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from planner.observed import LinkTime
+from workers.reproducibility.canonical import in_memory_order
 from workers.transport.channel import Channel, ChannelError, MessageFormat, MessageStream, Tensors
 
 RawMessage = tuple[Tensor, int]
@@ -167,7 +169,7 @@ class OrderedChannel(Channel):
                 assert self._queued[stream], f"{stream.name} is waited for before it was sent: wrong order"
                 sends.extend((raw, stream.target) for raw in _raw(self._queued[stream].popleft()))
             else:
-                tensors = self._shape(stream).allocate(self._backend.device)
+                tensors = self._shape(stream).allocate(partial(torch.empty, device=self._backend.device))
                 receives.extend((raw, stream.source) for raw in _raw(tensors))
                 arriving.append((stream, tensors))
         with self._failing_as(group[0].name):
@@ -193,4 +195,4 @@ class OrderedChannel(Channel):
 
 
 def _raw(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [t.detach().reshape(-1).view(torch.uint8) for t in tensors if t.numel()]
+    return [in_memory_order(t.detach()).view(torch.uint8) for t in tensors if t.numel()]

@@ -21,6 +21,7 @@ from torch import Tensor
 from planner.observed import LinkTime
 from workers.process.pinned_memory import pinned, to_device, to_host
 from workers.protocol.orders import Generation
+from workers.reproducibility.canonical import in_memory_order
 from workers.transport.channel import Channel, ChannelError, MessageFormat, MessageStream, Tensors
 from workers.transport.connections import PolledConnections
 from workers.transport.link_meter import LinkMeter
@@ -98,7 +99,7 @@ class ProcessGroupChannel(Channel):
 
     def _send_bytes(self, stream: MessageStream, tensor: Tensor, outbox: Outbox) -> None:
         if tensor.numel():
-            raw = tensor.reshape(-1).view(torch.uint8)
+            raw = in_memory_order(tensor.detach()).view(torch.uint8)
             if self._meter is not None:
                 self._meter.sending(stream.target, raw.numel())
             with _failing_on(stream):
@@ -123,15 +124,13 @@ class ProcessGroupChannel(Channel):
 
     def _allocate(self, shape: MessageFormat) -> Tensors:
         """Where a message arrives: on the host."""
-        if self._device.type != "cuda":
-            return shape.allocate()
-        return tuple(pinned(size, getattr(torch, dtype)) for size, dtype, _ in shape.tensors)
+        return shape.allocate(pinned) if self._device.type == "cuda" else shape.allocate()
 
     def _put(self, stream: MessageStream, tensors: Sequence[Tensor], waiter: Waiter) -> None:
         """Post the receives of one message and have `waiter` wait for them."""
         with _failing_on(stream):
             works = [
-                self._group.recv([t.reshape(-1).view(torch.uint8)], stream.source, stream.tag)
+                self._group.recv([in_memory_order(t).view(torch.uint8)], stream.source, stream.tag)
                 for t in tensors
                 if t.numel()
             ]

@@ -1,13 +1,15 @@
-"""A Linear with a deferred gradient has the bits of stock autograd for every memory layout of its input."""
+"""Modules with deferred gradients have the bits of stock autograd, a Linear for every memory layout of its input."""
 
 import copy
 import gc
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.pytorch_utils import Conv1D
 
 from workers.layers.deferred.queue import Workspace
@@ -142,3 +144,55 @@ def test_both_uses_of_a_module_count(at_once: bool) -> None:
     for ours, theirs in zip(module.parameters(), stock.parameters(), strict=True):
         # Only the order of the sums may differ from autograd's.
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-5, atol=1e-5)
+
+
+class Backwards(TorchDispatchMode):
+    """Counts the kernels that form gradients of convolutions' matrices or biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.formed = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.convolution_backward.default:
+            self.formed += any(args[-1][1:])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "bfloat16-autocast"])
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("frozen", [(), ("0.weight",), ("0.bias",), ("0.weight", "0.bias")])
+def test_a_convolution_forms_the_gradients_of_matrix_and_bias_at_once(
+    frozen: tuple[str, ...], split: bool, precision: str
+) -> None:
+    """A CPU's kernel forms both whichever is asked for, so a second call would take the whole time again."""
+    torch.manual_seed(3)
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    module = nn.Sequential(nn.Conv2d(8, 8, 3, groups=8), nn.ReLU(inplace=True), nn.Conv2d(8, 4, 2)).to(dtype)
+    stock = copy.deepcopy(module)
+    x = torch.randn(2, 8, 9, 9).to(dtype, memory_format=torch.channels_last).requires_grad_()
+    layer = Layer(0, "l", module, precision=precision, device=CPU, workspace=Workspace())
+    (output,), done = layer.forward((x,), 1, keep=True, frozen=frozenset(frozen))
+    with autocast(precision, CPU):
+        expected = stock(x)
+    assert output.equal(expected)
+    assert output.stride() == expected.stride()
+    grad = torch.randn_like(output)
+    for name in frozen:
+        stock.get_parameter(name).requires_grad_(False)
+    (theirs,) = torch.autograd.grad(expected, x, grad, retain_graph=True)
+    expected.backward(grad)
+    with Backwards() as kernels:
+        (ours,) = layer.backward(done, (grad,), weights=not split)
+        if split:
+            layer.weight_grad(done)
+    assert kernels.formed == (1 if len(frozen) == 2 else 2)
+    assert ours.equal(theirs)
+    for name, parameter in module.named_parameters():
+        other = stock.get_parameter(name).grad
+        if name in frozen:
+            assert parameter.grad is None
+        else:
+            assert parameter.grad is not None
+            assert other is not None
+            assert parameter.grad.to(other.dtype).equal(other), name

@@ -125,6 +125,20 @@ def test_messages_arrive_whole_and_marked_and_other_streams_pass_by() -> None:
         second.flush()
 
 
+def test_an_image_arrives_with_its_channels_last() -> None:
+    image = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    with pair() as (first, second):
+        for end in (first, second):
+            end.window([[FORWARD]])
+        for stream in (FORWARD, ASIDE):
+            first.send(stream, (image,))
+            (got,) = second.receive(stream)
+            assert got.equal(image)
+            assert got.stride() == image.stride()
+        first.flush()
+        second.flush()
+
+
 def test_a_message_of_another_shape_is_refused() -> None:
     with pair() as (first, _):
         first.window([[FORWARD], [FORWARD]])

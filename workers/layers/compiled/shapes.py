@@ -12,7 +12,7 @@ from workers.layers.compiled.tapped import Like
 from workers.models.definition import LayerBuilder, ModelDefinition
 from workers.models.outline import sketch
 from workers.reproducibility import rng
-from workers.reproducibility.canonical import contiguous_strides
+from workers.reproducibility.canonical import contiguous_strides, has_channels_last
 from workers.state.precision import autocast, boundary_dtype, cast_floats, cast_parameters
 
 Inputs = tuple[Like, ...]
@@ -88,4 +88,5 @@ def without_values(module: nn.Module, precision: str, device: torch.device) -> N
 def _canonical(tensor: Tensor) -> Like:
     """Metadata of `tensor` as it arrives at a layer."""
     shape = tuple(map(int, tensor.shape))
-    return Like(shape, contiguous_strides(shape), tensor.dtype, tensor.device, requires_grad=False)
+    strides = tuple(map(int, tensor.stride())) if has_channels_last(tensor) else contiguous_strides(shape)
+    return Like(shape, strides, tensor.dtype, tensor.device, requires_grad=False)

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from workers.layers.deferred import traced
@@ -58,8 +60,15 @@ def embedding_use(accumulator: Accumulator, tokens: Tensor, padding_idx: int | N
     return use_of
 
 
-def convolution_use(accumulator: Accumulator, x: Tensor, geometry: Sequence[Any]) -> UseOf:
-    """Variant of `linear_use` for a convolution; `geometry` as `torch.convolution` takes it."""
+def convolution_use(
+    accumulator: Accumulator, x: Tensor, geometry: Sequence[Any], with_bias: FormedWithBias | None = None
+) -> UseOf:
+    """Variant of `linear_use` for a convolution.
+
+    Args:
+        geometry: as `torch.convolution` takes it.
+        with_bias: forms the gradient with the bias's, before.
+    """
     held, dtype = Held(x), x.dtype
     weight = accumulator.cast(dtype)
 
@@ -67,14 +76,57 @@ def convolution_use(accumulator: Accumulator, x: Tensor, geometry: Sequence[Any]
         x = held.pop()
 
         def form(out: Tensor | None) -> Tensor:
-            formed = torch.ops.aten.convolution_backward(
-                grad, x, weight, [weight.shape[0]], *geometry, [False, True, False]
-            )[1]
+            formed = None if with_bias is None else with_bias.take()
+            if formed is None:
+                formed = _convolution_backward(grad, x, weight, geometry, weight=True)[0]
             return formed if out is None else out.copy_(formed)
 
         return ParameterUse(accumulator, form, dtype)
 
     return use_of
+
+
+class FormedWithBias:
+    """The gradients of a convolution's matrix and bias: on CPUs one kernel forms both, whichever is asked for."""
+
+    def __init__(self, x: Tensor, weight: Tensor, geometry: Sequence[Any], wanted: bool) -> None:
+        self._held, self._weight, self._geometry, self._wanted = Held(x), weight, geometry, wanted
+        self._formed: Tensor | None = None
+
+    def bias(self, grad: Tensor) -> Tensor:
+        """That of the bias; keeps the matrix's if it is wanted."""
+        self._formed, bias = _convolution_backward(
+            grad, self._held.pop(), self._weight, self._geometry, weight=self._wanted, bias=True
+        )
+        return bias
+
+    def take(self) -> Tensor | None:
+        """That of the matrix, once; None: it has not been formed."""
+        formed, self._formed = self._formed, None
+        return formed
+
+
+class _Bias(Function):
+    """The output of a convolution with its bias, which is detached there. It may be changed in place."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, bias: Tensor, formed: FormedWithBias) -> Tensor:
+        ctx.formed = formed
+        ctx.mark_dirty(output)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        return grad, ctx.formed.bias(grad) if ctx.needs_input_grad[1] else None, None
+
+
+def _convolution_backward(
+    grad: Tensor, x: Tensor, matrix: Tensor, geometry: Sequence[Any], *, weight: bool, bias: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The gradients of a convolution's matrix and bias."""
+    mask = [False, weight, bias]
+    return torch.ops.aten.convolution_backward(grad, x, matrix, [matrix.shape[0]], *geometry, mask)[1:]
 
 
 def product_forward(weight: Tensor, bias: Tensor | None, deferral: Deferral) -> Callable[[Tensor], Tensor]:
@@ -169,11 +221,16 @@ def convolution_forward(
         dtype = compute_dtype(x, weight)
         if x.dtype != dtype:
             x = x.to(dtype)
-        use_of = convolution_use(accumulator, x, geometry)
-        output = torch.convolution(
-            x, accumulator.cast(dtype), None if bias is None else bias.to(dtype), *geometry
-        )
-        return defer(output, accumulator, deferral.queue, use_of)
+        matrix = accumulator.cast(dtype)
+        if bias is None or not (x.device.type == "cpu" and bias.requires_grad and torch.is_grad_enabled()):
+            use_of = convolution_use(accumulator, x, geometry)
+            output = torch.convolution(x, matrix, None if bias is None else bias.to(dtype), *geometry)
+            return defer(output, accumulator, deferral.queue, use_of)
+        formed = FormedWithBias(x, matrix, geometry, weight.requires_grad)
+        use_of = convolution_use(accumulator, x, geometry, formed)
+        output = torch.convolution(x, matrix, bias.detach().to(dtype), *geometry)
+        output = defer(output, accumulator, deferral.queue, use_of)
+        return _Bias.apply(output, bias.to(dtype), formed)  # type: ignore[return-value]
 
     def forward(input: Tensor) -> Tensor:
         if not torch.compiler.is_dynamo_compiling() and not as_covered(input):

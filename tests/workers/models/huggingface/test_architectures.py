@@ -104,13 +104,10 @@ def test_logits_and_gradients_are_those_of_transformers(
     logits = logits_of(model, whole, inputs)
     weights = torch.randn_like(logits)
     logits.backward(weights)
-    # Between layers tensors are contiguous, and transformers' ConvNeXt has the channels last there: torch sums the
-    # products of a convolution in another order then.
-    tolerance = 1e-5 if case == "convnext_v2" and run is trained else 0.0
     ours = run(modules, tuple(inputs.values()), weights)
-    torch.testing.assert_close(ours, logits.detach(), rtol=0.0, atol=tolerance)
+    torch.testing.assert_close(ours, logits.detach(), rtol=0.0, atol=0.0)
     theirs = {name: parameter.grad for name, parameter in whole.named_parameters()}
-    torch.testing.assert_close(gradients_of(model, modules), theirs, rtol=0.0, atol=10 * tolerance)
+    torch.testing.assert_close(gradients_of(model, modules), theirs, rtol=0.0, atol=0.0)
 
 
 @each_case
