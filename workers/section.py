@@ -1,4 +1,4 @@
-"""Base of the sections of a job spec, and the types of their numbers.
+"""Base of the sections of a job spec, and the types of their values.
 
 Every section is keyword-only and frozen, and refuses unknown keys.
 """
@@ -6,7 +6,7 @@ Every section is keyword-only and frozen, and refuses unknown keys.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -14,6 +14,8 @@ from pydantic_core import PydanticCustomError
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+Units = Literal["blocks", "halves"]
+"""Parts of a transformer that are one layer each: a block, or its attention and its feed-forward layer."""
 NonNegativeSeconds = Annotated[float, Field(ge=0)]
 
 

@@ -35,6 +35,8 @@ class ModelDefinition:
     """Groups of parameters that are one: the first gives the initial value, all get the summed gradient."""
     language: bool = False
     """Whether the last layer returns float[B, T, vocabulary] logits over next tokens: text can be sampled."""
+    fixed: tuple[str, ...] = ()
+    """Patterns of the parameters that the job does not train (`model.fixed`); the builders know."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -13,9 +13,10 @@ from workers.models.families.gpt import GptConfig
 from workers.models.families.huggingface import HuggingFaceConfig
 from workers.models.families.llama import LlamaConfig
 from workers.models.families.user_factory import FactoryConfig
+from workers.models.families.vgg import VggConfig
 from workers.models.families.vit import VitConfig
 
-AnyModel = GptConfig | LlamaConfig | VitConfig | HuggingFaceConfig | FactoryConfig
+AnyModel = GptConfig | LlamaConfig | VitConfig | VggConfig | HuggingFaceConfig | FactoryConfig
 """All families. A new one is a file in `families/`, and its name here."""
 DEFAULT_MODEL = GptConfig(family="gpt")
 """The model of a spec without `[model]`."""

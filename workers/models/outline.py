@@ -15,6 +15,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from workers.models.definition import LayerBuilder, ModelDefinition, ParameterRef
+from workers.models.fixed import check_fixed
 from workers.models.refusals import Refusals
 from workers.process.user_code import what_it_did, where
 from workers.protocol.errors import JobError
@@ -71,6 +72,8 @@ def outline(definition: ModelDefinition) -> tuple[LayerOutline, ...]:
             fixed |= {
                 ParameterRef(builder.name, n) for n, p in module.named_parameters() if not p.requires_grad
             }
+    names = {ParameterRef(layer, name) for layer, of in weights.items() for name in of}
+    check_fixed(definition.fixed, names, fixed)
     _check_ties(definition, weights, fixed)
     return tuple(outlines)
 
@@ -123,6 +126,7 @@ def _check_ties(definition: ModelDefinition, weights: Mapping[str, Shapes], fixe
             raise JobError(
                 f"{', '.join(still)} is tied and has requires_grad = False, which"
                 f" {', '.join(str(ref) for ref in group if ref not in fixed)} has not: set it for all of them or none"
+                " (in model.fixed, name all)"
             )
         for ref in group:
             if ref.parameter not in weights.get(ref.layer, {}):

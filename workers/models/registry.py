@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from workers.models.definition import ModelDefinition
 from workers.models.families.user_factory import FactoryConfig
+from workers.models.fixed import with_fixed
 from workers.models.model_config import AnyModel, families
 from workers.protocol.errors import JobError
 
@@ -21,4 +22,5 @@ def build_definition(config: AnyModel, vocabulary: int | None) -> ModelDefinitio
             f"the spec names no model: set model.family to {families()}, or model.factory to"
             " package.module:function"
         )
-    return config.definition(vocabulary)
+    definition = config.definition(vocabulary)
+    return with_fixed(definition, config.fixed) if config.fixed else definition

@@ -16,4 +16,6 @@ def cost_settings(config: WorkerConfig) -> dict[str, Any]:
     }
     given = config.model_dump(mode="json", include=set(keys))
     settings = {f"{section}.{key}": given[section][key] for section, of in keys.items() for key in of}
+    if config.model.fixed:
+        settings["model.fixed"] = given["model"]["fixed"]
     return {**settings, "job.compile": True} if config.job.compile else settings

@@ -137,13 +137,13 @@ JOB = '[job]\nname = "a"\n'
         (
             JOB + "[model]\nfamily = [1]\nfactory = 'null'",
             (),
-            "model.family = [1]: should be 'gpt', 'llama', 'vit' or 'huggingface'",
+            "model.family = [1]: should be 'gpt', 'llama', 'vit', 'vgg' or 'huggingface'",
         ),
         ("model = 3\n" + JOB, (), "[model] should be a section of keys, not 3"),
         (
             JOB + "[model]\nfamily = 'gpx'",
             (),
-            "model.family = 'gpx': should be 'gpt', 'llama', 'vit' or 'huggingface'",
+            "model.family = 'gpx': should be 'gpt', 'llama', 'vit', 'vgg' or 'huggingface'",
         ),
         (JOB + "[pipeline]\nranks = -1", (), "pipeline.ranks = -1: should be greater than 0"),
         (
@@ -188,7 +188,7 @@ JOB = '[job]\nname = "a"\n'
         (
             JOB,
             ("model.family=gpx",),
-            "--set model.family: model.family = 'gpx': should be 'gpt', 'llama', 'vit' or",
+            "--set model.family: model.family = 'gpx': should be 'gpt', 'llama', 'vit', 'vgg' or",
         ),
         (
             JOB,

@@ -123,9 +123,9 @@ def test_a_model_in_a_few_words(model: dict[str, Any], text: str) -> None:
 
 def test_families_are_listed_by_what_they_read() -> None:
     assert (families(), families("tokens"), families("images")) == (
-        "gpt, llama, vit or huggingface",
+        "gpt, llama, vit, vgg or huggingface",
         "gpt or llama",
-        "vit",
+        "vit or vgg",
     )
 
 

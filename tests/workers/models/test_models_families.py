@@ -19,6 +19,7 @@ from workers.models.modules.llama import GroupedQueryAttention, LlamaHead, RMSNo
 from workers.models.modules.transformer import SelfAttention
 from workers.models.outline import outline
 from workers.models.registry import build_definition
+from workers.protocol.errors import JobError
 
 LANGUAGE = {
     "gpt": ModelConfig(family="gpt", layers=3, width=32, heads=4, context=16),
@@ -59,6 +60,32 @@ def test_language_families_start_at_the_loss_of_a_uniform_guess(config: ModelCon
     assert all(p.grad is not None for module in modules for p in module.parameters())
 
 
+@pytest.mark.parametrize("config", [*LANGUAGE.values(), VIT], ids=[*LANGUAGE, "vit"])
+def test_the_two_halves_of_a_block_compute_what_it_does(config: ModelConfig) -> None:
+    halved = build_definition(config.model_copy(update={"units": "halves"}), 256)
+    definition = build_definition(config, 256)
+    parts = [f"block{n}-{half}" for n in range(config.layers) for half in ("attention", "feed_forward")]
+    assert halved.names == ("embed", *parts, "head")
+    assert halved.ties == definition.ties
+    modules, halves = build(definition), dict(zip(halved.names, build(halved), strict=True))
+    for name, module in zip(definition.names, modules, strict=True):
+        its = {n: m for n, m in halves.items() if n == name or n.startswith(f"{name}-")}
+        values = module.state_dict()
+        assert sum(len(each.state_dict()) for each in its.values()) == len(values)
+        for each in its.values():
+            each.load_state_dict({key: values[key] for key in each.state_dict()})
+    inputs = torch.rand(2, 3, 12, 12) if config is VIT else torch.randint(0, 256, (2, 16))
+    whole, cut = forward(modules, inputs), forward([*halves.values()], inputs)
+    assert torch.equal(whole, cut)
+    weights = torch.randn_like(whole)
+    for logits in (whole, cut):
+        logits.backward(weights)
+    for name, module in halves.items():
+        block = modules[definition.names.index(name.partition("-")[0])]
+        for key, parameter in module.named_parameters():
+            assert torch.equal(parameter.grad, block.get_parameter(key).grad), (name, key)
+
+
 def test_vit_starts_at_the_loss_of_a_uniform_guess() -> None:
     definition = build_definition(VIT, None)
     assert definition.names == ("embed", "block0", "block1", "head")
@@ -72,6 +99,36 @@ def test_vit_starts_at_the_loss_of_a_uniform_guess() -> None:
     assert loss.item() == pytest.approx(math.log(7), abs=0.05)
     loss.backward()
     assert all(p.grad is not None for module in modules for p in module.parameters())
+
+
+def test_vgg_16_has_the_parameters_of_its_paper() -> None:
+    """Table 2 of Simonyan and Zisserman: 133, 133, 138 and 144 million with 1,000 classes and images of 224 pixels."""
+    for depth, millions in ((11, 133), (13, 133), (16, 138), (19, 144)):
+        paper = ModelConfig(family="vgg", depth=depth, image_size=224, classes=1000)
+        outlines = outline(build_definition(paper, None))
+        assert len(outlines) == depth
+        assert round(sum(layer.parameters for layer in outlines) / 1e6) == millions
+
+
+def test_vgg_classifies_images() -> None:
+    small = ModelConfig(family="vgg", depth=16, width=4, hidden=16, image_size=32, classes=7)
+    definition = build_definition(small, None)
+    assert definition.names == (*(f"conv{n}" for n in range(13)), "dense0", "dense1", "head")
+    modules = build(definition)
+    images = torch.rand(5, 3, 32, 32)
+    sides, x = [], images
+    for module in modules[:13]:
+        x = module(x)
+        sides.append(x.shape[-1])
+    assert sides == [32, 16, 16, 8, 8, 8, 4, 4, 4, 2, 2, 2, 1]
+    logits = forward(modules, images)
+    assert logits.shape == (5, 7)
+    loss = definition.loss(logits, torch.randint(0, 7, (5,)))
+    assert loss.item() == pytest.approx(math.log(7), abs=0.05)
+    loss.backward()
+    assert all(p.grad is not None for module in modules for p in module.parameters())
+    with pytest.raises(JobError, match=r"model.image_size = 40 is not divisible by 32.*choose 64"):
+        build_definition(small.model_copy(update={"image_size": 40}), None)
 
 
 def test_loss_is_the_mean_over_every_position_in_float32() -> None:

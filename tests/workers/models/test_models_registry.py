@@ -46,7 +46,7 @@ def from_factory(path: str, **arguments: Any) -> ModelDefinition:
     [
         (
             {},
-            r"the spec names no model: set model.family to gpt, llama, vit or huggingface, or model.factory",
+            r"the spec names no model: set model.family to gpt, llama, vit, vgg or huggingface, or model.factory",
         ),
         (
             {"family": "gpt", "factory": "a:b"},

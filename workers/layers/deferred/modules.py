@@ -94,14 +94,14 @@ class FormedWithBias:
         self._formed: Tensor | None = None
 
     def bias(self, grad: Tensor) -> Tensor:
-        """That of the bias; keeps the matrix's if it is wanted."""
+        """Gradient of the bias; keeps the matrix's if it is wanted."""
         self._formed, bias = _convolution_backward(
             grad, self._held.pop(), self._weight, self._geometry, weight=self._wanted, bias=True
         )
         return bias
 
     def take(self) -> Tensor | None:
-        """That of the matrix, once; None: it has not been formed."""
+        """Gradient of the matrix, once; None: it has not been formed."""
         formed, self._formed = self._formed, None
         return formed
 

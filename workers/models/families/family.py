@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from workers.protocol.errors import JobError
-from workers.section import Fraction, Positive, Section
+from workers.section import Fraction, Positive, Section, Units
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,6 +31,9 @@ class ModelFamily(Section):
     weights_sha256: str | None = None
     """sha256 of that file; unset: computed when the job is submitted. A file with other content is
     refused."""
+    fixed: tuple[str, ...] | None = None
+    """Parameters that the job does not train: patterns of LAYER.PARAMETER, such as `["embed.*", "*.bias"]`. They have
+    neither gradients nor moments; unset: all are trained but those whose builder sets `requires_grad = False`."""
 
     @property
     def user_code(self) -> str | None:
@@ -103,6 +106,9 @@ class TransformerSizes(ModelFamily):
     """Width of the feed-forward layer; unset: 4 x width."""
     dropout: Fraction = 0.0
     """Dropout probability in embedding, attention output and feed-forward output."""
+    units: Units | None = None
+    """`"halves"`: attention and feed-forward layer of a block are layers of their own, between which a model can be cut
+    too; unset or `"blocks"`: each block is one layer."""
 
     def stacked(
         self,
@@ -124,6 +130,7 @@ class TransformerSizes(ModelFamily):
         """
         from workers.models.definition import LayerBuilder, ModelDefinition, ParameterRef
         from workers.models.loss import mean_cross_entropy
+        from workers.models.modules.transformer import halves_of
 
         if self.width % self.heads:
             raise JobError(
@@ -131,6 +138,8 @@ class TransformerSizes(ModelFamily):
                 f" choose a width of {multiples(self.width, self.heads)}, or another number of heads"
             )
         blocks = (LayerBuilder(f"block{index}", block) for index in range(self.layers))
+        if self.units == "halves":
+            blocks = (half for each in blocks for half in halves_of(each))
         layers = (LayerBuilder("embed", embed), *blocks, LayerBuilder("head", head))
         tie = (ParameterRef("embed", "token.weight"), ParameterRef("head", "projection.weight"))
         return ModelDefinition(layers, mean_cross_entropy, (tie,) if tied else (), language)

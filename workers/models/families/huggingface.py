@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from workers.models.families.family import TextModel
 from workers.protocol.errors import JobError
-from workers.section import Arguments, Positive
+from workers.section import Arguments, Positive, Units
 
 if TYPE_CHECKING:
     from workers.models.definition import ModelDefinition
@@ -39,6 +39,9 @@ class HuggingFaceConfig(TextModel):
     """Class of transformers, such as `BertForSequenceClassification`; unset: the one that the folder names."""
     classes: Positive | None = None
     """Number of classes of a new head; unset: the folder's. 1: a regression."""
+    units: Units | None = None
+    """`"halves"`: attention and feed-forward layer of a block are layers of their own, in models where one tensor alone
+    lies between them; unset or `"blocks"`: each block is one layer."""
     config: Arguments | None = None
     """Fields of the model's config.json; unset: read from `path`."""
 
@@ -101,7 +104,7 @@ class HuggingFaceConfig(TextModel):
                 f"model.context = {self.context:,} is more than the {positions:,} positions of the model: lower it"
             )
         source = Source(Path(self.path), model) if self.path is not None and self.pretrained else None
-        return definition_of(model, source)
+        return definition_of(model, source, self.units or "blocks")
 
 
 def _folder(path: str, absolute: Callable[[str], str]) -> Path:

@@ -6,16 +6,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
-from workers.models.huggingface.library import Config
+from workers.models.huggingface.library import Config, with_where
+from workers.protocol.errors import JobError
+from workers.section import Units
 from workers.state.layer_state import ParameterRef
 
 Task = Literal[
     "language", "masked-language", "sequence-classification", "question-answering", "image-classification"
 ]
+Halves = tuple[Callable[[Any], nn.Module], Callable[[Any], nn.Module]]
+"""Makers of the attention's and the feed-forward layer's module, of the module of a block's layer."""
+HALVES = ("attention", "feed_forward")
 Ties = tuple[tuple[ParameterRef, ...], ...]
 """Groups of parameters that are one, as in `ModelDefinition`."""
 
@@ -62,12 +67,74 @@ def no_ties(model: Model) -> Ties:
 
 @dataclass(frozen=True)
 class Architecture:
-    """Models that are cut in one way."""
+    """Models that are cut in one way.
+
+    Layers whose name begins with `block` are the units of repetition.
+    """
 
     classes: Mapping[str, tuple[str, Task]]
     """Class of transformers, as `architectures` of a config.json names it -> its model type and what it is for."""
     layers: Callable[[Model], tuple[SourceLayer, ...]]
     ties: Callable[[Model], Ties] = no_ties
+    halves: Halves | None = None
+    """Makes of a block's layer its two halves; None: more than the residual stream lies between them."""
+
+    def layers_of(self, model: Model, units: Units = "blocks") -> tuple[SourceLayer, ...]:
+        """The layers of `model`; with halves, `block0-attention` and `block0-feed_forward` in place of `block0`.
+
+        Raises:
+            JobError: its blocks have no halves.
+        """
+        layers = self.layers(model)
+        if units == "blocks":
+            return layers
+        if self.halves is None:
+            raise JobError(
+                f'model.units = "halves": between the parts of a block of {model.name} lies more than one tensor; leave'
+                ' it at "blocks"'
+            )
+        halves = self.halves
+        return tuple(
+            each
+            for layer in layers
+            for each in (_halved(layer, halves) if layer.name.startswith("block") else (layer,))
+        )
+
+
+def _halved(layer: SourceLayer, halves: Halves) -> tuple[SourceLayer, ...]:
+    return tuple(
+        SourceLayer(f"{layer.name}-{name}", lambda half=half: half(layer.make()), layer.source)
+        for name, half in zip(HALVES, halves, strict=True)
+    )
+
+
+class NormedFeedForward(nn.Module):
+    """The second residual branch of a block with a norm before each, at the paths that its parts have in the block.
+
+    Args:
+        whole: the layer.
+        block: path of transformers' block in it.
+        norm, feed_forward, dropout: names in the block.
+    """
+
+    def __init__(
+        self, whole: nn.Module, block: str, norm: str, feed_forward: str, dropout: str | None = None
+    ) -> None:
+        super().__init__()
+        of = whole.get_submodule(block)
+        kept = nn.Module() if block else self
+        kept.add_module(norm, of.get_submodule(norm))
+        kept.add_module(feed_forward, of.get_submodule(feed_forward))
+        if block:
+            self.add_module(block, kept)
+        self._branch = (block, norm, feed_forward)
+        self.dropout = nn.Identity() if dropout is None else of.get_submodule(dropout)
+
+    def forward(self, hidden: Tensor, *where: Tensor) -> Tensor | tuple[Tensor, ...]:
+        block, norm, feed_forward = self._branch
+        of = self.get_submodule(block)
+        branch = of.get_submodule(feed_forward)(of.get_submodule(norm)(hidden))
+        return with_where(hidden + self.dropout(branch), where)
 
 
 def numbered(

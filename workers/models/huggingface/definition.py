@@ -17,6 +17,7 @@ from workers.models.huggingface.library import draw_, materialized, modeling, pa
 from workers.models.huggingface.source import Source
 from workers.models.loss import mean_cross_entropy
 from workers.protocol.errors import JobError
+from workers.section import Units
 
 ARCHITECTURES: tuple[Architecture, ...] = tuple(
     each.ARCHITECTURE for each in (llama, gpt2, bert, vit, convnext_v2, resnet)
@@ -45,13 +46,17 @@ def model_of(config: Mapping[str, Any], name: str) -> Model:
     return Model(name, module, parsed(getattr(module, name), config), task)
 
 
-def definition_of(model: Model, source: Source | None) -> ModelDefinition:
-    """The layers of `model`, which begin with the tensors of `source`, else with values drawn as transformers does."""
+def definition_of(model: Model, source: Source | None, units: Units = "blocks") -> ModelDefinition:
+    """The layers of `model`, which begin with the tensors of `source`, else with values drawn as transformers does.
+
+    Raises:
+        JobError: it has not such units.
+    """
     architecture = CLASSES[model.name]
     return ModelDefinition(
         tuple(
             LayerBuilder(layer.name, partial(_built, layer, model, source))
-            for layer in architecture.layers(model)
+            for layer in architecture.layers_of(model, units)
         ),
         _LOSSES[model.task](model),
         architecture.ties(model),

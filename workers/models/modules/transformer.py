@@ -7,9 +7,12 @@ gradient can be deferred.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from workers.models.definition import LayerBuilder
 
 INITIAL_STD = 0.02
 
@@ -85,3 +88,35 @@ class Block(nn.Module):
         """x: float[B, T, D] -> float[B, T, D]."""
         x = x + self.attention(self.attention_norm(x))
         return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+class AttentionHalf(nn.Module):
+    """The first residual branch of a block."""
+
+    def __init__(self, block: Any) -> None:
+        super().__init__()
+        self.attention_norm, self.attention = block.attention_norm, block.attention
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: float[B, T, D] -> float[B, T, D]."""
+        return x + self.attention(self.attention_norm(x))
+
+
+class FeedForwardHalf(nn.Module):
+    """The second residual branch of a block."""
+
+    def __init__(self, block: Any) -> None:
+        super().__init__()
+        self.feed_forward_norm, self.feed_forward = block.feed_forward_norm, block.feed_forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: float[B, T, D] -> float[B, T, D]."""
+        return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+def halves_of(block: LayerBuilder) -> tuple[LayerBuilder, LayerBuilder]:
+    """The two layers into which a block is cut, each built of a block of its own, under its own key."""
+    return (
+        LayerBuilder(f"{block.name}-attention", lambda: AttentionHalf(block.build())),
+        LayerBuilder(f"{block.name}-feed_forward", lambda: FeedForwardHalf(block.build())),
+    )

@@ -27,14 +27,18 @@ from workers.models.huggingface.architecture import Model
 from workers.models.huggingface.definition import CLASSES, definition_of, model_of
 from workers.models.huggingface.source import Source
 from workers.protocol.errors import JobError
+from workers.section import Units
 
 each_case = pytest.mark.parametrize("case", CONFIGS)
 
 
-def built_from(case: str, folder: Path) -> list[nn.Module]:
+HALVED = [case for case in CONFIGS if CLASSES[CONFIGS[case][0]].halves]
+
+
+def built_from(case: str, folder: Path, units: Units = "blocks") -> list[nn.Module]:
     """The layers of a case, with the weights of `folder`."""
     model = small_model(case)
-    definition = definition_of(model, Source(folder, model))
+    definition = definition_of(model, Source(folder, model), units)
     return [build_module(definition, n, seed=0).train() for n in range(len(definition.layers))]
 
 
@@ -64,9 +68,9 @@ def trained(modules: list[nn.Module], inputs: tuple[Tensor, ...], weights: Tenso
     return tensors[0].detach()
 
 
-def gradients_of(model: Model, modules: list[nn.Module]) -> dict[str, Tensor]:
+def gradients_of(model: Model, modules: list[nn.Module], units: Units) -> dict[str, Tensor]:
     """The gradient of each parameter of the layers, by its name in transformers; those of tied ones are one sum."""
-    layers = CLASSES[model.name].layers(model)
+    layers = CLASSES[model.name].layers_of(model, units)
     names = {
         (layer.name, name): layer.source_key(name)
         for layer, module in zip(layers, modules, strict=True)
@@ -86,20 +90,22 @@ def gradients_of(model: Model, modules: list[nn.Module]) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("run", [chained, trained], ids=["modules", "layers"])
 @pytest.mark.parametrize(
-    ("case", "padded"),
+    ("case", "padded", "units"),
     [
-        (case, padded)
+        (case, padded, units)
         for case in CONFIGS
         for padded in (False, True)
+        for units in ("blocks", "halves")
         if not padded or "num_channels" not in CONFIGS[case][1]
+        if units == "blocks" or case in HALVED
     ],
 )
 def test_logits_and_gradients_are_those_of_transformers(
-    case: str, padded: bool, run: Callable[..., Tensor], tmp_path: Path
+    case: str, padded: bool, units: Units, run: Callable[..., Tensor], tmp_path: Path
 ) -> None:
     model = small_model(case)
     whole = saved_model(case, tmp_path)
-    modules = built_from(case, tmp_path)
+    modules = built_from(case, tmp_path, units)
     inputs = inputs_of(model, padded=padded)
     logits = logits_of(model, whole, inputs)
     weights = torch.randn_like(logits)
@@ -107,7 +113,14 @@ def test_logits_and_gradients_are_those_of_transformers(
     ours = run(modules, tuple(inputs.values()), weights)
     torch.testing.assert_close(ours, logits.detach(), rtol=0.0, atol=0.0)
     theirs = {name: parameter.grad for name, parameter in whole.named_parameters()}
-    torch.testing.assert_close(gradients_of(model, modules), theirs, rtol=0.0, atol=0.0)
+    torch.testing.assert_close(gradients_of(model, modules, units), theirs, rtol=0.0, atol=0.0)
+
+
+def test_blocks_without_halves_are_refused_as_such() -> None:
+    assert len(HALVED) == 11
+    for case in CONFIGS.keys() - HALVED:
+        with pytest.raises(JobError, match=r'model\.units = "halves": between the parts of a block of'):
+            definition_of(small_model(case), None, "halves")
 
 
 @each_case
@@ -117,7 +130,7 @@ def test_initial_values_are_drawn_as_transformers_draws_them(case: str) -> None:
     whole = whole_model(model).state_dict()
     torch.manual_seed(5)
     for layer, builder in zip(
-        CLASSES[model.name].layers(model), definition_of(model, None).layers, strict=True
+        CLASSES[model.name].layers_of(model), definition_of(model, None).layers, strict=True
     ):
         for name, tensor in builder.build().state_dict().items():
             theirs = whole[layer.source_key(name)].float()
@@ -137,7 +150,7 @@ def test_every_tensor_of_a_saved_model_lands_in_its_layer(
     model = model_of(fields_of(tmp_path), small_model(case).name)
     theirs = whole.state_dict()
     seen: set[str] = set()
-    for layer, module in zip(CLASSES[model.name].layers(model), built_from(case, tmp_path), strict=True):
+    for layer, module in zip(CLASSES[model.name].layers_of(model), built_from(case, tmp_path), strict=True):
         for name, tensor in module.state_dict().items():
             seen.add(layer.source_key(name))
             assert torch.equal(tensor, theirs[layer.source_key(name)]), (layer.name, name)
@@ -153,7 +166,7 @@ def test_a_base_model_s_weights_are_taken_and_the_head_is_drawn(case: str, tmp_p
     theirs = {f"{whole.base_model_prefix}.{key}": tensor for key, tensor in base.state_dict().items()}
     source = Source(tmp_path, model)
     lacking = set()
-    for layer in CLASSES[model.name].layers(model):
+    for layer in CLASSES[model.name].layers_of(model):
         torch.manual_seed(7)
         (builder,) = (each for each in definition_of(model, source).layers if each.name == layer.name)
         for name, tensor in builder.build().state_dict().items():

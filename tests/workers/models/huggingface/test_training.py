@@ -13,11 +13,12 @@ from benchmarks.parts.rank_threads import run_threads
 from workers.config import DataConfig, ModelConfig, WorkerConfig
 from workers.models.registry import build_definition
 from workers.protocol.reports import LayersChecked, StepReport
+from workers.section import Units
 
 CASES = ("llama", "qwen2", "gpt2", "bert, sequences", "bert, answers", "vit", "convnext_v2", "resnet")
 
 
-def config_of(case: str, folder: Path) -> WorkerConfig:
+def config_of(case: str, folder: Path, units: Units = "blocks") -> WorkerConfig:
     saved_model(case, folder / "model")
     model = ModelConfig(
         family="huggingface",
@@ -25,14 +26,18 @@ def config_of(case: str, folder: Path) -> WorkerConfig:
         architecture=small_model(case).name,
         config=fields_of(folder / "model"),
         context=12,
+        units=units,
     )
     data = DataConfig(source="hugging_face_models:Samples", arguments={"case": case})
     return small_config(folder, model=model, data=data, steps=3)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_every_partition_has_the_bits_of_a_plain_loop(case: str, tmp_path: Path) -> None:
-    config = config_of(case, tmp_path)
+@pytest.mark.parametrize(
+    ("case", "units"),
+    [*((case, "blocks") for case in CASES), ("llama", "halves"), ("bert, answers", "halves")],
+)
+def test_every_partition_has_the_bits_of_a_plain_loop(case: str, units: Units, tmp_path: Path) -> None:
+    config = config_of(case, tmp_path, units)
     expected, expected_losses = train_plainly(config, tmp_path, boundaries=True)
     layers = len(build_definition(config.model, None).layers)
     for schedule, counts, recompute in (("1f1b", (1, layers - 1), False), ("zb-h1", even(layers, 2), True)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from workers.models.huggingface.architecture import (
@@ -42,11 +44,38 @@ class EncoderBlock(nn.Module):
 
     def __init__(self, block: nn.Module, config: Config) -> None:
         super().__init__()
-        self.block, self.config = block, config
+        self.block: Any = block
+        self.config = config
 
     def forward(self, hidden: Tensor, *where: Tensor) -> Tensor | tuple[Tensor, ...]:
         seen = two_way_mask(self.config, hidden, where[0] if where else None)
-        return with_where(self.block(hidden, seen), where)
+        return with_where(self.computed(hidden, seen), where)
+
+    def computed(self, hidden: Tensor, seen: Any) -> Tensor:
+        return self.block(hidden, seen)
+
+
+class EncoderAttention(EncoderBlock):
+    """The first residual branch of a block, with the norm after it."""
+
+    def __init__(self, whole: EncoderBlock) -> None:
+        super().__init__(whole.block, whole.config)
+        del self.block.intermediate, self.block.output
+
+    def computed(self, hidden: Tensor, seen: Any) -> Tensor:
+        return self.block.attention(hidden, seen)[0]
+
+
+class EncoderFeedForward(nn.Module):
+    """The second one."""
+
+    def __init__(self, whole: EncoderBlock) -> None:
+        super().__init__()
+        self.block: Any = whole.block
+        del self.block.attention
+
+    def forward(self, hidden: Tensor, *where: Tensor) -> Tensor | tuple[Tensor, ...]:
+        return with_where(self.block.feed_forward_chunk(hidden), where)
 
 
 class SequenceHead(nn.Module):
@@ -121,4 +150,5 @@ ARCHITECTURE = Architecture(
     },
     _layers,
     _ties,
+    (EncoderAttention, EncoderFeedForward),
 )

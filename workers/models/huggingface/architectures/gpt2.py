@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from workers.models.huggingface.architecture import Architecture, Model, SourceLayer, numbered, tied_head
+from workers.models.huggingface.architecture import (
+    Architecture,
+    Model,
+    NormedFeedForward,
+    SourceLayer,
+    numbered,
+    tied_head,
+)
 from workers.models.huggingface.library import Config, causal_mask, with_where
 
 
@@ -31,14 +41,29 @@ class Gpt2Block(nn.Module):
 
     def __init__(self, block: nn.Module, config: Config) -> None:
         super().__init__()
-        self.block, self.config = block, config
+        self.block: Any = block
+        self.config = config
 
     def forward(
         self, hidden: Tensor, mask: Tensor | None = None, positions: Tensor | None = None
     ) -> Tensor | tuple[Tensor, ...]:
         where = tuple(each for each in (mask, positions) if each is not None)
         seen = causal_mask(self.config, hidden, "full_attention", mask, positions)
-        return with_where(self.block(hidden, attention_mask=seen), where)
+        return with_where(self.computed(hidden, seen), where)
+
+    def computed(self, hidden: Tensor, seen: Any) -> Tensor:
+        return self.block(hidden, attention_mask=seen)
+
+
+class Gpt2Attention(Gpt2Block):
+    """The first residual branch of a block."""
+
+    def __init__(self, whole: Gpt2Block) -> None:
+        super().__init__(whole.block, whole.config)
+        del self.block.ln_2, self.block.mlp
+
+    def computed(self, hidden: Tensor, seen: Any) -> Tensor:
+        return self.block.attn(self.block.ln_1(hidden), attention_mask=seen)[0] + hidden
 
 
 class Gpt2Head(nn.Module):
@@ -71,4 +96,5 @@ ARCHITECTURE = Architecture(
     {"GPT2LMHeadModel": ("gpt2", "language")},
     _layers,
     lambda model: tied_head(model.config, "tokens.weight", "projection.weight"),
+    (Gpt2Attention, partial(NormedFeedForward, block="block", norm="ln_2", feed_forward="mlp")),
 )

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from workers.models.huggingface.architecture import Architecture, Model, SourceLayer, numbered, tied_head
+from workers.models.huggingface.architecture import (
+    Architecture,
+    Model,
+    NormedFeedForward,
+    SourceLayer,
+    numbered,
+    tied_head,
+)
 from workers.models.huggingface.library import Config, causal_mask, with_where
 
 _KINDS = {"Llama": "llama", "Mistral": "mistral", "Qwen2": "qwen2", "Qwen3": "qwen3"}
@@ -31,7 +40,7 @@ class DecoderBlock(nn.Module):
 
     def __init__(self, module: ModuleType, kind: str, config: Config, index: int) -> None:
         super().__init__()
-        self.block = getattr(module, f"{kind}DecoderLayer")(config, index)
+        self.block: Any = getattr(module, f"{kind}DecoderLayer")(config, index)
         self.rotary = getattr(module, f"{kind}RotaryEmbedding")(config)
         self.config, self.attention = config, _attention(config, index)
 
@@ -40,13 +49,29 @@ class DecoderBlock(nn.Module):
     ) -> Tensor | tuple[Tensor, ...]:
         where = tuple(each for each in (mask, positions) if each is not None)
         at = torch.arange(hidden.shape[1], device=hidden.device)[None] if positions is None else positions
-        hidden = self.block(
+        hidden = self.computed(
             hidden,
             attention_mask=causal_mask(self.config, hidden, self.attention, mask, at),
             position_embeddings=self.rotary(hidden, position_ids=at),
             position_ids=at,
         )
         return with_where(hidden, where)
+
+    def computed(self, hidden: Tensor, **where: Any) -> Tensor:
+        return self.block(hidden, **where)
+
+
+class DecoderAttention(DecoderBlock):
+    """The first residual branch of a block."""
+
+    def __init__(self, whole: DecoderBlock) -> None:
+        nn.Module.__init__(self)
+        self.block, self.rotary, self.config = whole.block, whole.rotary, whole.config
+        self.attention = whole.attention
+        del self.block.mlp, self.block.post_attention_layernorm
+
+    def computed(self, hidden: Tensor, **where: Any) -> Tensor:
+        return hidden + self.block.self_attn(self.block.input_layernorm(hidden), **where)[0]
 
 
 class DecoderHead(nn.Module):
@@ -91,4 +116,8 @@ ARCHITECTURE = Architecture(
     {f"{kind}{_SUFFIX}": (model_type, "language") for kind, model_type in _KINDS.items()},
     _layers,
     lambda model: tied_head(model.config, "tokens.weight", "projection.weight"),
+    (
+        DecoderAttention,
+        partial(NormedFeedForward, block="block", norm="post_attention_layernorm", feed_forward="mlp"),
+    ),
 )

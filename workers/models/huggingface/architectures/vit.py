@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 from torch import Tensor, nn
 
-from workers.models.huggingface.architecture import Architecture, Model, SourceLayer, numbered
+from workers.models.huggingface.architecture import (
+    Architecture,
+    Model,
+    NormedFeedForward,
+    SourceLayer,
+    numbered,
+)
 from workers.models.huggingface.library import Config
 
 
@@ -18,6 +27,18 @@ class ClassTokenHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.classifier(self.norm(hidden)[:, 0, :])
+
+
+class VitAttention(nn.Module):
+    """The first residual branch of a block."""
+
+    def __init__(self, whole: Any) -> None:
+        super().__init__()
+        self.layernorm_before, self.attention = whole.layernorm_before, whole.attention
+        self.dropout = whole.dropout
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.dropout(self.attention(self.layernorm_before(hidden))[0]) + hidden
 
 
 def _layers(model: Model) -> tuple[SourceLayer, ...]:
@@ -35,4 +56,11 @@ def _layers(model: Model) -> tuple[SourceLayer, ...]:
     )
 
 
-ARCHITECTURE = Architecture({"ViTForImageClassification": ("vit", "image-classification")}, _layers)
+ARCHITECTURE = Architecture(
+    {"ViTForImageClassification": ("vit", "image-classification")},
+    _layers,
+    halves=(
+        VitAttention,
+        partial(NormedFeedForward, block="", norm="layernorm_after", feed_forward="mlp", dropout="dropout"),
+    ),
+)
