@@ -142,6 +142,24 @@ def test_an_output_that_shares_memory_with_one_that_carries_a_gradient_is_not_ha
     assert not check.compare_ahead([layer], inputs(), (4,), 0, lambda tensors: pytest.fail("handed on"))
     assert layer.detached
     assert check.names == ["l1"]
+    again = layer_of(AndItsValues, 2)
+    assert not check.compare_ahead([again], inputs(), (5,), 0, lambda tensors: pytest.fail("handed on"))
+    assert again.detached == layer.detached
+    assert len(check._kinds) == 1
+
+
+def test_a_layer_whose_images_lie_otherwise_in_some_passes_is_refused() -> None:
+    """The next layer's kernels, and with them its bits, would depend on which pass was its first on a rank."""
+
+    class Skips(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2 if x[0, 0, 0, 0] > 0 else x.to(memory_format=torch.channels_last)
+
+    layer = layer_of(Skips)
+    image = torch.ones(2, 3, 4, 5)
+    layer.forward((image,), 1, keep=True)
+    with pytest.raises(JobError, match=r"channels lie last in memory in some passes only.*y.contiguous\(\)"):
+        layer.forward((-image,), 2, keep=True)
 
 
 def test_what_tells_two_layers_apart_makes_two_kinds() -> None:

@@ -111,7 +111,8 @@ class LayerCheck:
                 else:
                     begun[kind], outputs = self._begun(layer, tensors, key)
                 kinds.append(kind)
-                ahead = kind not in begun or not begun[kind].detached
+                of_kind = self._kinds.get(kind) or begun.get(kind)
+                ahead = of_kind is None or not of_kind.detached
                 if not ahead:
                     break
                 tensors = layer.handed_on(outputs, tensors, first_of_each(outputs))

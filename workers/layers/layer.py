@@ -25,7 +25,7 @@ from workers.layers.sharded_weights import ComputeWeights
 from workers.models.trained_loss import layer_alone
 from workers.protocol.errors import JobError
 from workers.reproducibility import rng
-from workers.reproducibility.canonical import canonical, first_of_each
+from workers.reproducibility.canonical import canonical, first_of_each, has_channels_last
 from workers.state.flat import FlatGradients, GradientBuffers
 from workers.state.precision import autocast, boundary_dtype, cast_floats
 
@@ -118,6 +118,8 @@ class Layer:
         """Outputs that carry no gradient though numbers of their kind could; known once it was compared."""
         self._firsts: tuple[int, ...] | None = None
         """Per output, the first that is the same tensor; known from the first pass on."""
+        self._channels_last: tuple[bool, ...] = ()
+        """Per output, whether it is an image whose channels lie last; known then too."""
         self._forward_pass = blamed(f"the forward pass of layer {name}")
         self._backward_pass = blamed(f"the backward pass of layer {name}")
 
@@ -150,15 +152,24 @@ class Layer:
         if keep:
             self._refuse_attached(outputs)
             done.outputs = outputs
-        firsts = first_of_each(outputs)
+        firsts, last = first_of_each(outputs), tuple(map(has_channels_last, outputs))
         if self._firsts is None:
-            self._firsts = firsts
-        elif firsts != self._firsts and (self.compiled is None or self.whole):
+            self._firsts, self._channels_last = firsts, last
+        elif self.compiled is None or self.whole:
+            self._refuse_other_form(firsts, last)
+        return self.handed_on(outputs, leaves, self._firsts), done
+
+    def _refuse_other_form(self, firsts: tuple[int, ...], channels_last: tuple[bool, ...]) -> None:
+        if firsts != self._firsts:
             raise JobError(
                 f"layer {self.name} returns one tensor as several outputs in some passes only: return a copy, as"
                 " clone() makes it, in all"
             )
-        return self.handed_on(outputs, leaves, self._firsts), done
+        if channels_last != self._channels_last:
+            raise JobError(
+                f"layer {self.name} returns an image whose channels lie last in memory in some passes only, and the"
+                " last bits of the next layer depend on it: return y.contiguous() in all"
+            )
 
     def handed_on(self, outputs: Tensors, inputs: Tensors, firsts: Sequence[int]) -> Tensors:
         """Tensors that the next layer gets for `outputs`.

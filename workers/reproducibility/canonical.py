@@ -42,8 +42,9 @@ def has_channels_last(tensor: Tensor) -> bool:
 
 
 def in_memory_order(tensor: Tensor) -> Tensor:
-    """The elements of a canonical tensor in one dimension, in the order in which they lie, without a copy."""
-    return tensor.as_strided((tensor.numel(),), (1,))
+    """The elements in one dimension, as they lie in what is allocated for a message of `tensor`. A view, if it is
+    canonical."""
+    return tensor.as_strided((tensor.numel(),), (1,)) if has_channels_last(tensor) else tensor.reshape(-1)
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

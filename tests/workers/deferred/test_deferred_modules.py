@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.pytorch_utils import Conv1D
 
+from workers.layer_check.check import LayerCheck
 from workers.layers.deferred.queue import Workspace
 from workers.layers.layer import Layer
 from workers.state.precision import autocast
@@ -196,3 +198,56 @@ def test_a_convolution_forms_the_gradients_of_matrix_and_bias_at_once(
             assert parameter.grad is not None
             assert other is not None
             assert parameter.grad.to(other.dtype).equal(other), name
+
+
+class BehindAMatrix(nn.Module):
+    """A convolution of what depends on a matrix that nothing defers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.randn(9, 9))
+        self.convolution = nn.Conv2d(2, 3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.convolution(x @ self.matrix)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_a_further_walk_for_other_matrices_leaves_a_bias_alone(split: bool) -> None:
+    torch.manual_seed(3)
+    module = BehindAMatrix()
+    stock = copy.deepcopy(module)
+    x = torch.randn(2, 2, 9, 9).requires_grad_()
+    layer = Layer(1, "l", module, precision="float32", device=CPU, workspace=Workspace())
+    LayerCheck(pytest.fail, "float32").compare(layer, (x,), 4, 0)
+    assert not layer.whole
+    (output,), done = layer.forward((x,), 1, keep=True)
+    grad = torch.randn_like(output)
+    (ours,) = layer.backward(done, (grad,), weights=not split)
+    if split:
+        layer.weight_grad(done)
+    stock(x).backward(grad)
+    assert x.grad is not None
+    assert ours.equal(x.grad)
+    assert_equal_gradients(module, stock)
+
+
+class Gone(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> None:  # type: ignore[override]
+        return None
+
+
+def test_a_bias_that_no_gradient_reaches_has_none() -> None:
+    module = nn.Conv2d(2, 2, 3, padding=1)
+    layer = Layer(1, "l", nn.Sequential(module), precision="float32", device=CPU, workspace=Workspace())
+    layer.module.register_forward_hook(lambda part, given, output: given[0] + Gone.apply(output))
+    (output,), done = layer.forward((torch.randn(1, 2, 4, 4).requires_grad_(),), 1, keep=True)
+    layer.backward(done, (torch.ones_like(output),), weights=True)
+    assert module.weight.grad is None
+    assert module.bias is not None
+    assert module.bias.grad is None

@@ -41,6 +41,14 @@ def test_a_canonical_tensor_lies_as_what_is_allocated_for_its_message(tensor: Te
     assert fresh.equal(tensor)
 
 
+@pytest.mark.parametrize("tensor", [torch.arange(9.0).view(3, 3).t(), LAST.transpose(2, 3), IMAGES[:, 1:]])
+def test_what_is_sent_of_another_layout_arrives_in_order(tensor: Tensor) -> None:
+    """As a buffer, which nobody made canonical."""
+    (fresh,) = MessageFormat.of((tensor,)).allocate()
+    in_memory_order(fresh).copy_(in_memory_order(tensor))
+    assert fresh.equal(tensor)
+
+
 def test_only_images_keep_their_channels_last() -> None:
     assert canonical(LAST) is LAST
     assert canonical(VIDEOS_LAST) is VIDEOS_LAST

@@ -55,7 +55,9 @@ def _outputs(
             for name, dtype in cast_parameters(module, precision).items():
                 parameter = module.get_parameter(name)
                 parameter.data = parameter.data.to(dtype)
-            zeros = tuple(torch.zeros(like.shape, dtype=like.dtype, device=device) for like in inputs)
+            zeros = tuple(
+                torch.zeros_like(like.tensor(), device=device, requires_grad=False) for like in inputs
+            )
             return _run(module, zeros, precision, device)
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 from workers.layers.deferred import traced
 from workers.layers.deferred.defer import Held, UseOf, add_product_, adds_wide, compute_dtype, defer, product
 from workers.layers.deferred.intact import Intact
-from workers.layers.deferred.queue import Accumulator, Deferral, ParameterUse
+from workers.layers.deferred.queue import Accumulator, Deferral, ParameterUse, WeightGradQueue
 from workers.state.flat import grad_dtype
 
 
@@ -73,15 +73,15 @@ def convolution_use(
     weight = accumulator.cast(dtype)
 
     def use_of(grad: Tensor) -> ParameterUse:
-        x = held.pop()
+        x, formed = held.pop(), None if with_bias is None else with_bias.take()
 
         def form(out: Tensor | None) -> Tensor:
-            formed = None if with_bias is None else with_bias.take()
-            if formed is None:
-                formed = _convolution_backward(grad, x, weight, geometry, weight=True)[0]
-            return formed if out is None else out.copy_(formed)
+            found = _convolution_backward(grad, x, weight, geometry, weight=True)[0]
+            return found if out is None else out.copy_(found)
 
-        return ParameterUse(accumulator, form, dtype)
+        if formed is None:
+            return ParameterUse(accumulator, form, dtype)
+        return ParameterUse(accumulator, lambda out: formed if out is None else out.copy_(formed), dtype)
 
     return use_of
 
@@ -89,7 +89,10 @@ def convolution_use(
 class FormedWithBias:
     """The gradients of a convolution's matrix and bias: on CPUs one kernel forms both, whichever is asked for."""
 
-    def __init__(self, x: Tensor, weight: Tensor, geometry: Sequence[Any], wanted: bool) -> None:
+    def __init__(
+        self, x: Tensor, weight: Tensor, geometry: Sequence[Any], wanted: bool, queue: WeightGradQueue
+    ) -> None:
+        self.queue = queue
         self._held, self._weight, self._geometry, self._wanted = Held(x), weight, geometry, wanted
         self._formed: Tensor | None = None
 
@@ -112,13 +115,18 @@ class _Bias(Function):
     @staticmethod
     def forward(ctx: Any, output: Tensor, bias: Tensor, formed: FormedWithBias) -> Tensor:
         ctx.formed = formed
+        ctx.set_materialize_grads(False)
         ctx.mark_dirty(output)
         return output
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        return grad, ctx.formed.bias(grad) if ctx.needs_input_grad[1] else None, None
+    def backward(ctx: Any, grad: Tensor | None) -> Any:  # type: ignore[override]
+        formed: FormedWithBias = ctx.formed
+        # A further walk goes to other parameters: this one's is there already.
+        if grad is None or formed.queue.closed or not ctx.needs_input_grad[1]:
+            return grad, None, None
+        return grad, formed.bias(grad), None
 
 
 def _convolution_backward(
@@ -226,7 +234,7 @@ def convolution_forward(
             use_of = convolution_use(accumulator, x, geometry)
             output = torch.convolution(x, matrix, None if bias is None else bias.to(dtype), *geometry)
             return defer(output, accumulator, deferral.queue, use_of)
-        formed = FormedWithBias(x, matrix, geometry, weight.requires_grad)
+        formed = FormedWithBias(x, matrix, geometry, weight.requires_grad, deferral.queue)
         use_of = convolution_use(accumulator, x, geometry, formed)
         output = torch.convolution(x, matrix, bias.detach().to(dtype), *geometry)
         output = defer(output, accumulator, deferral.queue, use_of)
