@@ -1,8 +1,9 @@
-"""Runs `freshet export`: checks the target, then writes a run's weights there."""
+"""Runs `freshet export`: checks the target, then writes a run's weights there, into a file or a folder."""
 
 from __future__ import annotations
 
 import stat
+from functools import partial
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -11,14 +12,17 @@ from planner.wording import counted
 from workers.protocol.errors import DamagedCheckpoint, JobError
 
 
-def export_command(run: str, out: str, *, force: bool) -> list[str]:
+def export_command(run: str, out: str, *, force: bool, dtype: str | None = None) -> list[str]:
     """Write the weights of the run in folder `run` to `out`. Return lines for the user.
 
     Raises:
-        JobError: there is no checkpoint, or `out` must not or cannot be written.
+        JobError: there is no checkpoint, `out` must not or cannot be written, or a `dtype` is given: one file keeps
+            what a job can begin with.
     """
     from workers.checkpoint.folder import export
 
+    if dtype is not None:
+        raise JobError(f"--dtype {dtype} belongs to --format huggingface: add that, or leave it out")
     if "://" not in out:
         check_target(Path(out), force=force)
     lines: list[str] = []
@@ -31,6 +35,41 @@ def export_command(run: str, out: str, *, force: bool) -> list[str]:
     except OSError as error:
         raise JobError(f"cannot write {out}: {error.strerror or error}") from error
     return [*lines, f"wrote {out}: {counted(tensors, 'tensor')} of step {step}, {counted(size, 'byte')}"]
+
+
+def export_folder_command(run: str, out: str, *, dtype: str | None) -> list[str]:
+    """Write the model of the run in folder `run` into the folder `out`, as the library that defines it does. Return
+    lines for the user.
+
+    Raises:
+        JobError: there is no checkpoint, no other library defines the model, or `out` must not or cannot be written.
+    """
+    from workers.checkpoint.folder import from_newest, read_weights_and_buffers
+    from workers.checkpoint.manifest import Manifest
+    from workers.models.model_config import model_section
+    from workers.protocol.orders import CheckpointRef
+
+    lines: list[str] = []
+
+    def write(ref: CheckpointRef, manifest: Manifest) -> tuple[int, tuple[int, int, tuple[str, ...]]]:
+        model = model_section(manifest.spec["model"])
+        read = partial(read_weights_and_buffers, ref, manifest)
+        return manifest.step, model.write_folder(read, Path(out), dtype)
+
+    def skip(damage: DamagedCheckpoint) -> None:
+        lines.append(f"skipped {damage.path}: {damage.file} {damage.problem}")
+
+    if "://" in out:
+        raise JobError(f"--out {out} is a URI, and the folder is written on a file system: name a folder")
+    try:
+        step, (tensors, size, beside) = from_newest(run, write, skip)
+    except OSError as error:
+        raise JobError(f"cannot write {out}: {error.strerror or error}") from error
+    copied = f", with {', '.join(beside)}" if beside else ""
+    return [
+        *lines,
+        f"wrote {out}: {counted(tensors, 'tensor')} of step {step}, {counted(size, 'byte')}{copied}",
+    ]
 
 
 def check_target(out: Path, *, force: bool) -> None:

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -26,6 +26,7 @@ from workers.protocol.orders import CheckpointRef
 from workers.state.layer_state import LayerState, fresh
 from workers.state.precision import scales_loss
 
+Used = TypeVar("Used")
 _MANIFEST = "manifest.json"
 _FOLDER_NAME = re.compile(r"step-(\d{8,})-gen-(\d+)")
 # A single key: safetensors writes its metadata in no fixed order, and equal states must give equal files.
@@ -185,6 +186,33 @@ def discard(folder: str) -> None:
         target.delete()
 
 
+def from_newest(
+    output: str,
+    use: Callable[[CheckpointRef, Manifest], Used],
+    on_damaged: Callable[[DamagedCheckpoint], None] | None = None,
+) -> Used:
+    """The result of `use` for the newest undamaged checkpoint of the job folder `output`.
+
+    Args:
+        use: called with one after the other, until it finds none of its files damaged.
+        on_damaged: called with each damaged checkpoint, which is skipped for the one before it.
+
+    Raises:
+        JobError: there is no undamaged checkpoint.
+    """
+    damage: list[str] = []
+    for ref in checkpoints(output):
+        try:
+            return use(ref, read_manifest(ref))
+        except DamagedCheckpointError as error:
+            damage.append(str(error))
+            if on_damaged is not None:
+                on_damaged(error.damage)
+    if damage:
+        raise JobError(f"no checkpoint of {output} can be exported: {'; '.join(damage)}")
+    raise JobError(f"{output} holds no checkpoint: set checkpoint.every_steps, or train to the end")
+
+
 def export(
     output: str, out_file: str, on_damaged: Callable[[DamagedCheckpoint], None] | None = None
 ) -> tuple[int, int, int]:
@@ -196,7 +224,7 @@ def export(
     Args:
         output: the job's folder.
         out_file: path or URI of the file to write, atomically.
-        on_damaged: called with each damaged checkpoint, which is skipped for the one before it.
+        on_damaged: as in `from_newest`.
 
     Returns:
         (step, number of tensors, bytes of the file).
@@ -205,23 +233,29 @@ def export(
         JobError: there is no undamaged checkpoint.
         OSError: the file cannot be written.
     """
-    damage: list[str] = []
-    for ref in checkpoints(output):
-        try:
-            manifest = read_manifest(ref)
-            tensors = _read_model(ref, manifest)
-        except DamagedCheckpointError as error:
-            damage.append(str(error))
-            if on_damaged is not None:
-                on_damaged(error.damage)
-            continue
-        folder, name = split(out_file)
+
+    def write(ref: CheckpointRef, manifest: Manifest) -> tuple[int, int, int]:
+        tensors = {
+            f"{name}.{key}": tensor
+            for layer, name in enumerate(manifest.layers)
+            for key, tensor in read_weights_and_buffers(ref, manifest, layer).items()
+        }
+        folder, file = split(out_file)
         data = save(tensors, {"format": "pt", "step": str(manifest.step), "name": _job_name(manifest)})
-        open_folder(folder).write(name, data)
+        open_folder(folder).write(file, data)
         return manifest.step, len(tensors), len(data)
-    if damage:
-        raise JobError(f"no checkpoint of {output} can be exported: {'; '.join(damage)}")
-    raise JobError(f"{output} holds no checkpoint: set checkpoint.every_steps, or train to the end")
+
+    return from_newest(output, write, on_damaged)
+
+
+def read_weights_and_buffers(ref: CheckpointRef, manifest: Manifest, layer: int) -> dict[str, Tensor]:
+    """The weights and buffers of one layer, after verifying the checksum of their file.
+
+    Raises:
+        DamagedCheckpointError: it is missing, truncated or altered.
+    """
+    weights_file, _ = layer_files(layer, manifest.layers[layer])
+    return _read_tensors(open_folder(ref.path), ref, manifest.files[weights_file])[0]
 
 
 def _by_age(output: str, *, whole: bool) -> list[tuple[int, int]]:
@@ -284,16 +318,6 @@ def _read_tensors(
         return {name: fresh(tensor) for name, tensor in load(data).items()}, about
     except (SafetensorError, ValueError, KeyError) as error:
         raise _damaged(ref, record.name, f"is no safetensors file of a layer: {error}") from error
-
-
-def _read_model(ref: CheckpointRef, manifest: Manifest) -> dict[str, Tensor]:
-    folder = open_folder(ref.path)
-    tensors: dict[str, Tensor] = {}
-    for layer, name in enumerate(manifest.layers):
-        weights_file, _ = layer_files(layer, name)
-        held, _ = _read_tensors(folder, ref, manifest.files[weights_file])
-        tensors |= {f"{name}.{key}": tensor for key, tensor in held.items()}
-    return tensors
 
 
 def _job_name(manifest: Manifest) -> str:

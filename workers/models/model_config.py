@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, TypeAdapter
 from pydantic_core import PydanticCustomError
 
 from workers.models.families.family import ModelFamily
@@ -64,3 +64,8 @@ def _tagged(section: Any) -> Any:
 
 Model = Annotated[AnyModel, Field(discriminator="family"), BeforeValidator(_tagged)]
 """The section of one family."""
+
+
+def model_section(section: Mapping[str, Any]) -> AnyModel:
+    """The `[model]` that was written as JSON, into a checkpoint for instance."""
+    return TypeAdapter(Model).validate_python(of_one_family(section))

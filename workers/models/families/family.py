@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from workers.protocol.errors import JobError
 from workers.section import Fraction, Positive, Section, Units
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from workers.models.definition import ModelDefinition
 
@@ -61,6 +62,27 @@ class ModelFamily(Section):
             JobError: sizes that do not fit together, or a factory that fails.
         """
         raise NotImplementedError
+
+    def write_folder(
+        self, read: Callable[[int], Mapping[str, Tensor]], out: Path, dtype: str | None
+    ) -> tuple[int, int, tuple[str, ...]]:
+        """Write the trained model into a folder as the library does that defines it. Imports torch.
+
+        Args:
+            read: number of a layer -> its weights and buffers.
+            dtype: of floating-point tensors, such as "bfloat16"; None: as they are trained.
+
+        Returns:
+            (number of tensors, their bytes, names of files that were copied from the folder it began with).
+
+        Raises:
+            JobError: no other library defines this model, or `out` holds something.
+            OSError: it cannot be written.
+        """
+        raise JobError(
+            f"the run's model is {self.family or 'made by a factory'}, which no other library defines: leave out"
+            " --format, and one file of weights is written"
+        )
 
     def settled(self, *, vocabulary: int | None, weights_sha256: str | None) -> Self:
         """This section with what the data and the file of weights determine."""

@@ -12,6 +12,8 @@ from workers.protocol.errors import JobError
 from workers.section import Arguments, Positive, Units
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from workers.models.definition import ModelDefinition
 
 CONFIG = "config.json"
@@ -105,6 +107,29 @@ class HuggingFaceConfig(TextModel):
             )
         source = Source(Path(self.path), model) if self.path is not None and self.pretrained else None
         return definition_of(model, source, self.units or "blocks")
+
+    def write_folder(
+        self, read: Callable[[int], Mapping[str, Tensor]], out: Path, dtype: str | None
+    ) -> tuple[int, int, tuple[str, ...]]:
+        """Write a folder as `save_pretrained` does, with the tokenizer of `path` if that is still there."""
+        import torch
+
+        from workers.models.huggingface.definition import CLASSES, model_of
+        from workers.models.huggingface.target import write_folder
+
+        assert self.config is not None
+        assert self.architecture is not None
+        model = model_of(self.config, self.architecture)
+        architecture = CLASSES[self.architecture]
+        return write_folder(
+            model,
+            architecture.layers_of(model, self.units or "blocks"),
+            architecture.ties(model),
+            read,
+            out,
+            source=None if self.path is None else Path(self.path),
+            dtype=None if dtype is None else getattr(torch, dtype),
+        )
 
 
 def _folder(path: str, absolute: Callable[[str], str]) -> Path:

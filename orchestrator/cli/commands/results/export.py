@@ -1,20 +1,33 @@
-"""`freshet export`: writes a run's weights into one file."""
+"""`freshet export`: writes a run's weights into one file, or a folder as their library has it."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 
 def export(
     run: Annotated[str, typer.Argument(help="A job's output folder.")],
-    out: Annotated[str, typer.Option(help="The safetensors file to write: a path or a URI.")],
+    out: Annotated[str, typer.Option(help="What to write: a safetensors file, or with --format a folder.")],
     force: Annotated[bool, typer.Option("--force", help="Replace a file that holds something else.")] = False,
+    format: Annotated[
+        Literal["safetensors", "huggingface"],
+        typer.Option(help="One file, or a folder that from_pretrained of transformers reads."),
+    ] = "safetensors",
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None,
+        typer.Option(help="Type of the numbers in that folder; left out: as they are trained."),
+    ] = None,
 ) -> None:
     """Write the weights of a run's newest checkpoint into one safetensors file. An earlier safetensors file is
-    replaced; any other file stays, unless --force is given."""
-    from orchestrator.cli.exporting import export_command
+    replaced; any other file stays, unless --force is given. With --format huggingface, write a model of transformers as
+    save_pretrained does, with its config and tokenizer."""
+    from orchestrator.cli.exporting import export_command, export_folder_command
 
-    for line in export_command(run, out, force=force):
+    if format == "huggingface":
+        lines = export_folder_command(run, out, dtype=dtype)
+    else:
+        lines = export_command(run, out, force=force, dtype=dtype)
+    for line in lines:
         typer.echo(line)
