@@ -28,6 +28,7 @@ from orchestrator.spec.errors import subsections
 from orchestrator.spec.job_spec import Spec
 
 HARMLESS = {
+    "model.fixed",
     "job.name",
     "model.weights_sha256",
     "data.sha256",
