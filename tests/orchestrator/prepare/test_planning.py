@@ -225,8 +225,17 @@ def test_a_profile_of_a_users_model_is_not_of_a_family() -> None:
 def test_what_a_profile_does_not_tell_is_not_compared() -> None:
     """Older profiles and those written by hand lack fields."""
     assert made_with({}, {"context": 256, "heads": 8}, {}).prediction.step_s > 0
-    with pytest.raises(JobError, match=r"made with model.depth .*, and a spec has no such key"):
-        made_with({}, {}, {"model.depth": 3})
+    with pytest.raises(JobError, match=r"made with model.tallness .*, and a spec has no such key"):
+        made_with({}, {}, {"model.tallness": 3})
+
+
+def test_a_profile_of_other_fixed_parameters_is_refused() -> None:
+    told = (
+        r"made with model.fixed = null .*, and the job has model.fixed = \[\"embed\.\*\"\]: profile this job"
+    )
+    with pytest.raises(JobError, match=told):
+        made_with({}, {"fixed": ["embed.*"]}, {})
+    made_with({}, {"fixed": ["embed.*"]}, {"model.fixed": ["embed.*"]})
 
 
 def test_threads_count_on_cpus_only() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field
 
 from workers.protocol.errors import JobError
 from workers.section import Fraction, Positive, Section, Units
@@ -32,7 +34,7 @@ class ModelFamily(Section):
     weights_sha256: str | None = None
     """sha256 of that file; unset: computed when the job is submitted. A file with other content is
     refused."""
-    fixed: tuple[str, ...] | None = None
+    fixed: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     """Parameters that the job does not train: patterns of LAYER.PARAMETER, such as `["embed.*", "*.bias"]`. They have
     neither gradients nor moments; unset: all are trained but those whose builder sets `requires_grad = False`."""
 
