@@ -116,6 +116,13 @@ def test_outputs_are_handed_on_before_layers_are_compared_and_training_repeats_t
     assert output.requires_grad
 
 
+def test_tensors_without_values_are_neither_compared_nor_handed_on() -> None:
+    check, layer = LayerCheck(print, "float32"), layer_of(Normalized)
+    (given,) = inputs()
+    assert not check.compare_ahead([layer], (given.to("meta"),), (4,), 0, lambda tensors: pytest.fail("on"))
+    assert layer.compared is None
+
+
 def test_a_layer_is_as_it_was_if_the_next_rank_is_gone() -> None:
     check, layer = LayerCheck(print, "float32"), layer_of(Normalized)
     before = {name: value.clone() for name, value in layer.module.state_dict().items()}

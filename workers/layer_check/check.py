@@ -98,7 +98,7 @@ class LayerCheck:
             JobError: as `compare`.
         """
         newest = due(step)
-        if any(map(_may_differ, layers)):
+        if any(_may_differ(layer) or _on_meta(layer, inputs) for layer in layers):
             return False
         begun_s, tensors, ahead = time.perf_counter(), inputs, True
         begun: dict[tuple[int, str], LayerComparison] = {}

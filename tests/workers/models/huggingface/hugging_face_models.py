@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workers.config import ModelConfig
 from workers.data.dataset import Batch
 from workers.models.huggingface.architecture import Model
 from workers.models.huggingface.definition import model_of
+from workers.section import Units
 
 _DECODER: dict[str, Any] = {
     "vocab_size": 50,
@@ -139,6 +141,18 @@ def saved_model(case: str, folder: Path, *, seed: int = 0, **options: Any) -> An
 def fields_of(folder: Path) -> dict[str, Any]:
     """config.json of a model's folder."""
     return json.loads((folder / "config.json").read_text())
+
+
+def section_of(case: str, folder: Path, units: Units = "blocks") -> Any:
+    """`[model]` of a job that begins with the model of a case in `folder`."""
+    return ModelConfig(
+        family="huggingface",
+        path=str(folder),
+        architecture=small_model(case).name,
+        config=fields_of(folder),
+        context=LENGTH,
+        units=units,
+    )
 
 
 def inputs_of(model: Model, *, padded: bool) -> dict[str, Tensor]:

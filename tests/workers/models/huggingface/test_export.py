@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hugging_face_models import CONFIGS, fields_of, inputs_of, logits_of, saved_model, small_model
+from hugging_face_models import CONFIGS, fields_of, inputs_of, logits_of, saved_model, section_of, small_model
 from torch import Tensor
 
 from orchestrator.cli.exporting import export_command, export_folder_command
@@ -19,7 +19,6 @@ from workers.build import build_layers
 from workers.checkpoint.folder import checkpoint_folder, write_layer, write_manifest
 from workers.checkpoint.manifest import Manifest, layer_files
 from workers.config import ModelConfig, OptimizerConfig
-from workers.models.families.huggingface import HuggingFaceConfig
 from workers.models.huggingface.definition import CLASSES
 from workers.models.huggingface.target import write_folder
 from workers.models.registry import build_definition
@@ -31,14 +30,7 @@ from workers.state.optim import make_optimizer
 
 def saved_run(case: str, folder: Path, units: Units = "blocks") -> Path:
     """The output of a job that began with `folder`/model and has changed each of its weights, at step 7."""
-    model = ModelConfig(
-        family="huggingface",
-        path=str(folder / "model"),
-        architecture=small_model(case).name,
-        config=fields_of(folder / "model"),
-        context=12,
-        units=units,
-    )
+    model = section_of(case, folder / "model", units)
     definition = build_definition(model, None)
     built = build_layers(
         definition,
@@ -127,15 +119,7 @@ def test_what_was_exported_and_imported_is_exported_to_the_same_bytes(case: str,
     saved_model(case, tmp_path / "model")
     written: list[dict[str, bytes]] = []
     for number in range(2):
-        section = ModelConfig(
-            family="huggingface",
-            path=str(tmp_path / "model"),
-            architecture=small_model(case).name,
-            config=fields_of(tmp_path / "model"),
-            context=12,
-        )
-        assert isinstance(section, HuggingFaceConfig)
-        definition = build_definition(section, None)
+        definition = build_definition(section_of(case, tmp_path / "model"), None)
         model, architecture = small_model(case), CLASSES[small_model(case).name]
         out = tmp_path / f"out-{number}"
         write_folder(

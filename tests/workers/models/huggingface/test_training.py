@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hugging_face_models import fields_of, saved_model, small_model
+from hugging_face_models import saved_model, section_of
 from jobs import even, job, small_config
 from reference import train_plainly
 
 from benchmarks.parts.rank_threads import run_threads
-from workers.config import DataConfig, ModelConfig, WorkerConfig
+from workers.config import DataConfig, WorkerConfig
 from workers.models.registry import build_definition
 from workers.protocol.reports import LayersChecked, StepReport
 from workers.section import Units
@@ -20,14 +20,7 @@ CASES = ("llama", "qwen2", "gpt2", "bert, sequences", "bert, answers", "vit", "c
 
 def config_of(case: str, folder: Path, units: Units = "blocks") -> WorkerConfig:
     saved_model(case, folder / "model")
-    model = ModelConfig(
-        family="huggingface",
-        path=str(folder / "model"),
-        architecture=small_model(case).name,
-        config=fields_of(folder / "model"),
-        context=12,
-        units=units,
-    )
+    model = section_of(case, folder / "model", units)
     data = DataConfig(source="hugging_face_models:Samples", arguments={"case": case})
     return small_config(folder, model=model, data=data, steps=3)
 
