@@ -11,6 +11,9 @@ from safetensors import SafetensorError, safe_open
 from planner.wording import counted
 from workers.protocol.errors import DamagedCheckpoint, JobError
 
+ONE_FILE = "safetensors"
+"""The format of one file; any other is the family of the model."""
+
 
 def export_command(run: str, out: str, *, force: bool, dtype: str | None = None) -> list[str]:
     """Write the weights of the run in folder `run` to `out`. Return lines for the user.
@@ -22,7 +25,9 @@ def export_command(run: str, out: str, *, force: bool, dtype: str | None = None)
     from workers.checkpoint.folder import export
 
     if dtype is not None:
-        raise JobError(f"--dtype {dtype} belongs to --format huggingface: add that, or leave it out")
+        raise JobError(
+            f"--dtype {dtype} belongs to a folder: add --format and the model's family, or leave it out"
+        )
     if "://" not in out:
         check_target(Path(out), force=force)
     lines: list[str] = []
@@ -37,12 +42,16 @@ def export_command(run: str, out: str, *, force: bool, dtype: str | None = None)
     return [*lines, f"wrote {out}: {counted(tensors, 'tensor')} of step {step}, {counted(size, 'byte')}"]
 
 
-def export_folder_command(run: str, out: str, *, dtype: str | None) -> list[str]:
+def export_folder_command(run: str, out: str, *, format: str, dtype: str | None) -> list[str]:
     """Write the model of the run in folder `run` into the folder `out`, as the library that defines it does. Return
     lines for the user.
 
+    Args:
+        format: the model's family.
+
     Raises:
-        JobError: there is no checkpoint, no other library defines the model, or `out` must not or cannot be written.
+        JobError: there is no checkpoint, its model is of another family or no other library defines it, or `out` must
+            not or cannot be written.
     """
     from workers.checkpoint.folder import from_newest, read_weights_and_buffers
     from workers.checkpoint.manifest import Manifest
@@ -53,6 +62,12 @@ def export_folder_command(run: str, out: str, *, dtype: str | None) -> list[str]
 
     def write(ref: CheckpointRef, manifest: Manifest) -> tuple[int, tuple[int, int, tuple[str, ...]]]:
         model = model_section(manifest.spec["model"])
+        if format != model.family:
+            raise JobError(
+                f"--format {format} is neither {ONE_FILE} nor the family of the run's model,"
+                f" {model.family or 'which a factory made'}: use --format"
+                f" {model.family if model.has_library else ONE_FILE}"
+            )
         read = partial(read_weights_and_buffers, ref, manifest)
         return manifest.step, model.write_folder(read, Path(out), dtype)
 

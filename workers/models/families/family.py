@@ -24,6 +24,8 @@ class ModelFamily(Section):
     """Input of the first layer; None: anything."""
     cost_keys: ClassVar[tuple[str, ...]] = ()
     """Fields that layer costs depend on and that the layers' parameter counts do not tell."""
+    has_library: ClassVar[bool] = False
+    """Whether another library defines its models, and reads what `write_folder` writes."""
 
     family: Any
     """The name of each, as a literal."""

@@ -30,6 +30,7 @@ class HuggingFaceConfig(TextModel):
 
     reads = None
     cost_keys = ("family", "architecture", "config", "context")
+    has_library = True
     family: Literal["huggingface"]
     """This family."""
     path: str | None = None

@@ -12,8 +12,8 @@ def export(
     out: Annotated[str, typer.Option(help="What to write: a safetensors file, or with --format a folder.")],
     force: Annotated[bool, typer.Option("--force", help="Replace a file that holds something else.")] = False,
     format: Annotated[
-        Literal["safetensors", "huggingface"],
-        typer.Option(help="One file, or a folder that from_pretrained of transformers reads."),
+        str,
+        typer.Option(help="safetensors: one file. The model's family: a folder that its library reads."),
     ] = "safetensors",
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
@@ -21,13 +21,13 @@ def export(
     ] = None,
 ) -> None:
     """Write the weights of a run's newest checkpoint into one safetensors file. An earlier safetensors file is
-    replaced; any other file stays, unless --force is given. With --format huggingface, write a model of transformers as
-    save_pretrained does, with its config and tokenizer."""
-    from orchestrator.cli.exporting import export_command, export_folder_command
+    replaced; any other file stays, unless --force is given. With --format and the family of a model that another
+    library defines, write a folder as that library saves it, with its config and tokenizer."""
+    from orchestrator.cli.exporting import ONE_FILE, export_command, export_folder_command
 
-    if format == "huggingface":
-        lines = export_folder_command(run, out, dtype=dtype)
-    else:
+    if format == ONE_FILE:
         lines = export_command(run, out, force=force, dtype=dtype)
+    else:
+        lines = export_folder_command(run, out, format=format, dtype=dtype)
     for line in lines:
         typer.echo(line)

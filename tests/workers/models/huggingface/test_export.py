@@ -28,8 +28,14 @@ from workers.state.layer_state import host_copy
 from workers.state.optim import make_optimizer
 
 
-def saved_run(case: str, folder: Path, units: Units = "blocks") -> Path:
-    """The output of a job that began with `folder`/model and has changed each of its weights, at step 7."""
+def saved_run(
+    case: str, folder: Path, units: Units = "blocks", told: Mapping[str, Any] | None = None
+) -> Path:
+    """The output of a job that began with `folder`/model and has changed each of its weights, at step 7.
+
+    Args:
+        told: the `[model]` that its manifest tells of; None: its own.
+    """
     model = section_of(case, folder / "model", units)
     definition = build_definition(model, None)
     built = build_layers(
@@ -61,7 +67,7 @@ def saved_run(case: str, folder: Path, units: Units = "blocks") -> Path:
     manifest = Manifest(
         step=7,
         generation=1,
-        spec={"model": model.model_dump(mode="json"), "job": {"name": "small"}},
+        spec={"model": told or model.model_dump(mode="json"), "job": {"name": "small"}},
         plan=json_values(plan),
         layers=definition.names,
         samples=7,
@@ -96,7 +102,7 @@ def test_the_folder_of_a_run_loads_with_equal_logits(case: str, units: Units, tm
     (tmp_path / "model" / "tokenizer.json").write_text('{"version": "1.0"}')
     run = saved_run(case, tmp_path, units)
     expected = changed(whole)
-    (line,) = export_folder_command(str(run), str(tmp_path / "out"), dtype=None)
+    (line,) = export_folder_command(str(run), str(tmp_path / "out"), format="huggingface", dtype=None)
     assert line.startswith(f"wrote {tmp_path / 'out'}: ")
     assert "of step 7" in line
     assert "tokenizer.json" in line
@@ -146,7 +152,7 @@ def test_what_was_exported_and_imported_is_exported_to_the_same_bytes(case: str,
 def test_numbers_are_written_in_the_type_that_is_asked_for(tmp_path: Path) -> None:
     saved_model("llama", tmp_path / "model")
     run = saved_run("llama", tmp_path)
-    export_folder_command(str(run), str(tmp_path / "out"), dtype="bfloat16")
+    export_folder_command(str(run), str(tmp_path / "out"), format="huggingface", dtype="bfloat16")
     found = small_model("llama").module.LlamaForCausalLM.from_pretrained(tmp_path / "out")
     assert {parameter.dtype for parameter in found.parameters()} == {torch.bfloat16}
     assert fields_of(tmp_path / "out")["dtype"] == "bfloat16"
@@ -159,7 +165,7 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     weights, _ = layer_files(4, "head")
     (checkpoint / weights).write_bytes(b"gone")
     with pytest.raises(JobError, match=r"no checkpoint of .* can be exported"):
-        export_folder_command(str(run), str(tmp_path / "out"), dtype=None)
+        export_folder_command(str(run), str(tmp_path / "out"), format="huggingface", dtype=None)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "run"]
 
 
@@ -174,11 +180,34 @@ def test_a_target_that_cannot_be_meant_is_refused(out: str, told: str, tmp_path:
     saved_model("llama", tmp_path / "model")
     run = saved_run("llama", tmp_path)
     with pytest.raises(JobError, match=told):
-        export_folder_command(str(run), out if "://" in out else str(tmp_path / out), dtype=None)
+        export_folder_command(
+            str(run), out if "://" in out else str(tmp_path / out), format="huggingface", dtype=None
+        )
+
+
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        (
+            {},
+            "--format hf is neither safetensors nor the family of the run's model, huggingface: use --format hug",
+        ),
+        ({"family": "gpt"}, "--format hf is neither .* the run's model, gpt: use --format safetensors"),
+        (
+            {"family": None, "factory": "models:make"},
+            "--format hf is neither .* model, which a factory made: use --format safetensors",
+        ),
+    ],
+)
+def test_another_format_is_refused(section: dict[str, Any], told: str, tmp_path: Path) -> None:
+    saved_model("llama", tmp_path / "model")
+    run = saved_run("llama", tmp_path, told=section)
+    with pytest.raises(JobError, match=told):
+        export_folder_command(str(run), str(tmp_path / "out"), format="hf", dtype=None)
 
 
 def test_a_model_of_ours_and_a_type_without_a_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="the run's model is gpt, which no other library defines"):
         ModelConfig(family="gpt").write_folder(lambda layer: {}, tmp_path / "out", None)
-    with pytest.raises(JobError, match="--dtype bfloat16 belongs to --format huggingface"):
+    with pytest.raises(JobError, match="--dtype bfloat16 belongs to a folder: add --format"):
         export_command(str(tmp_path), str(tmp_path / "out"), force=False, dtype="bfloat16")
