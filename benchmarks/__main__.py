@@ -13,6 +13,7 @@ BENCHMARKS = (
     "pipelining",
     "one_rank",
     "hugging_face",
+    "lora",
     "layer_parts",
     "one_gpu",
     "gpu_copies",

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import AfterValidator, Field, TypeAdapter
+from pydantic_core import PydanticCustomError
 
 from planner.freezing import Phases
 from planner.plan import recomputable
+from workers.metrics.target import METRICS, Target, parse_target
 from workers.models.model_config import DEFAULT_MODEL, AnyModel, Model
-from workers.section import Arguments, Fraction, NonNegative, NonNegativeSeconds, Positive, Section
+from workers.section import Arguments, Fraction, NonNegative, NonNegativeSeconds, Positive, Section, Shuffle
 from workers.state.optimizer_config import OptimizerConfig
 
 PositiveSeconds = Annotated[float, Field(gt=0)]
@@ -21,6 +23,20 @@ Auto = Literal["auto"]
 PartitionProgram = Literal["parameter", "memory", "time", "bottleneck", "dynpipe"]
 Precision = Literal["float32", "bfloat16", "bfloat16-autocast", "float16"]
 DeviceKind = Literal["cpu", "cuda", "emulated"]
+
+
+def _known_metric(name: str) -> str:
+    if name not in METRICS:
+        raise PydanticCustomError("metric", "should be one of {names}", {"names": ", ".join(METRICS)})
+    return name
+
+
+def _spelled_target(text: str) -> str:
+    try:
+        parse_target(text)
+    except ValueError as error:
+        raise PydanticCustomError("target", "{why}", {"why": str(error)}) from error
+    return text
 
 
 class JobConfig(Section):
@@ -51,6 +67,9 @@ class JobConfig(Section):
     Python's headers on its node, on a GPU Triton too. Validation is not compiled."""
     validate_every: NonNegative = 0
     """Steps between validations; 0: only after the last step."""
+    stop_at: Annotated[str, AfterValidator(_spelled_target)] | None = None
+    """Metric of a validation at which the job is done, such as `accuracy >= 0.97` or `loss <= 1.2`; the model's task
+    says which metrics there are. Unset: the job trains all its steps."""
     timeline_every: NonNegative = 50
     """Steps between the timelines that pages and metrics show: what each rank did when; 0: only the last step's and
     those that freezing monitors. Changes no bits."""
@@ -60,6 +79,11 @@ class JobConfig(Section):
     until the next step. Never sampled where something may be frozen. Changes no bits."""
     sample_tokens: NonNegative = 200
     """Tokens to sample after the last step (language models); 0: none."""
+
+    @property
+    def target(self) -> Target | None:
+        """The metric at which the job is done."""
+        return None if self.stop_at is None else parse_target(self.stop_at)
 
     @property
     def folder(self) -> str:
@@ -78,21 +102,45 @@ class DataConfig(Section):
     """`[data]`: where samples come from."""
 
     source: str = "python-docs"
-    """`python-docs`, `text`, `jsonl`, `digits`, or `package.module:function` that returns a dataset."""
+    """`python-docs`, `text`, `jsonl`, `table`, `digits`, or `package.module:function` that returns a dataset."""
     path: str | tuple[str, ...] | None = None
-    """Files or folders for `text` and `jsonl`."""
+    """Files or folders for `text`, `jsonl` and `table`. A table is Parquet, JSON lines, CSV, Arrow, or a folder that
+    `save_to_disk` of datasets wrote (needs the extra `freshet[data]`)."""
+    validation_path: str | tuple[str, ...] | None = None
+    """Tables with the held-out rows; unset: the last ones of `path`."""
+    task: Literal["language", "chat", "masked-language", "classification"] | None = None
+    """Purpose of the rows of a table. `language`: documents, and their next tokens. `chat`: conversations in the form
+    of the tokenizer's chat template; the loss asks for the answers alone. `masked-language`: texts of which some tokens
+    are hidden, other ones in each epoch. `classification`: texts or pairs of texts, and a class or, with
+    `model.classes = 1`, a number. Unset: the first one that the model is made for."""
+    columns: dict[str, str] = Field(default={})
+    """Columns of a table by what is in them: `text` for `language` and `masked-language`, `messages` for `chat`,
+    `text`, `label` and perhaps `pair` for `classification`. One that is left out has that name."""
+    mask_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    """Share of the tokens that `masked-language` asks for."""
+    labels: tuple[str, ...] | None = None
+    """Names of the classes in a table, in the order of their numbers; unset: those of the model, or labels are
+    numbers."""
+    too_long: Literal["error", "cut", "drop"] = "error"
+    """Fate of a row of a table with more tokens than `model.context`. Documents of `language` go on in further
+    rows."""
     sha256: str | None = None
     """sha256 of the text's tokens; unset: computed when the job is submitted. Every rank, and a resumed job,
     refuses another text, but accepts a copy of the same text at another path."""
     field: str = "text"
     """Key of the text in each line of a `jsonl` file."""
-    tokenizer: str = "bytes"
-    """`bytes`, or the path of a Hugging Face `tokenizer.json` (needs the extra `freshet[tokenizers]`)."""
+    tokenizer: str | None = None
+    """`bytes`, or the path of a Hugging Face `tokenizer.json` or of its folder (needs the extra `freshet[tokenizers]`);
+    unset: the one in `model.path`, else `bytes`."""
+    shuffle: Shuffle | None = None
+    """Order of the samples in an epoch, part of the trajectory. `permutation` sorts an array of them all, 8 bytes per
+    sample on each rank that reads; `feistel` computes each place by itself and takes none. Unset: `permutation` for
+    fewer than 10 million samples."""
     validation_fraction: Fraction = 0.05
     """Share of the samples that is held out, from the end."""
-    validation_batches: Positive = 4
-    """Most windows of `replicas x microbatches x microbatch_size` samples per validation; fewer if the
-    held-out part is smaller."""
+    validation_batches: Positive | None = None
+    """Most steps' worth of held-out samples, of `replicas x microbatches x microbatch_size` each, in one validation;
+    unset: all of them. Each is taken once."""
     cache: str | None = None
     """Folder of the memory-mapped tokens; unset: `data/` in the job's output folder."""
     arguments: Arguments = Field(default={})
@@ -106,6 +154,9 @@ class CheckpointConfig(Section):
     """Steps between checkpoints, which are written in the background; 0: only at the end and on request."""
     keep: Positive = 2
     """Number of checkpoints to keep; older ones are deleted once a newer one is complete."""
+    keep_best: Annotated[str, AfterValidator(_known_metric)] | None = None
+    """Metric of validations, or `loss`: a checkpoint is written after each validation that is the best so far, and the
+    best one is kept beside the `keep` newest. Unset: none is."""
 
 
 class PipelineConfig(Section):

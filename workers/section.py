@@ -16,6 +16,8 @@ NonNegative = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Units = Literal["blocks", "halves"]
 """Parts of a transformer that are one layer each: a block, or its attention and its feed-forward layer."""
+Shuffle = Literal["permutation", "feistel"]
+"""Orders in which an epoch visits the samples, see `workers/data/sampling.py`."""
 NonNegativeSeconds = Annotated[float, Field(ge=0)]
 
 

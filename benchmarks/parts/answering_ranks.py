@@ -179,6 +179,7 @@ def records_of(plan: Plan, step: int) -> tuple[bytes, ...]:
             generation=1,
             step=step,
             losses=dict.fromkeys(own, 2.345678901234567) if place.rank == last else {},
+            shares=dict.fromkeys(own, 1.0) if place.rank == last else {},
             samples={microbatch: [microbatch] for microbatch in own} if place.rank == first else {},
             squared_norms=(
                 dict.fromkeys(plan.layers_of_place(number), 1.234567890123456) if not place.pipeline else {}

@@ -146,6 +146,7 @@ TELEMETRY: Example = {
     "tokens_per_s": [42751.8, 41792.2],
     "bubble": [0.282, 0.3],
     "validation": {"175": 1.906, "200": 1.873},
+    "metrics": {"perplexity": {"175": 6.726, "200": 6.508}},
 }
 CHECKPOINTS: Example = {
     "checkpoints": [

@@ -12,6 +12,7 @@ from dashboard.api.examples import CHECKPOINTS, PROFILE, TELEMETRY, TIMELINE, TR
 from dashboard.api.models import JsonObject, StrictModel
 from dashboard.api.sources import JobSource, Live, Past
 from dashboard.service.problems import ProblemAnswer, documented
+from orchestrator.analysis.metric_curves import metric_curves
 from orchestrator.analysis.step_memory import profile_beside
 from orchestrator.analysis.throughput import throughput
 from orchestrator.events.types import named_floats
@@ -44,6 +45,8 @@ class Telemetry(StrictModel, json_schema_extra=example(TELEMETRY)):
     """Share of a step in which the ranks did not compute."""
     validation: dict[int, float | None]
     """Step -> validation loss."""
+    metrics: dict[str, dict[int, float]]
+    """Metric of validations -> step -> value."""
 
 
 class ListedCheckpoint(StrictModel):
@@ -107,6 +110,7 @@ def _telemetry(view: JobView, last: int) -> Telemetry:
         tokens_per_s=[throughput(each) if each.step_s > 0 else 0.0 for each in steps],
         bubble=[each.bubble for each in steps],
         validation={step: _finite(report.loss) for step, report in sorted(view.validations.items())},
+        metrics=metric_curves(view),
     )
 
 

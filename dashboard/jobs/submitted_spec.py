@@ -23,6 +23,7 @@ FILES = (
     "model.weights",
     "model.path",
     "data.path",
+    "data.validation_path",
     "data.tokenizer",
     "data.cache",
     "pipeline.schedule",

@@ -27,6 +27,8 @@ class RunSummary:
     final_loss: float | None
     validation_loss: float | None
     """The newest one."""
+    metrics: dict[str, float]
+    """Metrics of the newest validation."""
     tokens_per_s: float | None
     """Over the steps of the newest start except its first; samples per second if there are no tokens."""
     step_time_s: float | None
@@ -70,6 +72,7 @@ def summarize(path: Path, *, started_s: float) -> RunSummary:
         first_loss=steps[0].loss if steps else None,
         final_loss=steps[-1].loss if steps else None,
         validation_loss=run.validations[max(run.validations)].loss if run.validations else None,
+        metrics=run.validations[max(run.validations)].metrics if run.validations else {},
         tokens_per_s=mean_throughput(timed),
         step_time_s=median(step.step_s for step in timed) if timed else None,
         first_step_after_s=run.first_step_s - started_s if run.first_step_s is not None else None,

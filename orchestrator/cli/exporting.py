@@ -15,19 +15,20 @@ ONE_FILE = "safetensors"
 """The format of one file; any other is the family of the model."""
 
 
-def export_command(run: str, out: str, *, force: bool, dtype: str | None = None) -> list[str]:
+def export_command(
+    run: str, out: str, *, force: bool, dtype: str | None = None, merge: bool = False, best: bool = False
+) -> list[str]:
     """Write the weights of the run in folder `run` to `out`. Return lines for the user.
 
     Raises:
-        JobError: there is no checkpoint, `out` must not or cannot be written, or a `dtype` is given: one file keeps
-            what a job can begin with.
+        JobError: there is no checkpoint, `out` must not or cannot be written, or a `dtype` or `merge` is given: one
+            file keeps what a job can begin with.
     """
     from workers.checkpoint.folder import export
 
-    if dtype is not None:
-        raise JobError(
-            f"--dtype {dtype} belongs to a folder: add --format and the model's family, or leave it out"
-        )
+    if dtype is not None or merge:
+        option = "--merge" if merge else f"--dtype {dtype}"
+        raise JobError(f"{option} belongs to a folder: add --format and the model's family, or leave it out")
     if "://" not in out:
         check_target(Path(out), force=force)
     lines: list[str] = []
@@ -36,18 +37,22 @@ def export_command(run: str, out: str, *, force: bool, dtype: str | None = None)
         lines.append(f"skipped {damage.path}: {damage.file} {damage.problem}")
 
     try:
-        step, tensors, size = export(run, out, skip)
+        step, tensors, size = export(run, out, skip, best=best)
     except OSError as error:
         raise JobError(f"cannot write {out}: {error.strerror or error}") from error
     return [*lines, f"wrote {out}: {counted(tensors, 'tensor')} of step {step}, {counted(size, 'byte')}"]
 
 
-def export_folder_command(run: str, out: str, *, format: str, dtype: str | None) -> list[str]:
+def export_folder_command(
+    run: str, out: str, *, format: str, dtype: str | None, merge: bool = False, best: bool = False
+) -> list[str]:
     """Write the model of the run in folder `run` into the folder `out`, as the library that defines it does. Return
     lines for the user.
 
     Args:
         format: the model's family.
+        merge: as in `ModelFamily.write_folder`.
+        best: as in `from_newest`.
 
     Raises:
         JobError: there is no checkpoint, its model is of another family or no other library defines it, or `out` must
@@ -68,8 +73,10 @@ def export_folder_command(run: str, out: str, *, format: str, dtype: str | None)
                 f" {model.family or 'which a factory made'}: use --format"
                 f" {model.family if model.has_library else ONE_FILE}"
             )
+        if merge and model.lora is None:
+            raise JobError("--merge: the run's model has no adapters (model.lora): leave it out")
         read = partial(read_weights_and_buffers, ref, manifest)
-        return manifest.step, model.write_folder(read, Path(out), dtype)
+        return manifest.step, model.write_folder(read, Path(out), dtype, merge=merge)
 
     def skip(damage: DamagedCheckpoint) -> None:
         lines.append(f"skipped {damage.path}: {damage.file} {damage.problem}")
@@ -77,7 +84,7 @@ def export_folder_command(run: str, out: str, *, format: str, dtype: str | None)
     if "://" in out:
         raise JobError(f"--out {out} is a URI, and the folder is written on a file system: name a folder")
     try:
-        step, (tensors, size, beside) = from_newest(run, write, skip)
+        step, (tensors, size, beside) = from_newest(run, write, skip, best=best)
     except OSError as error:
         raise JobError(f"cannot write {out}: {error.strerror or error}") from error
     copied = f", with {', '.join(beside)}" if beside else ""

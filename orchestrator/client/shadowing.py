@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-PACKAGES = ("planner", "workers", "orchestrator")
+PACKAGES = ("planner", "workers", "orchestrator", "freshet")
 """Packages that every process of a job imports."""
 OWN = Path(__file__).resolve().parents[2]
 """The folder that holds Freshet's packages."""

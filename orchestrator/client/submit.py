@@ -175,6 +175,12 @@ class Submission:
             self._say(f"nothing to do: {folder.location} is trained to step {spec.job.steps}")
             end = events.Finished(step=spec.job.steps, stopped=False, state_sha256=None)
             return SubmittedJob(name=name, folder=spec.job.folder, spec=spec, end=end)
+        if start and spec.job.target is not None and (reached := folder.reached(start[0].step)):
+            metric, _, value = reached.rpartition(" ")
+            if spec.job.target.met({metric: float(value)}):
+                self._say(f"nothing to do: {folder.location} reached {reached} at step {start[0].step}")
+                end = events.Finished(step=start[0].step, stopped=False, state_sha256=None, reached=reached)
+                return SubmittedJob(name=name, folder=spec.job.folder, spec=spec, end=end)
         freezing = folder.freeze_history() if start else FreezeHistory()
         if replay is not None:
             freezing = recorded(replay, settled)
@@ -224,7 +230,9 @@ def _check_imports(spec: Spec) -> None:
 
 def _own_files(spec: Spec) -> bool:
     """Whether the job reads text, a tokenizer or weights of the user's."""
-    return bool(spec.data.path) or spec.data.tokenizer != "bytes" or spec.model.weights is not None
+    return (
+        bool(spec.data.path) or spec.data.tokenizer not in (None, "bytes") or spec.model.weights is not None
+    )
 
 
 class _Opening:

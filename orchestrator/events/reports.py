@@ -73,8 +73,18 @@ def step_fields(
         *freezing,
     ]
     if validation is not None:
-        fields.append(f"validation loss {validation.loss:.4f}")
+        fields.append(validation_text(validation))
     return "  ".join(fields)
+
+
+def validation_text(report: ValidationReport) -> str:
+    """The loss and the metrics of a validation."""
+    return ", ".join((f"validation loss {report.loss:.4f}", *metric_texts(report.metrics)))
+
+
+def metric_texts(metrics: Mapping[str, float]) -> list[str]:
+    """Metrics with their values: `accuracy 0.9712`."""
+    return [f"{name} {value:.4f}" for name, value in metrics.items()]
 
 
 def skipped_text(report: StepReport) -> str:
@@ -159,7 +169,7 @@ _PASSES = ("backward pass", "backward passes")
 
 _ALL: tuple[Row[Any], ...] = (
     Row(StepReport, _step_text),
-    Row(ValidationReport, lambda it: f"step {it.step}  validation loss {it.loss:.4f}"),
+    Row(ValidationReport, lambda it: f"step {it.step}  {validation_text(it)}"),
     Row(CheckpointReport, _checkpoint_text, lambda it: "detail" if it.error is None else "warning"),
     Row(
         TimelineReport,

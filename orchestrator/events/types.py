@@ -791,12 +791,17 @@ class Finished:
     """Whether a request ended it rather than the last step."""
     state_sha256: str | None
     """Hash of all weights and buffers in layer order; None if this run trained no step."""
+    reached: str = ""
+    """The metric with its value that reached `job.stop_at` and ended it, as in `accuracy 0.9712`."""
 
     level: ClassVar[Level] = "detail"
 
     @property
     def sentence(self) -> str:
-        return f"{'stopped' if self.stopped else 'done'} at step {self.step}, state {self.state_sha256}"
+        reached = f" with {self.reached}" if self.reached else ""
+        return (
+            f"{'stopped' if self.stopped else 'done'} at step {self.step}{reached}, state {self.state_sha256}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,6 +43,7 @@ start that went no further."""
 _MAY_DIFFER = {
     "data.cache",
     "data.path",
+    "data.validation_path",
     "data.tokenizer",
     "data.validation_batches",
     "model.weights",
@@ -50,7 +51,7 @@ _MAY_DIFFER = {
 }
 """Settings of the ranks that a resumed job may change, in sections that it otherwise may not."""
 MAY_CHANGE = (
-    "job.steps, job.validate_every, job.timeline_every, job.curvature_every, job.sample_tokens,"
+    "job.steps, job.stop_at, job.validate_every, job.timeline_every, job.curvature_every, job.sample_tokens,"
     " pipeline.ranks (with the same replicas), pipeline.schedule, pipeline.chunks, pipeline.partition,"
     " pipeline.recompute, pipeline.shard between none and optimizer,"
     f" {', '.join(sorted(_MAY_DIFFER))}, [checkpoint], [elastic], [adapt] and [cluster]"
@@ -345,6 +346,15 @@ class JobFolder:
     def freeze_history(self) -> FreezeHistory:
         """The freezing measurements and decisions so far. Raises JobError if the event log is damaged."""
         return fold(self.records()).freeze_history()
+
+    def reached(self, step: int) -> str:
+        """The metric with its value with which the job ended at `step`, before its last one; empty if it did not.
+
+        Raises:
+            JobError: the event log is damaged.
+        """
+        ends = [record.event for record in self.records() if isinstance(record.event, events.Finished)]
+        return ends[-1].reached if ends and ends[-1].step == step else ""
 
     def records(self) -> Iterator[events.Record]:
         """The records of the log, oldest first. Raises JobError if it is damaged."""

@@ -220,7 +220,8 @@ def _end(job: JobData, outcomes: tuple[Outcome, ...]) -> JobFinished | JobFailed
                 user_error=False,
             )
     stopped = any(outcome.stopped for outcome in outcomes)
-    return JobFinished(step, stopped, state_digest([digests[layer] for layer in sorted(digests)]))
+    reached = max(outcome.reached for outcome in outcomes)
+    return JobFinished(step, stopped, state_digest([digests[layer] for layer in sorted(digests)]), reached)
 
 
 def _way_out(job: JobData) -> str:
@@ -390,8 +391,9 @@ def _abort(order: Order, state: State, stimulus: Aborted) -> Step[Closing]:
 
 def _released(order: Order, state: Closing, stimulus: Released) -> Step[JobFinished | JobFailed]:
     match state.end:
-        case JobFinished(step, stopped, sha256):
-            return state.end, (AppendToLog(events.Finished(step=step, stopped=stopped, state_sha256=sha256)),)
+        case JobFinished(step, stopped, sha256, reached):
+            end = events.Finished(step=step, stopped=stopped, state_sha256=sha256, reached=reached)
+            return state.end, (AppendToLog(end),)
         case JobFailed(reason, user_error):
             return state.end, (AppendToLog(events.Failed(reason=reason, user_error=user_error)),)
 

@@ -412,6 +412,8 @@ class JobFinished:
     stopped: bool
     state_sha256: str | None
     """None: no step was trained in this run."""
+    reached: str = ""
+    """The metric with its value that reached `job.stop_at`."""
 
 
 @dataclass(frozen=True)

@@ -66,14 +66,14 @@ def _read(spec: Spec, dataset: Dataset) -> Batch:
     total = pipeline.replicas * (pipeline.microbatches if isinstance(pipeline.microbatches, int) else 1)
     until_s = time.monotonic() + READ_S
     first, *others = (
-        train_indices(spec.job.seed, 0, microbatch, total, size, dataset.train_samples)
+        train_indices(spec.job.seed, 0, microbatch, total, size, dataset.train_samples, spec.data.shuffle)
         for microbatch in range(total)
     )
     batch = _read_one(spec, dataset.train, first)
     if not _own_source(spec):
         return batch
     if spec.job.validate_every and (held_out := dataset.validation_samples):
-        _read_one(spec, dataset.validation, validation_indices(0, 0, total, size, held_out), "validation ")
+        _read_one(spec, dataset.validation, validation_indices(0, size, held_out), "validation ")
     for indices in others:
         if time.monotonic() > until_s:
             break

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from orchestrator.prepare.file_digests import sha256_of
 from orchestrator.prepare.first_step import try_first_step
+from orchestrator.prepare.profile_cache import cache_folder
 from orchestrator.spec.job_spec import Spec
 from planner.wording import counted
 from workers.config import EmulatedConfig
@@ -18,6 +20,7 @@ from workers.models.families.family import ModelFamily
 from workers.protocol.errors import JobError
 
 if TYPE_CHECKING:
+    from workers.metrics.measure import Measure
     from workers.models.definition import ParameterRef
     from workers.models.outline import LayerOutline
 
@@ -46,17 +49,24 @@ class ModelOutline:
     """Training samples."""
 
 
+def _all_absolute(path: str | tuple[str, ...] | None) -> tuple[str, ...] | None:
+    paths = (path,) if isinstance(path, str) else path or ()
+    return tuple(map(_absolute, paths)) or None
+
+
 def absolute(spec: Spec) -> Spec:
     """`spec` with every path absolute: ranks run in another folder than the user."""
     data, cluster, notice_file = spec.data, spec.cluster, spec.elastic.notice_file
-    paths = (data.path,) if isinstance(data.path, str) else data.path or ()
+    model = spec.model.located(_absolute)
+    tokenizer = data.tokenizer or model.own_tokenizer or "bytes"
     changes = {
-        "model": spec.model.located(_absolute),
+        "model": model,
         "job": spec.job.model_copy(update={"output": _absolute(spec.job.folder)}),
         "data": data.model_copy(
             update={
-                "path": tuple(map(_absolute, paths)) or None,
-                "tokenizer": data.tokenizer if data.tokenizer == "bytes" else _absolute(data.tokenizer),
+                "path": _all_absolute(data.path),
+                "validation_path": _all_absolute(data.validation_path),
+                "tokenizer": tokenizer if tokenizer == "bytes" else _absolute(tokenizer),
                 "cache": _absolute(data.cache) if data.cache is not None else None,
             }
         ),
@@ -93,6 +103,7 @@ def outline_model(spec: Spec) -> ModelOutline:
     data = open_dataset(spec.data, spec.model, spec.job.folder)
     _check_microbatch(spec, data.dataset.train_samples)
     definition = build_definition(spec.model, data.vocabulary)
+    _check_metric(spec, definition.measure)
     outlines = outline(definition)
     try_first_step(spec, definition, [layer.parameters for layer in outlines], data.dataset)
     emulated = spec.cluster.emulated
@@ -138,7 +149,8 @@ def _check_weights(
             raise JobError("model.weights_sha256 is set and model.weights is not: name the file too")
         return None
     shapes = {f"{layer.name}.{name}": shape for layer in outlines for name, shape in layer.shapes.items()}
-    sha256 = check_weights(model.weights, shapes, ties)
+    check_weights(model.weights, shapes, ties)
+    sha256 = sha256_of(model.weights, cache_folder(os.environ).parent / "sha256")
     if model.weights_sha256 not in (None, sha256):
         raise JobError(
             f"model.weights = {model.weights!r} has the sha256 {sha256}, not model.weights_sha256 ="
@@ -151,3 +163,18 @@ def _absolute(path: str) -> str:
     """`path` relative to the driver's folder, made absolute; a URI stays, unless it is a local file's."""
     path = path.removeprefix("file://")
     return path if "://" in path else os.path.abspath(os.path.expanduser(path))
+
+
+def _check_metric(spec: Spec, measure: Measure | None) -> None:
+    """Raises:
+    JobError: the model's task has no such metric.
+    """
+    names = ("loss", *(() if measure is None else measure.names))
+    target = spec.job.target
+    asked = {
+        f'job.stop_at = "{spec.job.stop_at}"': None if target is None else target.metric,
+        f'checkpoint.keep_best = "{spec.checkpoint.keep_best}"': spec.checkpoint.keep_best,
+    }
+    for key, metric in asked.items():
+        if metric is not None and metric not in names:
+            raise JobError(f"{key}: the metrics of this model are {', '.join(names)}; name one of them")

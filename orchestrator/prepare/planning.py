@@ -280,7 +280,7 @@ def _made_with(profile: Profile) -> dict[str, Any]:
     settings = {"pipeline.microbatch_size": model.microbatch_size, "job.precision": model.precision}
     if any(device.kind == "cpu" for device in profile.cluster.devices):
         settings["job.threads"] = model.threads
-    return {**settings, "job.compile": False, "model.fixed": None, **model.settings}
+    return {**settings, "job.compile": False, "model.fixed": None, "model.lora": None, **model.settings}
 
 
 def _setting(spec: Spec, name: str, profile: Profile) -> Any:

@@ -167,7 +167,7 @@ def key_of(spec: Spec, ranks: int) -> str:
         "model": spec.model.model_dump(mode="json", exclude={"weights", "weights_sha256"}),
         "code": [_code_of(spec.model.user_code), _code_of(spec.data.source)],
         "data": spec.data.model_dump(mode="json", exclude={"cache", "sha256", "validation_batches"}),
-        "optimizer": [spec.optimizer.name, spec.optimizer.momentum != 0],
+        "optimizer": [spec.optimizer.name, spec.optimizer.momentum != 0, spec.optimizer.amsgrad],
         "microbatch_size": spec.pipeline.microbatch_size,
         "precision": spec.job.precision,
         "threads": spec.job.threads,

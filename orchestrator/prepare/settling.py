@@ -23,6 +23,7 @@ from planner.search.candidate import Alternative
 from planner.search.standbys import protected
 from planner.wording import counted
 from workers.config import AdaptConfig, ElasticConfig, WorkerConfig
+from workers.data.sampling import LARGE
 from workers.protocol.errors import JobError
 
 EMULATED_CPU = 0.05
@@ -77,11 +78,12 @@ def with_model(spec: Spec, found: ModelOutline) -> Spec:
             f"freeze.method = {spec.freeze.method!r}, but cluster.emulated.weight_grad_s is 0: there are no weight"
             ' gradients to skip; give them a time, or set freeze.method = "none"'
         )
+    shuffle = spec.data.shuffle or ("feistel" if found.train_samples >= LARGE else None)
     return spec.model_copy(
         update={
             "job": spec.job if found.language else spec.job.model_copy(update={"sample_tokens": 0}),
             "model": spec.model.settled(vocabulary=found.vocabulary, weights_sha256=found.weights_sha256),
-            "data": spec.data.model_copy(update={"sha256": found.data_sha256}),
+            "data": spec.data.model_copy(update={"sha256": found.data_sha256, "shuffle": shuffle}),
             "cluster": spec.cluster.model_copy(update={"emulated": found.emulated}),
         }
     )

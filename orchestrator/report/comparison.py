@@ -14,6 +14,7 @@ from typing import Any
 from orchestrator.analysis.effective_time import effective_time
 from orchestrator.analysis.job_summary import job_summary, model_text
 from orchestrator.analysis.throughput import throughput, throughput_unit
+from orchestrator.events.reports import metric_texts
 from orchestrator.history.job_view import JobView
 from orchestrator.history.phase_bands import Band
 from orchestrator.pictures.charts import Chart, Series, of_times
@@ -22,7 +23,7 @@ from orchestrator.report.interference.interference_page import InterferencePart,
 from orchestrator.report.parts import Cell, Column, Pill, Table
 from orchestrator.report.run.moves import moves
 from orchestrator.report.run.recovery import RecoveryPart, recovery
-from orchestrator.report.run.sections import outcome
+from orchestrator.report.run.sections import MOST_DOTS, outcome
 from orchestrator.report.run.speeds import SpeedsPart, speeds
 from orchestrator.report.run.what_ran import partition_text, visit_bands
 from planner.wording import counted
@@ -30,8 +31,6 @@ from workers.protocol.reports import StepReport
 
 Named = Sequence[tuple[str, JobView]]
 """Runs by the names that a page gives them."""
-MOST_DOTS = 60
-"""Most validations of a run that are drawn as dots too."""
 MOST_SETTINGS = 60
 LONGEST = 80
 """Most characters of a setting that are shown."""
@@ -243,14 +242,15 @@ def _column(view: JobView) -> dict[str, Cell]:
     tone, words = outcome(view)
     rehearsed = effective_time(view.recovery, emulated=view.emulated)
     ratio = rehearsed.ratio if rehearsed is not None else summary.effective_time_ratio
-    validation = view.validations[max(view.validations)].loss if view.validations else None
+    newest = view.validations[max(view.validations)] if view.validations else None
     plan = view.plan
     return {
         "Outcome": Pill(words, tone),
         "Model": model_text(view.spec.get("model", {})) or "–",
         "Steps": f"{summary.step:,} of {summary.last_step:,}",
         "Loss": _or(summary.loss, "{:.4f}".format),
-        "Validation loss": _or(validation, "{:.4f}".format),
+        "Validation loss": _or(newest and newest.loss, "{:.4f}".format),
+        "Metrics": ", ".join(metric_texts(newest.metrics)) if newest and newest.metrics else "–",
         "Step time, newest steps": _or(summary.step_s, seconds),
         "Throughput": _or(summary.tokens_per_s, lambda per_s: f"{rate(per_s)} {summary.per_s}"),
         "Schedule": plan.schedule if plan is not None else "–",

@@ -15,7 +15,7 @@ from planner.schedule.table_format import CSV_PREFIX
 from planner.schedule.validate import ScheduleError
 from planner.search.shapes import PipelineShape, shape_of
 from planner.wording import counted
-from workers.config import ElasticConfig
+from workers.config import CheckpointConfig, ElasticConfig, JobConfig, OptimizerConfig
 from workers.protocol.errors import JobError
 
 AUTO = "auto"
@@ -41,6 +41,8 @@ def check(spec: Spec) -> Spec:
         _check_partition(pipeline, shape)
         numbers = {"ranks": shape.ranks * pipeline.replicas, "microbatches": shape.microbatches}
         pipeline = pipeline.model_copy(update=numbers)
+    _check_validation(spec.job, spec.checkpoint)
+    _check_optimizer(spec.optimizer)
     freeze = settle_phases(spec.freeze, spec.optimizer, spec.job.steps)
     _check_device(spec)
     _check_logging(spec)
@@ -171,6 +173,40 @@ def _read_table(pipeline: PipelineConfig) -> Schedule:
             " have no backward, and a job trains all layers: give every forward of the table its backward"
         )
     return table
+
+
+def _check_validation(job: JobConfig, checkpoint: CheckpointConfig) -> None:
+    """Raises:
+    JobError: nothing is validated before the last step, and so nothing ends the job earlier or is better than that.
+    """
+    if checkpoint.keep_best is not None and not job.validate_every:
+        raise JobError(
+            f'checkpoint.keep_best = "{checkpoint.keep_best}" goes by validations, and job.validate_every = 0 has one'
+            " after the last step only: set job.validate_every"
+        )
+    if job.stop_at is not None and not job.validate_every:
+        raise JobError(
+            f'job.stop_at = "{job.stop_at}" is looked at in validations, and job.validate_every = 0 has one after the'
+            " last step only: set job.validate_every"
+        )
+
+
+def _check_optimizer(optimizer: OptimizerConfig) -> None:
+    """Raises JobError where settings do not go together, as torch refuses them."""
+    if optimizer.nesterov and (optimizer.name != "sgd" or not optimizer.momentum or optimizer.dampening):
+        raise JobError(
+            "optimizer.nesterov = true needs optimizer.name = 'sgd' with momentum and without dampening, and they are"
+            f" {optimizer.name!r}, {optimizer.momentum:g} and {optimizer.dampening:g}: change them, or leave it out"
+        )
+    if optimizer.amsgrad and optimizer.name not in ("adam", "adamw"):
+        raise JobError(
+            f"optimizer.amsgrad = true is a setting of adam and adamw, not of {optimizer.name}: leave it out"
+        )
+    if (optimizer.schedule == "step") != bool(optimizer.milestones):
+        raise JobError(
+            f"optimizer.schedule = {optimizer.schedule!r} and optimizer.milestones = {list(optimizer.milestones)}:"
+            " milestones are the steps at which the schedule 'step' lowers the rate; set both or neither"
+        )
 
 
 def _check_shard(spec: Spec) -> None:

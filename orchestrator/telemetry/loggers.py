@@ -85,8 +85,9 @@ def entry_of(event: Event, time_s: float) -> StepValues | None:
             if event.step_s > 0:
                 values["tokens_per_second"] = throughput(event)
             return StepValues(step=step, time_s=event.committed_s or time_s, values=values)
-        case ValidationReport(step=step, loss=loss):
-            return StepValues(step=step, time_s=time_s, values={"validation_loss": loss})
+        case ValidationReport(step=step):
+            values = {f"validation_{name}": value for name, value in event.metrics.items()}
+            return StepValues(step=step, time_s=time_s, values={"validation_loss": event.loss, **values})
         case Regrouped(step=step):
             parts = {f"recovery_seconds/{part}": seconds for part, seconds in part_seconds(event).items()}
             counts = {

@@ -57,6 +57,7 @@ METRICS = (
     _counter("tokens_total", "tokens", "Tokens of committed steps, steps that ran twice included"),
     _gauge("loss", "", "Training loss of the newest step"),
     _gauge("validation_loss", "", "The newest validation"),
+    _gauge("validation_metric", "", "Accuracy and the like, of the newest validation", "metric"),
     _gauge("gradient_norm", "", "Global norm of the newest step's gradient, before clipping"),
     _gauge("learning_rate", "", "Of the newest step"),
     _gauge(

@@ -60,7 +60,10 @@ def _steps(view: JobView) -> Iterator[MetricSample]:
         yield _sample("bubble_ratio", newest.bubble)
         yield from _rates(view)
     if view.validations:
-        yield _sample("validation_loss", view.validations[max(view.validations)].loss)
+        validation = view.validations[max(view.validations)]
+        yield _sample("validation_loss", validation.loss)
+        for name, value in validation.metrics.items():
+            yield _sample("validation_metric", value, name)
     if (ratio := training_time_ratio(view)) is not None:
         yield _sample("training_time_ratio", ratio)
 

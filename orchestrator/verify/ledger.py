@@ -24,6 +24,7 @@ from planner.wording import counted
 from workers.data.sampling import samples_digest, train_indices
 from workers.protocol.reports import CheckpointReport, LayersChecked, Outcome, StepReport
 from workers.reproducibility.digest import state_digest
+from workers.section import Shuffle
 
 NEARBY = 3
 """A step with wrong samples is compared with this many steps on either side."""
@@ -37,6 +38,7 @@ class Batches:
     microbatches: int
     """Microbatches of all replicas in one step."""
     microbatch_size: int
+    shuffle: Shuffle | None = None
 
     @staticmethod
     def of(spec: dict[str, Any]) -> Batches:
@@ -46,6 +48,7 @@ class Batches:
             seed=spec["job"]["seed"],
             microbatches=pipeline.get("replicas", 1) * pipeline["microbatches"],
             microbatch_size=pipeline["microbatch_size"],
+            shuffle=spec.get("data", {}).get("shuffle"),
         )
 
     @property
@@ -58,7 +61,13 @@ class Batches:
         return samples_digest(
             {
                 microbatch: train_indices(
-                    self.seed, step - 1, microbatch, self.microbatches, self.microbatch_size, train_samples
+                    self.seed,
+                    step - 1,
+                    microbatch,
+                    self.microbatches,
+                    self.microbatch_size,
+                    train_samples,
+                    self.shuffle,
                 )
                 for microbatch in range(self.microbatches)
             }
@@ -281,7 +290,7 @@ class _Reading:
                 f"the job finished at step {finished.step}, but the log has {counted(ledger.steps, 'step')}"
             )
         asked = ledger.spec.get("job", {}).get("steps", finished.step)
-        if not finished.stopped and finished.step != asked:
+        if not finished.stopped and not finished.reached and finished.step != asked:
             self._wrong(f"the job finished at step {finished.step} of {asked} though nobody stopped it")
         digests: dict[int, str] = {}
         for outcome in self._outcomes:

@@ -29,6 +29,13 @@ from orchestrator.spec.job_spec import Spec
 
 HARMLESS = {
     "model.fixed",
+    "model.lora.targets",
+    "model.lora.train",
+    "job.stop_at",
+    "checkpoint.keep_best",
+    "data.columns",
+    "data.labels",
+    "optimizer.groups.match",
     "job.name",
     "model.weights_sha256",
     "data.sha256",
@@ -83,6 +90,7 @@ def spec(**sections: dict[str, Any]) -> Spec:
         ({"data": {"source": "text", "path": "/etc/passwd"}}, "data.path = '/etc/passwd' lies outside"),
         ({"data": {"source": "text", "path": ["ok.txt", "../x"]}}, r"data.path = '../x' lies outside"),
         ({"data": {"tokenizer": "/root/t.json"}}, "data.tokenizer"),
+        ({"data": {"validation_path": "/etc/passwd"}}, "data.validation_path = '/etc/passwd' lies outside"),
         ({"job": {"name": "a", "output": "s3://bucket/run"}}, "job.output"),
         ({"job": {"name": "a", "output": "runs/../../out"}}, "job.output"),
         ({"pipeline": {"schedule": "csv:/etc/shadow"}}, "pipeline.schedule"),

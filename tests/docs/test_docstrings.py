@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("planner", "workers", "orchestrator", "dashboard")
+PACKAGES = ("planner", "workers", "orchestrator", "dashboard", "freshet")
 HEADLESS = re.compile(
     r"((In|By|At|Into|For|On|With|Before) (which|what|how)|Of|What|How|That|Those|These|So|As|Which|Whose|Whom)\b"
 )

@@ -13,11 +13,13 @@ from torch.nn import functional
 
 from workers.build import build_module
 from workers.config import WorkerConfig
+from workers.data.dataset import takes_draws
 from workers.data.registry import open_dataset
-from workers.data.sampling import train_indices
+from workers.data.sampling import train_places
 from workers.layers.deferred import modules as deferred
 from workers.layers.deferred.defer import product
 from workers.loss_scale import LossScale
+from workers.models.loss import share_of_targets
 from workers.models.registry import build_definition
 from workers.models.trained_loss import loss_beside
 from workers.reproducibility import determinism, rng
@@ -149,17 +151,24 @@ def train_plainly(
     numbers = order or range(config.microbatches)
     for step in range(config.job.steps):
         told: dict[int, float] = {}
+        shares: dict[int, float] = {}
         buffers = [{name: b.clone() for name, b in state.buffers.items()} for state in states]
         for microbatch in numbers:
-            indices = train_indices(
+            places = train_places(
                 config.job.seed,
                 step,
                 microbatch,
                 len(numbers),
                 config.pipeline.microbatch_size,
                 data.dataset.train_samples,
+                config.data.shuffle,
             )
-            batch = data.dataset.train(indices)
+            indices = [sample for _, sample in places]
+            if takes_draws(data.dataset):
+                keys = [rng.key(config.job.seed, "sample", *place) for place in places]
+                batch = data.dataset.train(indices, keys)
+            else:
+                batch = data.dataset.train(indices)
             tensors = cast_floats(tuple(t.to(DEVICE) for t in batch.inputs), dtype)
             autocast = torch.autocast(
                 DEVICE.type, torch.bfloat16, enabled=config.job.precision == "bfloat16-autocast"
@@ -172,15 +181,18 @@ def train_plainly(
                     tensors = tuple(Boundary.apply(t) for t in tensors)
             with autocast:
                 wide = (t.float() if t.dtype == dtype else t for t in tensors)
-                loss = (loss_beside(modules[-1]) or definition.loss)(
-                    *wide, *(t.to(DEVICE) for t in batch.targets)
-                )
+                targets = tuple(t.to(DEVICE) for t in batch.targets)
+                function = loss_beside(modules[-1]) or definition.loss
+                loss = function(*wide, *targets)
+            share = share_of_targets(function, targets)
+            share = torch.ones((), device=DEVICE) if share is None else share
+            shares[microbatch] = float(share)
             before = {}
             for module, name in zip(modules, definition.names, strict=True):
                 for key in frozen(step + 1, microbatch, name, module):
                     parameter = module.get_parameter(key)
                     before[parameter], parameter.grad = parameter.grad, None
-            loss.backward(None if scale is None else torch.tensor(scale.value, device=DEVICE))
+            loss.backward(share.to(loss.dtype) if scale is None else share * scale.value)
             for parameter, gradient in before.items():
                 parameter.grad = gradient
             told[microbatch] = float(loss.detach())
@@ -194,10 +206,11 @@ def train_plainly(
                 if p.grad is not None:
                     of_layer += float(torch.linalg.vector_norm(p.grad, dtype=torch.float64)) ** 2
             squares += of_layer
-        norm = math.sqrt(squares) / len(numbers)
+        divisor = sum(shares[microbatch] for microbatch in sorted(shares))
+        norm = math.sqrt(squares) / divisor
         clip_norm = config.optimizer.clip_norm
         clip = clip_norm / norm if clip_norm is not None and norm > clip_norm else 1.0
-        losses.append(sum(told[microbatch] for microbatch in sorted(told)) / len(numbers))
+        losses.append(sum(shares[g] * told[g] for g in sorted(told)) / divisor)
         skipped = not math.isfinite(norm)
         scale = None if scale is None else scale.after(skipped=skipped)
         for module, state in zip(modules, states, strict=True):
@@ -207,7 +220,7 @@ def train_plainly(
                     state.buffers[name].copy_(before)
                 continue
             gradients = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
-            optimizer.update_(state, gradients, clip / len(numbers), step)
+            optimizer.update_(state, gradients, clip / divisor, step)
             module.zero_grad()
     for module, state in zip(modules, states, strict=True):
         for name, buffer in module.named_buffers():  # a forward pass may have put others in their place

@@ -30,6 +30,25 @@ def test_the_decision_is_the_mean_loss_and_the_norm_of_the_mean_gradient() -> No
     assert not decision.skipped
 
 
+def test_microbatches_count_by_their_shares_of_targets() -> None:
+    records = [
+        record(0, squared_norms={0: 9.0, 1: 16.0}),
+        record(1, squared_norms={2: 11.0}, losses={0: 1.0, 1: 2.0, 2: 6.0}, shares={0: 0.5, 1: 0.25, 2: 0.0}),
+    ]
+    decision = decide(records, microbatches=3, layers=3, clip_norm=None)
+    assert decision.loss == (0.5 + 0.5) / 0.75
+    assert decision.grad_norm == 6.0 / 0.75
+    assert decision.scale == 1 / 0.75
+    assert decision.shares == 0.75
+    assert not decision.skipped
+
+
+def test_a_step_without_a_target_is_skipped() -> None:
+    records = [record(0, squared_norms={0: 0.0}, losses={0: 0.0}, shares={0: 0.0})]
+    decision = decide(records, microbatches=1, layers=1, clip_norm=1.0)
+    assert (decision.skipped, decision.loss, decision.grad_norm) == (True, 0.0, 0.0)
+
+
 def test_norms_of_shards_add_up_as_those_of_whole_layers_do() -> None:
     norms = {0: {"a": 0.1, "b": 0.2, "c": 0.3}, 1: {"a": 1e16, "w": 1.0, "z": 1.0}}
     of_layers = {layer: (named.pop("a") + 0.0, named) for layer, named in norms.items()}

@@ -4,6 +4,7 @@ training."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +16,7 @@ from workers.checkpoint.manifest import FileRecord, Manifest, layer_files
 from workers.checkpoint.writer import CheckpointWriter, WriteResult
 from workers.commit.commit import CommitRecord
 from workers.commit.unfinished import Unfinished
-from workers.config import FreezeConfig, WorkerConfig
+from workers.config import DataConfig, FreezeConfig, OptimizerConfig, WorkerConfig
 from workers.fault_injection.points import FaultPhase, FaultPoints
 from workers.loss_scale import LossScale
 from workers.models.model_config import of_one_family
@@ -73,6 +74,8 @@ class Checkpointing:
         self._seen: dict[str, set[str]] = {}
         self._nearly_whole = 0
         self._dropped: set[str] = set()
+        self.metrics: dict[int, Mapping[str, float]] = {}
+        """Step -> loss and metrics of the validation after it."""
         self.begun = left.begun if left is not None else 0
         """Step of the newest checkpoint begun, in this generation or an earlier one."""
         self.whole = left.whole if left is not None else 0
@@ -106,7 +109,7 @@ class Checkpointing:
             if result.error is not None:
                 errors[result.folder] = result.error
             else:
-                files[result.folder] = {r.name: [r.bytes, r.sha256] for r in result.records}
+                files[result.folder] = {record.name: record.told for record in result.records}
         self._finished = []
         return files, errors
 
@@ -118,8 +121,8 @@ class Checkpointing:
         for record in records:
             for folder, files in record.files.items():
                 mine = self._files.setdefault(folder, {})
-                for name, (size, sha256) in files.items():
-                    mine[name] = FileRecord(name=name, bytes=int(size), sha256=str(sha256))
+                for name, told in files.items():
+                    mine[name] = FileRecord.heard(name, told)
             fresh = record.files_errors.keys() - self._dropped
             self._failed.update({folder: record.files_errors[folder] for folder in fresh})
         error = None
@@ -178,7 +181,8 @@ class Checkpointing:
                 self._faults.reach(FaultPhase.SAVING, step)
             number, scale = self._generation.number, self._scales[folder]
             log = self._log_sha256()
-            seal(self._config, self._names, self.plan, folder, step, number, files, scale, log)
+            metrics = self.metrics.pop(step, {})
+            seal(self._config, self._names, self.plan, folder, step, number, files, scale, log, metrics)
         except OSError as error:
             self._drop(folder, str(error))
             self._take(
@@ -220,11 +224,12 @@ def seal(
     files: Mapping[str, FileRecord],
     loss_scale: LossScale | None,
     log_sha256: str | None,
+    metrics: Mapping[str, float] | None = None,
 ) -> None:
     """Complete the checkpoint at `folder`, and delete checkpoints that are too old.
 
     Args:
-        log_sha256: as in `Manifest`.
+        log_sha256, metrics: as in `Manifest`.
 
     Raises:
         OSError: the file system refused.
@@ -239,11 +244,12 @@ def seal(
         files=files,
         loss_scale=loss_scale,
         log_sha256=log_sha256,
+        metrics={name: value for name, value in (metrics or {}).items() if math.isfinite(value)},
     )
     write_manifest(folder, manifest)
     # If an old checkpoint cannot be deleted now, the next call tries again.
     with suppress(OSError):
-        prune(config.job.folder, config.checkpoint.keep)
+        prune(config.job.folder, config.checkpoint.keep, config.checkpoint.keep_best)
 
 
 _TRAJECTORY: Mapping[str, tuple[str, ...]] = {
@@ -268,6 +274,11 @@ def manifest_mismatch(
     before, now = dict(manifest.spec), config.model_dump(mode="json")
     before.setdefault("freeze", FreezeConfig().model_dump(mode="json"))
     before["model"] = of_one_family(before.get("model", {}))
+    # A key that an earlier version did not have: what that did is its default.
+    for section, defaults in ("data", DataConfig()), ("optimizer", OptimizerConfig()):
+        before[section] = {**defaults.model_dump(mode="json"), **before.get(section, {})}
+    for spec in (before, now):
+        spec["data"]["shuffle"] = spec["data"]["shuffle"] or "permutation"
     if before["freeze"]["method"] == now["freeze"]["method"]:
         # The method ignores the other freezing settings.
         for spec in (before, now):

@@ -1,4 +1,5 @@
-"""Checkpoints on disk: a folder per step and generation, two safetensors files per layer, the manifest last.
+"""Checkpoints on disk: a folder per step and generation, two safetensors files per layer, the manifest last. Tensors
+that training does not change lie in files of their own in a folder beside them, `kept`, once for all checkpoints.
 
 A folder without a manifest is not a checkpoint. Nothing is ever unpickled. Knows no rank and no thread:
 `workers/checkpoint/writer.py` writes in the background.
@@ -11,16 +12,18 @@ import json
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from workers.checkpoint.manifest import FileRecord, Manifest, layer_files
+from workers.checkpoint.manifest import FileRecord, KeptFile, Manifest, kept_folder, layer_files
 from workers.checkpoint.manifest import checkpoint_folder as checkpoint_folder
 from workers.checkpoint.storage import Folder, join, open_folder, split
 from workers.loss_scale import LossScale
+from workers.metrics.target import better
 from workers.protocol.errors import DamagedCheckpoint, JobError
 from workers.protocol.orders import CheckpointRef
 from workers.state.layer_state import LayerState, fresh
@@ -31,6 +34,7 @@ _MANIFEST = "manifest.json"
 _FOLDER_NAME = re.compile(r"step-(\d{8,})-gen-(\d+)")
 # A single key: safetensors writes its metadata in no fixed order, and equal states must give equal files.
 _METADATA = "freshet"
+_KEPT_SUFFIX = ".safetensors"
 _FREEZING = "freezing:"
 """Prefix of freezing statistics, which are stored beside the optimizer's state; many jobs have none."""
 
@@ -65,8 +69,12 @@ def write_layer(folder: str, state: LayerState) -> tuple[FileRecord, ...]:
     }
     statistics = {f"{_FREEZING}{key}": tensor for key, tensor in state.freezing.items()}
     target = open_folder(folder)
+    fixed = state.fixed
+    moving = {name: tensor for name, tensor in state.weights.items() if name not in fixed}
+    kept = _keep(kept_folder(folder), state, fixed) if fixed else None
+    about = {"buffers": sorted(state.buffers)}
     return (
-        _write(target, weights_file, {**state.weights, **state.buffers}, {"buffers": sorted(state.buffers)}),
+        replace(_write(target, weights_file, {**moving, **state.buffers}, about), kept=kept),
         _write(target, state_file, {**slots, **statistics}, {"updates": state.updates}),
     )
 
@@ -130,7 +138,7 @@ def read_layer(ref: CheckpointRef, manifest: Manifest, layer: int) -> LayerState
     name = manifest.layers[layer]
     folder = open_folder(ref.path)
     weights_file, state_file = layer_files(layer, name)
-    tensors, about_weights = _read_tensors(folder, ref, manifest.files[weights_file])
+    tensors, about_weights = _read_weights(folder, ref, manifest.files[weights_file])
     slot_tensors, about_state = _read_tensors(folder, ref, manifest.files[state_file])
     buffers = set(about_weights["buffers"])
     slots: dict[str, dict[str, Tensor]] = {parameter: {} for parameter in about_state["updates"]}
@@ -152,8 +160,9 @@ def read_layer(ref: CheckpointRef, manifest: Manifest, layer: int) -> LayerState
     )
 
 
-def prune(output: str, keep: int) -> tuple[str, ...]:
-    """Delete all but the newest `keep` checkpoints, and abandoned ones older than the newest.
+def prune(output: str, keep: int, keep_best: str | None = None) -> tuple[str, ...]:
+    """Delete all but the newest `keep` checkpoints and the one with the best value of the metric `keep_best`, and
+    abandoned ones older than the newest.
 
     Nothing else in the folder is touched. Returns the locations of the deleted checkpoints.
     """
@@ -161,6 +170,10 @@ def prune(output: str, keep: int) -> tuple[str, ...]:
     if not whole:
         return ()
     kept = set(whole[:keep])
+    if keep_best is not None:
+        kept |= {
+            key for key in whole if checkpoint_folder(output, *key) == best_checkpoint(output, keep_best)
+        }
     doomed = [
         checkpoint_folder(output, *key)
         for key in _by_age(output, whole=False)
@@ -168,7 +181,39 @@ def prune(output: str, keep: int) -> tuple[str, ...]:
     ]
     for folder in doomed:
         discard(folder)
+    _prune_kept(output)
     return tuple(doomed)
+
+
+def best_checkpoint(output: str, metric: str) -> str | None:
+    """Location of the checkpoint of the job folder `output` with the best value of `metric`, the newest of equal ones;
+    None where none has one."""
+    best: tuple[str, float] | None = None
+    for ref in checkpoints(output):
+        try:
+            value = read_manifest(ref).metrics.get(metric)
+        except DamagedCheckpointError:
+            continue
+        if value is not None and better(metric, value, None if best is None else best[1]):
+            best = (ref.path, value)
+    return None if best is None else best[0]
+
+
+def _prune_kept(output: str) -> None:
+    """Delete the shared files that no checkpoint names any more."""
+    found = checkpoints(output)
+    folder = open_folder(kept_folder(checkpoint_folder(output, 0, 0)))
+    files = folder.names()
+    if not files:
+        return
+    try:
+        records = [record for ref in found for record in read_manifest(ref).files.values()]
+    except DamagedCheckpointError:  # it may name any of them
+        return
+    named = {record.kept.name for record in records if record.kept is not None}
+    for file in files:
+        if file not in named and file.endswith(_KEPT_SUFFIX):
+            folder.remove(file)
 
 
 def discard(folder: str) -> None:
@@ -190,18 +235,21 @@ def from_newest(
     output: str,
     use: Callable[[CheckpointRef, Manifest], Used],
     on_damaged: Callable[[DamagedCheckpoint], None] | None = None,
+    *,
+    best: bool = False,
 ) -> Used:
     """The result of `use` for the newest undamaged checkpoint of the job folder `output`.
 
     Args:
         use: called with one after the other, until it finds none of its files damaged.
         on_damaged: called with each damaged checkpoint, which is skipped for the one before it.
+        best: instead for the best one, by the metric of `checkpoint.keep_best`.
 
     Raises:
-        JobError: there is no undamaged checkpoint.
+        JobError: there is no undamaged checkpoint, or the job keeps no best one.
     """
     damage: list[str] = []
-    for ref in checkpoints(output):
+    for ref in _best(output) if best else checkpoints(output):
         try:
             return use(ref, read_manifest(ref))
         except DamagedCheckpointError as error:
@@ -213,8 +261,29 @@ def from_newest(
     raise JobError(f"{output} holds no checkpoint: set checkpoint.every_steps, or train to the end")
 
 
+def _best(output: str) -> list[CheckpointRef]:
+    """Raises JobError where the job keeps no best checkpoint."""
+    found = checkpoints(output)
+    for ref in found:
+        try:
+            metric = read_manifest(ref).spec.get("checkpoint", {}).get("keep_best")
+        except DamagedCheckpointError:
+            continue
+        path = None if metric is None else best_checkpoint(output, metric)
+        if path is None:
+            break
+        return [ref for ref in found if ref.path == path]
+    raise JobError(
+        f"--best: no checkpoint of {output} tells a metric: set checkpoint.keep_best and job.validate_every"
+    )
+
+
 def export(
-    output: str, out_file: str, on_damaged: Callable[[DamagedCheckpoint], None] | None = None
+    output: str,
+    out_file: str,
+    on_damaged: Callable[[DamagedCheckpoint], None] | None = None,
+    *,
+    best: bool = False,
 ) -> tuple[int, int, int]:
     """Write the weights and buffers of the newest undamaged checkpoint into one safetensors file.
 
@@ -224,7 +293,7 @@ def export(
     Args:
         output: the job's folder.
         out_file: path or URI of the file to write, atomically.
-        on_damaged: as in `from_newest`.
+        on_damaged, best: as in `from_newest`.
 
     Returns:
         (step, number of tensors, bytes of the file).
@@ -245,7 +314,7 @@ def export(
         open_folder(folder).write(file, data)
         return manifest.step, len(tensors), len(data)
 
-    return from_newest(output, write, on_damaged)
+    return from_newest(output, write, on_damaged, best=best)
 
 
 def read_weights_and_buffers(ref: CheckpointRef, manifest: Manifest, layer: int) -> dict[str, Tensor]:
@@ -255,7 +324,7 @@ def read_weights_and_buffers(ref: CheckpointRef, manifest: Manifest, layer: int)
         DamagedCheckpointError: it is missing, truncated or altered.
     """
     weights_file, _ = layer_files(layer, manifest.layers[layer])
-    return _read_tensors(open_folder(ref.path), ref, manifest.files[weights_file])[0]
+    return _read_weights(open_folder(ref.path), ref, manifest.files[weights_file])[0]
 
 
 def _by_age(output: str, *, whole: bool) -> list[tuple[int, int]]:
@@ -281,16 +350,47 @@ def _age(key: tuple[int, int]) -> tuple[int, int]:
 
 
 def _write(folder: Folder, file: str, tensors: dict[str, Tensor], about: dict[str, Any]) -> FileRecord:
+    data = _bytes_of(file, tensors, about)
+    folder.write(file, data)
+    return FileRecord(name=file, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+
+def _bytes_of(file: str, tensors: dict[str, Tensor], about: dict[str, Any]) -> bytes:
     try:
-        data = save(
+        return save(
             {name: tensor.contiguous() for name, tensor in tensors.items()},
             {_METADATA: json.dumps(about, sort_keys=True)},
         )
     except (KeyError, SafetensorError) as error:
         dtypes = ", ".join(sorted({str(tensor.dtype) for tensor in tensors.values()}))
         raise JobError(f"{file} cannot hold tensors of these dtypes: {dtypes} ({error})") from error
-    folder.write(file, data)
-    return FileRecord(name=file, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+
+def _keep(location: str, state: LayerState, fixed: dict[str, Tensor]) -> KeptFile:
+    """Write the tensors that training does not change, unless they are there."""
+    folder = open_folder(location)
+    if state.kept:
+        size, sha256 = state.kept[0]
+        known = KeptFile(bytes=size, sha256=sha256)
+        if folder.size(known.name) == size:
+            return known
+    data = _bytes_of(f"what is fixed of layer {state.name}", fixed, {})
+    kept = KeptFile(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    if folder.size(kept.name) != kept.bytes:
+        folder.write(kept.name, data)
+    state.kept[:] = [(kept.bytes, kept.sha256)]
+    return kept
+
+
+def _read_weights(
+    folder: Folder, ref: CheckpointRef, record: FileRecord
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of a file of weights, and of the one that it shares with other checkpoints."""
+    tensors, about = _read_tensors(folder, ref, record)
+    if record.kept is None:
+        return tensors, about
+    beside = FileRecord(name=record.kept.name, bytes=record.kept.bytes, sha256=record.kept.sha256)
+    return {**tensors, **_read_tensors(open_folder(kept_folder(ref.path)), ref, beside)[0]}, about
 
 
 def _read(folder: Folder, ref: CheckpointRef, file: str) -> bytes:

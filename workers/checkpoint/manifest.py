@@ -8,17 +8,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from workers.checkpoint.storage import join
+from workers.checkpoint.storage import join, split
 from workers.loss_scale import LossScale
 
-FORMAT = 4
-"""Version of the checkpoint format that this code writes. It reads version 3 too, whose `spec` has the keys of `_FLAT`
-beside its sections; version 2, which has no `log_sha256` either; and version 1, in which moreover `bfloat16` was the
-name of what is `bfloat16-autocast` now."""
+FORMAT = 5
+"""Version of the checkpoint format that this code writes. It reads version 4 too, which has neither metrics nor files
+beside its checkpoints; version 3, whose `spec` moreover has the keys of `_FLAT` beside its sections; version 2, which
+has no `log_sha256` either; and version 1, in which moreover `bfloat16` was the name of what is `bfloat16-autocast`
+now."""
 _FLAT: Mapping[str, tuple[str, ...]] = {
     "job": (
         *("seed", "steps", "precision", "threads", "compile", "output"),
@@ -34,6 +35,19 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeptFile:
+    """A file that several checkpoints of a job share, beside them: tensors that training does not change."""
+
+    bytes: int
+    sha256: str
+    """Hex, over the entire file, which has its name."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.sha256}.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True)
 class FileRecord:
     """One file of a checkpoint, as it was written."""
 
@@ -41,6 +55,20 @@ class FileRecord:
     bytes: int
     sha256: str
     """Hex, over the entire file."""
+    kept: KeptFile | None = None
+    """The other tensors of a file of weights, where training changes only some."""
+
+    @property
+    def told(self) -> list[int | str]:
+        """The record without its name, as commit records carry it."""
+        return [self.bytes, self.sha256, *((self.kept.bytes, self.kept.sha256) if self.kept else ())]
+
+    @staticmethod
+    def heard(name: str, told: Sequence[int | str]) -> FileRecord:
+        """The record of which `told` is told."""
+        size, sha256, *kept = told
+        of_kept = KeptFile(bytes=int(kept[0]), sha256=str(kept[1])) if kept else None
+        return FileRecord(name=name, bytes=int(size), sha256=str(sha256), kept=of_kept)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +95,8 @@ class Manifest:
     log_sha256: str | None = None
     """Hash of a line of the job's event log, written before this manifest: the newest one that its writer knew of; None
     if it knew none. As long as the checkpoint is there, neither that line nor one before it can change unnoticed."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Loss and metrics of the validation after its step, as far as there was one and they are finite."""
 
     def to_json(self) -> str:
         """The text of `manifest.json`. Raises ValueError or TypeError if spec or plan are not JSON values."""
@@ -80,9 +110,8 @@ class Manifest:
             "samples": self.samples,
             "loss_scale": None if self.loss_scale is None else self.loss_scale.to_json(),
             "log_sha256": self.log_sha256,
-            "files": {
-                name: {"bytes": record.bytes, "sha256": record.sha256} for name, record in self.files.items()
-            },
+            "metrics": self.metrics,
+            "files": {name: _fields(record) for name, record in self.files.items()},
         }
         # The checksum covers what a reader will see: by then every key is a string and every tuple a list.
         fields = json.loads(json.dumps(given, allow_nan=False))
@@ -112,6 +141,8 @@ class Manifest:
             fields.setdefault("loss_scale", None)
         if fields["format"] < 3:
             fields.setdefault("log_sha256", None)
+        if fields["format"] < 5:
+            fields.setdefault("metrics", {})
         _check_types(fields)
         if fields["format"] == 1 and fields["spec"].get("precision") == "bfloat16":
             fields["spec"]["precision"] = "bfloat16-autocast"
@@ -129,6 +160,11 @@ class Manifest:
 def checkpoint_folder(output: str, step: int, generation: int) -> str:
     """Location of the checkpoint of `step` in the job folder `output`."""
     return join(join(output, "checkpoints"), f"step-{step:08d}-gen-{generation}")
+
+
+def kept_folder(folder: str) -> str:
+    """Location of the files that the checkpoint at `folder` shares with others of its job."""
+    return join(split(folder)[0], "kept")
 
 
 def layer_files(layer: int, name: str) -> tuple[str, str]:
@@ -159,6 +195,7 @@ _TYPES: Mapping[str, type] = {
     "layers": list,
     "samples": int,
     "files": dict,
+    "metrics": dict,
 }
 
 
@@ -173,12 +210,22 @@ def _check_types(fields: Mapping[str, Any]) -> None:
     head = fields["log_sha256"]
     if head is not None and not (isinstance(head, str) and _SHA256.fullmatch(head)):
         raise ValueError(f"has a wrong log_sha256: {str(head)[:80]}")
+    for name, value in fields["metrics"].items():
+        if not isinstance(value, (int, float)):
+            raise ValueError(f"has a wrong metric {name}: {str(value)[:80]}")
     layers = fields["layers"]
     # File names are made from these: none may lead out of the folder.
     if not all(isinstance(name, str) and _LAYER_NAME.fullmatch(name) for name in layers):
         raise ValueError("has a layer name with other characters than letters, digits, _ and -")
     if len(set(layers)) != len(layers):
         raise ValueError("names a layer twice")
+
+
+def _fields(record: FileRecord) -> dict[str, Any]:
+    own = {"bytes": record.bytes, "sha256": record.sha256}
+    if record.kept is None:
+        return own
+    return {**own, "kept": {"bytes": record.kept.bytes, "sha256": record.kept.sha256}}
 
 
 def _records(files: Mapping[str, Any], layers: tuple[str, ...]) -> dict[str, FileRecord]:
@@ -189,11 +236,24 @@ def _records(files: Mapping[str, Any], layers: tuple[str, ...]) -> dict[str, Fil
         )
     records: dict[str, FileRecord] = {}
     for name, record in files.items():
-        match record:
-            case {"bytes": int(size), "sha256": str(sha256), **rest} if not rest and _SHA256.fullmatch(
-                sha256
-            ):
-                records[name] = FileRecord(name=name, bytes=size, sha256=sha256)
-            case _:
-                raise ValueError(f"has a wrong record of {name}")
+        kept = record.pop("kept", None) if isinstance(record, dict) else None
+        of_kept = None if kept is None else _size_and_digest(kept)
+        own = _size_and_digest(record)
+        if own is None or (kept is not None and of_kept is None):
+            raise ValueError(f"has a wrong record of {name}")
+        records[name] = FileRecord(
+            name=name,
+            bytes=own[0],
+            sha256=own[1],
+            kept=None if of_kept is None else KeptFile(bytes=of_kept[0], sha256=of_kept[1]),
+        )
     return records
+
+
+def _size_and_digest(record: Any) -> tuple[int, str] | None:
+    """None where `record` is no record of a file; file names are made of digests."""
+    match record:
+        case {"bytes": int(size), "sha256": str(sha256), **rest} if not rest and _SHA256.fullmatch(sha256):
+            return size, sha256
+        case _:
+            return None

@@ -36,6 +36,9 @@ class CommitRecord:
     step: int
     losses: dict[int, float] = field(default_factory=dict)
     """Global microbatch -> mean loss, from the ranks with the last stage."""
+    shares: dict[int, float] = field(default_factory=dict)
+    """Global microbatch -> share of its targets that its loss is a mean over, if the loss says so; else each counts
+    as 1."""
     samples: dict[int, list[int]] = field(default_factory=dict)
     """Global microbatch -> the samples read for it, from the ranks with the first stage."""
     squared_norms: dict[int, float] = field(default_factory=dict)
@@ -68,7 +71,8 @@ class CommitRecord:
     snapshot_given_up: int = 0
     """Step of the newest snapshot that this rank cannot complete; 0: none."""
     files: dict[str, dict[str, list[int | str]]] = field(default_factory=dict)
-    """Checkpoint files that it finished since the last commit: folder -> name -> [bytes, sha256]."""
+    """Checkpoint files that it finished since the last commit: folder -> name -> [bytes, sha256], and those of the file
+    that it shares with other checkpoints, if any."""
     files_errors: dict[str, str] = field(default_factory=dict)
     """Folder -> why it could not finish its files there."""
 
@@ -79,13 +83,15 @@ class CommitDecision:
 
     step: int
     loss: float
-    """Mean over all global microbatches."""
+    """Mean over all targets of the step; over its global microbatches where the loss tells no shares."""
     grad_norm: float
-    """Global norm of the mean gradient, before clipping."""
+    """Global norm of the gradient of `loss`, before clipping."""
     scale: float
     """Factor from the summed gradient to the one that the optimizer uses: mean and clipping combined."""
     skipped: bool
-    """The norm is not finite: no weight is updated."""
+    """The norm is not finite, or there was no target: no weight is updated."""
+    shares: float = 1.0
+    """Sum of the microbatches' shares: the divisor from the summed gradient to that of `loss`."""
     requests: frozenset[Request]
     busy_s: float
     """Mean over ranks."""
@@ -122,7 +128,8 @@ def decide(
 ) -> CommitDecision:
     """The decision of a commit.
 
-    The global norm is a float64 sum in layer order; the loss is a float64 sum in order of global microbatch.
+    The global norm is a float64 sum in layer order; the loss is a float64 sum in order of global microbatch, each of
+    which counts by its share of targets.
 
     Args:
         records: one per rank.
@@ -149,21 +156,26 @@ def decide(
     total = 0.0
     for layer in range(layers):
         total += norms[layer]
-    grad_norm = math.sqrt(total) / microbatches if total >= 0 else math.nan
-    skipped = not math.isfinite(grad_norm)
+    told = {g: share for record in records for g, share in record.shares.items()}
+    loss = shares = 0.0
+    for microbatch in range(microbatches):
+        share = told.get(microbatch, 1.0)
+        loss += share * losses[microbatch]
+        shares += share
+    divisor = shares or 1.0
+    grad_norm = math.sqrt(total) / divisor if total >= 0 else math.nan
+    skipped = not math.isfinite(grad_norm) or not shares
     clip = 1.0
     if clip_norm is not None and not skipped and grad_norm > clip_norm:
         clip = clip_norm / grad_norm
-    loss = 0.0
-    for microbatch in range(microbatches):
-        loss += losses[microbatch]
     energy, effective = _effective_update(records, layers, shards)
     return CommitDecision(
         step=first.step,
-        loss=loss / microbatches,
+        loss=loss / divisor,
         grad_norm=grad_norm,
-        scale=clip / microbatches,
+        scale=clip / divisor,
         skipped=skipped,
+        shares=divisor,
         requests=frozenset(request for record in records for request in record.requests),
         busy_s=sum(record.busy_s for record in records) / len(records),
         samples={g: indices for record in records for g, indices in record.samples.items()},
@@ -174,7 +186,7 @@ def decide(
         switch=_agreed([record.next_plan for record in records], None),
         scores=_scores(records),
         stable=_stable(records),
-        gradient_energy=grad_norm * grad_norm if energy is None else energy / microbatches**2,
+        gradient_energy=grad_norm * grad_norm if energy is None else energy / divisor**2,
         effective_update=effective,
     )
 

@@ -23,6 +23,10 @@ class Unfinished:
     """Requests that the commit carried."""
     validated: bool = False
     """Whether the validation after it is done."""
+    reached: str = ""
+    """The result of that validation, if it reached `job.stop_at`."""
+    best: float | None = None
+    """The best value of `checkpoint.keep_best` so far, if it is known."""
     begun: int = 0
     """Step of the newest checkpoint begun; 0 for none."""
     whole: int = 0
@@ -70,6 +74,8 @@ def agree(greetings: Sequence[Greeting], step: int) -> Unfinished | None:
         step=step,
         requests=frozenset[Request]().union(*(left.requests for left in known)),
         validated=any(left.validated for left in known),
+        reached=max(left.reached for left in known),
+        best=next((left.best for left in known if left.best is not None), None),
         begun=max(left.begun for left in known),
         whole=max(left.whole for left in known),
     )

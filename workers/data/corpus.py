@@ -133,9 +133,9 @@ def python_docs() -> PythonDocs:
 
 
 def find_files(
-    path: str | tuple[str, ...] | None, suffixes: tuple[str, ...], source: str
+    path: str | tuple[str, ...] | None, suffixes: tuple[str, ...], source: str, key: str = "data.path"
 ) -> tuple[Path, ...]:
-    """The files that `data.path` names, in its order.
+    """The files that `path`, the value of `key` in the spec, names, in its order.
 
     A folder names all files below it that end in one of `suffixes` and are not empty, sorted.
 
@@ -144,7 +144,7 @@ def find_files(
     """
     named = (path,) if isinstance(path, str) else path or ()
     if not named:
-        raise JobError(f"data.source = {source!r} needs data.path: name a file, a folder, or a list of them")
+        raise JobError(f"data.source = {source!r} needs {key}: name a file, a folder, or a list of them")
     files: list[Path] = []
     for name in named:
         entry = Path(name)
@@ -153,14 +153,14 @@ def find_files(
             found = sorted((file for file in below if file.stat().st_size), key=Path.as_posix)
             if not found:
                 raise JobError(
-                    f"data.path: the folder {name} holds no file ending in {', '.join(suffixes)} with"
+                    f"{key}: the folder {name} holds no file ending in {', '.join(suffixes)} with"
                     " anything in it: name another folder, or the files themselves"
                 )
             files.extend(found)
         elif not entry.is_file():
-            raise JobError(f"data.path: {name} does not exist (looked in {Path.cwd()}): check the name")
+            raise JobError(f"{key}: {name} does not exist (looked in {Path.cwd()}): check the name")
         elif entry.stat().st_size == 0:
-            raise JobError(f"data.path: {name} is empty: name a file with text in it")
+            raise JobError(f"{key}: {name} is empty: name a file with something in it")
         else:
             files.append(entry)
     return tuple(files)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from inspect import signature
 from typing import Protocol
 
 from torch import Tensor
@@ -35,12 +36,21 @@ class Dataset(Protocol):
         ...
 
     def train(self, indices: list[int]) -> Batch:
-        """The training samples `indices`, stacked in that order; fresh, contiguous CPU tensors."""
+        """The training samples `indices`, stacked in that order; fresh, contiguous CPU tensors.
+
+        It may take a second argument, `draws: list[int]`, a key for each of them to draw with, from the seed, the epoch
+        and the sample: so chance, too, is a pure function.
+        """
         ...
 
     def validation(self, indices: list[int]) -> Batch:
         """The held-out samples `indices`, likewise."""
         ...
+
+
+def takes_draws(dataset: Dataset) -> bool:
+    """Whether its `train` takes a key per sample."""
+    return "draws" in signature(dataset.train).parameters
 
 
 class Tokenizer(Protocol):

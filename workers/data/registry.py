@@ -20,8 +20,9 @@ from workers.data.corpus import (
 )
 from workers.data.dataset import OpenData
 from workers.data.digits import open_digits
+from workers.data.tables.table_data import open_table
 from workers.data.token_cache import open_tokens
-from workers.data.tokenizer import load_tokenizer, tokenizer_identity
+from workers.data.tokenizer import BYTES, load_tokenizer, tokenizer_identity
 from workers.data.user_source import as_open_data
 from workers.data.windows import TokenWindows
 from workers.models.families.family import TextModel
@@ -34,7 +35,8 @@ from workers.reproducibility import rng
 _SOURCE = rng.key(0, "source")
 """Key of what a source draws as it is opened, by each process."""
 _TEXT_SOURCES = ("python-docs", "text", "jsonl")
-_SOURCES = (*_TEXT_SOURCES, "digits")
+_TABLE = "table"
+_SOURCES = (*_TEXT_SOURCES, _TABLE, "digits")
 
 
 def open_dataset(config: DataConfig, model: AnyModel, output: str) -> OpenData:
@@ -71,14 +73,27 @@ def open_dataset(config: DataConfig, model: AnyModel, output: str) -> OpenData:
             f"data.source = {config.source!r} is text, and model.family = {model.family!r} reads images:"
             f" set data.source to digits, or model.family to {families('tokens')}"
         )
+    if config.source == _TABLE:
+        return open_table(config, model, _cache_folder(config.cache, output))
+    _refuse_table_keys(config)
     return _text(config, model, output)
+
+
+def _refuse_table_keys(config: DataConfig) -> None:
+    set_keys = [key for key in ("task", "columns", "labels", "validation_path") if getattr(config, key)]
+    if set_keys:
+        raise JobError(
+            f'data.{set_keys[0]} belongs to data.source = "table", and data.source is {config.source!r}: remove it, or'
+            " read the files as a table"
+        )
 
 
 def _text(config: DataConfig, model: TextModel, output: str) -> OpenData:
     corpus = _corpus(config)
-    tokenizer = load_tokenizer(config.tokenizer)
+    named = config.tokenizer or BYTES
+    tokenizer = load_tokenizer(named)
     folder = _cache_folder(config.cache, output)
-    cached = open_tokens(corpus, tokenizer, tokenizer_identity(config.tokenizer), folder)
+    cached = open_tokens(corpus, tokenizer, tokenizer_identity(named), folder)
     tokens = cached.tokens
     if config.sha256 not in (None, cached.sha256):
         raise JobError(
@@ -114,7 +129,7 @@ def _refuse_path(config: DataConfig) -> None:
     if config.path is not None:
         raise JobError(
             f"data.path is set, but data.source = {config.source!r} reads no files:"
-            " set data.source to text or jsonl, or remove data.path"
+            " set data.source to text, jsonl or table, or remove data.path"
         )
 
 

@@ -4,6 +4,9 @@ Training walks one endless stream, epoch after epoch, each epoch a permutation o
 of step t takes `microbatch_size` samples from position (t * microbatches_total + g) * microbatch_size on,
 where g = replica * M + microbatch and microbatches_total = R * M: two replicas are one with twice the
 microbatches. Knows nothing of data.
+
+An epoch's order is an array of all samples (`permutation`), or is computed sample by sample (`feistel`), which takes no
+memory however many there are.
 """
 
 from __future__ import annotations
@@ -17,11 +20,38 @@ import numpy as np
 from numpy.random import Philox
 from numpy.typing import NDArray
 
+from workers.section import Shuffle
+
+LARGE = 10_000_000
+"""Samples from which on a job that names no order has that of `feistel`."""
+_ROUNDS = 8
+_WORD = (1 << 64) - 1
+
 
 def train_indices(
-    seed: int, step: int, microbatch: int, microbatches_total: int, microbatch_size: int, samples: int
+    seed: int,
+    step: int,
+    microbatch: int,
+    microbatches_total: int,
+    microbatch_size: int,
+    samples: int,
+    shuffle: Shuffle | None = None,
 ) -> list[int]:
-    """The training samples of one microbatch, in order.
+    """The training samples of one microbatch, in order; the arguments are those of `train_places`."""
+    given = (seed, step, microbatch, microbatches_total, microbatch_size, samples, shuffle)
+    return [sample for _, sample in train_places(*given)]
+
+
+def train_places(
+    seed: int,
+    step: int,
+    microbatch: int,
+    microbatches_total: int,
+    microbatch_size: int,
+    samples: int,
+    shuffle: Shuffle | None = None,
+) -> list[tuple[int, int]]:
+    """(epoch, training sample) of each place of one microbatch, in order.
 
     Args:
         seed: at least 0.
@@ -30,13 +60,17 @@ def train_indices(
         microbatches_total: microbatches of all replicas in one step, R * M.
         microbatch_size: samples per microbatch.
         samples: how many training samples there are; may be fewer than one step needs.
+        shuffle: the order within an epoch; None: `permutation`.
     """
     first = (step * microbatches_total + microbatch) * microbatch_size
-    indices = []
+    places = []
     for position in range(first, first + microbatch_size):
         epoch, offset = divmod(position, samples)
-        indices.append(int(epoch_permutation(seed, epoch, samples)[offset]))
-    return indices
+        if shuffle == "feistel":
+            places.append((epoch, feistel_sample(seed, epoch, offset, samples)))
+        else:
+            places.append((epoch, int(epoch_permutation(seed, epoch, samples)[offset])))
+    return places
 
 
 def samples_digest(microbatches: Mapping[int, Sequence[int]]) -> str:
@@ -59,23 +93,45 @@ def epoch_permutation(seed: int, epoch: int, samples: int) -> NDArray[np.intp]:
     return order
 
 
-def validation_windows(samples: int, per_window: int, at_most: int) -> int:
-    """Number of windows of `per_window` samples in one validation: whole ones, at most `at_most`.
+def feistel_sample(seed: int, epoch: int, offset: int, samples: int) -> int:
+    """The sample that `epoch` visits at `offset`, both in [0, samples): a permutation without an array.
 
-    One, which `validation_indices` fills by starting over, where the held-out samples are fewer than a
-    window; none where there are none.
+    A Feistel network (Luby and Rackoff 1988) of 8 rounds permutes the least square of a power of two that holds all
+    samples, a quarter of which they fill at least; what falls outside of them is permuted again until it does not
+    (cycle walking, Black and Rogaway 2002).
     """
-    if samples == 0:
-        return 0
-    return max(1, min(at_most, samples // per_window))
+    half = max(1, -(-(samples - 1).bit_length() // 2))
+    mask = (1 << half) - 1
+    found = offset
+    while True:
+        left, right = found >> half, found & mask
+        for key in _round_keys(seed, epoch):
+            left, right = right, left ^ (_mixed(right ^ key) & mask)
+        found = left << half | right
+        if found < samples:
+            return found
 
 
-def validation_indices(
-    window: int, microbatch: int, microbatches_total: int, microbatch_size: int, samples: int
-) -> list[int]:
-    """The held-out samples of one microbatch of validation window `window`, in order; wraps at the end.
+@lru_cache(maxsize=2)
+def _round_keys(seed: int, epoch: int) -> tuple[int, ...]:
+    digest = hashlib.blake2b(json.dumps(["feistel", seed, epoch]).encode(), digest_size=8 * _ROUNDS).digest()
+    return tuple(int.from_bytes(digest[8 * n : 8 * n + 8], "little") for n in range(_ROUNDS))
 
-    The arguments are those of `train_indices`, with `samples` the held-out ones.
-    """
-    first = (window * microbatches_total + microbatch) * microbatch_size
-    return [position % samples for position in range(first, first + microbatch_size)]
+
+def _mixed(word: int) -> int:
+    """The finalizer of MurmurHash3 (Appleby 2011) for 64 bits."""
+    word = (word ^ word >> 33) * 0xFF51AFD7ED558CCD & _WORD
+    word = (word ^ word >> 33) * 0xC4CEB9FE1A85EC53 & _WORD
+    return word ^ word >> 33
+
+
+def validation_samples(samples: int, per_window: int, at_most: int | None) -> int:
+    """Number of the `samples` held-out ones in one validation: all, or those of `at_most` windows of `per_window`."""
+    return samples if at_most is None else min(samples, at_most * per_window)
+
+
+def validation_indices(position: int, microbatch_size: int, samples: int) -> list[int]:
+    """The held-out samples of the microbatch at `position` of a validation of `samples`, in order. The last one may be
+    smaller."""
+    first = position * microbatch_size
+    return list(range(first, min(first + microbatch_size, samples)))

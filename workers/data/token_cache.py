@@ -50,7 +50,7 @@ def open_tokens(corpus: Corpus, tokenizer: Tokenizer, identity: str, folder: Pat
     Raises:
         JobError: the corpus cannot be read or holds no text, or the folder cannot be written.
     """
-    dtype = _token_dtype(tokenizer.vocabulary)
+    dtype = token_dtype(tokenizer.vocabulary)
     path = folder / f"{_key(corpus, identity)}.{dtype.name}"
     digest = path.with_name(f"{path.name}.sha256")
     if not path.exists() or not digest.exists():
@@ -69,7 +69,8 @@ def open_tokens(corpus: Corpus, tokenizer: Tokenizer, identity: str, folder: Pat
         ) from error
 
 
-def _token_dtype(vocabulary: int) -> np.dtype[Any]:
+def token_dtype(vocabulary: int) -> np.dtype[Any]:
+    """The smallest unsigned integers that hold every token."""
     for dtype in (np.uint8, np.uint16):
         if vocabulary <= np.iinfo(dtype).max + 1:
             return np.dtype(dtype)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from workers.data.dataset import Batch, Dataset, OpenData
+from workers.data.dataset import Batch, Dataset, OpenData, takes_draws
 from workers.data.split import held_out
 from workers.process.user_code import what_it_did, where
 from workers.protocol.errors import JobError
@@ -37,7 +37,7 @@ def as_open_data(returned: Any, validation_fraction: float, origin: str) -> Open
     given: Any = opened.dataset
     missing = [member for member in _MEMBERS if not hasattr(given, member)]
     if not missing:
-        dataset: Dataset = _Batches(given, origin)
+        dataset: Dataset = (_DrawnBatches if takes_draws(given) else _Batches)(given, origin)
     elif all(hasattr(given, member) for member in _MAP_STYLE) and not isinstance(given, (tuple, dict, str)):
         dataset = _Batches(_Samples(given, validation_fraction, origin), origin)
     else:
@@ -73,6 +73,14 @@ class _Batches:
 
     def validation(self, indices: list[int]) -> Batch:
         return _as_batch(self._given.validation(indices), len(indices), f"{self._origin}: validation")
+
+
+class _DrawnBatches(_Batches):
+    """One whose training samples take a key each."""
+
+    def train(self, indices: list[int], draws: list[int] | None = None) -> Batch:
+        draws = [_FIRST] * len(indices) if draws is None else draws
+        return _as_batch(self._given.train(indices, draws), len(indices), f"{self._origin}: train")
 
 
 class _Samples:

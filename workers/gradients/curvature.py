@@ -25,25 +25,25 @@ class CurvatureProbe:
 
     Args:
         every: each step whose number is a multiple of this is kept for the next step.
-        microbatches: R * M, the divisor from a summed gradient to the mean.
         parameters: the rank's parameters, each tied one once.
         weights: their values as updates change them: a module may hold them in 16 bits.
     """
 
     every: int
     rank: int
-    microbatches: int
     parameters: Mapping[Place, Tensor]
     weights: Mapping[Place, Tensor]
     report: Callable[[CurvatureReport], None]
     _kept: dict[Place, tuple[Tensor, Tensor]] | None = field(default=None, init=False)
+    """Mean gradient and weight."""
 
     @torch.no_grad()
-    def observe(self, step: int, *, may_freeze: bool) -> None:
+    def observe(self, step: int, shares: float, *, may_freeze: bool) -> None:
         """Sample `step` (1 is the job's first) before its update: the summed gradients, and the weights at
         which they were taken. Not called for a skipped step: the kept copies wait for the next one.
 
         Args:
+            shares: the divisor from a summed gradient to the mean.
             may_freeze: whether any gradient, on any rank, may be missing. Then the sample is useless, and the
                 kept copies are dropped.
         """
@@ -51,28 +51,29 @@ class CurvatureProbe:
         if may_freeze:
             return
         if kept is not None:
-            self.report(self._compared(step, kept))
+            self.report(self._compared(step, shares, kept))
         if step % self.every == 0:
             self._kept = {
-                place: (gradient_of(parameter).clone(), self.weights[place].clone())
+                place: (gradient_of(parameter) / shares, self.weights[place].clone())
                 for place, parameter in self.parameters.items()
             }
 
-    def _compared(self, step: int, kept: dict[Place, tuple[Tensor, Tensor]]) -> CurvatureReport:
+    def _compared(
+        self, step: int, shares: float, kept: dict[Place, tuple[Tensor, Tensor]]
+    ) -> CurvatureReport:
         gradient_change = weight_change = gradient = 0.0
         for place, parameter in self.parameters.items():
             gradient_before, weight_before = kept.pop(place)
             now = gradient_of(parameter)
-            gradient_change += _square(gradient_before.sub_(now))
+            gradient_change += _square(gradient_before.sub_(now, alpha=1.0 / shares))
             weight_change += _square(weight_before.sub_(self.weights[place]))
             gradient += _square(now)
-        mean = float(self.microbatches) ** 2
         return CurvatureReport(
             step=step,
             rank=self.rank,
-            gradient_change_sq=gradient_change / mean,
+            gradient_change_sq=gradient_change,
             weight_change_sq=weight_change,
-            gradient_sq=gradient / mean,
+            gradient_sq=gradient / shares**2,
         )
 
 

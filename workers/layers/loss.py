@@ -21,6 +21,8 @@ from workers.layers.layer import (
     input_gradients,
     leaf_of,
 )
+from workers.metrics.measure import Measure
+from workers.models.loss import share_of_targets
 from workers.models.trained_loss import LOSS, loss_beside
 from workers.protocol.errors import JobError
 from workers.reproducibility import rng
@@ -33,10 +35,17 @@ class Loss:
     Args:
         layer: the last one.
         function: the loss, where nothing of it is trained.
+        measure: tells of samples in evaluation; None: nothing.
     """
 
     def __init__(
-        self, layer: Layer, function: Callable[..., Tensor], *, precision: str, device: torch.device
+        self,
+        layer: Layer,
+        function: Callable[..., Tensor],
+        *,
+        precision: str,
+        device: torch.device,
+        measure: Measure | None = None,
     ) -> None:
         self.layer = layer
         self.trained = loss_beside(layer.module)
@@ -47,6 +56,7 @@ class Loss:
         self._precision = precision
         self._cast = boundary_dtype(precision)
         self.device = device
+        self._measure = measure
         self.scale = 1.0
         """Factor on the gradients that the next backward passes begin with."""
         self._forward_pass, self._backward_pass = blamed("the loss"), blamed("the backward pass of the loss")
@@ -120,6 +130,18 @@ class Loss:
                     " refer to it, which a copy of the module would not follow"
                 )
 
+    def share(self, targets: Tensors) -> Tensor | None:
+        """Share of the targets that the loss is a mean over; None: it does not say. See `share_of_targets`."""
+        with self._forward_pass, torch.no_grad():
+            return share_of_targets(self.function, targets)
+
+    def measured(self, outputs: Tensors, targets: Tensors) -> Tensor:
+        """Statistics of each sample, as `Measure.of_samples` has them."""
+        if self._measure is None:
+            return torch.empty((0,), dtype=torch.float64)
+        with torch.no_grad():
+            return self._measure.of_samples(outputs, targets)
+
     def evaluate(self, outputs: Tensors, targets: Tensors) -> Tensor:
         """The mean loss in evaluation mode, a detached scalar."""
         module = self.function if isinstance(self.function, nn.Module) else None
@@ -131,19 +153,24 @@ class Loss:
             if module is not None:
                 module.train()
 
-    def backward(self, done: Pass) -> tuple[Tensor | None, ...]:
+    def backward(self, done: Pass, share: Tensor | None = None) -> tuple[Tensor | None, ...]:
         """The canonical gradient of each output of the last layer; None if the output carries none, `absent_like` of
-        one that the loss does not use."""
+        one that the loss does not use.
+
+        Args:
+            share: the microbatch's; None: 1.
+        """
         assert done.outputs is not None
         (loss,) = done.outputs
         trained = {} if self.trained is None else dict(self.trained.named_parameters(LOSS))
         still = [name for name in trained if name in done.frozen]
         moving = [p for name, p in trained.items() if p.requires_grad and name not in still]
         leaves = [*{id(t): t for t in done.inputs if t.requires_grad}.values()]
+        seed = torch.full_like(loss, self.scale)
+        if share is not None:
+            seed.mul_(share)
         # A checkpoint draws again as it recomputes, from the generator of the whole process.
         with self._backward_pass, rng.turn:
-            backward(
-                [loss], [torch.full_like(loss, self.scale)], inputs=[*leaves, *moving] if still else None
-            )
+            backward([loss], [seed], inputs=[*leaves, *moving] if still else None)
         gradients = iter(input_gradients(done.inputs))
         return tuple(next(gradients) if t.requires_grad else None for t in done.inputs)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from workers.metrics.measure import Measure
 from workers.state.layer_state import ParameterRef
 
 
@@ -35,8 +36,12 @@ class ModelDefinition:
     """Groups of parameters that are one: the first gives the initial value, all get the summed gradient."""
     language: bool = False
     """Whether the last layer returns float[B, T, vocabulary] logits over next tokens: text can be sampled."""
+    measure: Measure | None = None
+    """Metrics of a validation beside the loss."""
     fixed: tuple[str, ...] = ()
     """Patterns of the parameters that the job does not train (`model.fixed`); the builders know."""
+    adapted: tuple[str, ...] = ()
+    """Names of the modules that have adapters (`model.lora`); the builders know."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -35,10 +35,10 @@ def as_definition(returned: Any, origin: str) -> ModelDefinition:
     """
     if isinstance(returned, ModelDefinition):
         layers, loss = returned.layers, returned.loss
-        ties, language = returned.ties, returned.language
+        ties, language, measure = returned.ties, returned.language, returned.measure
     elif isinstance(returned, tuple) and len(returned) == 2:
         layers, loss = returned
-        ties, language = (), False
+        ties, language, measure = (), False, None
     elif isinstance(returned, nn.Module):
         raise JobError(
             f"{origin} returned one built {type(returned).__name__}: return (layers, loss) instead, with a"
@@ -59,7 +59,8 @@ def as_definition(returned: Any, origin: str) -> ModelDefinition:
     for ref in (ref for group in ties for ref in group):
         if ref.layer not in names:
             raise JobError(f"{origin} ties {ref}, but its layers are {', '.join(names)}")
-    return with_loss(ModelDefinition(builders, _loss(loss, origin), tuple(map(tuple, ties)), language))
+    definition = ModelDefinition(builders, _loss(loss, origin), tuple(map(tuple, ties)), language, measure)
+    return with_loss(definition)
 
 
 def _loss(loss: Any, origin: str) -> Callable[..., Tensor]:

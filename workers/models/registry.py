@@ -5,6 +5,7 @@ from __future__ import annotations
 from workers.models.definition import ModelDefinition
 from workers.models.families.user_factory import FactoryConfig
 from workers.models.fixed import with_fixed
+from workers.models.lora import with_lora
 from workers.models.model_config import AnyModel, families
 from workers.protocol.errors import JobError
 
@@ -23,4 +24,6 @@ def build_definition(config: AnyModel, vocabulary: int | None) -> ModelDefinitio
             " package.module:function"
         )
     definition = config.definition(vocabulary)
+    if config.lora is not None:
+        definition = with_lora(definition, config.lora)
     return with_fixed(definition, config.fixed) if config.fixed else definition

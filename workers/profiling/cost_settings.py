@@ -18,4 +18,6 @@ def cost_settings(config: WorkerConfig) -> dict[str, Any]:
     settings = {f"{section}.{key}": given[section][key] for section, of in keys.items() for key in of}
     if config.model.fixed:
         settings["model.fixed"] = given["model"]["fixed"]
+    if config.model.lora is not None:
+        settings["model.lora"] = given["model"]["lora"]
     return {**settings, "job.compile": True} if config.job.compile else settings

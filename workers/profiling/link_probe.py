@@ -124,6 +124,7 @@ def probe_commit(channel: Channel, layers: int, microbatches: int, *, sleeps: bo
         generation=1,
         step=1,
         losses=dict.fromkeys(range(microbatches), 0.123456789012345678),
+        shares=dict.fromkeys(range(microbatches), 1.0),
         squared_norms=dict.fromkeys(range(layers), 0.123456789012345678),
         busy_s=0.123456789012345678,
     )

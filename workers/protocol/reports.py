@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from planner.freezing import FreezePlan
 from planner.shards import Piece
@@ -268,6 +268,8 @@ class ValidationReport:
 
     step: int
     loss: float
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Metric -> value; those that the model's task has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,6 +361,8 @@ class Outcome:
     """Steps committed."""
     stopped: bool
     """Whether a `Request.STOP` ended it rather than the last step."""
+    reached: str = ""
+    """The metric with its value that reached `job.stop_at` and ended it, as in `accuracy 0.9712`."""
     layer_digests: tuple[tuple[int, str], ...]
     """(layer, sha256 over its weights and buffers) of every layer that this rank holds."""
     checkpoint_error: str | None = None

@@ -79,6 +79,15 @@ class LayerState:
     all that training does not change."""
     elsewhere: frozenset[str] = frozenset()
     """Trained parameters that other shards have."""
+    kept: list[tuple[int, str]] = field(default_factory=list, compare=False)
+    """Bytes and sha256 of the file of what training does not change, once it was written; one list for all copies of a
+    state, so that this is done once."""
+
+    @property
+    def fixed(self) -> dict[str, Tensor]:
+        """The parameters that training does not change."""
+        trained = self.updates.keys() | self.elsewhere
+        return {name: tensor for name, tensor in self.weights.items() if name not in trained}
 
     @staticmethod
     def of(
@@ -202,6 +211,7 @@ def _copied(state: LayerState, fresh: Callable[[Tensor], Tensor]) -> LayerState:
         flats=flats,
         shard=state.shard,
         elsewhere=state.elsewhere,
+        kept=state.kept,
     )
 
 

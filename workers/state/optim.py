@@ -6,7 +6,6 @@ are, as far as they lie side by side. They know no gradient norm, no freezing ru
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,9 @@ from torch.optim.adamw import adamw
 from workers.protocol.errors import JobError
 from workers.state.flat import Layout, ParameterPlace, side_by_side
 from workers.state.layer_state import Gradients, LayerState, ParameterRef
-from workers.state.optimizer_config import OptimizerConfig
+from workers.state.optimizer_config import OptimizerConfig, ParameterGroup
+from workers.state.schedules import learning_rate
+from workers.state.torch_rules import RULES, Part
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class _Run:
     count: int
     """Updates of each, with this one."""
     decay: float
+    lr_factor: float
 
 
 PART = 2**17
@@ -49,34 +51,54 @@ def _parts(run: _Run, device: torch.device) -> Iterator[slice]:
 class Optimizer(ABC):
     """An update rule with its learning rate schedule. Holds no state: the `LayerState`s do."""
 
-    def __init__(self, config: OptimizerConfig, steps: int) -> None:
+    def __init__(self, config: OptimizerConfig, steps: int, layers: int = 1) -> None:
         """
         Args:
             config: the rule's settings.
-            steps: optimizer steps of the entire job, where the cosine ends.
+            steps: optimizer steps of the entire job, where the schedule ends.
+            layers: of the whole model.
         """
         self.config = config
         self.steps = steps
+        self.layers = layers
 
     def lr(self, step: int) -> float:
-        """Learning rate of `step` (0 is the first): linear warm-up, then a cosine from `lr` down to
-        `min_lr_fraction * lr` at the last step. A cosine of a single step stays at `lr`."""
-        config = self.config
-        if step < config.warmup_steps:
-            return config.lr * (step + 1) / config.warmup_steps
-        progress = min(1.0, (step - config.warmup_steps) / max(1, self.steps - 1 - config.warmup_steps))
-        cosine = 0.5 * (1.0 + math.cos(math.pi * progress))
-        return config.lr * (config.min_lr_fraction + (1.0 - config.min_lr_fraction) * cosine)
+        """Learning rate of `step` (0 is the first), as `learning_rate` has it."""
+        return learning_rate(self.config, step, self.steps)
 
-    def decays(self, layer_name: str, parameter_name: str, parameter: Tensor) -> bool:
-        """Whether weight decay applies: to matrices and above, unless a `no_decay` pattern excludes them."""
-        return parameter.ndim >= 2 and not self._excluded(f"{layer_name}.{parameter_name}")
+    def weight_decay(self, layer_name: str, parameter_name: str, parameter: Tensor) -> float:
+        """Weight decay of a parameter: its group's, else that of matrices and above, unless a `no_decay` pattern
+        excludes them."""
+        name = f"{layer_name}.{parameter_name}"
+        group = self._group(name)
+        if group is not None and group.weight_decay is not None:
+            return group.weight_decay
+        return self.config.weight_decay if parameter.ndim >= 2 and not self._excluded(name) else 0.0
+
+    def _lr_factor(self, layer: int, name: str) -> float:
+        group = self._group(name)
+        own = 1.0 if group is None else group.lr_factor
+        return own * self.config.layer_decay ** (self.layers - 1 - layer)
+
+    def _group(self, name: str) -> ParameterGroup | None:
+        for group in self.config.groups:
+            if any(fnmatchcase(name, pattern) for pattern in group.match):
+                return group
+        return None
 
     def check_ties(self, ties: Sequence[Sequence[ParameterRef]]) -> None:
-        """Raises: JobError: `no_decay` excludes some copies of a tied parameter but not others, which would
-        make them diverge.
-        """
+        """Raises: JobError: settings differ for the copies of a tied parameter, which would make them diverge."""
+        if ties and self.config.layer_decay != 1.0:
+            raise JobError(
+                f"optimizer.layer_decay = {self.config.layer_decay:g} gives layers rates of their own, and"
+                f" {', '.join(map(str, ties[0]))} are tied: use optimizer.groups, or untie them"
+            )
         for group in ties:
+            if len({id(self._group(str(ref))) for ref in group}) > 1:
+                raise JobError(
+                    f"optimizer.groups has {', '.join(map(str, group))}, which are tied, in different groups: match all"
+                    " of them in one, or none"
+                )
             out = [str(ref) for ref in group if self._excluded(str(ref))]
             if out and len(out) < len(group):
                 raise JobError(
@@ -116,7 +138,7 @@ class Optimizer(ABC):
                         torch.mul(buffer[part], scale),
                         {slot: values[part] for slot, values in flat.slots.items()},
                         run.count,
-                        lr,
+                        lr * run.lr_factor,
                         run.decay,
                     )
                     if flat.cast is not None:
@@ -127,14 +149,14 @@ class Optimizer(ABC):
     def _runs(self, state: LayerState, layout: Layout, names: Collection[str]) -> Iterator[_Run]:
         """The parameters `names`, together where they lie side by side and are updated alike."""
 
-        def alike(place: ParameterPlace) -> tuple[bool, int, bool]:
-            weight = state.weights[place.name]
-            there = place.name in names
-            return there, state.updates[place.name], self.decays(state.name, place.name, weight)
+        def alike(place: ParameterPlace) -> tuple[bool, int, float, float]:
+            decay = self.weight_decay(state.name, place.name, state.weights[place.name])
+            factor = self._lr_factor(state.layer, f"{state.name}.{place.name}")
+            return place.name in names, state.updates[place.name], decay, factor
 
-        for (there, count, decays), places in groupby(layout.places, key=alike):
+        for (there, count, decay, factor), places in groupby(layout.places, key=alike):
             if there:
-                yield _Run(tuple(places), count, self.config.weight_decay if decays else 0.0)
+                yield _Run(tuple(places), count, decay, factor)
 
     @abstractmethod
     def slot_names(self) -> tuple[str, ...]:
@@ -205,8 +227,8 @@ class AdamW(Optimizer):
 
 
 class SGD(Optimizer):
-    """Gradient descent with heavy-ball momentum and coupled weight decay: the operations of
-    `torch.optim.SGD(foreach=False, fused=False)` without dampening or Nesterov's step, in their order."""
+    """Gradient descent with momentum and coupled weight decay: the operations of
+    `torch.optim.SGD(foreach=False, fused=False)` in their order."""
 
     def slot_names(self) -> tuple[str, ...]:
         return ("momentum_buffer",) if self.config.momentum != 0.0 else ()
@@ -222,17 +244,49 @@ class SGD(Optimizer):
     ) -> None:
         if decay != 0.0:
             gradient.add_(weights, alpha=decay)
-        direction = gradient
-        if self.config.momentum != 0.0:
+        direction, momentum = gradient, self.config.momentum
+        if momentum != 0.0:
             direction = slots["momentum_buffer"]
             # The first update copies: adding to zeros would turn -0.0 into 0.0.
             if count == 1:
                 direction.copy_(gradient)
             else:
-                direction.mul_(self.config.momentum).add_(gradient)
+                direction.mul_(momentum).add_(gradient, alpha=1 - self.config.dampening)
+            if self.config.nesterov:
+                direction = gradient.add(direction, alpha=momentum)
         weights.add_(direction, alpha=-lr)
 
 
-def make_optimizer(config: OptimizerConfig, steps: int) -> Optimizer:
-    """The optimizer that `config.name` names, for a job of `steps` steps."""
-    return {"adamw": AdamW, "sgd": SGD}[config.name](config, steps)
+class OfTorch(Optimizer):
+    """One of the rules in `workers/state/torch_rules.py`."""
+
+    def __init__(self, config: OptimizerConfig, steps: int, layers: int = 1) -> None:
+        super().__init__(config, steps, layers)
+        self._rule = RULES[config.name]
+
+    def slot_names(self) -> tuple[str, ...]:
+        return self._rule.slots(self.config)
+
+    def _update_(
+        self,
+        weights: Tensor,
+        gradient: Tensor,
+        slots: dict[str, Tensor],
+        count: int,
+        lr: float,
+        decay: float,
+    ) -> None:
+        self._rule.update(self.config, Part(weights, gradient, slots, count, lr, decay))
+
+
+def make_optimizer(config: OptimizerConfig, steps: int, layers: int = 1) -> Optimizer:
+    """The optimizer that `config.name` names, for a job of `steps` steps.
+
+    Args:
+        layers: of the whole model, on whose number `layer_decay` depends.
+    """
+    if config.name == "sgd":
+        return SGD(config, steps, layers)
+    if config.name == "adamw" and not config.amsgrad:
+        return AdamW(config, steps, layers)
+    return OfTorch(config, steps, layers)

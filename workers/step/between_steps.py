@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import time
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -15,8 +13,8 @@ from workers.checkpoint.coordination import Checkpointing
 from workers.commit.unfinished import Unfinished
 from workers.control.announcements import Announcements
 from workers.data.dataset import Batch, OpenData
-from workers.data.sampling import validation_indices, validation_windows
 from workers.loss_scale import LossScale
+from workers.metrics.target import better
 from workers.models.families.family import TextModel
 from workers.protocol.orders import Request
 from workers.protocol.reports import Rescued, SampleReport, ValidationReport
@@ -25,10 +23,11 @@ from workers.state.layer_state import LayerState, host_copy
 from workers.step.engine import Engine
 from workers.step.generation import GenerationSetup
 from workers.step.minibatch import Minibatch
+from workers.step.validation import validate
 from workers.transport.channel import Channel
 
-VALIDATION, SAMPLING = 1, 2
-"""Purposes of forward passes outside training; see `Engine.evaluate`."""
+SAMPLING = 2
+"""Purpose of the forward passes that sample text; see `Engine.evaluate`."""
 PROMPT_TOKENS = 32
 TEMPERATURE = 0.8
 
@@ -49,6 +48,10 @@ class BetweenSteps:
     release: Callable[[], None]
     validated: bool = field(default=False, init=False)
     """Whether the validation after the newest commit is done."""
+    reached: str = field(default="", init=False)
+    """The result of a validation that reached `job.stop_at`: the job is done."""
+    best: float | None = field(default=None, init=False)
+    """The best value of `checkpoint.keep_best` so far."""
 
     def attend(
         self,
@@ -65,7 +68,9 @@ class BetweenSteps:
             left: what is known of that commit, if it was in an earlier generation.
         """
         config = self.setup.config
-        last = Request.STOP in requests or step == config.job.steps
+        if left is not None:
+            self.reached, self.best = left.reached, left.best
+        last = Request.STOP in requests or step == config.job.steps or bool(self.reached)
         every = config.checkpoint.every_steps
         due = last or (every and step % every == 0) or Request.CHECKPOINT in requests
         if left is not None:
@@ -78,7 +83,9 @@ class BetweenSteps:
         every = config.job.validate_every
         if not self.validated and ((every and step % every == 0) or step == config.job.steps):
             self.release()
-            self._validate(step)
+            best = self._validate(step)
+            if (self.reached or best) and not due and Request.RESCUE not in requests:
+                self.checkpointing.start(step, self._copies, loss_scale)
 
     def _rescue(self, step: int, loss_scale: LossScale | None) -> None:
         """Write a checkpoint of `step`, and go on once it is complete: one that waits for a later commit may come too
@@ -104,14 +111,27 @@ class BetweenSteps:
             return self.minibatch.shards.collect(moments=True)
         return [host_copy(state) for _, state in setup.layers.values()] if setup.pipeline == 0 else []
 
-    def _validate(self, step: int) -> None:
+    def _validate(self, step: int) -> bool:
+        """Returns whether its metric is the best so far, if the best checkpoint is to be kept."""
         self.minibatch.weights.bring()
-        loss = validate(self.setup, self.minibatch.engine, self.channel)
+        found = validate(self.setup, self.minibatch.engine, self.channel)
         self.validated = True
-        if loss is not None:
-            self.announcements.release(step)
-            self.announcements.add_shared(step, ValidationReport(step=step, loss=loss))
-            self.announcements.release(step)
+        if found is None:
+            return False
+        self.announcements.release(step)
+        report = ValidationReport(step=step, loss=found.loss, metrics=dict(found.metrics))
+        self.announcements.add_shared(step, report)
+        self.announcements.release(step)
+        values = {"loss": found.loss, **found.metrics}
+        self.checkpointing.metrics[step] = values
+        config = self.setup.config
+        if config.job.target is not None and config.job.target.met(values):
+            self.reached = f"{config.job.target.metric} {values[config.job.target.metric]:.4g}"
+        kept = config.checkpoint.keep_best
+        if kept is None or kept not in values or not better(kept, values[kept], self.best):
+            return False
+        self.best = values[kept]
+        return True
 
     def sample(self, step: int) -> None:
         """Let the model of `step` continue a prompt, if it is one of language."""
@@ -138,40 +158,6 @@ class BetweenSteps:
         if self.setup.plan.shards > 1:
             return self.minibatch.shards.collect(moments=False)
         return [state for _, (_, state) in sorted(self.setup.layers.items())]
-
-
-def validate(setup: GenerationSetup, engine: Engine, channel: Channel) -> float | None:
-    """Validate: the mean loss over held-out samples, the same ones whatever the partition; None without any.
-
-    All ranks call this together; the loss is the same on every rank.
-    """
-    config, dataset, plan = setup.config, setup.data.dataset, setup.plan
-    samples, total = dataset.validation_samples, plan.replicas * plan.microbatches
-    windows = validation_windows(
-        samples, total * config.pipeline.microbatch_size, config.data.validation_batches
-    )
-    if not windows:
-        return None
-    setup.reading.wait()
-    losses = array("d")
-    for numbers, window in itertools.product(setup.windows, range(windows)):
-
-        def batch(microbatch: int, numbers: Sequence[int] = numbers, window: int = window) -> Batch:
-            number = numbers[microbatch]
-            indices = validation_indices(window, number, total, config.pipeline.microbatch_size, samples)
-            with rng.keyed(rng.key(config.job.seed, "validation data", window, number)):
-                return dataset.validation(indices)
-
-        results = engine.evaluate(batch, len(numbers), purpose=VALIDATION)
-        for microbatch, (loss,) in results.items():
-            replica, number = divmod(numbers[microbatch], plan.microbatches)
-            losses.extend(((replica * windows + window) * plan.microbatches + number, float(loss)))
-    # One order for the sum, whichever pipeline a microbatch is on.
-    numbered: dict[float, float] = {}
-    for record in channel.all_gather(losses.tobytes()):
-        values = memoryview(record).cast("d")
-        numbered.update(zip(values[::2], values[1::2], strict=True))
-    return sum(loss for _, loss in sorted(numbered.items())) / len(numbered)
 
 
 def sample_text(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -40,6 +40,8 @@ class Window:
     spans: tuple[ActionSpan, ...]
     waited_s: float = 0.0
     """Seconds that its actions waited for what other ranks send."""
+    shares: dict[int, float] = field(default_factory=dict)
+    """Global microbatch -> share of its targets that the loss is a mean over, if the loss says so."""
 
     @property
     def busy_s(self) -> float:
@@ -52,7 +54,8 @@ class Window:
             for span in other.spans
         )
         waited_s = self.waited_s + other.waited_s
-        return Window(self.losses | other.losses, (*self.spans, *later), waited_s)
+        shares = self.shares | other.shares
+        return Window(self.losses | other.losses, (*self.spans, *later), waited_s, shares)
 
 
 class Engine:
@@ -123,7 +126,7 @@ class Engine:
         self._device.start_window()
         self._announce(None, purpose=0)
         self._expect(self._program.actions, purpose=0)
-        losses: dict[int, Tensor] = {}
+        losses: dict[int, Tensors] = {}
         with self._activity.until_done():
             for number, action in enumerate(self._program.actions):
                 self._activity.begin(action)
@@ -137,7 +140,10 @@ class Engine:
                 self._sink.launched()
                 self._channel.flush()
             return Window(
-                {g: float(loss) for g, loss in losses.items()}, self._device.spans(), self._waited_s
+                {g: float(loss) for g, (loss, *_) in losses.items()},
+                self._device.spans(),
+                self._waited_s,
+                {g: float(share) for g, (_, *told) in losses.items() for share in told},
             )
 
     def evaluate(self, batches: Batches, microbatches: int, *, purpose: int) -> dict[int, Tensors]:
@@ -148,8 +154,7 @@ class Engine:
             purpose: from 1; messages of different shapes must have different purposes.
 
         Returns:
-            On the rank with the last stage: per microbatch the scalar loss, or the last layer's outputs if
-            the batch has no targets. Empty on other ranks.
+            On the rank with the last stage, per microbatch: what `Stage.evaluate` returns. Empty on other ranks.
         """
         program = [
             a for a in self._program.actions if a.kind is ActionKind.FORWARD and a.index < microbatches
@@ -172,7 +177,7 @@ class Engine:
         return results
 
     def _execute(
-        self, action: Action, step: int, batches: Batches, losses: dict[int, Tensor], *, last: bool
+        self, action: Action, step: int, batches: Batches, losses: dict[int, Tensors], *, last: bool
     ) -> None:
         stage = self._stages[action.stage]
         layers = [layer.index for layer in stage.layers]
@@ -194,7 +199,7 @@ class Engine:
                 outputs = stage.forward(microbatch, step, inputs, data.targets or None)
                 self._device.end(action, layers)
                 if action.stage == self._program.stages - 1:
-                    losses[microbatch] = outputs[0]
+                    losses[microbatch] = outputs
                 elif not sent:
                     self._send(self._forward_stream(action.stage + 1, 0), action.index, outputs)
             case ActionKind.BACKWARD | ActionKind.INPUT_GRAD:
@@ -339,5 +344,5 @@ class Engine:
 
 
 def first_free_tag(stages: int) -> int:
-    """The first tag that an engine does not use (it uses purposes 0 to 2)."""
-    return 6 * stages
+    """The first tag that an engine does not use (it uses purposes 0 to 3)."""
+    return 8 * stages

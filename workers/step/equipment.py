@@ -89,7 +89,7 @@ def equip(
     sampler = None if observe is None else sampler_of(device.torch_device)
     if sampler is not None:
         closing.callback(sampler.close)
-    optimizer = make_optimizer(config.optimizer, config.job.steps)
+    optimizer = make_optimizer(config.optimizer, config.job.steps, len(definition.layers))
     optimizer.check_ties(definition.ties)
     if definition.ties and config.elastic.salvage != "none":
         raise JobError(

@@ -165,7 +165,7 @@ def make_curvature_probe(
     states = {layer: state for layer, (_, state) in setup.layers.items()}
     sampled = {place: p for place, p in counted.items() if place[1] in states[place[0]].updates}
     weights = {(layer, name): states[layer].weights[name] for layer, name in sampled}
-    return CurvatureProbe(every, setup.place, plan.replicas * plan.microbatches, sampled, weights, report)
+    return CurvatureProbe(every, setup.place, sampled, weights, report)
 
 
 def make_sink(setup: GenerationSetup, channel: Channel, shipping: Shipping) -> GradientSink:
@@ -205,7 +205,13 @@ def make_stages(setup: GenerationSetup, freezer: Freezer, sink: GradientSink) ->
         loss = None
         if stop == len(setup.definition.layers):
             device = setup.device.torch_device
-            loss = Loss(layers[-1], setup.definition.loss, precision=config.job.precision, device=device)
+            loss = Loss(
+                layers[-1],
+                setup.definition.loss,
+                precision=config.job.precision,
+                device=device,
+                measure=setup.definition.measure,
+            )
         stages[stage] = Stage(
             layers,
             loss,

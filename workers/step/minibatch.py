@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,13 +21,14 @@ from planner.shards import kept_whole
 from workers.checkpoint.collecting import Collector
 from workers.commit.freezing_scores import Energy, Moves, total_of
 from workers.config import WorkerConfig
-from workers.data.dataset import Batch, Dataset
+from workers.data.dataset import Batch, Dataset, takes_draws
 from workers.data.read_ahead import ReadResult, WantedRead
-from workers.data.sampling import train_indices
+from workers.data.sampling import train_places
 from workers.freezing.freezer import Freezer
 from workers.gradients.exchange import Parameters, TiedUse, TieExchange
 from workers.gradients.sink import GradientSink
 from workers.layers.sharded_weights import WeightExchange
+from workers.reproducibility import rng
 from workers.step.engine import Engine, Window
 from workers.step.generation import GenerationSetup, make_stages, tied_uses
 from workers.transport.channel import Channel, MessageStream
@@ -94,7 +96,8 @@ class Minibatch:
         ]
         """A window's reads in the order of its actions: microbatch, whether inputs and whether targets are needed."""
         # Of no layer: a thread may hold it longer than the rank holds these.
-        self._read = partial(_read, setup.config, setup.data.dataset, plan.replicas * plan.microbatches)
+        dataset, total = setup.data.dataset, plan.replicas * plan.microbatches
+        self._read = partial(_read, setup.config, dataset, takes_draws(dataset), total)
         self.samples: dict[int, list[int]] = {}
         """Global microbatch -> the samples read for it in the newest step."""
         groups = tied_uses(setup)
@@ -264,16 +267,23 @@ class Minibatch:
         ]
 
 
-def _read(config: WorkerConfig, dataset: Dataset, total: int, wanted: WantedRead) -> ReadResult:
-    samples = train_indices(
+def _read(config: WorkerConfig, dataset: Dataset, draws: bool, total: int, wanted: WantedRead) -> ReadResult:
+    places = train_places(
         config.job.seed,
         wanted.step,
         wanted.microbatch,
         total,
         config.pipeline.microbatch_size,
         dataset.train_samples,
+        config.data.shuffle,
     )
-    return ReadResult(samples, dataset.train(samples))
+    samples = [sample for _, sample in places]
+    if not draws:
+        return ReadResult(samples, dataset.train(samples))
+    train: Any = dataset.train
+    return ReadResult(
+        samples, train(samples, [rng.key(config.job.seed, "sample", *place) for place in places])
+    )
 
 
 def _met_here(groups: Sequence[Sequence[TiedUse]], setup: GenerationSetup) -> list[Sequence[TiedUse]]:

@@ -1,6 +1,7 @@
 """Counts the newest run of skipped steps and decides when the job ends. Pure.
 
-A step is skipped if its gradient norm is not finite: it is committed and changes no weight.
+A step is skipped if its gradient norm is not finite, or none of its samples has a target: it is committed and changes
+no weight.
 """
 
 from __future__ import annotations
@@ -44,15 +45,21 @@ class SkippedSteps:
         self._norm, self._loss = decision.grad_norm, decision.loss
         if self.too_many or self._in_a_row not in (1, 10, self._most // 2):
             return None
+        why = f"the gradient norm is {self._norm:g}" if self._norm else "none of its samples has a target"
         lowered = "" if loss_scale is None else f"; the loss scale is {loss_scale.value:g} now"
         skipped = f"{self._in_a_row} steps in a row up to step" if self._in_a_row > 1 else "step"
         return (
-            f"{skipped} {decision.step} changed no weight: the gradient norm is {self._norm:g}{lowered}. After"
+            f"{skipped} {decision.step} changed no weight: {why}{lowered}. After"
             f" {self._most} in a row the job ends (optimizer.max_skipped_steps)"
         )
 
     def explain(self, step: int, loss_scale: LossScale | None = None) -> str:
         """Why the job ends at `step`, and what a user can do about it."""
+        if not self._norm:
+            return (
+                f"{self._in_a_row} steps in a row up to step {step} changed no weight, because none of their samples"
+                " has a target: look for rows of data without an answer or a label"
+            )
         if loss_scale is not None and math.isfinite(self._loss):
             return (
                 f"{self._in_a_row} steps in a row up to step {step} changed no weight, because their gradients"

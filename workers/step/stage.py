@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
+from torch import Tensor
+
 from workers.freezing.mask import NOTHING, Mask
 from workers.gradients.sink import GradientSink
 from workers.layer_check.check import LayerCheck
@@ -50,7 +53,7 @@ class Stage:
         self._forward_only = forward_only
         self._check = None if forward_only else check
         self._passes: dict[int, list[Pass]] = {}
-        self._loss_passes: dict[int, Pass] = {}
+        self._loss_passes: dict[int, tuple[Pass, Tensor | None]] = {}
         self._frozen_shares: dict[int, tuple[float, ...]] = {}
 
     def compare_ahead(
@@ -68,7 +71,8 @@ class Stage:
         return self._check.compare_ahead(self.layers, inputs, keys, step, hand_on)
 
     def forward(self, microbatch: int, step: int, inputs: Tensors, targets: Tensors | None) -> Tensors:
-        """Run the forward pass of (global) `microbatch`; with a loss, the only output is the scalar loss."""
+        """Run the forward pass of (global) `microbatch`; with a loss, the outputs are the scalar loss and, if it says
+        so, the share of the targets that it is a mean over."""
         tensors = inputs
         passes: list[Pass] = []
         masks = [
@@ -92,12 +96,13 @@ class Stage:
         draw_key = rng.key(self._seed, "loss", step, microbatch)
         if self._check is not None:
             self._check.compare_loss(self.loss, tensors, targets, draw_key, step)
+        share = self.loss.share(targets)
         loss, done = self.loss.forward(
             tensors, targets, draw_key, keep=not self._forward_only, frozen=masks[-1].frozen
         )
         if not self._forward_only:
-            self._loss_passes[microbatch] = done
-        return (loss,)
+            self._loss_passes[microbatch] = (done, share)
+        return (loss,) if share is None else (loss, share)
 
     def frozen_shares(self, microbatch: int) -> tuple[float, ...]:
         """Per layer, the share of its weight-gradient time that `microbatch` skips; empty before its forward
@@ -128,7 +133,7 @@ class Stage:
         passes = self._passes.pop(microbatch) if weights else self._passes[microbatch]
         if self.loss is not None:
             self._sink.begin(self.layers[-1].index, microbatch)
-            outputs = self.loss.backward(self._loss_passes.pop(microbatch))
+            outputs = self.loss.backward(*self._loss_passes.pop(microbatch))
             grads = tuple(g for g in outputs if g is not None)
         for layer, done in zip(reversed(self.layers), reversed(passes), strict=True):
             self._sink.begin(layer.index, microbatch)
@@ -149,12 +154,18 @@ class Stage:
             self._sink.finished(layer.index)
 
     def evaluate(self, inputs: Tensors, targets: Tensors | None) -> Tensors:
-        """Forward pass in evaluation mode; the scalar loss if a loss follows and `targets` are given."""
+        """Forward pass in evaluation mode.
+
+        Returns:
+            The outputs; if a loss follows and `targets` are given, the scalar loss, its share of the targets (1 if it
+            does not say) and the statistics of each sample, float64[B, K].
+        """
         for layer in self.layers:
             inputs = layer.evaluate(inputs)
         if self.loss is None or targets is None:
             return inputs
-        return (self.loss.evaluate(inputs, targets),)
+        loss, share = self.loss.evaluate(inputs, targets), self.loss.share(targets)
+        return loss, torch.ones(()) if share is None else share, self.loss.measured(inputs, targets)
 
     def drop(self) -> None:
         """Drop the microbatches in flight."""

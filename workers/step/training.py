@@ -176,6 +176,8 @@ class TrainingLoop:
             step=self.step,
             requests=self._requests,
             validated=self._between.validated,
+            reached=self._between.reached,
+            best=self._between.best,
             begun=self._between.checkpointing.begun,
             whole=self._between.checkpointing.whole,
         )
@@ -228,7 +230,7 @@ class TrainingLoop:
         config = self._setup.config
         self._freezer.meet(self._channel)
         stopped = self._greet()
-        while self.step < config.job.steps and not stopped:
+        while not self._between.reached and self.step < config.job.steps and not stopped:
             self._step()
             if self._skipped.too_many:
                 self._release_all()
@@ -238,6 +240,8 @@ class TrainingLoop:
                 self._release_all()
                 return Parted(rank=self._setup.rank, step=self.step)
             self._between.attend(self.step, self._requests, self.loss_scale)
+            if self._between.reached:
+                break
             if not stopped and self.step < config.job.steps:
                 self._take_snapshot()
             if self._next is not None and not stopped and self.step < config.job.steps:
@@ -254,6 +258,7 @@ class TrainingLoop:
             rank=self._setup.rank,
             step=self.step,
             stopped=stopped,
+            reached=self._between.reached,
             layer_digests=tuple((state.layer, digest(state)) for state in self._between.whole_layers()),
             checkpoint_error=error,
         )
@@ -410,6 +415,7 @@ class TrainingLoop:
             generation=self._generation.number,
             step=self.step + 1,
             losses=window.losses,
+            shares=window.shares,
             samples=self._minibatch.samples if self._minibatch.reads_samples else {},
             **vars(findings),
             busy_s=window.busy_s,
@@ -453,7 +459,9 @@ class TrainingLoop:
         self.torn = True
         if not decision.skipped:
             if self._curvature is not None:
-                self._curvature.observe(step.step, may_freeze=self._freezer.may_freeze(step.step))
+                self._curvature.observe(
+                    step.step, decision.shares, may_freeze=self._freezer.may_freeze(step.step)
+                )
             for index, (layer, state) in self._setup.layers.items():
                 if self.upkeep.holds(index):
                     continue

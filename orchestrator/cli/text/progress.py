@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from orchestrator.analysis.remaining_time import RECENT_STEPS, remaining_s
-from orchestrator.events.reports import report_sentence, skipped_text, step_fields
+from orchestrator.events.reports import report_sentence, skipped_text, step_fields, validation_text
 from orchestrator.history.freeze_record import FrozenStep
 from orchestrator.history.phase_bands import Band, phase_at, phase_bands
 from orchestrator.quantities import percent, seconds
@@ -112,7 +112,7 @@ class LineProgress:
                 self._due_s = now_s + self._every_s
         elif isinstance(report, ValidationReport):
             self._print_held(report.step)
-            self._print(f"step {self._count(report.step)}  validation loss {report.loss:.4f}")
+            self._print(f"step {self._count(report.step)}  {validation_text(report)}")
         elif isinstance(report, CheckpointReport):
             self._print_held(report.step)
             self._print(checkpoint_text(report))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median
 
 from orchestrator.analysis.freeze_steps import freeze_steps
 from orchestrator.analysis.job_summary import model_text
+from orchestrator.analysis.metric_curves import metric_curves
 from orchestrator.analysis.throughput import throughput, throughput_unit
 from orchestrator.events.types import Failed, Finished
 from orchestrator.history.job_view import JobView
@@ -22,6 +23,8 @@ from planner.wording import counted
 from workers.protocol.reports import CheckpointReport, StepReport
 
 MOST_NOTES = 20
+MOST_DOTS = 60
+"""Most validations of a run that are drawn as dots too."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,8 @@ def outcome(run: JobView) -> tuple[Tone, str]:
     match run.outcome:
         case Finished(stopped=True, step=step):
             return "warn", f"stopped at step {step:,}"
+        case Finished(reached=reached) if reached:
+            return "good", f"finished with {reached}"
         case Finished():
             return "good", "finished"
         case Failed():
@@ -114,6 +119,10 @@ def tiles(run: JobView) -> tuple[Tile, ...]:
     if run.validations:
         newest = max(run.validations.values(), key=lambda report: report.step)
         entries.append(("Validation loss", f"{newest.loss:.4f}", f"at step {newest.step:,}"))
+        entries.extend(
+            (name.capitalize(), f"{value:.4f}", f"at step {newest.step:,}")
+            for name, value in newest.metrics.items()
+        )
     rates = [throughput(report) for report in steps if report.step_s > 0]
     if rates:
         entries.append(("Throughput", rate(median(rates)), f"{throughput_unit(run)}, median{emulated}"))
@@ -141,7 +150,7 @@ def training(run: JobView) -> TrainingCurves | None:
     losses = [series("training", lambda report: report.loss)]
     if run.validations:
         points = tuple((step, run.validations[step].loss) for step in sorted(run.validations))
-        losses.append(Series(name="validation", points=points, dots=len(points) <= 60))
+        losses.append(Series(name="validation", points=points, dots=len(points) <= MOST_DOTS))
     times = [series("measured", lambda report: report.step_s)]
     predicted = tuple(
         (row.step, row.predicted_step_s) for row in freeze_steps(run) if row.predicted_step_s is not None
@@ -191,12 +200,25 @@ def training(run: JobView) -> TrainingCurves | None:
                 emulated=run.emulated,
             )
         ),
+        *_metrics(run, changes),
     )
     how = ""
     if len(steps) > MOST_POINTS:
         together = round((steps[-1].step - steps[0].step + 1) / MOST_BINS)
         how = f"line: median of each {counted(together, 'step')}; band: lowest to highest"
     return TrainingCurves(how, drawn)
+
+
+def _metrics(run: JobView, changes: tuple[int, ...]) -> Iterator[Chart]:
+    """A chart of each metric of the validations."""
+    for name, curve in metric_curves(run).items():
+        yield Chart(
+            title=name.capitalize(),
+            unit="of the held-out samples",
+            series=(Series(name=name, points=tuple(curve.items()), dots=len(curve) <= MOST_DOTS),),
+            format=significant,
+            changes=changes,
+        )
 
 
 def _planned(run: JobView, newest: int) -> tuple[Point, ...]:

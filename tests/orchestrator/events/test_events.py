@@ -178,6 +178,7 @@ EVERY_KIND: tuple[events.Event, ...] = (
     events.RankEnded(outcome=OUTCOME),
     events.RankFailed(rank=1, error="killed"),
     events.Finished(step=7, stopped=True, state_sha256="ef"),
+    events.Finished(step=7, stopped=False, state_sha256="ef", reached="f1 0.9"),
     events.Failed(reason="rank 1 was killed", user_error=False),
     STEP,
     reports.MemoryLow(
@@ -186,6 +187,7 @@ EVERY_KIND: tuple[events.Event, ...] = (
     reports.LayersChecked(rank=1, layers=("a", "b"), whole={"b": "it takes gradients"}, seconds=0.25),
     reports.Rescued(step=7, lost_s=1700000000.5, ends_s=1700000060.5, seconds=0.25, error="disk full"),
     reports.ValidationReport(step=7, loss=2.75),
+    reports.ValidationReport(step=8, loss=2.5, metrics={"accuracy": 0.75}),
     reports.CheckpointReport(step=7, path="/out/7", bytes=10, seconds=0.5),
     reports.TimelineReport(
         step=7,

@@ -89,6 +89,8 @@ def test_a_checkpoint_is_done_by_one_that_is_no_older() -> None:
     assert answers(*asked, checkpoint_report(6)) == {"c": (True, "checkpoint of step 6 in /out/6")}
     ended = Finished(step=9, stopped=False, state_sha256=None)
     assert answers(*asked, ended) == {"c": (False, "the job ended first: trained to its last step, 9")}
+    reached = Finished(step=7, stopped=False, state_sha256=None, reached="f1 0.9")
+    assert answers(*asked, reached) == {"c": (False, "the job ended first: reached f1 0.9 at step 7")}
 
 
 def test_a_stop_is_done_by_the_end_and_refused_by_a_failure() -> None:

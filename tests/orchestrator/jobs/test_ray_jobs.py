@@ -344,6 +344,18 @@ def test_a_stop_before_training_ends_the_job(tmp_path: Path) -> None:
     assert log.of(events.Finished)[0].step == 0
 
 
+def test_a_job_that_reaches_its_goal_is_done_and_a_resume_has_nothing_to_do(tmp_path: Path) -> None:
+    spec = tiny(tmp_path, "goal", job={"validate_every": 2, "stop_at": "loss <= 100"}, pipeline={"ranks": 1})
+    log = Log()
+    assert PipelineTrainer(spec, observe=log).fit().error is None
+    (end,) = log.of(events.Finished)
+    assert (end.step, end.stopped) == (2, False)
+    assert end.reached.startswith("loss ")
+    again = Log()
+    assert PipelineTrainer(spec, resume=True, observe=again).fit().error is None
+    assert not again.of(events.Issued), "no plan, no rank, no step"
+
+
 @pytest.mark.parametrize(
     ("sections", "expected_text"),
     [

@@ -208,6 +208,10 @@ def test_how_a_run_ends_is_said() -> None:
     for event, words in (
         (Finished(step=40, stopped=True, state_sha256=None), "stopped at step 40"),
         (Finished(step=40, stopped=False, state_sha256=None), "finished"),
+        (
+            Finished(step=40, stopped=False, state_sha256=None, reached="f1 0.9"),
+            "finished with f1 0.9",
+        ),
         (Failed(reason="no", user_error=True), "failed"),
     ):
         assert f">{words}</span>" in render(with_event(event))

@@ -174,6 +174,11 @@ def edit(kind: type, change: Callable[[Any], Any], number: int = -1) -> list[Rec
     return records
 
 
+def test_a_job_that_reached_its_goal_ends_before_its_last_step() -> None:
+    reached = edit(Finished, lambda e: replace(e, stopped=False, reached="accuracy 0.98"))
+    assert not audit(reached, TRAIN_SAMPLES).wrong
+
+
 @pytest.mark.parametrize(
     ("records", "said"),
     [

@@ -83,7 +83,7 @@ def without(field: str) -> str:
         (without("samples"), "was altered"),
         (without("sha256"), "was altered"),
         (without("format"), "is of format None"),
-        (edited(format=5), "is of format 5, where this version reads formats 1 to 4"),
+        (edited(format=6), "is of format 6, where this version reads formats 1 to 5"),
         (edited(log_sha256="d6e1"), "has a wrong log_sha256: d6e1"),
         (edited(step=-1), "has a wrong step: -1"),
         (edited(step="20"), "has a wrong step: 20"),

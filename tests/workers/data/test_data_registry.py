@@ -121,7 +121,7 @@ def test_files_that_cannot_be_used(opened: Open, tmp_path: Path) -> None:
     with pytest.raises(JobError, match=r"data.path: .*nowhere.txt does not exist \(looked in .*\)"):
         opened(source="text", path=str(tmp_path / "nowhere.txt"))
     (tmp_path / "empty.txt").touch()
-    with pytest.raises(JobError, match=r"data.path: .*empty.txt is empty: name a file with text in it"):
+    with pytest.raises(JobError, match=r"data.path: .*empty.txt is empty: name a file with something in it"):
         opened(source="text", path=str(tmp_path / "empty.txt"))
     with pytest.raises(
         JobError, match=r"the folder .* holds no file ending in .md, .rst, .txt with anything in"
@@ -148,7 +148,7 @@ def test_too_little_text(opened: Open, tmp_path: Path) -> None:
     [
         (
             "python_docs",
-            r"'python_docs' is not one of python-docs, text, jsonl, digits: did you mean 'python-docs'\?",
+            r"'python_docs' is not one of python-docs, text, jsonl, table, digits: did you mean 'python-docs'\?",
         ),
         ("txt", r"did you mean 'text'\?"),
         ("imagenet", r"write one of them, or package.module:function"),
@@ -276,7 +276,8 @@ def test_tokenizers_that_cannot_be_loaded(
     tmp_path: Path, word_tokenizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(
-        JobError, match=r"data.tokenizer = 'byte' is no file: set it to bytes, or to the path"
+        JobError,
+        match=r"data.tokenizer = 'byte' is neither a file nor a folder with a tokenizer.json: set it to bytes",
     ):
         load_tokenizer("byte")
     broken = tmp_path / "broken.json"

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from workers.data.sampling import epoch_permutation, train_indices, validation_indices, validation_windows
+from workers.data.sampling import (
+    epoch_permutation,
+    feistel_sample,
+    train_indices,
+    validation_indices,
+    validation_samples,
+)
 
 
 def stream(length: int, *, seed: int, total: int, size: int, samples: int) -> list[int]:
@@ -79,26 +88,53 @@ def test_indices_are_plain_integers_and_the_cache_cannot_be_spoilt() -> None:
     assert epoch_permutation(0, 0, 9) is epoch_permutation(0, 0, 9)
 
 
+@pytest.mark.parametrize("samples", [1, 2, 3, 4, 5, 7, 16, 17, 100, 1001, 4096, 4097])
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_feistel_visits_each_sample_once(samples: int, epoch: int) -> None:
+    order = [feistel_sample(9, epoch, offset, samples) for offset in range(samples)]
+    assert sorted(order) == [*range(samples)]
+    if samples > 100:
+        assert order != [feistel_sample(9, 2, offset, samples) for offset in range(samples)]
+        assert order != [feistel_sample(8, epoch, offset, samples) for offset in range(samples)]
+        # As far apart as places drawn at random: a third of all on average.
+        jumps = [abs(one - other) for one, other in pairwise(order)]
+        assert samples * 0.3 < sum(jumps) / len(jumps) < samples * 0.37
+
+
+@given(st.integers(1, 10**12), st.integers(0, 2**40), st.integers(0, 5), st.integers(0, 10**6))
+def test_feistel_stays_within_the_samples_of_any_number(samples: int, seed: int, epoch: int, at: int) -> None:
+    assert 0 <= feistel_sample(seed, epoch, at % samples, samples) < samples
+
+
+def test_a_stream_in_the_order_of_feistel_goes_on_from_epoch_to_epoch() -> None:
+    taken = [
+        index
+        for step in range(10)
+        for g in range(2)
+        for index in train_indices(5, step, g, 2, 3, 20, "feistel")
+    ]
+    for epoch in range(3):
+        assert sorted(taken[20 * epoch : 20 * epoch + 20]) == [*range(20)]
+    assert taken[:20] != taken[20:40]
+
+
 def test_large_seeds_are_taken() -> None:
     assert sorted(epoch_permutation(2**63 + 1, 0, 5).tolist()) == [0, 1, 2, 3, 4]
     assert not np.array_equal(epoch_permutation(2**63, 0, 99), epoch_permutation(2**63 + 1, 0, 99))
 
 
 @pytest.mark.parametrize(
-    ("samples", "per_window", "at_most", "windows"),
-    [(0, 8, 4, 0), (5, 8, 4, 1), (8, 8, 4, 1), (15, 8, 4, 1), (16, 8, 4, 2), (1000, 8, 4, 4)],
+    ("samples", "at_most", "taken"), [(0, None, 0), (5, None, 5), (19, None, 19), (19, 2, 16), (9, 4, 9)]
 )
-def test_validation_windows(samples: int, per_window: int, at_most: int, windows: int) -> None:
-    assert validation_windows(samples, per_window, at_most) == windows
+def test_a_validation_takes_all_samples_or_those_of_some_windows(
+    samples: int, at_most: int | None, taken: int
+) -> None:
+    assert validation_samples(samples, 8, at_most) == taken
 
 
-def test_validation_is_in_order_and_wraps_only_when_a_window_is_larger_than_the_data() -> None:
-    total, size, samples = 4, 3, 30
-    windows = validation_windows(samples, total * size, 4)
-    assert windows == 2
-    taken = []
-    for window in range(windows):
-        for microbatch in range(total):
-            taken += validation_indices(window, microbatch, total, size, samples)
-    assert taken == list(range(24))
-    assert [i for g in range(4) for i in validation_indices(0, g, 4, 3, 5)] == [*range(5), *range(5), 0, 1]
+@pytest.mark.parametrize("samples", [1, 5, 6, 30, 31])
+def test_validation_is_in_order_and_takes_each_sample_once(samples: int) -> None:
+    taken = [
+        index for position in range(-(-samples // 3)) for index in validation_indices(position, 3, samples)
+    ]
+    assert taken == [*range(samples)]

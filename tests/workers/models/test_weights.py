@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import pytest
@@ -29,11 +28,6 @@ def write(file: Path, **changes: torch.Tensor | None) -> str:
     return str(file)
 
 
-def test_the_file_of_the_whole_model_is_known_by_its_sha256(tmp_path: Path) -> None:
-    path = write(tmp_path / "w.safetensors")
-    assert check_weights(path, SHAPES, ()) == hashlib.sha256(Path(path).read_bytes()).hexdigest()
-
-
 def test_errors_name_the_keys(tmp_path: Path) -> None:
     file = tmp_path / "w.safetensors"
     wrong = write(file, a__bias=None, lm__head=torch.ones(1), b__weight=torch.ones(3, 2))
@@ -45,7 +39,7 @@ def test_errors_name_the_keys(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="lacks x0, x1, x2, x3, x4 and 2 more"):
         check_weights(write(file), {**SHAPES, **{f"x{n}": (1,) for n in range(7)}}, ())
     tie = (ParameterRef("a", "weight"), ParameterRef("b", "weight"))
-    assert check_weights(write(file), SHAPES, (tie,))
+    check_weights(write(file), SHAPES, (tie,))
     with pytest.raises(JobError, match=r"ties a\.weight and b\.weight, and their values differ"):
         check_weights(write(file, b__weight=torch.zeros(2, 3)), SHAPES, (tie,))
 

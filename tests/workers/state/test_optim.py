@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from workers.config import OptimizerConfig
-from workers.state.layer_state import LayerState
+from workers.protocol.errors import JobError
+from workers.state.layer_state import LayerState, ParameterRef
 from workers.state.optim import make_optimizer
+from workers.state.optimizer_config import ParameterGroup
 
 STEPS = 20
+NAMES = ("adamw", "adam", "nadam", "radam", "adamax", "rmsprop", "adagrad", "adadelta", "sgd")
+NO_DECAY = ("block.embedding.*",)
+_RULES: dict[Any, Any] = {
+    "adam": torch.optim.Adam,
+    "nadam": torch.optim.NAdam,
+    "radam": torch.optim.RAdam,
+    "adamax": torch.optim.Adamax,
+}
+"""Those with two decays."""
 
 
 def layer(seed: int) -> nn.Module:
@@ -74,8 +87,55 @@ def bits(tensor: Tensor) -> bytes:
             OptimizerConfig(name="sgd", lr=3e-2, weight_decay=0.0, momentum=0.0),
             lambda groups, lr: torch.optim.SGD(groups, lr=lr, foreach=False, fused=False),
         ),
+        (
+            OptimizerConfig(name="sgd", lr=3e-2, dampening=0.3, no_decay=NO_DECAY),
+            lambda groups, lr: torch.optim.SGD(
+                groups, lr=lr, momentum=0.9, dampening=0.3, foreach=False, fused=False
+            ),
+        ),
+        (
+            OptimizerConfig(name="sgd", lr=3e-2, nesterov=True, no_decay=NO_DECAY),
+            lambda groups, lr: torch.optim.SGD(
+                groups, lr=lr, momentum=0.9, nesterov=True, foreach=False, fused=False
+            ),
+        ),
+        (
+            OptimizerConfig(amsgrad=True, no_decay=NO_DECAY),
+            lambda groups, lr: torch.optim.AdamW(
+                groups, lr=lr, betas=(0.9, 0.95), amsgrad=True, foreach=False, fused=False
+            ),
+        ),
+        (
+            OptimizerConfig(name="adam", amsgrad=True, no_decay=NO_DECAY),
+            lambda groups, lr: torch.optim.Adam(
+                groups, lr=lr, betas=(0.9, 0.95), amsgrad=True, foreach=False, fused=False
+            ),
+        ),
+        *(
+            (
+                OptimizerConfig(name=name, no_decay=NO_DECAY),
+                lambda groups, lr, rule=rule: rule(groups, lr=lr, betas=(0.9, 0.95), foreach=False),
+            )
+            for name, rule in _RULES.items()
+        ),
+        (
+            OptimizerConfig(name="rmsprop", momentum=0.0, no_decay=NO_DECAY),
+            lambda groups, lr: torch.optim.RMSprop(groups, lr=lr, foreach=False),
+        ),
+        (
+            OptimizerConfig(name="rmsprop", smoothing=0.9, no_decay=NO_DECAY),
+            lambda groups, lr: torch.optim.RMSprop(groups, lr=lr, alpha=0.9, momentum=0.9, foreach=False),
+        ),
+        (
+            OptimizerConfig(name="adagrad", eps=1e-10, no_decay=NO_DECAY),
+            lambda groups, lr: torch.optim.Adagrad(groups, lr=lr, foreach=False, fused=False),
+        ),
+        (
+            OptimizerConfig(name="adadelta", smoothing=0.9, eps=1e-6, no_decay=NO_DECAY),
+            lambda groups, lr: torch.optim.Adadelta(groups, lr=lr, foreach=False),
+        ),
     ],
-    ids=["adamw", "sgd", "sgd-without-momentum"],
+    ids=lambda given: given.name if isinstance(given, OptimizerConfig) else "",
 )
 def test_bitwise_equal_to_torch(config: OptimizerConfig, reference, scale: float) -> None:
     ours, theirs = layer(0), layer(0)
@@ -100,7 +160,7 @@ def test_bitwise_equal_to_torch(config: OptimizerConfig, reference, scale: float
     assert set(state.updates.values()) == {STEPS}
 
 
-@pytest.mark.parametrize("name", ["adamw", "sgd"])
+@pytest.mark.parametrize("name", NAMES)
 def test_gradients_are_left_untouched(name) -> None:
     module = layer(1)
     optimizer = make_optimizer(OptimizerConfig(name=name), STEPS)
@@ -111,7 +171,7 @@ def test_gradients_are_left_untouched(name) -> None:
     assert {name: bits(gradient) for name, gradient in drawn.items()} == before
 
 
-@pytest.mark.parametrize("name", ["adamw", "sgd"])
+@pytest.mark.parametrize("name", NAMES)
 def test_an_absent_gradient_is_no_update_at_all(name) -> None:
     """TimelyFreeze eq. 18: weight, optimizer state and step count of a frozen parameter don't change."""
     frozen, never = layer(2), layer(2)
@@ -138,7 +198,7 @@ def test_an_absent_gradient_is_no_update_at_all(name) -> None:
         assert (bits(state.weights[key]) == bits(other.weights[key])) == (key != "linear.weight")
 
 
-@pytest.mark.parametrize("name", ["adamw", "sgd"])
+@pytest.mark.parametrize("name", NAMES)
 def test_bits_do_not_depend_on_the_layout_of_the_gradient(name) -> None:
     torch.manual_seed(3)
     gradient = torch.randn(31, 33)
@@ -180,16 +240,17 @@ def test_a_fraction_of_one_is_a_constant_rate() -> None:
 def test_decay_is_for_matrices_that_no_pattern_takes_out() -> None:
     optimizer = make_optimizer(OptimizerConfig(no_decay=("embed*.weight", "*.scale")), 1)
     matrix, vector = torch.zeros(2, 2), torch.zeros(2)
-    assert optimizer.decays("block0", "linear.weight", matrix)
-    assert not optimizer.decays("block0", "linear.bias", vector)
-    assert not optimizer.decays("embedding", "weight", matrix)
-    assert not optimizer.decays("block0", "attention.scale", matrix)
-    assert optimizer.decays("block0", "attention.Scale", matrix)
+    assert optimizer.weight_decay("block0", "linear.weight", matrix) == 0.1
+    assert optimizer.weight_decay("block0", "linear.bias", vector) == 0
+    assert optimizer.weight_decay("embedding", "weight", matrix) == 0
+    assert optimizer.weight_decay("block0", "attention.scale", matrix) == 0
+    assert optimizer.weight_decay("block0", "attention.Scale", matrix) == 0.1
 
 
-def test_a_cut_never_shows_in_the_update() -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_a_cut_never_shows_in_the_update(name: Any) -> None:
     """Two layers updated together or apart give the same bits: no operation sees more than one parameter."""
-    config = OptimizerConfig()
+    config = OptimizerConfig(name=name)
     optimizer = make_optimizer(config, STEPS)
     whole, parts = layer(5), layer(5)
     state = LayerState.of(0, "block", whole, optimizer)
@@ -202,3 +263,42 @@ def test_a_cut_never_shows_in_the_update() -> None:
     assert {name: bits(t) for name, t in state.weights.items()} == {
         name: bits(t) for name, t in piecewise.weights.items()
     }
+
+
+def test_groups_have_rates_and_decay_of_their_own() -> None:
+    """As torch's groups have, and layers near the input a lower rate where that is asked for."""
+    config = OptimizerConfig(
+        name="sgd",
+        lr=0.1,
+        momentum=0.0,
+        schedule="constant",
+        weight_decay=0.5,
+        layer_decay=0.5,
+        groups=(
+            ParameterGroup(match=("*.bias", "block.gain"), lr_factor=0.25, weight_decay=0.125),
+            ParameterGroup(match=("block.*",), lr_factor=2.0),
+        ),
+    )
+    module = layer(7)
+    before = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+    optimizer = make_optimizer(config, STEPS, layers=3)
+    state = LayerState.of(1, "block", module, optimizer)
+    drawn = gradients(module, 0)
+    optimizer.update_(state, drawn, 1.0, 0)
+    for name, parameter in module.named_parameters():
+        own = name.endswith("bias") or name == "gain"
+        decay = 0.125 if own else 0.5 if parameter.ndim > 1 else 0.0
+        rate = 0.1 * 0.5 * (0.25 if own else 2.0)
+        expected = before[name] - rate * (drawn[name] + decay * before[name])
+        torch.testing.assert_close(parameter.detach(), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_tied_parameters_have_one_rate() -> None:
+    tie = (ParameterRef("embed", "weight"), ParameterRef("head", "weight"))
+    apart = OptimizerConfig(groups=(ParameterGroup(match=("embed.*",)),))
+    with pytest.raises(JobError, match=r"embed.weight, head.weight, which are tied, in different groups"):
+        make_optimizer(apart, 1).check_ties([tie])
+    make_optimizer(OptimizerConfig(groups=(ParameterGroup(match=("*.weight",)),)), 1).check_ties([tie])
+    with pytest.raises(JobError, match=r"layer_decay = 0.9 gives layers rates of their own"):
+        make_optimizer(OptimizerConfig(layer_decay=0.9), 1).check_ties([tie])
+    make_optimizer(OptimizerConfig(layer_decay=0.9), 1).check_ties([])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
+from workers.models.lora_config import Lora
 from workers.protocol.errors import JobError
 from workers.section import Fraction, Positive, Section, Units
 
@@ -40,9 +41,19 @@ class ModelFamily(Section):
     """Parameters that the job does not train: patterns of LAYER.PARAMETER, such as `["embed.*", "*.bias"]`. They have
     neither gradients nor moments; unset: all are trained but those whose builder sets `requires_grad = False`."""
 
+    lora: Lora | None = None
+    """Train adapters instead (LoRA, needs the extra `freshet[lora]`): `{ rank = 8, alpha = 16, dropout = 0.0, targets =
+    ["q_proj", "v_proj"], train = ["head.*"] }`. All other parameters stay, but those that `train` names by patterns as
+    in `fixed`. Unset: none."""
+
     @property
     def user_code(self) -> str | None:
         """Import path of a function of the user's that makes the layers."""
+        return None
+
+    @property
+    def own_tokenizer(self) -> str | None:
+        """The folder of the tokenizer that belongs to it."""
         return None
 
     def located(self, absolute: Callable[[str], str]) -> Self:
@@ -68,13 +79,14 @@ class ModelFamily(Section):
         raise NotImplementedError
 
     def write_folder(
-        self, read: Callable[[int], Mapping[str, Tensor]], out: Path, dtype: str | None
+        self, read: Callable[[int], Mapping[str, Tensor]], out: Path, dtype: str | None, *, merge: bool
     ) -> tuple[int, int, tuple[str, ...]]:
         """Write the trained model into a folder as the library does that defines it. Imports torch.
 
         Args:
             read: number of a layer -> its weights and buffers.
             dtype: of floating-point tensors, such as "bfloat16"; None: as they are trained.
+            merge: whether adapters become part of the matrices beside which they lie.
 
         Returns:
             (number of tensors, their bytes, names of files that were copied from the folder it began with).
@@ -101,6 +113,21 @@ class TextModel(ModelFamily):
     """Tokens per sample, T."""
     vocabulary: Positive | None = None
     """Number of tokens; unset: the tokenizer's (256 for bytes)."""
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Tasks of tables that it can be trained for, the usual one first."""
+        return ("language", "chat")
+
+    @property
+    def class_count(self) -> int:
+        """Number of classes that it tells apart; 1: it predicts a number; 0: it does neither."""
+        return 0
+
+    @property
+    def class_numbers(self) -> Mapping[str, int]:
+        """Name of a class -> its number, where classes have names."""
+        return {}
 
     def settled(self, *, vocabulary: int | None, weights_sha256: str | None) -> Self:
         changes: dict[str, Any] = {"vocabulary": self.vocabulary or vocabulary}
@@ -154,6 +181,7 @@ class TransformerSizes(ModelFamily):
         Raises:
             JobError: the heads do not divide the width.
         """
+        from workers.metrics.measures import OfClasses, OfTokens
         from workers.models.definition import LayerBuilder, ModelDefinition, ParameterRef
         from workers.models.loss import mean_cross_entropy
         from workers.models.modules.transformer import halves_of
@@ -168,7 +196,8 @@ class TransformerSizes(ModelFamily):
             blocks = (half for each in blocks for half in halves_of(each))
         layers = (LayerBuilder("embed", embed), *blocks, LayerBuilder("head", head))
         tie = (ParameterRef("embed", "token.weight"), ParameterRef("head", "projection.weight"))
-        return ModelDefinition(layers, mean_cross_entropy, (tie,) if tied else (), language)
+        measure = OfTokens() if language else OfClasses()
+        return ModelDefinition(layers, mean_cross_entropy, (tie,) if tied else (), language, measure)
 
 
 class LanguageModel(TextModel, TransformerSizes):

@@ -17,6 +17,15 @@ if TYPE_CHECKING:
     from workers.models.definition import ModelDefinition
 
 CONFIG = "config.json"
+USUAL_CLASSES = 2
+"""Classes of a model of transformers whose config.json says nothing of them."""
+_TASKS: Mapping[str, tuple[str, ...]] = {
+    "ForCausalLM": ("language", "chat"),
+    "LMHeadModel": ("language", "chat"),
+    "ForMaskedLM": ("masked-language",),
+    "ForSequenceClassification": ("classification",),
+}
+"""End of a class's name -> tasks of tables that it is made for."""
 _REFUSED: Mapping[str, str] = {
     "auto_map": "code of its own, which is not run here: save it as a class of transformers",
     "quantization_config": "quantized weights, which are not trained here: save it in float32 or bfloat16",
@@ -47,6 +56,25 @@ class HuggingFaceConfig(TextModel):
     lies between them; unset or `"blocks"`: each block is one layer."""
     config: Arguments | None = None
     """Fields of the model's config.json; unset: read from `path`."""
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return next((tasks for end, tasks in _TASKS.items() if (self.architecture or "").endswith(end)), ())
+
+    @property
+    def class_count(self) -> int:
+        if "classification" not in self.tasks:
+            return 0
+        config = self.config or {}
+        return config.get("num_labels") or len(config.get("id2label") or ()) or USUAL_CLASSES
+
+    @property
+    def class_numbers(self) -> Mapping[str, int]:
+        return (self.config or {}).get("label2id") or {}
+
+    @property
+    def own_tokenizer(self) -> str | None:
+        return self.path if self.path is not None and (Path(self.path) / "tokenizer.json").is_file() else None
 
     def located(self, absolute: Callable[[str], str]) -> Self:
         """This section with the absolute path of the folder, and what its config.json says.
@@ -110,11 +138,13 @@ class HuggingFaceConfig(TextModel):
         return definition_of(model, source, self.units or "blocks")
 
     def write_folder(
-        self, read: Callable[[int], Mapping[str, Tensor]], out: Path, dtype: str | None
+        self, read: Callable[[int], Mapping[str, Tensor]], out: Path, dtype: str | None, *, merge: bool
     ) -> tuple[int, int, tuple[str, ...]]:
-        """Write a folder as `save_pretrained` does, with the tokenizer of `path` if that is still there."""
+        """Write a folder as `save_pretrained` does, with the tokenizer of `path` if that is still there; of a model
+        with adapters those, unless they are merged."""
         import torch
 
+        from workers.models.huggingface.adapter import merged, write_adapter
         from workers.models.huggingface.definition import CLASSES, model_of
         from workers.models.huggingface.target import write_folder
 
@@ -122,14 +152,18 @@ class HuggingFaceConfig(TextModel):
         assert self.architecture is not None
         model = model_of(self.config, self.architecture)
         architecture = CLASSES[self.architecture]
+        layers = architecture.layers_of(model, self.units or "blocks")
+        number_type = None if dtype is None else getattr(torch, dtype)
+        if self.lora is not None and not merge:
+            return write_adapter(model, layers, read, out, self.lora, base=self.path, dtype=number_type)
         return write_folder(
             model,
-            architecture.layers_of(model, self.units or "blocks"),
+            layers,
             architecture.ties(model),
-            read,
+            read if self.lora is None else merged(read, self.lora),
             out,
             source=None if self.path is None else Path(self.path),
-            dtype=None if dtype is None else getattr(torch, dtype),
+            dtype=number_type,
         )
 
 

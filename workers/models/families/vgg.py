@@ -50,6 +50,7 @@ class VggConfig(ImageModel):
         Source: Simonyan and Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition" (2015),
         table 1, columns A, B, D and E.
         """
+        from workers.metrics.measures import OfClasses
         from workers.models.definition import LayerBuilder, ModelDefinition
         from workers.models.loss import mean_cross_entropy
         from workers.models.modules.vgg import VggConvolution, VggDense, VggHead
@@ -72,4 +73,4 @@ class VggConfig(ImageModel):
         layers.append(LayerBuilder("dense0", partial(dense, inputs=flat)))
         layers.append(LayerBuilder("dense1", partial(dense, inputs=self.hidden)))
         layers.append(LayerBuilder("head", partial(VggHead, inputs=self.hidden, classes=self.classes)))
-        return ModelDefinition(tuple(layers), mean_cross_entropy)
+        return ModelDefinition(tuple(layers), mean_cross_entropy, measure=OfClasses())

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from workers.metrics.measure import Measure
+from workers.metrics.measures import OfClasses, OfNumbers, OfTokens
 from workers.models.definition import LayerBuilder, ModelDefinition
 from workers.models.huggingface.architecture import Architecture, Model, SourceLayer, Task
 from workers.models.huggingface.architectures import bert, convnext_v2, gpt2, llama, resnet, vit
@@ -53,14 +55,16 @@ def definition_of(model: Model, source: Source | None, units: Units = "blocks") 
         JobError: it has not such units.
     """
     architecture = CLASSES[model.name]
+    loss, measure = _TRAINED_FOR[model.task](model)
     return ModelDefinition(
         tuple(
             LayerBuilder(layer.name, partial(_built, layer, model, source))
             for layer in architecture.layers_of(model, units)
         ),
-        _LOSSES[model.task](model),
+        loss,
         architecture.ties(model),
         language=model.task == "language",
+        measure=measure,
     )
 
 
@@ -100,15 +104,19 @@ def square_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return functional.mse_loss(outputs.float().squeeze(-1), targets.float())
 
 
-def _sequence_loss(model: Model) -> Callable[..., Tensor]:
-    return square_loss if model.config.num_labels == 1 else mean_cross_entropy
+def _of_classes(model: Model) -> tuple[Callable[..., Tensor], Measure | None]:
+    return (square_loss, OfNumbers()) if model.config.num_labels == 1 else (mean_cross_entropy, OfClasses())
 
 
-_LOSSES: Mapping[Task, Callable[[Model], Callable[..., Tensor]]] = {
-    "language": lambda model: mean_cross_entropy,
-    "masked-language": lambda model: mean_cross_entropy,
-    "sequence-classification": _sequence_loss,
-    "question-answering": lambda model: answer_loss,
-    "image-classification": _sequence_loss,
+def _of_tokens(model: Model) -> tuple[Callable[..., Tensor], Measure | None]:
+    return mean_cross_entropy, OfTokens()
+
+
+_TRAINED_FOR: Mapping[Task, Callable[[Model], tuple[Callable[..., Tensor], Measure | None]]] = {
+    "language": _of_tokens,
+    "masked-language": _of_tokens,
+    "sequence-classification": _of_classes,
+    "question-answering": lambda model: (answer_loss, None),
+    "image-classification": _of_classes,
 }
-"""Task -> loss of a model for it."""
+"""Task -> loss and metrics of a model for it."""

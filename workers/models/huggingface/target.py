@@ -9,7 +9,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -60,23 +61,34 @@ def write_folder(
         JobError: `out` holds something.
         OSError: it cannot be written.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise JobError(f"--out {out} exists: name a folder that does not, or an empty one")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    try:
+    with appearing(out) as part:
         sizes = _write_shards(layers, ties, read, part, dtype, shard_bytes)
         model.config.architectures = [model.name]
         if dtype is not None:
             model.config.dtype = dtype
         model.config.save_pretrained(part)
         beside = _copy_beside(source, part)
+    return len(sizes), sum(sizes.values()), beside
+
+
+@contextmanager
+def appearing(out: Path) -> Iterator[Path]:
+    """A folder that takes the name `out` once it is whole.
+
+    Raises:
+        JobError: `out` holds something.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise JobError(f"--out {out} exists: name a folder that does not, or an empty one")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        yield part
         part.chmod(0o755)
         os.replace(part, out)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
-    return len(sizes), sum(sizes.values()), beside
 
 
 def _write_shards(

@@ -19,15 +19,22 @@ def export(
         Literal["float32", "bfloat16", "float16"] | None,
         typer.Option(help="Type of the numbers in that folder; left out: as they are trained."),
     ] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Of a model with adapters (model.lora): write the whole model.")
+    ] = False,
+    best: Annotated[
+        bool, typer.Option("--best", help="The best checkpoint (checkpoint.keep_best), not the newest.")
+    ] = False,
 ) -> None:
     """Write the weights of a run's newest checkpoint into one safetensors file. An earlier safetensors file is
     replaced; any other file stays, unless --force is given. With --format and the family of a model that another
-    library defines, write a folder as that library saves it, with its config and tokenizer."""
+    library defines, write a folder as that library saves it, with its config and tokenizer; of a model with adapters
+    those alone, unless --merge is given."""
     from orchestrator.cli.exporting import ONE_FILE, export_command, export_folder_command
 
     if format == ONE_FILE:
-        lines = export_command(run, out, force=force, dtype=dtype)
+        lines = export_command(run, out, force=force, dtype=dtype, merge=merge, best=best)
     else:
-        lines = export_folder_command(run, out, format=format, dtype=dtype)
+        lines = export_folder_command(run, out, format=format, dtype=dtype, merge=merge, best=best)
     for line in lines:
         typer.echo(line)

@@ -208,6 +208,6 @@ def test_another_format_is_refused(section: dict[str, Any], told: str, tmp_path:
 
 def test_a_model_of_ours_and_a_type_without_a_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="the run's model is gpt, which no other library defines"):
-        ModelConfig(family="gpt").write_folder(lambda layer: {}, tmp_path / "out", None)
+        ModelConfig(family="gpt").write_folder(lambda layer: {}, tmp_path / "out", None, merge=False)
     with pytest.raises(JobError, match="--dtype bfloat16 belongs to a folder: add --format"):
         export_command(str(tmp_path), str(tmp_path / "out"), force=False, dtype="bfloat16")

@@ -1,0 +1,100 @@
+"""Validation: the loss over held-out samples, each of them once, and what a measure makes of the outputs.
+
+Not here: when it is due (`between_steps.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from workers.data.dataset import Batch
+from workers.data.sampling import validation_indices, validation_samples
+from workers.reproducibility import rng
+from workers.step.engine import Engine
+from workers.step.generation import GenerationSetup
+from workers.transport.channel import Channel
+
+WHOLE, LAST = 1, 3
+"""Purposes of its forward passes: whole microbatches, and the last one, which may have fewer samples; see
+`Engine.evaluate`."""
+
+
+@dataclass(frozen=True)
+class Validated:
+    """Result of a validation."""
+
+    loss: float
+    """Mean over all targets of the samples; where the loss tells no shares, over the samples."""
+    metrics: Mapping[str, float]
+
+
+def validate(setup: GenerationSetup, engine: Engine, channel: Channel) -> Validated | None:
+    """Validate on the same held-out samples whatever the partition; None without any.
+
+    All ranks call this together; the result is the same on every rank.
+    """
+    config, dataset, plan = setup.config, setup.data.dataset, setup.plan
+    size, total = config.pipeline.microbatch_size, plan.replicas * plan.microbatches
+    samples = validation_samples(dataset.validation_samples, total * size, config.data.validation_batches)
+    if not samples:
+        return None
+    setup.reading.wait()
+    whole, rest = divmod(samples, size)
+    told = array("d")
+
+    def evaluate(positions: Sequence[int], purpose: int) -> None:
+        """Evaluate microbatches of this pipeline, by their positions in the validation."""
+
+        def batch(number: int) -> Batch:
+            position = positions[number]
+            with rng.keyed(rng.key(config.job.seed, "validation data", position)):
+                return dataset.validation(validation_indices(position, size, samples))
+
+        for number, (loss, share, of_samples) in engine.evaluate(
+            batch, len(positions), purpose=purpose
+        ).items():
+            position = positions[number]
+            count = rest if position == whole else size
+            told.extend((position, float(loss), float(share) * count / size))
+            told.extend(of_samples.flatten().tolist())
+
+    for window in range(math.ceil(samples / (total * size))):
+        for numbers in setup.windows:
+            positions = [window * total + number for number in numbers]
+            if complete := [position for position in positions if position < whole]:
+                evaluate(complete, WHOLE)
+            if rest and whole in positions:
+                evaluate([whole], LAST)
+    measure = setup.definition.measure
+    width = 0 if measure is None else measure.width
+    # One order for the sums, whichever pipeline a microbatch is on.
+    found = sorted(
+        entry
+        for record in channel.all_gather(told.tobytes())
+        for entry in _entries(memoryview(record).cast("d"), lambda p: rest if p == whole else size, width)
+    )
+    shares = sum(share for _, _, share, _ in found)
+    loss = sum(share * loss for _, loss, share, _ in found) / (shares or 1.0)
+    if measure is None:
+        return Validated(loss, {})
+    of_samples = np.array([number for *_, values in found for number in values]).reshape(samples, width)
+    return Validated(loss, measure.values(of_samples, loss))
+
+
+def _entries(
+    told: memoryview[float], samples_of: Callable[[int], int], width: int
+) -> list[tuple[int, float, float, tuple[float, ...]]]:
+    """(position, loss, share, statistics of its samples) of each microbatch that a rank tells of."""
+    entries = []
+    start = 0
+    while start < len(told):
+        position = int(told[start])
+        stop = start + 3 + samples_of(position) * width
+        entries.append((position, told[start + 1], told[start + 2], tuple(told[start + 3 : stop])))
+        start = stop
+    return entries
