@@ -36,6 +36,7 @@ KEYS = {
     "first_loss",
     "final_loss",
     "validation_loss",
+    "metrics",
     "tokens_per_s",
     "step_time_s",
     "first_step_after_s",
