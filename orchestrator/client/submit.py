@@ -25,7 +25,7 @@ from orchestrator.cluster.connection import import_paths
 from orchestrator.cluster.placement import preferring
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.events import types as events
-from orchestrator.history.folder import MARKER, JobFolder, Marker, starting_points, undamaged
+from orchestrator.history.folder import MARKER, JobFolder, Marker, reached_at, starting_points, undamaged
 from orchestrator.history.freeze_history import FreezeHistory
 from orchestrator.history.job_view import JobView
 from orchestrator.history.unreported import take_in
@@ -175,12 +175,10 @@ class Submission:
             self._say(f"nothing to do: {folder.location} is trained to step {spec.job.steps}")
             end = events.Finished(step=spec.job.steps, stopped=False, state_sha256=None)
             return SubmittedJob(name=name, folder=spec.job.folder, spec=spec, end=end)
-        if start and spec.job.target is not None and (reached := folder.reached(start[0].step)):
-            metric, _, value = reached.rpartition(" ")
-            if spec.job.target.met({metric: float(value)}):
-                self._say(f"nothing to do: {folder.location} reached {reached} at step {start[0].step}")
-                end = events.Finished(step=start[0].step, stopped=False, state_sha256=None, reached=reached)
-                return SubmittedJob(name=name, folder=spec.job.folder, spec=spec, end=end)
+        if start and (reached := reached_at(start[0], spec.job.target)) and undamaged(start[0]):
+            self._say(f"nothing to do: {folder.location} reached {reached} at step {start[0].step}")
+            end = events.Finished(step=start[0].step, stopped=False, state_sha256=None, reached=reached)
+            return SubmittedJob(name=name, folder=spec.job.folder, spec=spec, end=end)
         freezing = folder.freeze_history() if start else FreezeHistory()
         if replay is not None:
             freezing = recorded(replay, settled)

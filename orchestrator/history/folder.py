@@ -27,6 +27,7 @@ from planner.plan import Plan
 from planner.wording import counted
 from workers.checkpoint.storage import join, open_folder
 from workers.config import WorkerConfig
+from workers.metrics.target import Target
 from workers.protocol.errors import JobError
 from workers.protocol.orders import CheckpointRef
 from workers.protocol.reports import StepReport
@@ -347,15 +348,6 @@ class JobFolder:
         """The freezing measurements and decisions so far. Raises JobError if the event log is damaged."""
         return fold(self.records()).freeze_history()
 
-    def reached(self, step: int) -> str:
-        """The metric with its value with which the job ended at `step`, before its last one; empty if it did not.
-
-        Raises:
-            JobError: the event log is damaged.
-        """
-        ends = [record.event for record in self.records() if isinstance(record.event, events.Finished)]
-        return ends[-1].reached if ends and ends[-1].step == step else ""
-
     def records(self) -> Iterator[events.Record]:
         """The records of the log, oldest first. Raises JobError if it is damaged."""
         path = self.fetch_events()
@@ -417,6 +409,18 @@ def starting_points(config: WorkerConfig, shard: str = "none") -> tuple[Checkpoi
             )
         return tuple(found)
     raise JobError(f"--resume: no checkpoint is readable: {'; '.join(damage)}")
+
+
+def reached_at(ref: CheckpointRef, target: Target | None) -> str:
+    """The metric with its value by which the validation of a checkpoint reached `target`; empty: it did not. Imports
+    torch."""
+    from workers.checkpoint.folder import DamagedCheckpointError, read_manifest
+
+    try:
+        metrics = read_manifest(ref).metrics
+    except DamagedCheckpointError:
+        return ""
+    return "" if target is None or not target.met(metrics) else target.told(metrics)
 
 
 def undamaged(ref: CheckpointRef) -> bool:

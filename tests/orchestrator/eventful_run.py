@@ -134,7 +134,10 @@ def eventful() -> Run:
         regrouped(step=CHECKPOINT),
     )
     run.train(CHECKPOINT + 1, LAST, generation=2)
-    run.put(ValidationReport(step=LAST, loss=1.9, metrics={"perplexity": 6.69}), *(standbys(place, LAST) for place in range(RANKS)))
+    run.put(
+        ValidationReport(step=LAST, loss=1.9, metrics={"perplexity": 6.69}),
+        *(standbys(place, LAST) for place in range(RANKS)),
+    )
     run.clock_s += 1.5
     run.put(migrated(LAST))
     run.measure(LAST - 1)

@@ -47,6 +47,7 @@ def test_a_step_without_a_target_is_skipped() -> None:
     records = [record(0, squared_norms={0: 0.0}, losses={0: 0.0}, shares={0: 0.0})]
     decision = decide(records, microbatches=1, layers=1, clip_norm=1.0)
     assert (decision.skipped, decision.loss, decision.grad_norm) == (True, 0.0, 0.0)
+    assert not decision.targets, "and so no loss scale is lowered"
 
 
 def test_norms_of_shards_add_up_as_those_of_whole_layers_do() -> None:

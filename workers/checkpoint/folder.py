@@ -171,9 +171,8 @@ def prune(output: str, keep: int, keep_best: str | None = None) -> tuple[str, ..
         return ()
     kept = set(whole[:keep])
     if keep_best is not None:
-        kept |= {
-            key for key in whole if checkpoint_folder(output, *key) == best_checkpoint(output, keep_best)
-        }
+        best = best_checkpoint(output, keep_best)
+        kept |= {key for key in whole if checkpoint_folder(output, *key) == best}
     doomed = [
         checkpoint_folder(output, *key)
         for key in _by_age(output, whole=False)
@@ -376,7 +375,7 @@ def _keep(location: str, state: LayerState, fixed: dict[str, Tensor]) -> KeptFil
             return known
     data = _bytes_of(f"what is fixed of layer {state.name}", fixed, {})
     kept = KeptFile(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-    if folder.size(kept.name) != kept.bytes:
+    if folder.size(kept.name) != kept.bytes or folder.read(kept.name) != data:
         folder.write(kept.name, data)
     state.kept[:] = [(kept.bytes, kept.sha256)]
     return kept

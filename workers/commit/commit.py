@@ -90,6 +90,8 @@ class CommitDecision:
     """Factor from the summed gradient to the one that the optimizer uses: mean and clipping combined."""
     skipped: bool
     """The norm is not finite, or there was no target: no weight is updated."""
+    targets: bool = True
+    """Whether any sample of the step has a target."""
     shares: float = 1.0
     """Sum of the microbatches' shares: the divisor from the summed gradient to that of `loss`."""
     requests: frozenset[Request]
@@ -175,6 +177,7 @@ def decide(
         grad_norm=grad_norm,
         scale=clip / divisor,
         skipped=skipped,
+        targets=bool(shares),
         shares=divisor,
         requests=frozenset(request for record in records for request in record.requests),
         busy_s=sum(record.busy_s for record in records) / len(records),

@@ -5,8 +5,8 @@ Values and their agreement; no effects.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from planner.shards import Piece
 from workers.loss_scale import LossScale
@@ -27,6 +27,8 @@ class Unfinished:
     """The result of that validation, if it reached `job.stop_at`."""
     best: float | None = None
     """The best value of `checkpoint.keep_best` so far, if it is known."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Loss and metrics of that validation, if it is done."""
     begun: int = 0
     """Step of the newest checkpoint begun; 0 for none."""
     whole: int = 0
@@ -76,6 +78,7 @@ def agree(greetings: Sequence[Greeting], step: int) -> Unfinished | None:
         validated=any(left.validated for left in known),
         reached=max(left.reached for left in known),
         best=next((left.best for left in known if left.best is not None), None),
+        metrics=next((left.metrics for left in known if left.metrics), {}),
         begun=max(left.begun for left in known),
         whole=max(left.whole for left in known),
     )

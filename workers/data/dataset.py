@@ -50,7 +50,10 @@ class Dataset(Protocol):
 
 def takes_draws(dataset: Dataset) -> bool:
     """Whether its `train` takes a key per sample."""
-    return "draws" in signature(dataset.train).parameters
+    try:
+        return "draws" in signature(dataset.train).parameters
+    except (TypeError, ValueError):  # it is no function, or one that tells no arguments
+        return False
 
 
 class Tokenizer(Protocol):

@@ -140,7 +140,14 @@ class Loss:
         if self._measure is None:
             return torch.empty((0,), dtype=torch.float64)
         with torch.no_grad():
-            return self._measure.of_samples(outputs, targets)
+            found = self._measure.of_samples(outputs, targets)
+        expected = (targets[0].shape[0], self._measure.width)
+        if tuple(found.shape) != expected:
+            raise JobError(
+                f"{type(self._measure).__name__}.of_samples returned {list(found.shape)}, and should return its numbers"
+                f" of each sample, {list(expected)}"
+            )
+        return found
 
     def evaluate(self, outputs: Tensors, targets: Tensors) -> Tensor:
         """The mean loss in evaluation mode, a detached scalar."""

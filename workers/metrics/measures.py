@@ -70,11 +70,12 @@ class OfClasses:
             targets: (classes int64[B],).
         """
         logits, classes = outputs[0].float(), targets[0]
-        above = (logits > logits.gather(1, classes[:, None])).sum(1)
+        above = (logits > logits.gather(1, classes.clamp(min=0)[:, None])).sum(1)
         known = torch.full_like(classes, logits.shape[1])
         return torch.stack((logits.argmax(1), classes, above, known), 1).double()
 
     def values(self, samples: NDArray[Any], loss: float) -> Mapping[str, float]:
+        samples = samples[samples[:, 1] >= 0]  # the loss leaves the others out
         if not len(samples):
             return {}
         predicted, classes, above, known = samples.astype(np.int64).T

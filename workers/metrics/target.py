@@ -45,6 +45,10 @@ class Target:
             return False
         return value >= self.value if METRICS[self.metric] == "higher" else value <= self.value
 
+    def told(self, values: Mapping[str, float]) -> str:
+        """The metric with its value, as in `accuracy 0.9712`."""
+        return f"{self.metric} {values[self.metric]:.4g}"
+
 
 def parse_target(text: str) -> Target:
     """The target that `text` spells.

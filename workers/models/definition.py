@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from workers.metrics.measure import Measure
+from workers.models.lora_config import Lora
 from workers.state.layer_state import ParameterRef
 
 
@@ -40,8 +41,8 @@ class ModelDefinition:
     """Metrics of a validation beside the loss."""
     fixed: tuple[str, ...] = ()
     """Patterns of the parameters that the job does not train (`model.fixed`); the builders know."""
-    adapted: tuple[str, ...] = ()
-    """Names of the modules that have adapters (`model.lora`); the builders know."""
+    lora: Lora | None = None
+    """Adapters beside its modules (`model.lora`); the builders know."""
 
     @property
     def names(self) -> tuple[str, ...]:

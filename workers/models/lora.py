@@ -27,7 +27,7 @@ def with_lora(definition: ModelDefinition, lora: Lora) -> ModelDefinition:
     layers = tuple(
         LayerBuilder(layer.name, partial(_with_adapters, layer, lora)) for layer in definition.layers
     )
-    return replace(definition, layers=layers, adapted=lora.targets)
+    return replace(definition, layers=layers, lora=lora)
 
 
 def _with_adapters(builder: LayerBuilder, lora: Lora) -> nn.Module:
@@ -76,8 +76,8 @@ def imported_peft() -> Any:
     return peft
 
 
-def check_adapted(targets: Sequence[str], parameters: Collection[ParameterRef]) -> None:
-    """Check that each of `targets` names a module of the model.
+def check_lora(lora: Lora, parameters: Collection[ParameterRef]) -> None:
+    """Check that each target is a module of the model, and that each pattern of `train` names parameters.
 
     Args:
         parameters: all of the model's.
@@ -85,10 +85,18 @@ def check_adapted(targets: Sequence[str], parameters: Collection[ParameterRef]) 
     Raises:
         JobError: one names none.
     """
+    names = sorted(str(ref) for ref in parameters if ".lora_" not in ref.parameter)
+    for pattern in lora.train:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            some = ", ".join(names[-4:])
+            raise JobError(
+                f"model.lora.train has {pattern!r}, which matches none of the {len(names):,} parameters (..., {some}):"
+                " a pattern is LAYER.PARAMETER, such as head.*"
+            )
     found = {
         ref.parameter.partition(FIRST)[0].rpartition(".")[2] for ref in parameters if FIRST in ref.parameter
     }
-    if missing := [target for target in targets if target not in found]:
+    if missing := [target for target in lora.targets if target not in found]:
         linear = {
             ref.parameter.removesuffix(".weight").replace(".base_layer", "").rpartition(".")[2]
             for ref in parameters

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from workers.models.definition import LayerBuilder, ModelDefinition, ParameterRef
 from workers.models.fixed import check_fixed
-from workers.models.lora import check_adapted
+from workers.models.lora import check_lora
 from workers.models.refusals import Refusals
 from workers.process.user_code import what_it_did, where
 from workers.protocol.errors import JobError
@@ -75,7 +75,8 @@ def outline(definition: ModelDefinition) -> tuple[LayerOutline, ...]:
             }
     names = {ParameterRef(layer, name) for layer, of in weights.items() for name in of}
     check_fixed(definition.fixed, names, fixed)
-    check_adapted(definition.adapted, names)
+    if definition.lora is not None:
+        check_lora(definition.lora, names)
     _check_ties(definition, weights, fixed)
     return tuple(outlines)
 

@@ -3,6 +3,7 @@ itself, so they may be called on parts of flat buffers."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -77,13 +78,16 @@ class _Products:
     """The products of NAdam's momenta, which torch keeps for each parameter: they follow from the number of updates."""
 
     of: dict[float, list[Tensor]] = field(default_factory=dict)
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    """Copies of layers are updated beside training."""
 
     def before(self, beta1: float, count: int) -> Tensor:
-        known = self.of.setdefault(beta1, [torch.ones((), dtype=torch.float32)])
-        while len(known) < count:
-            mu = beta1 * (1.0 - 0.5 * (0.96 ** (len(known) * NADAM_DECAY)))
-            known.append(known[-1] * mu)
-        return known[count - 1].clone()
+        with self.turn:
+            known = self.of.setdefault(beta1, [torch.ones((), dtype=torch.float32)])
+            while len(known) < count:
+                mu = beta1 * (1.0 - 0.5 * (0.96 ** (len(known) * NADAM_DECAY)))
+                known.append(known[-1] * mu)
+            return known[count - 1].clone()
 
 
 _products = _Products()

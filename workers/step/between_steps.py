@@ -16,6 +16,7 @@ from workers.data.dataset import Batch, OpenData
 from workers.loss_scale import LossScale
 from workers.metrics.target import better
 from workers.models.families.family import TextModel
+from workers.models.loss import IGNORED
 from workers.protocol.orders import Request
 from workers.protocol.reports import Rescued, SampleReport, ValidationReport
 from workers.reproducibility import rng
@@ -70,6 +71,8 @@ class BetweenSteps:
         config = self.setup.config
         if left is not None:
             self.reached, self.best = left.reached, left.best
+            if left.metrics:
+                self.checkpointing.metrics[step] = left.metrics
         last = Request.STOP in requests or step == config.job.steps or bool(self.reached)
         every = config.checkpoint.every_steps
         due = last or (every and step % every == 0) or Request.CHECKPOINT in requests
@@ -83,8 +86,9 @@ class BetweenSteps:
         every = config.job.validate_every
         if not self.validated and ((every and step % every == 0) or step == config.job.steps):
             self.release()
-            best = self._validate(step)
-            if (self.reached or best) and not due and Request.RESCUE not in requests:
+            rescued = Request.RESCUE in requests and not last
+            best = self._validate(step, may_keep=not rescued)
+            if (self.reached or best) and not due and not rescued:
                 self.checkpointing.start(step, self._copies, loss_scale)
 
     def _rescue(self, step: int, loss_scale: LossScale | None) -> None:
@@ -111,8 +115,12 @@ class BetweenSteps:
             return self.minibatch.shards.collect(moments=True)
         return [host_copy(state) for _, state in setup.layers.values()] if setup.pipeline == 0 else []
 
-    def _validate(self, step: int) -> bool:
-        """Returns whether its metric is the best so far, if the best checkpoint is to be kept."""
+    def _validate(self, step: int, *, may_keep: bool) -> bool:
+        """Returns whether its metric is the best so far, if the best checkpoint is to be kept.
+
+        Args:
+            may_keep: whether the checkpoint of this step can still tell its metrics.
+        """
         self.minibatch.weights.bring()
         found = validate(self.setup, self.minibatch.engine, self.channel)
         self.validated = True
@@ -126,9 +134,9 @@ class BetweenSteps:
         self.checkpointing.metrics[step] = values
         config = self.setup.config
         if config.job.target is not None and config.job.target.met(values):
-            self.reached = f"{config.job.target.metric} {values[config.job.target.metric]:.4g}"
+            self.reached = config.job.target.told(values)
         kept = config.checkpoint.keep_best
-        if kept is None or kept not in values or not better(kept, values[kept], self.best):
+        if not may_keep or kept is None or kept not in values or not better(kept, values[kept], self.best):
             return False
         self.best = values[kept]
         return True
@@ -176,7 +184,7 @@ def sample_text(
     assert tokenizer is not None
     dataset = data.dataset
     held_out = dataset.validation([0]) if dataset.validation_samples else dataset.train([0])
-    prompt = held_out.inputs[0][0][: min(PROMPT_TOKENS, context)].tolist()
+    prompt = held_out.inputs[0][0][: min(PROMPT_TOKENS, context, _written(held_out))].tolist()
     text = list(prompt)
     generator = rng.generator(rng.key(seed, "sample"))
     for _ in range(tokens):
@@ -190,6 +198,15 @@ def sample_text(
         told = [r for r in channel.all_gather(record) if r]
         text.append(int(told[0]))
     return tokenizer.decode(prompt), tokenizer.decode(text[len(prompt) :])
+
+
+def _written(batch: Batch) -> int:
+    """Tokens of the first sample up to the last that the loss asks for; what follows may be padding."""
+    tokens, targets = batch.inputs[0][0], batch.targets[0][0] if batch.targets else None
+    if targets is None or targets.shape != tokens.shape:
+        return len(tokens)
+    asked = (targets != IGNORED).nonzero()
+    return int(asked[-1]) + 1 if len(asked) else len(tokens)
 
 
 def _draw(logits: Tensor, generator: torch.Generator) -> int:

@@ -24,6 +24,7 @@ class SkippedSteps:
         self._in_a_row = 0
         self._norm = math.nan
         self._loss = math.nan
+        self._targets = True
 
     @property
     def too_many(self) -> bool:
@@ -42,11 +43,17 @@ class SkippedSteps:
             self._in_a_row = 0
             return None
         self._in_a_row += 1
-        self._norm, self._loss = decision.grad_norm, decision.loss
+        self._norm, self._loss, self._targets = decision.grad_norm, decision.loss, decision.targets
         if self.too_many or self._in_a_row not in (1, 10, self._most // 2):
             return None
-        why = f"the gradient norm is {self._norm:g}" if self._norm else "none of its samples has a target"
-        lowered = "" if loss_scale is None else f"; the loss scale is {loss_scale.value:g} now"
+        why = (
+            f"the gradient norm is {self._norm:g}" if decision.targets else "none of its samples has a target"
+        )
+        lowered = (
+            ""
+            if loss_scale is None or not decision.targets
+            else f"; the loss scale is {loss_scale.value:g} now"
+        )
         skipped = f"{self._in_a_row} steps in a row up to step" if self._in_a_row > 1 else "step"
         return (
             f"{skipped} {decision.step} changed no weight: {why}{lowered}. After"
@@ -55,7 +62,7 @@ class SkippedSteps:
 
     def explain(self, step: int, loss_scale: LossScale | None = None) -> str:
         """Why the job ends at `step`, and what a user can do about it."""
-        if not self._norm:
+        if not self._targets:
             return (
                 f"{self._in_a_row} steps in a row up to step {step} changed no weight, because none of their samples"
                 " has a target: look for rows of data without an answer or a label"

@@ -142,7 +142,7 @@ class TrainingLoop:
         self._skipped, self.loss_scale = before._skipped, before.loss_scale
         self._snapshot_turns = before._snapshot_turns
         self._snapshot_turns.follow_another_plan()
-        self._between.validated = before._between.validated
+        self._between.validated, self._between.best = before._between.validated, before._between.best
         self._between.checkpointing.plan = self._setup.plan
 
     def _new_checkpointing(self) -> Checkpointing:
@@ -178,6 +178,7 @@ class TrainingLoop:
             validated=self._between.validated,
             reached=self._between.reached,
             best=self._between.best,
+            metrics=self._between.checkpointing.metrics.get(self.step, {}),
             begun=self._between.checkpointing.begun,
             whole=self._between.checkpointing.whole,
         )
@@ -475,7 +476,7 @@ class TrainingLoop:
         self._requests, self._between.validated = decision.requests, False
         self.torn = False
         if self.loss_scale is not None:
-            self.loss_scale = self.loss_scale.after(skipped=decision.skipped)
+            self.loss_scale = self.loss_scale.after(skipped=decision.skipped and decision.targets)
         self._announce(step, decision, reports)
         if decision.bases_done:
             self._setup.withdraw()

@@ -83,6 +83,7 @@ def test_one_start(tmp_path: Path) -> None:
         "first_loss": 9.0,
         "final_loss": 6.0,
         "validation_loss": 6.5,
+        "metrics": {},
         "tokens_per_s": 150.0,
         "step_time_s": 0.5,
         "first_step_after_s": 12.0,

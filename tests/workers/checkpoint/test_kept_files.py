@@ -135,3 +135,16 @@ def test_records_go_through_commits_and_manifests(tmp_path: Path) -> None:
     odd = manifest.to_json().replace('"kept"', '"Kept"', 1)
     with pytest.raises(ValueError, match="was altered"):
         Manifest.from_json(odd)
+
+
+def test_a_shared_file_that_is_damaged_is_written_again_by_the_next_who_has_it(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    trained(config)
+    (newest, *_) = checkpoints(str(tmp_path))
+    states = [read_layer(newest, read_manifest(newest), layer) for layer in range(8)]
+    for path in (tmp_path / "checkpoints" / "kept").iterdir():
+        path.write_bytes(bytes(path.stat().st_size))
+    for state in states:
+        write_layer(str(tmp_path / "checkpoints" / "step-00000008-gen-1"), state)
+    for layer, state in enumerate(states):
+        assert digest(read_layer(newest, read_manifest(newest), layer)) == digest(state)

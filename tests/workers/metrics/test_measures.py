@@ -14,6 +14,7 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef, top_k_a
 from workers.metrics.measure import Measure
 from workers.metrics.measures import OfClasses, OfNumbers, OfTokens
 from workers.metrics.target import METRICS, Target, better, parse_target
+from workers.models.loss import IGNORED
 
 MEASURES: tuple[Measure, ...] = (OfClasses(), OfNumbers(), OfTokens())
 
@@ -54,6 +55,12 @@ def test_classes_that_never_occur_are_left_out_of_the_mean() -> None:
     logits, targets = torch.eye(4)[[0, 1, 1, 0]], torch.tensor([0, 1, 0, 0])
     found = measured(OfClasses(), logits, targets)
     assert found["f1"] == pytest.approx(f1_score(targets, logits.argmax(1), average="macro"))
+
+
+def test_what_the_loss_leaves_out_is_left_out() -> None:
+    logits, targets = torch.eye(3)[[0, 1, 2, 0]], torch.tensor([0, IGNORED, 1, 0])
+    assert measured(OfClasses(), logits, targets)["accuracy"] == 2 / 3
+    assert measured(OfClasses(), logits, torch.full((4,), IGNORED)) == {}
 
 
 def test_numbers() -> None:

@@ -137,6 +137,32 @@ def test_the_best_checkpoint_is_kept_beside_the_newest(ranks: int, tmp_path: Pat
     assert "of step 3" in line
 
 
+def test_a_loss_of_a_rank_after_the_best_validation_loses_neither_it_nor_its_metrics(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {
+        "steps": 4,
+        "validate_every": 1,
+        "checkpoint": CheckpointConfig(keep=1, keep_best="loss"),
+        "optimizer": OptimizerConfig(lr=0.2, clip_norm=None),
+    }
+    quiet = config_of(tmp_path / "quiet", **changes)
+    told = {each.step: each.loss for each in validations(quiet)}
+    best = min(told, key=lambda step: told[step])
+    assert best < 4, told
+    lost = drilled(config_of(tmp_path / "lost", **changes))
+    three = job(lost, ranks=3, schedule="1f1b", layers=LAYERS)
+    with RankGroup(lost, 3) as group:
+        group.arm(1, Fault(kind=FaultKind.KILL, step=best + 1, phase=FaultPhase.BACKWARD))
+        group.train(three, range(3), plan=with_standbys(three))
+        assert group.fired == [(1, "kill", best + 1, FaultPhase.BACKWARD)]
+        step, _, sources = group.finish_commit()
+        assert step == best
+        two = job(lost, ranks=2, schedule="1f1b", layers=LAYERS)
+        group.train(two, (0, 2), step=step, sources=sources)
+    found = {ref.step: read_manifest(ref).metrics for ref in checkpoints(lost.job.folder)}
+    assert found.keys() == {best, 4}
+    assert found[best]["loss"] == told[best]
+
+
 def test_a_job_that_keeps_no_best_has_none_to_export(tmp_path: Path) -> None:
     config = config_of(tmp_path, steps=1)
     validations(config)
@@ -147,7 +173,9 @@ def test_a_job_that_keeps_no_best_has_none_to_export(tmp_path: Path) -> None:
 
 
 def test_one_rank_that_knows_that_the_goal_was_reached_tells_the_others() -> None:
-    done = Unfinished(step=4, validated=True, reached="accuracy 0.98", best=0.98, begun=4)
+    done = Unfinished(
+        step=4, validated=True, reached="accuracy 0.98", best=0.98, metrics={"loss": 0.5}, begun=4
+    )
     known = [
         Greeting(host="", port=0, left=left)
         for left in (Unfinished(step=4), done, Unfinished(step=3, reached="accuracy 0.5"), None)

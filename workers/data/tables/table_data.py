@@ -145,7 +145,8 @@ def _rows(task: Task, tables: tuple[Path, ...], columns: dict[str, str]) -> Iter
         first = 1
         for found in read_rows(table):
             _check_columns(found, columns, table)
-            of_roles = {role: found[column] for role, column in columns.items()}
+            there = {role: role for role in task.optional if role in found} | columns
+            of_roles = {role: found[column] for role, column in there.items()}
             yield from task.rows(of_roles, str(table), first)
             first += len(next(iter(of_roles.values())))
 

@@ -160,7 +160,7 @@ class HuggingFaceConfig(TextModel):
             model,
             layers,
             architecture.ties(model),
-            read if self.lora is None else merged(read, self.lora),
+            read if self.lora is None else merged(layers, read, self.lora),
             out,
             source=None if self.path is None else Path(self.path),
             dtype=number_type,

@@ -185,6 +185,13 @@ def test_some_tokens_are_hidden_and_other_ones_in_each_epoch(opened: Open) -> No
     assert not torch.equal(again.targets[0], data.train([0], [6]).targets[0])
 
 
+def test_a_column_with_the_name_of_what_may_be_there_is_taken(opened: Open) -> None:
+    rows = [{"text": "good film", "pair": "is blue", "label": 1}]
+    inputs, _, segments = opened(rows, encoder()).dataset.train([0]).inputs
+    assert words(inputs[0]).startswith("[CLS] good film [SEP] is blue [SEP]")
+    assert segments.sum() == 3
+
+
 def test_labels_by_name_and_numbers(opened: Open) -> None:
     named = encoder(label2id={"bad": 0, "good": 1})
     rows = [{"text": "film", "label": "good"}, {"text": "film", "label": "bad"}]

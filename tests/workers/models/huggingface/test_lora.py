@@ -20,7 +20,7 @@ from workers.models.outline import outline
 from workers.models.registry import build_definition
 from workers.protocol.errors import JobError
 
-TARGETS = {"llama": ["q_proj", "v_proj"], "gpt2": ["c_attn"], "bert, sequences": ["query", "value"]}
+TARGETS = {"llama": ["q_proj", "v_proj"], "gpt2": ["c_attn", "c_proj"], "bert, sequences": ["query", "value"]}
 LAYERS = 5
 
 
@@ -100,6 +100,28 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
         outline(build_definition(config.model, None))
     with pytest.raises(JobError, match=r"--merge belongs to a folder"):
         export_command(str(tmp_path), str(tmp_path / "out"), force=False, merge=True)
+
+
+@pytest.mark.parametrize(
+    ("train", "told"),
+    [
+        (
+            ("classifier.*",),
+            r"model.lora.train has 'classifier\.\*', which matches none of the \d+ parameters",
+        ),
+        (("block0.*.bias",), "trains parameters of modules called .*, and .* is not trained whole"),
+        (("block2.*",), "trains parameters of modules called .*, and .* is not trained whole"),
+    ],
+)
+def test_what_peft_has_no_form_for_is_refused(train: tuple[str, ...], told: str, tmp_path: Path) -> None:
+    """A pattern without a match as the model is built, parts of modules as the adapter is written."""
+    config = config_of("bert, sequences", tmp_path, train=train)
+    with pytest.raises(JobError, match=told):  # noqa: PT012
+        outline(build_definition(config.model, None))
+        run_threads(job(config, layers=LAYERS))
+        run = str(tmp_path / "run")
+        export_folder_command(run, str(tmp_path / "out"), format="huggingface", dtype=None)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_model_of_ours_has_adapters_too(tmp_path: Path) -> None:
