@@ -75,7 +75,7 @@ class Pipeline:
         first, second = self._stages
         middle = first.forward(microbatch, 0, batch.inputs, None)
         assert all(tensor.requires_grad == tensor.is_floating_point() for tensor in middle)
-        (loss,) = second.forward(microbatch, 0, middle, batch.targets)
+        loss, *_ = second.forward(microbatch, 0, middle, batch.targets)
         if self._recompute:
             second.recompute(microbatch)
             first.recompute(microbatch)

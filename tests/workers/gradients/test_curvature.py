@@ -150,17 +150,17 @@ def test_what_is_kept_waits_for_a_skipped_step_and_is_given_up_at_a_freezing_one
     weight = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
     unused = torch.nn.Parameter(torch.tensor([5.0]))
     parameters = {(0, "w"): weight, (1, "u"): unused}
-    probe = CurvatureProbe(2, 3, 4, parameters, parameters, reports.append)
+    probe = CurvatureProbe(2, 3, parameters, parameters, reports.append)
     weight.grad = torch.tensor([8.0, 0.0])
-    probe.observe(2, may_freeze=False)
+    probe.observe(2, 4.0, may_freeze=False)
     weight.data = torch.tensor([1.0, 4.0])
     weight.grad = torch.tensor([4.0, 12.0])
-    probe.observe(4, may_freeze=False)  # step 3 was skipped
+    probe.observe(4, 4.0, may_freeze=False)  # step 3 was skipped
     # Mean gradients (2, 0) at (1, 2) and (1, 3) at (1, 4).
     assert [astuple(report) for report in reports] == [pytest.approx((4, 3, 1.0 + 9.0, 4.0, 1.0 + 9.0))]
     assert weight.grad.tolist() == [4.0, 12.0]
     assert weight.tolist() == [1.0, 4.0]
-    probe.observe(5, may_freeze=True)
-    probe.observe(6, may_freeze=True)
-    probe.observe(7, may_freeze=False)
+    probe.observe(5, 4.0, may_freeze=True)
+    probe.observe(6, 4.0, may_freeze=True)
+    probe.observe(7, 4.0, may_freeze=False)
     assert len(reports) == 1
