@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,6 +48,18 @@ class TorchRule:
     update: Callable[[OptimizerConfig, Part], None]
 
 
+def _two_decays(config: OptimizerConfig, part: Part) -> dict[str, Any]:
+    """Settings of the rules with two moments."""
+    return {
+        "foreach": False,
+        "beta1": config.beta1,
+        "beta2": config.beta2,
+        "lr": part.lr,
+        "weight_decay": part.decay,
+        "eps": config.eps,
+    }
+
+
 def _adam(config: OptimizerConfig, part: Part, *, decoupled: bool = False) -> None:
     greatest = part.slots.get("max_exp_avg_sq")
     adam(
@@ -56,16 +69,11 @@ def _adam(config: OptimizerConfig, part: Part, *, decoupled: bool = False) -> No
         [part.slots["exp_avg_sq"]],
         [] if greatest is None else [greatest],
         part.state_steps(),
-        foreach=False,
         fused=False,
         decoupled_weight_decay=decoupled,
         amsgrad=greatest is not None,
-        beta1=config.beta1,
-        beta2=config.beta2,
-        lr=part.lr,
-        weight_decay=part.decay,
-        eps=config.eps,
         maximize=False,
+        **_two_decays(config, part),
     )
 
 
@@ -101,13 +109,8 @@ def _nadam(config: OptimizerConfig, part: Part) -> None:
         [part.slots["exp_avg_sq"]],
         [_products.before(config.beta1, part.count)],
         part.state_steps(),
-        foreach=False,
-        beta1=config.beta1,
-        beta2=config.beta2,
-        lr=part.lr,
-        weight_decay=part.decay,
         momentum_decay=NADAM_DECAY,
-        eps=config.eps,
+        **_two_decays(config, part),
     )
 
 
@@ -118,12 +121,7 @@ def _radam(config: OptimizerConfig, part: Part) -> None:
         [part.slots["exp_avg"]],
         [part.slots["exp_avg_sq"]],
         part.state_steps(),
-        foreach=False,
-        beta1=config.beta1,
-        beta2=config.beta2,
-        lr=part.lr,
-        weight_decay=part.decay,
-        eps=config.eps,
+        **_two_decays(config, part),
     )
 
 
@@ -134,12 +132,7 @@ def _adamax(config: OptimizerConfig, part: Part) -> None:
         [part.slots["exp_avg"]],
         [part.slots["exp_inf"]],
         part.state_steps(),
-        foreach=False,
-        beta1=config.beta1,
-        beta2=config.beta2,
-        lr=part.lr,
-        weight_decay=part.decay,
-        eps=config.eps,
+        **_two_decays(config, part),
     )
 
 
