@@ -25,7 +25,7 @@ from planner.schedule.registry import build
 from planner.simulation.simulate import Costs
 
 R_MAX = 0.8
-CASES = (("interleaved", 8, 64), ("1f1b", 32, 128))
+CASES = (("interleaved", 8, 64), ("1f1b", 32, 128), ("interleaved", 32, 128))
 EVEN, STAGES, ACTIONS = "all alike", "each stage its own", "each action its own"
 
 Pair = tuple[Costs, Costs]
