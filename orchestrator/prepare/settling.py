@@ -82,7 +82,9 @@ def with_model(spec: Spec, found: ModelOutline) -> Spec:
     return spec.model_copy(
         update={
             "job": spec.job if found.language else spec.job.model_copy(update={"sample_tokens": 0}),
-            "model": spec.model.settled(vocabulary=found.vocabulary, weights_sha256=found.weights_sha256),
+            "model": spec.model.settled(
+                vocabulary=found.vocabulary, weights=found.weights, weights_sha256=found.weights_sha256
+            ),
             "data": spec.data.model_copy(update={"sha256": found.data_sha256, "shuffle": shuffle}),
             "cluster": spec.cluster.model_copy(update={"emulated": found.emulated}),
         }

@@ -133,4 +133,5 @@ def _shard(own: LayerState, cut: Cut, number: int, tensors: Sequence[Tensor], mo
         updates=dict(zip(cut.names, counts, strict=bool(counts))),
         freezing=freezing,
         shard=Shard(number, own.shard.of),
+        fixed_file=own.fixed_file,
     )

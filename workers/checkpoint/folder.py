@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -26,7 +26,7 @@ from workers.loss_scale import LossScale
 from workers.metrics.target import better
 from workers.protocol.errors import DamagedCheckpoint, JobError
 from workers.protocol.orders import CheckpointRef
-from workers.state.layer_state import LayerState, fresh
+from workers.state.layer_state import FixedFile, LayerState, file_of_fixed, fresh, record_of_fixed
 from workers.state.precision import scales_loss
 
 Used = TypeVar("Used")
@@ -55,7 +55,7 @@ def write_layer(folder: str, state: LayerState) -> tuple[FileRecord, ...]:
 
     Args:
         folder: the checkpoint's location.
-        state: a host copy that nobody changes in the meantime.
+        state: a host copy that nobody changes in the meantime, with its fixed parameters.
 
     Raises:
         OSError: the file system refused; files already written stay.
@@ -69,9 +69,8 @@ def write_layer(folder: str, state: LayerState) -> tuple[FileRecord, ...]:
     }
     statistics = {f"{_FREEZING}{key}": tensor for key, tensor in state.freezing.items()}
     target = open_folder(folder)
-    fixed = state.fixed
-    moving = {name: tensor for name, tensor in state.weights.items() if name not in fixed}
-    kept = _keep(kept_folder(folder), state, fixed) if fixed else None
+    moving = {name: tensor for name, tensor in state.weights.items() if name not in state.fixed_names}
+    kept = _keep(kept_folder(folder), state) if state.fixed_names else None
     about = {"buffers": sorted(state.buffers)}
     return (
         replace(_write(target, weights_file, {**moving, **state.buffers}, about), kept=kept),
@@ -129,8 +128,13 @@ def read_loss_scale(ref: CheckpointRef, precision: str) -> LossScale | None:
     return scale
 
 
-def read_layer(ref: CheckpointRef, manifest: Manifest, layer: int) -> LayerState:
-    """The state of one layer, in fresh CPU allocations, after verifying the checksums of both files.
+def read_layer(
+    ref: CheckpointRef, manifest: Manifest, layer: int, built: LayerState | None = None
+) -> LayerState:
+    """The state of one layer, in fresh CPU allocations, after verifying the checksums of its files.
+
+    Args:
+        built: a state of the layer; fixed parameters that it has are left out, and their file is not read.
 
     Raises:
         DamagedCheckpointError: a file is missing, truncated or altered.
@@ -138,7 +142,10 @@ def read_layer(ref: CheckpointRef, manifest: Manifest, layer: int) -> LayerState
     name = manifest.layers[layer]
     folder = open_folder(ref.path)
     weights_file, state_file = layer_files(layer, name)
-    tensors, about_weights = _read_weights(folder, ref, manifest.files[weights_file])
+    record = manifest.files[weights_file]
+    here = built is not None and record.kept is not None and _kept_of(built) == record.kept
+    tensors, about_weights = _read_tensors(folder, ref, record)
+    fixed = {} if here else _read_fixed(ref, record)
     slot_tensors, about_state = _read_tensors(folder, ref, manifest.files[state_file])
     buffers = set(about_weights["buffers"])
     slots: dict[str, dict[str, Tensor]] = {parameter: {} for parameter in about_state["updates"]}
@@ -152,11 +159,13 @@ def read_layer(ref: CheckpointRef, manifest: Manifest, layer: int) -> LayerState
     return LayerState(
         layer=layer,
         name=name,
-        weights={key: tensor for key, tensor in tensors.items() if key not in buffers},
+        weights={**{key: tensor for key, tensor in tensors.items() if key not in buffers}, **fixed},
         buffers={key: tensor for key, tensor in tensors.items() if key in buffers},
         slots=slots,
         updates=about_state["updates"],
         freezing=freezing,
+        fixed_names=built.fixed_names if built is not None and here else frozenset(fixed),
+        fixed_file=FixedFile() if record.kept is None else FixedFile(record.kept.bytes, record.kept.sha256),
     )
 
 
@@ -323,7 +332,8 @@ def read_weights_and_buffers(ref: CheckpointRef, manifest: Manifest, layer: int)
         DamagedCheckpointError: it is missing, truncated or altered.
     """
     weights_file, _ = layer_files(layer, manifest.layers[layer])
-    return _read_weights(open_folder(ref.path), ref, manifest.files[weights_file])[0]
+    record = manifest.files[weights_file]
+    return {**_read_tensors(open_folder(ref.path), ref, record)[0], **_read_fixed(ref, record)}
 
 
 def _by_age(output: str, *, whole: bool) -> list[tuple[int, int]]:
@@ -349,47 +359,49 @@ def _age(key: tuple[int, int]) -> tuple[int, int]:
 
 
 def _write(folder: Folder, file: str, tensors: dict[str, Tensor], about: dict[str, Any]) -> FileRecord:
-    data = _bytes_of(file, tensors, about)
+    with _storable(file, tensors):
+        data = save(
+            {name: tensor.contiguous() for name, tensor in tensors.items()},
+            {_METADATA: json.dumps(about, sort_keys=True)},
+        )
     folder.write(file, data)
     return FileRecord(name=file, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
-def _bytes_of(file: str, tensors: dict[str, Tensor], about: dict[str, Any]) -> bytes:
+@contextmanager
+def _storable(file: str, tensors: Mapping[str, Tensor]) -> Iterator[None]:
     try:
-        return save(
-            {name: tensor.contiguous() for name, tensor in tensors.items()},
-            {_METADATA: json.dumps(about, sort_keys=True)},
-        )
+        yield
     except (KeyError, SafetensorError) as error:
         dtypes = ", ".join(sorted({str(tensor.dtype) for tensor in tensors.values()}))
         raise JobError(f"{file} cannot hold tensors of these dtypes: {dtypes} ({error})") from error
 
 
-def _keep(location: str, state: LayerState, fixed: dict[str, Tensor]) -> KeptFile:
-    """Write the tensors that training does not change, unless they are there."""
+def _keep(location: str, state: LayerState) -> KeptFile:
+    """Write the file of the fixed parameters, unless it is there."""
     folder = open_folder(location)
-    if state.kept:
-        size, sha256 = state.kept[0]
-        known = KeptFile(bytes=size, sha256=sha256)
-        if folder.size(known.name) == size:
-            return known
-    data = _bytes_of(f"what is fixed of layer {state.name}", fixed, {})
-    kept = KeptFile(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-    if folder.size(kept.name) != kept.bytes or folder.read(kept.name) != data:
-        folder.write(kept.name, data)
-    state.kept[:] = [(kept.bytes, kept.sha256)]
+    kept = _kept_of(state)
+    there = folder.size(kept.name) == kept.bytes
+    if not (there and state.fixed_file.written):
+        data = file_of_fixed(state)
+        if not there or folder.read(kept.name) != data:
+            folder.write(kept.name, data)
+        state.fixed_file.written = True
     return kept
 
 
-def _read_weights(
-    folder: Folder, ref: CheckpointRef, record: FileRecord
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of a file of weights, and of the one that it shares with other checkpoints."""
-    tensors, about = _read_tensors(folder, ref, record)
+def _kept_of(state: LayerState) -> KeptFile:
+    with _storable(f"the file of the fixed parameters of layer {state.name}", state.fixed):
+        record = record_of_fixed(state)
+    return KeptFile(bytes=record.bytes, sha256=record.sha256)
+
+
+def _read_fixed(ref: CheckpointRef, record: FileRecord) -> dict[str, Tensor]:
+    """The tensors of the file that a file of weights shares with those of other checkpoints; none without one."""
     if record.kept is None:
-        return tensors, about
+        return {}
     beside = FileRecord(name=record.kept.name, bytes=record.kept.bytes, sha256=record.kept.sha256)
-    return {**tensors, **_read_tensors(open_folder(kept_folder(ref.path)), ref, beside)[0]}, about
+    return _read_tensors(open_folder(kept_folder(ref.path)), ref, beside)[0]
 
 
 def _read(folder: Folder, ref: CheckpointRef, file: str) -> bytes:

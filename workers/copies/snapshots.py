@@ -1,4 +1,4 @@
-"""Snapshots: whole states of layers as some committed step left them, in host memory.
+"""Snapshots: states of layers as some committed step left them, in host memory, without their fixed parameters.
 
 Every few steps each rank copies the layers that it owns, and fetches those that it keeps for other ranks, all beside
 training. Once all ranks have all of a snapshot, it takes the place of the one before: the living ranks can always go
@@ -20,7 +20,7 @@ from workers.memory.shortage import shortage_in
 from workers.process.host_memory import check_room, free_host_bytes
 from workers.process.pinned_memory import beside_computing
 from workers.protocol.reports import SnapshotHeld
-from workers.state.layer_state import LayerState, as_it_is, bytes_of, host_copy
+from workers.state.layer_state import LayerState, as_it_is, bytes_of, host_copy, without_fixed
 
 Bring = Callable[[threading.Event], LayerState]
 """Fetches one state; gives up when the event is set."""
@@ -183,8 +183,9 @@ class Snapshots:
                     for state in own:
                         if taken.stopped.is_set():
                             return
-                        check_room(bytes_of(state), self._free_bytes(), taken.sharing)
-                        self._take_in(taken, host_copy(state))
+                        moving = without_fixed(state)
+                        check_room(bytes_of(moving), self._free_bytes(), taken.sharing)
+                        self._take_in(taken, host_copy(moving))
             finally:
                 taken.copied.set()
             why = self._fetch(taken, wanted)

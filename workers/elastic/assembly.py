@@ -127,14 +127,14 @@ def _live(held: Held, piece: Piece) -> tuple[Layer, LayerState] | None:
 
 
 def _bases(copied: Iterable[Piece], held: Held, host: HostForm | None) -> dict[Piece, Base]:
-    """Bases of the pieces of `copied` that are here. A state that arrived from others has no buffers to update: its
-    base comes from its owner, like those that are not here."""
+    """Bases of the pieces of `copied` that are here. A state that arrived from others has no buffers to update, and one
+    of a snapshot no fixed parameters: its base comes from its owner, like those that are not here."""
     found: dict[Piece, Base] = {}
     for piece in copied:
         layer, state = held.get(piece, (None, None))
         if state is None:
             continue
-        flat = bool(state.flats) or not state.updates
+        flat = (bool(state.flats) or not state.updates) and not state.leaves_out
         if piece.shard == WHOLE and layer is not None:
             found[piece] = (layer, state)
         elif flat and host is not None:

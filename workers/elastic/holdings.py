@@ -224,12 +224,18 @@ class Holdings:
             self._server.withdraw()
 
     def copies(
-        self, step: int, layers: Sequence[int], sources: Sequence[StateSource], fetch: Fetch
+        self,
+        step: int,
+        layers: Sequence[int],
+        sources: Sequence[StateSource],
+        fetch: Fetch,
+        complete: Callable[[LayerState], LayerState],
     ) -> list[LayerState]:
         """Return host copies of whole layers of `step`, at which the rank stands or of which it has a snapshot.
 
         Args:
             sources: of all shards of those layers of which it holds shards only.
+            complete: adds the fixed parameters that a state leaves out.
 
         Raises:
             JobError: the rank is at another step.
@@ -255,7 +261,7 @@ class Holdings:
         for layer in layers:
             pieces = [one.piece for one in made_of[layer]] if layer in made_of else [Piece(layer)]
             states = [held[piece][1] for piece in pieces]
-            copies.append(host_copy(states[0] if len(states) == 1 else whole_of(states)))
+            copies.append(host_copy(complete(states[0] if len(states) == 1 else whole_of(states))))
         return copies
 
     def loss_scale(self, step: int) -> LossScale | None:
@@ -283,12 +289,11 @@ def weights_of_siblings(layer: Layer, state: LayerState) -> list[LayerState]:
     shared = layer.shared
     if shared is None or any(flat.cast is not None for flat in state.flats):
         return []
-    fixed = {name: weight for name, weight in state.weights.items() if name not in state.updates}
     found: list[LayerState] = []
     for number, cut in enumerate(shared.cuts):
         if number == shared.number:
             continue
-        weights = dict(fixed)
+        weights = state.fixed
         for buffer, elements, layout in zip(shared.buffers, cut.ranges, cut.layouts, strict=True):
             weights |= layout.views(buffer[elements])
         found.append(
@@ -300,6 +305,8 @@ def weights_of_siblings(layer: Layer, state: LayerState) -> list[LayerState]:
                 slots={},
                 updates={},
                 shard=Shard(number, len(shared.cuts)),
+                fixed_names=state.fixed_names,
+                fixed_file=state.fixed_file,
             )
         )
     return found

@@ -12,6 +12,7 @@ import torch
 from planner.shards import WHOLE, Piece, Shard
 from workers.build import build_layers
 from workers.checkpoint.folder import read_layer, read_manifest
+from workers.checkpoint.initial_weights import read_fixed, read_weights
 from workers.commit.unfinished import Greeting
 from workers.config import WorkerConfig
 from workers.copies.standby import Base
@@ -23,15 +24,16 @@ from workers.layers.compiler import Compiler
 from workers.layers.deferred.queue import Workspace
 from workers.layers.layer import Layer
 from workers.models.definition import ModelDefinition
-from workers.models.weights import read_weights
 from workers.protocol.orders import Assignment, CheckpointRef, StatePart, StateSource
 from workers.state.layer_state import (
+    FixedDiffers,
     LayerState,
     apart,
     load_,
     part_of,
     united,
     whole_of,
+    with_fixed_of,
     without_module,
 )
 from workers.state.optim import Optimizer
@@ -136,7 +138,8 @@ class LayerSource:
         beside_training: bool = False,
         on_host: bool = False,
     ) -> Built:
-        """Build layers whose values come from elsewhere, or take those that were built ahead.
+        """Build layers whose values come from elsewhere, or take those that were built ahead. Their fixed parameters
+        have their values.
 
         Args:
             step: the last step committed in those values.
@@ -172,6 +175,8 @@ class LayerSource:
         )
         if self._compiler is not None and not on_host:
             self._compiler.compile([layer for layer, _ in built.values()])
+        if (path := self._config.model.weights) is not None:
+            read_fixed(path, [state for _, state in built.values()])
         return built
 
     def _with_statistics(self, built: Built, step: int) -> Built:
@@ -207,7 +212,7 @@ class LayerSource:
         built = self.build(layers, start.step, shard, on_host=on_host)
         manifest = read_manifest(start)
         for layer, (_, state) in built.items():
-            load_(state, read_layer(start, manifest, layer))
+            load_(state, read_layer(start, manifest, layer, state))
         return built
 
     def begin(
@@ -272,7 +277,8 @@ class LayerSource:
         loaded: set[int] = set()
 
         def load(layer: int, state: LayerState) -> None:
-            load_(built[layer][1], state)
+            owner = next((sources[piece] for piece in needed[layer] if piece in sources), None)
+            self._load(built[layer][1], state, owner, step)
             haul.whole[layer] = built[layer]
             self._taken.pop(layer, None)
             loaded.add(layer)
@@ -367,9 +373,10 @@ class LayerSource:
             StateStreamError: the owner is gone, or does not offer it.
         """
         layer, shard = piece
-        state = self.fetch_copy(piece, step, owner, stopped)
+        source = _source_of(piece, owner)
+        state = self._fetch(source, step, stopped)
         built = self.build([layer], step, shard, beside_training=True, on_host=on_host)
-        load_(built[layer][1], state)
+        self._load(built[layer][1], state, source, step)
         return base_of(built[layer], on_host=on_host)
 
     def build_copy(self, piece: Piece, step: int) -> Base:
@@ -377,17 +384,38 @@ class LayerSource:
         built = self.build([piece.layer], step, piece.shard, beside_training=True)
         return base_of(built[piece.layer])
 
+    def completed(self, state: LayerState) -> LayerState:
+        """`state` with the fixed parameters that it leaves out, from the layer built new.
+
+        Raises:
+            FixedDiffers: they are others.
+        """
+        if not state.leaves_out:
+            return state
+        _, built = self._built([state.layer], WHOLE, beside_training=True, on_host=True)[state.layer]
+        return with_fixed_of(state, built)
+
     def fetch_copy(self, piece: Piece, step: int, owner: Greeting, stopped: threading.Event) -> LayerState:
-        """Fetch the state of `step` from its owner, in host memory; give up when `stopped` is set.
+        """Fetch the state of `step` from its owner, in host memory and without fixed parameters; give up when `stopped`
+        is set.
 
         Raises:
             StateStreamError: the owner is gone, or does not offer it.
         """
-        source = StateSource(layer=piece.layer, shard=piece.shard, rank=-1, host=owner.host, port=owner.port)
-        return self._fetch(source, step, stopped)
+        return self._fetch(_source_of(piece, owner), step, stopped)
+
+    def _load(self, built: LayerState, state: LayerState, owner: StateSource | None, step: int) -> None:
+        """Load `state` into `built`, with the fixed parameters of `owner` where this rank has built others."""
+        try:
+            load_(built, state)
+        except FixedDiffers:
+            if owner is None:
+                raise
+            whole = self._fetch(owner, step, threading.Event(), StatePart.WEIGHTS, fixed=True)
+            load_(built, with_fixed_of(state, whole))
 
     def fetch(self, sources: Sequence[StateSource], step: int) -> dict[Piece, LayerState]:
-        """Fetch states, `AT_ONCE` at a time, until `stop`.
+        """Fetch states without fixed parameters, `AT_ONCE` at a time, until `stop`.
 
         Raises:
             StateStreamError: a source is gone, or does not offer it.
@@ -401,7 +429,13 @@ class LayerSource:
                 stopped.set()
 
     def _fetch(
-        self, source: StateSource, step: int, stopped: threading.Event, part: StatePart = StatePart.ALL
+        self,
+        source: StateSource,
+        step: int,
+        stopped: threading.Event,
+        part: StatePart = StatePart.ALL,
+        *,
+        fixed: bool = False,
     ) -> LayerState:
         self._faults.reach(FaultPhase.MIGRATING, step)
         return fetch(
@@ -413,5 +447,10 @@ class LayerSource:
             wait_s=FETCH_WAIT_S,
             part=part,
             shard=source.shard,
+            fixed=fixed,
             stopped=stopped,
         )
+
+
+def _source_of(piece: Piece, owner: Greeting) -> StateSource:
+    return StateSource(layer=piece.layer, shard=piece.shard, rank=-1, host=owner.host, port=owner.port)

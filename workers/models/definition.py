@@ -43,6 +43,9 @@ class ModelDefinition:
     """Patterns of the parameters that the job does not train (`model.fixed`); the builders know."""
     lora: Lora | None = None
     """Adapters beside its modules (`model.lora`); the builders know."""
+    unmatched: Callable[[], tuple[tuple[str, ...], tuple[str, ...]]] | None = None
+    """Names, in the files that the builders read, of tensors that these lack, which are drawn, and of those that the
+    model has not; None: the builders read no files."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from planner.shards import WHOLE, Shard
@@ -30,6 +31,9 @@ or not used."""
 
 
 NO_CASTS: Mapping[str, torch.dtype] = {}
+
+FIXED_METADATA = {"freshet": "{}"}
+"""Metadata of the file of a layer's fixed parameters."""
 
 
 class NamesSlots(Protocol):
@@ -49,6 +53,24 @@ class ParameterRef:
 
     def __str__(self) -> str:
         return f"{self.layer}.{self.parameter}"
+
+
+@dataclass
+class FixedFile:
+    """The safetensors file that a layer's fixed parameters make; one object for all copies of a state, so that it is
+    hashed and written once."""
+
+    bytes: int = 0
+    sha256: str = ""
+    """Hex; empty: nobody has asked yet."""
+    written: bool = False
+    """Whether this process knows it to be in the job's folder, undamaged."""
+
+    def same(self, other: FixedFile) -> bool:
+        return (self.bytes, self.sha256) == (other.bytes, other.sha256)
+
+    def __str__(self) -> str:
+        return f"{self.bytes:,} bytes with sha256 {self.sha256[:12]}" if self.sha256 else "none"
 
 
 @dataclass
@@ -79,15 +101,20 @@ class LayerState:
     all that training does not change."""
     elsewhere: frozenset[str] = frozenset()
     """Trained parameters that other shards have."""
-    kept: list[tuple[int, str]] = field(default_factory=list, compare=False)
-    """Bytes and sha256 of the file of what training does not change, once it was written; one list for all copies of a
-    state, so that this is done once."""
+    fixed_names: frozenset[str] = frozenset()
+    """Parameters that training does not change."""
+    fixed_file: FixedFile = field(default_factory=FixedFile, compare=False)
+    """Result of `record_of_fixed`."""
 
     @property
     def fixed(self) -> dict[str, Tensor]:
-        """The parameters that training does not change."""
-        trained = self.updates.keys() | self.elsewhere
-        return {name: tensor for name, tensor in self.weights.items() if name not in trained}
+        """The parameters that training does not change, as far as they are here."""
+        return {name: tensor for name, tensor in self.weights.items() if name in self.fixed_names}
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether fixed parameters are left out: `fixed_file` says which they are."""
+        return not self.fixed_names <= self.weights.keys()
 
     @staticmethod
     def of(
@@ -126,6 +153,7 @@ class LayerState:
             slots=_slots(flats, trained),
             updates=dict.fromkeys(trained, 0),
             flats=flats,
+            fixed_names=frozenset(parameters.keys() - trained.keys()),
         )
 
     def recast(self) -> None:
@@ -211,7 +239,8 @@ def _copied(state: LayerState, fresh: Callable[[Tensor], Tensor]) -> LayerState:
         flats=flats,
         shard=state.shard,
         elsewhere=state.elsewhere,
-        kept=state.kept,
+        fixed_names=state.fixed_names,
+        fixed_file=state.fixed_file,
     )
 
 
@@ -262,6 +291,8 @@ def whole_of(shards: Sequence[LayerState]) -> LayerState:
         slots={name: slots for each in shards for name, slots in each.slots.items()},
         updates={name: count for each in shards for name, count in each.updates.items()},
         freezing=put_together([(each.freezing, _scalars(each)) for each in shards]),
+        fixed_names=frozenset[str]().union(*(each.fixed_names for each in shards)),
+        fixed_file=next((each.fixed_file for each in shards if each.fixed_names), first.fixed_file),
     )
 
 
@@ -278,7 +309,63 @@ def part_of(state: LayerState, part: StatePart) -> LayerState:
         freezing=state.freezing if moments else {},
         shard=state.shard,
         elsewhere=state.elsewhere,
+        fixed_names=state.fixed_names if weights else frozenset(),
+        fixed_file=state.fixed_file,
     )
+
+
+def file_of_fixed(state: LayerState) -> bytes:
+    """The safetensors file of the fixed parameters of `state`, none of which is left out.
+
+    Raises:
+        KeyError, SafetensorError: safetensors has no such dtype.
+    """
+    return save(
+        {name: tensor.detach().cpu().contiguous() for name, tensor in state.fixed.items()}, FIXED_METADATA
+    )
+
+
+def record_of_fixed(state: LayerState) -> FixedFile:
+    """Size and sha256 of `file_of_fixed`, taken once; of a state that has fixed parameters."""
+    record = state.fixed_file
+    if not record.sha256:
+        data = file_of_fixed(state)
+        record.bytes, record.sha256 = len(data), hashlib.sha256(data).hexdigest()
+    return record
+
+
+def without_fixed(state: LayerState) -> LayerState:
+    """`state` without its fixed parameters: whoever builds its layer has them, and compares by `record_of_fixed`."""
+    if not state.fixed:
+        return state
+    record_of_fixed(state)
+    moving = {name: weight for name, weight in state.weights.items() if name not in state.fixed_names}
+    return replace(state, weights=moving)
+
+
+def with_fixed_of(state: LayerState, built: LayerState) -> LayerState:
+    """`state` with the fixed parameters that it leaves out, from another state of its layer.
+
+    Raises:
+        FixedDiffers: they are others.
+    """
+    if not state.leaves_out:
+        return state
+    _check_fixed(state, built)
+    return replace(state, weights={**state.weights, **built.fixed})
+
+
+class FixedDiffers(JobError):
+    """A layer's fixed parameters are not those that a state of it was of."""
+
+
+def _check_fixed(source: LayerState, built: LayerState) -> None:
+    mine, theirs = record_of_fixed(built), source.fixed_file
+    if source.fixed_names != built.fixed_names or not mine.same(theirs):
+        raise FixedDiffers(
+            f"layer {built.layer} ({built.name}): its fixed parameters are {mine} here but {theirs} where its state"
+            " comes from: did a file of the model's weights change while the job ran? Put it back"
+        )
 
 
 def united(weights: LayerState, moments: LayerState) -> LayerState:
@@ -314,16 +401,20 @@ def load_(state: LayerState, source: LayerState) -> None:
     """Copy the values of `source` into the tensors of `state`, in place; change nothing if they do not fit.
 
     A shard takes its parameters from a whole layer, or from any shard that has them. Freezing statistics that only one
-    side has become zero, as before any check.
+    side has become zero, as before any check. Fixed parameters that `source` leaves out must be in `state`.
 
     Raises:
         JobError: a layer name, tensor name, shape or dtype differs.
+        FixedDiffers: fixed parameters that `source` leaves out are others in `state`.
     """
     where = f"layer {state.layer} ({state.name})"
     remedy = "use the job.precision, [model] and [optimizer] settings that the state was saved with"
     if state.name != source.name:
         raise JobError(f"{where} cannot take the state of layer {source.layer} ({source.name}): {remedy}")
-    here, there = dict(_tensors(state)), dict(_tensors(source, state.elsewhere))
+    left_out = state.fixed_names if source.leaves_out else frozenset[str]()
+    if left_out:
+        _check_fixed(source, state)
+    here, there = dict(_tensors(state, left_out)), dict(_tensors(source, state.elsewhere))
     for key in {**here, **there}:
         if key not in there:
             raise JobError(f"{where}: {key} is missing in the state to load: {remedy}")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from planner.shards import Shard
-from workers.state.layer_state import LayerState
+from workers.state.layer_state import FixedFile, LayerState
 
 Chunk = bytes | memoryview
 
@@ -52,6 +52,8 @@ def header(state: LayerState, step: int) -> bytes:
             "tensors": tensors,
             "slots": list(state.slots),
             "updates": state.updates,
+            "fixed": sorted(state.fixed_names),
+            "fixed_file": [state.fixed_file.bytes, state.fixed_file.sha256],
         }
     ).encode()
 
@@ -94,6 +96,7 @@ class PartialState:
             about: dict[str, Any] = json.loads(header)
             self.step = int(about["step"])
             number, of = about["shard"]
+            fixed_bytes, fixed_sha256 = about["fixed_file"]
             self.state = LayerState(
                 layer=int(about["layer"]),
                 name=str(about["name"]),
@@ -102,6 +105,8 @@ class PartialState:
                 slots={str(parameter): {} for parameter in about["slots"]},
                 updates={str(name): int(count) for name, count in about["updates"].items()},
                 shard=Shard(int(number), int(of)),
+                fixed_names=frozenset(map(str, about["fixed"])),
+                fixed_file=FixedFile(int(fixed_bytes), str(fixed_sha256)),
             )
             views = [self._allocate(*entry) for entry in about["tensors"]]
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:

@@ -39,6 +39,7 @@ def fetch(
     wait_s: float,
     part: StatePart = StatePart.ALL,
     shard: Shard = WHOLE,
+    fixed: bool = False,
     flow: Flow | None = None,
     stopped: threading.Event | None = None,
 ) -> LayerState:
@@ -48,6 +49,7 @@ def fetch(
         wait_s: how long the server may wait until the state is offered.
         part: the part of the state to fetch; the rest of the returned state is empty.
         shard: of the layer.
+        fixed: whether with fixed parameters, which whoever builds the layer has.
         flow: whether to load while receiving; the server decides the rest.
         stopped: setting it ends the fetch within a fraction of a second.
 
@@ -59,7 +61,7 @@ def fetch(
     try:
         with connect(host, port) as connected:
             line = WatchedSocket(connected, stopped or threading.Event(), HANDSHAKE_S)
-            return _fetch(line, secret, StateWish(layer, step, wait_s, part, shard), flow or Flow())
+            return _fetch(line, secret, StateWish(layer, step, wait_s, part, shard, fixed), flow or Flow())
     except StateStreamError as error:
         raise type(error)(f"{where}: {error}") from error
     except OSError as error:

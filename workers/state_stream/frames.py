@@ -26,7 +26,7 @@ from workers.transport.channel import ChannelError
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
-MAGIC = b"freshet state 2\n"
+MAGIC = b"freshet state 3\n"
 NONCE_BYTES = TAG_BYTES = 32
 REFUSAL = bytes(TAG_BYTES)
 """Sent instead of the server's proof: the client's was wrong."""
@@ -100,20 +100,22 @@ class StateWish:
     wait_s: float
     part: StatePart = StatePart.ALL
     shard: Shard = WHOLE
+    fixed: bool = False
+    """Whether with fixed parameters: whoever builds the layer has them."""
 
     @property
     def piece(self) -> Piece:
         return Piece(self.layer, self.shard)
 
     def encode(self) -> bytes:
-        return json.dumps([self.layer, self.step, self.wait_s, self.part, self.shard]).encode()
+        return json.dumps([self.layer, self.step, self.wait_s, self.part, self.shard, self.fixed]).encode()
 
     @staticmethod
     def decode(text: bytes | bytearray) -> StateWish:
         try:
-            layer, step, wait_s, part, (number, of) = json.loads(text)
+            layer, step, wait_s, part, (number, of), fixed = json.loads(text)
             shard = Shard(int(number), int(of))
-            wish = StateWish(int(layer), int(step), float(wait_s), StatePart(part), shard)
+            wish = StateWish(int(layer), int(step), float(wait_s), StatePart(part), shard, bool(fixed))
         except (ValueError, TypeError) as error:
             raise StreamRefused(f"a request that is none: {error}") from error
         if not math.isfinite(wish.wait_s):

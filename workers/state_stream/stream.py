@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from planner.shards import Piece
 from workers.protocol.orders import StatePart
-from workers.state.layer_state import LayerState, part_of
+from workers.state.layer_state import LayerState, part_of, without_fixed
 from workers.state_stream.fetching import fetch as fetch
 from workers.state_stream.flow import JOIN_S, Flow
 from workers.state_stream.following import CommittedChange, Followers, Over, Parcels, States, Subscription
@@ -216,7 +216,10 @@ class StateServer:
             except Exception as error:
                 delivery.decline(f"could not be made: {error}"[: MOST_BYTES[FrameKind.ABSENT] // 4])
                 return
-        delivery.deliver(part_of(state, wish.part), wish.step)
+        if wish.fixed and state.leaves_out:
+            delivery.decline("is here without its fixed parameters, as a snapshot")
+            return
+        delivery.deliver(part_of(state if wish.fixed else without_fixed(state), wish.part), wish.step)
 
     def _lead(self, subject: Subscription, delivery: Delivery) -> None:
         """Send layers and their changes to a peer until it is gone, or nothing more comes."""
@@ -229,7 +232,7 @@ class StateServer:
                 match follower.next(self._flow.sign_of_life_s):
                     case States(step=step, states=states):
                         for state in states:
-                            delivery.deliver(state, step)
+                            delivery.deliver(without_fixed(state), step)
                     case Parcels() as parcels:
                         delivery.deliver(parcels.as_state(), parcels.step)
                     case CommittedChange() as change:

@@ -170,6 +170,7 @@ EVERY_KIND: tuple[events.Event, ...] = (
     events.MemoryLimited(rank=4, limit_bytes=85, reason="plan 1.2 took more than it has", step=7),
     events.Noticed(node="n0", host="10.0.0.1", source="aws", ranks=(1, 2), left_s=120.0),
     events.Undrained(node="n0", host="10.0.0.1", id="u"),
+    events.WeightsUnmatched(drawn=("classifier.bias", "classifier.weight"), left_over=("cls.bias",)),
     events.ProfileDoubted(
         key="k", profile_s=1700000000.5, disturbed="", predicted_s=1.02, took_s=0.3, step=25, again=True
     ),

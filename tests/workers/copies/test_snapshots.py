@@ -19,7 +19,7 @@ from planner.rank_program import rank_programs
 from planner.shards import Piece, made_of
 from workers.build import build_layers
 from workers.checkpoint.folder import checkpoint_folder, checkpoints, read_layer, read_manifest
-from workers.config import CheckpointConfig, FreezeConfig, WorkerConfig
+from workers.config import CheckpointConfig, FreezeConfig, ModelConfig, WorkerConfig
 from workers.copies.snapshot_turns import SnapshotTurns
 from workers.copies.snapshots import Snapshots
 from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
@@ -29,7 +29,7 @@ from workers.models.registry import build_definition
 from workers.process.host_memory import LEAST_FREE_BYTES
 from workers.protocol.orders import Assignment, StateSource
 from workers.protocol.reports import RankPosition, StandbyReport, WarningReport
-from workers.state.layer_state import LayerState, bytes_of, digest, host_copy
+from workers.state.layer_state import LayerState, bytes_of, digest, host_copy, without_fixed
 from workers.state.optim import make_optimizer
 from workers.state_stream.frames import StateStreamError
 
@@ -114,6 +114,50 @@ def test_a_lost_rank_sends_the_others_back_to_one_snapshot(
         assert 0 < step <= reached
         ended = group.train(three, (0, 2, 3), step=step, sources=sources, loss_scale=scale)
         assert state_sha256(ended) == expected
+
+
+@pytest.mark.parametrize("shards", [False, True])
+def test_fixed_parameters_are_in_no_snapshot(shards: bool, tmp_path: Path) -> None:
+    """And nobody asks a peer for them: those whose layers they become build them."""
+    model = ModelConfig(
+        factory="small_models:model",
+        arguments={"trait": "plain"},
+        fixed=("l0.*", "l1.up.*", "l4.*", "*.bias"),
+    )
+    replicas = 2 if shards else 1
+    config = drilled(small_config(tmp_path, model=model, steps=STEPS, replicas=replicas))
+    expected = run_threads(job(config)).state_sha256
+    work = job(config, ranks=4 // replicas, schedule="1f1b")
+    four = with_snapshots(replace(work, plan=replace(work.plan, shard="optimizer")) if shards else work)
+    alone = job(config, ranks=3, schedule="1f1b")
+    alone = with_snapshots(replace(alone, plan=replace(alone.plan, pipelines=1)) if shards else alone)
+    with RankGroup(config, 4) as group:
+        kill = Fault(kind=FaultKind.KILL, step=LOST, phase=FaultPhase.BACKWARD)
+        step, sources = snapshot_after(group, four, 2, kill)
+        told = [report for report in group.of(StandbyReport) if report.snapshot]
+        assert {report.rank for report in told} >= {0, 1, 3}
+        moving = moving_bytes(config, four)
+        for report in told:
+            assert report.bytes == sum(moving[piece] for piece in report.pieces)
+        ended = group.train(alone, (3, 0, 1), step=step, sources=sources)
+        assert state_sha256(ended) == expected
+
+
+def moving_bytes(config: WorkerConfig, work: LaunchedJob) -> dict[Piece, int]:
+    """Bytes of each layer's or shard's state without fixed parameters."""
+    found: dict[Piece, int] = {}
+    for shard in {piece.shard for piece in work.plan.pieces}:
+        built = build_layers(
+            build_definition(config.model, None),
+            LAYERS,
+            seed=config.job.seed,
+            precision=config.job.precision,
+            device=torch.device("cpu"),
+            optimizer=make_optimizer(config.optimizer, STEPS),
+            shard=shard,
+        )
+        found |= {Piece(layer, shard): bytes_of(without_fixed(state)) for layer, (_, state) in built.items()}
+    return found
 
 
 def test_a_rank_fetches_nothing_that_it_has_in_a_snapshot(tmp_path: Path) -> None:

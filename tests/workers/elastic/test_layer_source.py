@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from benchmarks.parts.rank_threads import Hub, LocalChannel, run_threads
 from planner.shards import WHOLE, Piece, Shard
 from workers.checkpoint.folder import checkpoints, read_layer, read_manifest
 from workers.commit.unfinished import Greeting
-from workers.config import CheckpointConfig, ElasticConfig
+from workers.config import CheckpointConfig, ElasticConfig, ModelConfig
 from workers.elastic import layer_source
 from workers.elastic.layer_source import Built, Haul
 from workers.launch.ranks import assignment
@@ -34,9 +35,9 @@ from workers.protocol.orders import (
 )
 from workers.rank import Rank
 from workers.reproducibility.keyed_in_turns import LARGE_ELEMENTS
-from workers.state.layer_state import LayerState, host_copy, part_of
+from workers.state.layer_state import FixedDiffers, LayerState, host_copy, part_of, without_fixed
 from workers.state_stream.frames import StateStreamError
-from workers.state_stream.stream import StateServer
+from workers.state_stream.stream import StateServer, fetch
 from workers.transport.channel import ChannelError
 
 SECRET, HOST = b"a secret of the tests", "127.0.0.1"
@@ -61,15 +62,17 @@ class Here:
     rank: Rank
     first: Assignment
 
-    def states(self, seed: int, shard: Shard = WHOLE) -> dict[int, LayerState]:
-        """The states of the model's layers, or one shard of each, which differ for every `seed`."""
+    def states(self, seed: int, shard: Shard = WHOLE, *, fixed: bool = True) -> dict[int, LayerState]:
+        """The states of the model's layers, or one shard of each, which differ for every `seed`; with `fixed` also in
+        parameters that training does not change."""
         assert self.rank._source is not None
         built = self.rank._source.build(LAYERS, 0, shard)
         states = {layer: host_copy(one[1]) for layer, one in built.items()}
         torch.manual_seed(seed)
         for state in states.values():
-            for weight in state.weights.values():
-                weight.normal_()
+            for name, weight in state.weights.items():
+                if fixed or name not in state.fixed_names:
+                    weight.normal_()
             for name, slots in state.slots.items():
                 state.updates[name] = seed
                 for slot in slots.values():
@@ -175,6 +178,67 @@ def test_weights_fill_in_beside_layers_that_are_here_without_a_module(
         assert same(state, states[layer], StatePart.WEIGHTS)
         assert same(state, beginning if layer == 5 else states[layer], StatePart.MOMENTS)
     assert {*haul.whole} == {*LAYERS}
+
+
+@pytest.fixture
+def partly_fixed(tmp_path: Path) -> Iterator[Here]:
+    """A rank of a job that fixes whole layers, parts of one and all biases."""
+    model = ModelConfig(
+        factory="small_models:model",
+        arguments={"trait": "plain"},
+        fixed=("l0.*", "l1.up.*", "l4.*", "*.bias"),
+    )
+    config = small_config(tmp_path, model=model)
+    rank = Rank(config, 0, lambda report: None, secret=SECRET)
+    rank.setup()
+    yield Here(rank, assignment(job(config), 0))
+    rank.close()
+
+
+@pytest.mark.parametrize("others", [False, True], ids=["as built", "others than built"])
+def test_fixed_parameters_travel_only_where_a_rank_builds_others(
+    others: bool,
+    partly_fixed: Here,
+    servers: tuple[StateServer, StateServer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fetched: list[LayerState] = []
+
+    def noted(*arguments: Any, **options: Any) -> LayerState:
+        fetched.append(fetch(*arguments, **options))
+        return fetched[-1]
+
+    monkeypatch.setattr(layer_source, "fetch", noted)
+    states = partly_fixed.states(1, fixed=others)
+    servers[0].offer(3, states.values())
+    assert partly_fixed.rank.follow(partly_fixed.told(3, dict.fromkeys(LAYERS, servers[0]))) is None
+    for layer, (_, state) in partly_fixed.layers.items():
+        assert same(state, states[layer])
+        assert state.fixed.keys() == states[layer].fixed_names
+    with_fixed = [state.layer for state in fetched if state.fixed]
+    assert sorted(with_fixed) == ([*LAYERS] if others else [])
+    assert sorted(state.layer for state in fetched if state.leaves_out) == [*LAYERS]
+
+
+def test_snapshots_are_completed_by_the_builder_and_not_by_another_one(
+    partly_fixed: Here, servers: tuple[StateServer, StateServer]
+) -> None:
+    source = partly_fixed.rank._source
+    assert source is not None
+    for other in (False, True):
+        step, states = 3 + other, partly_fixed.states(1, fixed=other)
+        servers[other].keep(step, [without_fixed(state) for state in states.values()])
+        told = partly_fixed.told(step, dict.fromkeys(LAYERS, servers[other]))
+        found = source.fetch(told.sources, step)
+        if other:
+            with pytest.raises(FixedDiffers, match=r"layer 0 \(l0\): its fixed parameters are [\d,]+ bytes"):
+                source.completed(found[Piece(0)])
+            with pytest.raises(StateStreamError, match="is here without its fixed parameters"):
+                partly_fixed.rank.follow(told)
+        else:
+            assert all(same(source.completed(found[Piece(layer)]), states[layer]) for layer in LAYERS)
+            assert partly_fixed.rank.follow(told) is None
+            assert all(same(state, states[layer]) for layer, (_, state) in partly_fixed.layers.items())
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

@@ -132,7 +132,7 @@ def test_families_are_listed_by_what_they_read() -> None:
 @each_model
 def test_the_data_settle_the_vocabulary_of_text_alone(own: dict[str, Any]) -> None:
     model: AnyModel = ModelConfig(**{**own, "vocabulary": None} if "vocabulary" in own else own)
-    settled = model.settled(vocabulary=300, weights_sha256="ab")
+    settled = model.settled(vocabulary=300, weights="w.safetensors", weights_sha256="ab")
     assert settled.weights_sha256 == "ab"
     assert getattr(settled, "vocabulary", None) == (None if own.get("family") == "vit" else 300)
     assert type(model).model_validate(settled.model_dump()) == settled

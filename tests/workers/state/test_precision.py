@@ -10,10 +10,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from workers.build import build_layers
+from workers.checkpoint.initial_weights import read_weights
 from workers.config import OptimizerConfig
 from workers.layers.layer import Layer
 from workers.models.definition import LayerBuilder, ModelDefinition
-from workers.models.weights import read_weights
 from workers.protocol.errors import JobError
 from workers.state.layer_state import LayerState, digest, host_copy, load_
 from workers.state.optim import make_optimizer

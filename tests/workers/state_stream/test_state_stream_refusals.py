@@ -114,15 +114,15 @@ def _no_request(line: WatchedSocket, seal: Any) -> None:
 
 
 def _endless(line: WatchedSocket, seal: Any) -> None:
-    line.write(seal.frame(FrameKind.REQUEST, 0, b'[3, 17, Infinity, "all", [0, 1]]'))
+    line.write(seal.frame(FrameKind.REQUEST, 0, b'[3, 17, Infinity, "all", [0, 1], false]'))
 
 
 def _of_no_part(line: WatchedSocket, seal: Any) -> None:
-    line.write(seal.frame(FrameKind.REQUEST, 0, b'[3, 17, 1, "half", [0, 1]]'))
+    line.write(seal.frame(FrameKind.REQUEST, 0, b'[3, 17, 1, "half", [0, 1], false]'))
 
 
 def _of_no_shard(line: WatchedSocket, seal: Any) -> None:
-    line.write(seal.frame(FrameKind.REQUEST, 0, b'[3, 17, 1, "all", 2]'))
+    line.write(seal.frame(FrameKind.REQUEST, 0, b'[3, 17, 1, "all", 2, false]'))
 
 
 @pytest.mark.parametrize(

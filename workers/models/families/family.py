@@ -31,11 +31,11 @@ class ModelFamily(Section):
     family: Any
     """The name of each, as a literal."""
     weights: str | None = None
-    """Safetensors file to start from, as `freshet export` writes it, on a file system that every node sees;
-    unset: random weights. A resumed job continues from its checkpoint instead, and may name a copy of the
-    file elsewhere."""
+    """Safetensors file to start from, as `freshet export` writes it, or the folder of another run, for its newest
+    checkpoint, or of one of its checkpoints, on a file system that every node sees; unset: random weights. A resumed
+    job continues from its checkpoint instead, and may name a copy of the file elsewhere."""
     weights_sha256: str | None = None
-    """sha256 of that file; unset: computed when the job is submitted. A file with other content is
+    """sha256 of that file, or of the checkpoint's manifest; unset: computed when the job is submitted. Other content is
     refused."""
     fixed: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     """Parameters that the job does not train: patterns of LAYER.PARAMETER, such as `["embed.*", "*.bias"]`. They have
@@ -100,9 +100,9 @@ class ModelFamily(Section):
             " --format, and one file of weights is written"
         )
 
-    def settled(self, *, vocabulary: int | None, weights_sha256: str | None) -> Self:
+    def settled(self, *, vocabulary: int | None, weights: str | None, weights_sha256: str | None) -> Self:
         """This section with what the data and the file of weights determine."""
-        return self.model_copy(update={"weights_sha256": weights_sha256})
+        return self.model_copy(update={"weights": weights, "weights_sha256": weights_sha256})
 
 
 class TextModel(ModelFamily):
@@ -129,9 +129,9 @@ class TextModel(ModelFamily):
         """Name of a class -> its number, where classes have names."""
         return {}
 
-    def settled(self, *, vocabulary: int | None, weights_sha256: str | None) -> Self:
-        changes: dict[str, Any] = {"vocabulary": self.vocabulary or vocabulary}
-        return self.model_copy(update={**changes, "weights_sha256": weights_sha256})
+    def settled(self, *, vocabulary: int | None, weights: str | None, weights_sha256: str | None) -> Self:
+        settled = super().settled(vocabulary=vocabulary, weights=weights, weights_sha256=weights_sha256)
+        return settled.model_copy(update={"vocabulary": self.vocabulary or vocabulary})
 
 
 class ImageModel(ModelFamily):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -56,25 +56,57 @@ def definition_of(model: Model, source: Source | None, units: Units = "blocks") 
     """
     architecture = CLASSES[model.name]
     loss, measure = _TRAINED_FOR[model.task](model)
+    layers, ties = architecture.layers_of(model, units), architecture.ties(model)
+    copies = {(use.layer, use.parameter) for group in ties for use in group[1:]}
     return ModelDefinition(
         tuple(
-            LayerBuilder(layer.name, partial(_built, layer, model, source))
-            for layer in architecture.layers_of(model, units)
+            LayerBuilder(
+                layer.name,
+                partial(
+                    _built, layer, model, source, frozenset(name for at, name in copies if at == layer.name)
+                ),
+            )
+            for layer in layers
         ),
         loss,
-        architecture.ties(model),
+        ties,
         language=model.task == "language",
         measure=measure,
+        unmatched=None if source is None else partial(_unmatched, layers, copies, source),
     )
 
 
-def _built(layer: SourceLayer, model: Model, source: Source | None) -> nn.Module:
+def _unmatched(
+    layers: Sequence[SourceLayer], copies: Collection[tuple[str, str]], source: Source
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Tensors that the source lacks, and those that no layer has. A tensor with several names needs one of them, and
+    `copies` of tied ones, by layer, none."""
+    held, left_over = source.keys(), {*source.keys()}
+    drawn: set[str] = set()
+    for layer in layers:
+        with torch.device("meta"):
+            state = layer.make().state_dict(keep_vars=True)
+        given = {id(tensor) for name, tensor in state.items() if layer.source_key(name) in held}
+        left_over -= {layer.source_key(name) for name in state}
+        drawn |= {
+            layer.source_key(name)
+            for name, tensor in state.items()
+            if id(tensor) not in given and (layer.name, name) not in copies
+        }
+    return tuple(sorted(drawn)), tuple(sorted(left_over))
+
+
+def _built(layer: SourceLayer, model: Model, source: Source | None, copies: frozenset[str]) -> nn.Module:
+    """The layer's module. With a source nothing is drawn for `copies`, which ties give their values."""
     if torch.get_default_device().type == "meta":
         return layer.make()
     with torch.device("meta"):
         module = layer.make()
     materialized(module)
-    given = source.fill(layer, module) if source is not None else ()
+    given: list[Tensor] = []
+    if source is not None:
+        tied = [nn.init.zeros_(tensor) for name, tensor in module.named_parameters() if name in copies]
+        given = [*source.fill(layer, module), *tied]
     draw_(module, getattr(model.module, model.name), model.config, given=given)
     return module
 

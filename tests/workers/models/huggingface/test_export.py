@@ -11,6 +11,7 @@ import pytest
 import torch
 from hugging_face_models import CONFIGS, fields_of, inputs_of, logits_of, saved_model, section_of, small_model
 from torch import Tensor
+from torch.distributed.checkpoint import HuggingFaceStorageReader, load
 
 from orchestrator.cli.exporting import export_command, export_folder_command
 from planner.codec import json_values
@@ -147,6 +148,18 @@ def test_what_was_exported_and_imported_is_exported_to_the_same_bytes(case: str,
     assert len(shards) > 2
     index = json.loads(first["model.safetensors.index.json"])
     assert set(index["weight_map"].values()) == set(shards)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_torch_s_reader_of_such_folders_reads_it(tmp_path: Path) -> None:
+    """And so does what loads by it, such as torchtitan."""
+    whole = saved_model("llama", tmp_path / "model")
+    run = saved_run("llama", tmp_path)
+    expected = changed(whole)
+    export_folder_command(str(run), str(tmp_path / "out"), format="huggingface", dtype=None)
+    found = {key: torch.zeros_like(tensor) for key, tensor in expected.items()}
+    load(found, storage_reader=HuggingFaceStorageReader(str(tmp_path / "out")), no_dist=True)
+    torch.testing.assert_close(found, dict(expected), rtol=0.0, atol=0.0)
 
 
 def test_numbers_are_written_in_the_type_that_is_asked_for(tmp_path: Path) -> None:

@@ -79,6 +79,25 @@ def test_another_head_has_other_classes(tmp_path: Path) -> None:
     assert answers.layers[-1].build().outputs.out_features == 2  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("case", CONFIGS)
+def test_files_that_are_the_model_s_match_it(case: str, tmp_path: Path) -> None:
+    saved_model(case, tmp_path)
+    unmatched = located(tmp_path).definition(None).unmatched
+    assert unmatched is not None
+    assert unmatched() == ((), ())
+    assert located(tmp_path, pretrained=False).definition(None).unmatched is None
+
+
+def test_a_new_head_is_drawn_and_the_old_one_left_over(tmp_path: Path) -> None:
+    saved_model("bert, sequences", tmp_path)
+    unmatched = located(tmp_path, architecture="BertForQuestionAnswering").definition(None).unmatched
+    assert unmatched is not None
+    drawn, left_over = unmatched()
+    assert drawn == ("qa_outputs.bias", "qa_outputs.weight")
+    assert {"classifier.bias", "classifier.weight"} <= {*left_over}
+    assert all(name.startswith(("classifier.", "bert.pooler.")) for name in left_over)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.parts.rank_threads import run_threads
 from workers.checkpoint.folder import checkpoints, export, read_layer, read_manifest
-from workers.config import ModelConfig, OptimizerConfig, WorkerConfig
+from workers.checkpoint.initial_weights import check_weights, pinned, read_weights
+from workers.config import CheckpointConfig, ModelConfig, OptimizerConfig, WorkerConfig
 from workers.models.definition import ParameterRef
-from workers.models.weights import check_weights, read_weights
 from workers.protocol.errors import JobError
 from workers.state.layer_state import LayerState
 from workers.state.optim import AdamW
@@ -90,6 +90,37 @@ def test_the_same_bits_on_any_number_of_ranks(tmp_path: Path, trait: str) -> Non
     assert expected != run_threads(job(small_config(tmp_path / "fresh", trait))).state_sha256
     for ranks, schedule in ((2, "zbv"), (4, "1f1b")):
         assert run_threads(job(config, ranks=ranks, schedule=schedule)).state_sha256 == expected
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_another_run_gives_what_its_export_would(ranks: int, tmp_path: Path) -> None:
+    """Its newest checkpoint, also after it has written more: the path of one is what ranks read."""
+    first = small_config(tmp_path / "first", "tied", checkpoint=CheckpointConfig(every_steps=1, keep=9))
+    run_threads(job(first, stop_at=2))
+    file = tmp_path / "w.safetensors"
+    export(first.job.folder, str(file))
+    expected = run_threads(job(starting_from(small_config(tmp_path / "one", "tied"), file))).state_sha256
+    path, sha256 = pinned(first.job.folder)
+    assert path == checkpoints(first.job.folder)[0].path
+    assert sha256 is not None
+    run_threads(job(first, stop_at=3, start=checkpoints(first.job.folder)[0], generation=2))
+    assert pinned(first.job.folder)[0] != path
+    assert pinned(path) == (path, sha256)
+    config = starting_from(small_config(tmp_path / "two", "tied"), Path(path))
+    assert run_threads(job(config, ranks=ranks)).state_sha256 == expected
+    shapes = {key: tuple(t.shape) for key, t in load_file(file).items()}
+    check_weights(path, shapes, ())
+    with pytest.raises(JobError, match=r"it lacks x\.y"):
+        check_weights(path, {**shapes, "x.y": (1,)}, ())
+
+
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    told = (
+        "is neither a safetensors file, named so, nor the folder of a run with a checkpoint, nor a checkpoint"
+    )
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(JobError, match=told):
+            pinned(str(path))
 
 
 def test_a_checkpoint_counts_more_than_the_file(tmp_path: Path) -> None:
