@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -180,7 +181,9 @@ def _side_by_side(parameters: Mapping[str, nn.Parameter], layout: Layout) -> Ten
     storage = first.untyped_storage()
     if all(_lies_at(parameters[each.name], storage, each) for each in layout.places):
         return first.detach().as_strided((layout.size,), (1,), 0)
-    buffer = torch.zeros(layout.size, dtype=first.dtype, device=first.device)
+    buffer = torch.empty(layout.size, dtype=first.dtype, device=first.device)
+    for each, following in pairwise(layout.places):
+        buffer[each.stop : following.begin].zero_()
     for name, view in layout.views(buffer).items():
         view.copy_(parameters[name])
         parameters[name].data = view
