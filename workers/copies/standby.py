@@ -26,7 +26,7 @@ from workers.freezing.plans import FreezeSettings
 from workers.layers.layer import Layer
 from workers.memory.shortage import shortage_in
 from workers.process.host_memory import give_freed_pages_back
-from workers.state.layer_state import LayerState, bytes_of, host_copy, in_host_memory
+from workers.state.layer_state import LayerState, bytes_of, host_copy, in_host_memory, moving_bytes_of
 from workers.state.optim import Optimizer
 
 Base = tuple[Layer | None, LayerState]
@@ -126,7 +126,7 @@ class Standbys:
         self.failure: str | None = None
         """Why some copies will not arrive, or all are lost. The layers that this rank owns are unaffected."""
         self.brought_bytes = 0
-        """Size of the bases fetched."""
+        """Bytes fetched for bases."""
         self.brought_s = 0.0
         """When the last of them was up to date, in seconds since this object was made."""
         for piece, copy in (known or {}).items():
@@ -458,7 +458,7 @@ class Standbys:
                 return
         self._begin(piece, base, self._step)
         self._catch_up(self._copies[piece])
-        self.brought_bytes += bytes_of(base[1])
+        self.brought_bytes += moving_bytes_of(base[1])
         self.brought_s = time.monotonic() - self._began_s
 
     def _run(self) -> None:

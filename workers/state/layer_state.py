@@ -385,6 +385,11 @@ def bytes_of(state: LayerState) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
+def moving_bytes_of(state: LayerState) -> int:
+    """The size of all tensors of `state` but the fixed parameters, which do not travel."""
+    return bytes_of(state) - sum(tensor.nbytes for tensor in state.fixed.values())
+
+
 def fresh(tensor: Tensor) -> Tensor:
     """The values of `tensor` in a new contiguous CPU allocation, with the allocator's own alignment."""
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
