@@ -5,8 +5,8 @@
 A LLaMA of 0.5 B random parameters with a tied head, float32, in shards of 500 MB, which the page cache holds. The ranks
 are processes with one thread each, which begin together; in turn with them one process calls `from_pretrained` with
 all threads. That maps the files and reads nothing, so it then also makes what a rank has at the end: weights in memory
-of their own, and two moments of zeros. Both have imported transformers before. Memory is what a process has of its own (`RssAnon`) beyond what it
-had before, at most, over the bytes of its layers' states: weights, two moments, buffers.
+of their own, and two moments of zeros. Both have imported transformers before. Memory is what a process has of its own
+(`RssAnon`) beyond what it had before, at most, over the bytes of its layers' states: weights, two moments, buffers.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from orchestrator.cli.exporting import export_command, export_folder_command
 from orchestrator.spec.job_spec import load
+from workers.build import build_module
 from workers.models.registry import build_definition
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "finetune-smollm2.toml"
@@ -65,7 +66,8 @@ def main() -> None:
     )
     base: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     plain = spec.model.model_copy(update={"lora": None}).located(str)
-    layers = [layer.build().eval() for layer in build_definition(plain, None).layers]
+    definition = build_definition(plain, None)
+    layers = [build_module(definition, n, seed=0).eval() for n in range(len(definition.layers))]
     same = torch.equal(through(layers, tokens), logits_of(base, tokens))
     print(
         f"{date.today()}: {len(layers)} layers, logits {'equal' if same else 'unlike'} those of transformers"

@@ -53,7 +53,12 @@ def convert(folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     (file,) = package(CHAT_WEIGHTS).rglob("*.gguf")
-    AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
+    unpacked = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
+    config = unpacked.config
+    del config.quantization_config  # its weights are plain numbers now
+    model = AutoModelForCausalLM.from_config(config)
+    model.load_state_dict(unpacked.state_dict())
+    model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
 
 
