@@ -19,6 +19,7 @@ from workers.section import Arguments, Fraction, NonNegative, NonNegativeSeconds
 from workers.state.optimizer_config import OptimizerConfig
 
 PositiveSeconds = Annotated[float, Field(gt=0)]
+PositiveNumber = Annotated[float, Field(gt=0)]
 Auto = Literal["auto"]
 PartitionProgram = Literal["parameter", "memory", "time", "bottleneck", "dynpipe"]
 Precision = Literal["float32", "bfloat16", "bfloat16-autocast", "float16"]
@@ -102,28 +103,36 @@ class DataConfig(Section):
     """`[data]`: where samples come from."""
 
     source: str = "python-docs"
-    """`python-docs`, `text`, `jsonl`, `table`, `digits`, or `package.module:function` that returns a dataset."""
+    """`python-docs`, `text`, `jsonl`, `table`, `digits`, or `package.module:function` that returns a data set or the
+    rows of a table."""
     path: str | tuple[str, ...] | None = None
     """Files or folders for `text`, `jsonl` and `table`. A table is Parquet, JSON lines, CSV, Arrow, or a folder that
     `save_to_disk` of datasets wrote (needs the extra `freshet[data]`)."""
+    weights: Annotated[tuple[PositiveNumber, ...], Field(min_length=1)] | None = None
+    """Weight of each entry of `path`, of tables: training takes samples of them in these proportions, whatever their
+    sizes. An epoch is then as many samples as all of them have. Unset: all rows count alike."""
     validation_path: str | tuple[str, ...] | None = None
     """Tables with the held-out rows; unset: the last ones of `path`."""
-    task: Literal["language", "chat", "masked-language", "classification"] | None = None
+    task: Literal["language", "chat", "masked-language", "classification", "question-answering"] | None = None
     """Purpose of the rows of a table. `language`: documents, and their next tokens. `chat`: conversations in the form
     of the tokenizer's chat template; the loss asks for the answers alone. `masked-language`: texts of which some tokens
     are hidden, other ones in each epoch. `classification`: texts or pairs of texts, and a class or, with
-    `model.classes = 1`, a number. Unset: the first one that the model is made for."""
+    `model.classes = 1`, a number. `question-answering`: questions, contexts and answers in the shape of SQuAD. Unset:
+    the first one that the model is made for."""
     columns: dict[str, str] = Field(default={})
     """Columns of a table by what is in them: `text` for `language` and `masked-language`, `messages` for `chat`,
-    `text`, `label` and perhaps `pair` for `classification`. One that is left out has that name."""
+    `text`, `label` and perhaps `pair` for `classification`, `question`, `context` and `answers` for
+    `question-answering`. One that is left out has that name."""
     mask_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.15
     """Share of the tokens that `masked-language` asks for."""
+    overlap: NonNegative | None = None
+    """Tokens that two windows of a long context share, in `question-answering`; unset: a third of `model.context`."""
     labels: tuple[str, ...] | None = None
     """Names of the classes in a table, in the order of their numbers; unset: those of the model, or labels are
     numbers."""
     too_long: Literal["error", "cut", "drop"] = "error"
-    """Fate of a row of a table with more tokens than `model.context`. Documents of `language` go on in further
-    rows."""
+    """Fate of a row of a table with more tokens than `model.context`. Documents of `language` go on in further rows,
+    contexts of `question-answering` in further windows; there it is about the question, which is never cut."""
     sha256: str | None = None
     """sha256 of the text's tokens; unset: computed when the job is submitted. Every rank, and a resumed job,
     refuses another text, but accepts a copy of the same text at another path."""

@@ -60,13 +60,14 @@ def _own_source(spec: Spec) -> bool:
 
 def _read(spec: Spec, dataset: Dataset) -> Batch:
     """The first microbatch."""
+    from workers.data.dataset import stream_of
     from workers.data.sampling import train_indices, validation_indices
 
     pipeline, size = spec.pipeline, spec.pipeline.microbatch_size
     total = pipeline.replicas * (pipeline.microbatches if isinstance(pipeline.microbatches, int) else 1)
     until_s = time.monotonic() + READ_S
     first, *others = (
-        train_indices(spec.job.seed, 0, microbatch, total, size, dataset.train_samples, spec.data.shuffle)
+        train_indices(spec.job.seed, 0, microbatch, total, size, stream_of(dataset), spec.data.shuffle)
         for microbatch in range(total)
     )
     batch = _read_one(spec, dataset.train, first)

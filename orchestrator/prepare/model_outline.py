@@ -108,7 +108,7 @@ def outline_model(spec: Spec) -> ModelOutline:
     data = open_dataset(spec.data, spec.model, spec.job.folder)
     _check_microbatch(spec, data.dataset.train_samples)
     definition = build_definition(spec.model, data.vocabulary)
-    _check_metric(spec, definition.measure)
+    _check_metric(spec, data.measure or definition.measure)
     outlines = outline(definition)
     try_first_step(spec, definition, [layer.parameters for layer in outlines], data.dataset)
     emulated = spec.cluster.emulated

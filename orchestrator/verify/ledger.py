@@ -21,6 +21,7 @@ from orchestrator.events.types import (
     Submitted,
 )
 from planner.wording import counted
+from workers.data.mixture import Mixture
 from workers.data.sampling import samples_digest, train_indices
 from workers.protocol.reports import CheckpointReport, LayersChecked, Outcome, StepReport
 from workers.reproducibility.digest import state_digest
@@ -56,7 +57,7 @@ class Batches:
         """Samples per step."""
         return self.microbatches * self.microbatch_size
 
-    def digest(self, step: int, train_samples: int) -> str:
+    def digest(self, step: int, train_samples: int | Mixture) -> str:
         """Digest of the samples of `step`, which is 1 for the first one."""
         return samples_digest(
             {
@@ -114,11 +115,12 @@ class Ledger:
         return len(self.standing)
 
 
-def audit(records: Iterable[Record], train_samples: int | None) -> Ledger:
+def audit(records: Iterable[Record], train_samples: int | Mixture | None) -> Ledger:
     """Check `records`, oldest first.
 
     Args:
-        train_samples: number of training samples; None: unknown, so that no step's samples are compared.
+        train_samples: the samples to train on, as `train_places` has them; None: unknown, so that no step's samples are
+            compared.
     """
     reading = _Reading()
     for record in records:
@@ -305,7 +307,7 @@ class _Reading:
                 )
 
 
-def _check_samples(ledger: Ledger, train_samples: int | None) -> None:
+def _check_samples(ledger: Ledger, train_samples: int | Mixture | None) -> None:
     """Compare the samples of each standing step with those that it must use. Positions continue from step to step, so
     if every step is right, no sample is used twice or skipped."""
     reports = [report for report in ledger.standing if report is not None]
@@ -330,7 +332,7 @@ def _check_samples(ledger: Ledger, train_samples: int | None) -> None:
     ledger.proved_samples = len(known)
 
 
-def _other_samples(report: StepReport, batches: Batches, train_samples: int) -> str:
+def _other_samples(report: StepReport, batches: Batches, train_samples: int | Mixture) -> str:
     first = (report.step - 1) * batches.samples
     text = (
         f"step {report.step} did not use the samples at positions {first} to {first + batches.samples - 1}"

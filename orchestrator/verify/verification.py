@@ -21,6 +21,7 @@ from orchestrator.verify.checkpoint_audit import audit_checkpoints, log_heads
 from orchestrator.verify.ledger import Ledger, audit
 from orchestrator.verify.rerun import audit_by_rerun
 from planner.wording import counted
+from workers.data.mixture import Mixture
 from workers.protocol.errors import JobError
 
 MOST_SHOWN = 20
@@ -224,8 +225,9 @@ def _verdict(ledger: Ledger, checkpoints: int) -> str:
     return f"{proved}: {', '.join([*claims, *ledger.claims])}"
 
 
-def _train_samples(records: list[events.Record], location: str) -> tuple[int | None, str | None]:
-    """The number of samples that the run trains on, or why it is unknown. Imports torch."""
+def _train_samples(records: list[events.Record], location: str) -> tuple[int | Mixture | None, str | None]:
+    """The samples that the run trains on, as `train_places` has them, or why they are unknown. Imports torch."""
+    from workers.data.dataset import stream_of
     from workers.data.registry import open_dataset
 
     specs: list[dict[str, Any]] = [
@@ -235,7 +237,7 @@ def _train_samples(records: list[events.Record], location: str) -> tuple[int | N
         return None, "the log has no spec"
     try:
         spec = Spec.model_validate(specs[-1])
-        return open_dataset(spec.data, spec.model, location).dataset.train_samples, None
+        return stream_of(open_dataset(spec.data, spec.model, location).dataset), None
     except (JobError, OSError) as error:
         return None, str(error)
     except ValidationError as error:

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from workers.build import build_module
 from workers.config import WorkerConfig
-from workers.data.dataset import takes_draws
+from workers.data.dataset import stream_of, takes_draws
 from workers.data.registry import open_dataset
 from workers.data.sampling import train_places
 from workers.layers.deferred import modules as deferred
@@ -160,7 +160,7 @@ def train_plainly(
                 microbatch,
                 len(numbers),
                 config.pipeline.microbatch_size,
-                data.dataset.train_samples,
+                stream_of(data.dataset),
                 config.data.shuffle,
             )
             indices = [sample for _, sample in places]

@@ -8,6 +8,9 @@ from typing import Protocol
 
 from torch import Tensor
 
+from workers.data.mixture import Mixture
+from workers.metrics.measure import Measure
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -56,6 +59,13 @@ def takes_draws(dataset: Dataset) -> bool:
         return False
 
 
+def stream_of(dataset: Dataset) -> int | Mixture:
+    """The samples that training takes in turn, as `train_places` has them: their number, or the tables that `dataset`
+    mixes, its attribute `mixture`."""
+    mixture = getattr(dataset, "mixture", None)
+    return mixture if isinstance(mixture, Mixture) else dataset.train_samples
+
+
 class Tokenizer(Protocol):
     """Text to tokens and back."""
 
@@ -83,3 +93,5 @@ class OpenData:
     """Tokens a sample trains on; 0 where there are none."""
     sha256: str | None = None
     """SHA-256 of all tokens; None where samples are not text of the built-in sources."""
+    measure: Measure | None = None
+    """Metrics that need the samples themselves, in place of the model's; None: there are none."""

@@ -20,6 +20,7 @@ from workers.data.corpus import (
 )
 from workers.data.dataset import OpenData
 from workers.data.digits import open_digits
+from workers.data.tables.given_rows import table_of
 from workers.data.tables.table_data import open_table
 from workers.data.token_cache import open_tokens
 from workers.data.tokenizer import BYTES, load_tokenizer, tokenizer_identity
@@ -50,7 +51,7 @@ def open_dataset(config: DataConfig, model: AnyModel, output: str) -> OpenData:
     """
     if ":" in config.source:
         _refuse_path(config)
-        return _imported(config)
+        return _imported(config, model, output)
     if config.source not in _SOURCES:
         close = difflib.get_close_matches(config.source, _SOURCES, n=1)
         hint = f"did you mean {close[0]!r}?" if close else "write one of them, or package.module:function"
@@ -80,11 +81,12 @@ def open_dataset(config: DataConfig, model: AnyModel, output: str) -> OpenData:
 
 
 def _refuse_table_keys(config: DataConfig) -> None:
-    set_keys = [key for key in ("task", "columns", "labels", "validation_path") if getattr(config, key)]
+    keys = ("task", "columns", "labels", "validation_path", "weights", "overlap")
+    set_keys = [key for key in keys if getattr(config, key)]
     if set_keys:
         raise JobError(
             f'data.{set_keys[0]} belongs to data.source = "table", and data.source is {config.source!r}: remove it, or'
-            " read the files as a table"
+            " read a table"
         )
 
 
@@ -143,8 +145,13 @@ def _cache_folder(cache: str | None, output: str) -> Path:
     return Path(output) / "data"
 
 
-def _imported(config: DataConfig) -> OpenData:
+def _imported(config: DataConfig, model: AnyModel, output: str) -> OpenData:
     with rng.keyed(_SOURCE):
         returned = call_import_path(config.source, config.arguments, "data.source")
     check_modes_kept(f"data.source = {config.source!r}")
-    return as_open_data(returned, config.validation_fraction, f"data.source = {config.source!r}")
+    origin = f"data.source = {config.source!r}"
+    table = table_of(returned, origin) if isinstance(model, TextModel) and model.tasks else None
+    if table is not None and isinstance(model, TextModel):
+        return open_table(config, model, _cache_folder(config.cache, output), table)
+    _refuse_table_keys(config)
+    return as_open_data(returned, config.validation_fraction, origin)

@@ -6,7 +6,7 @@ where g = replica * M + microbatch and microbatches_total = R * M: two replicas 
 microbatches. Knows nothing of data.
 
 An epoch's order is an array of all samples (`permutation`), or is computed sample by sample (`feistel`), which takes no
-memory however many there are.
+memory however many there are. Where tables are mixed, `mixture.py` says which of them a position takes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.random import Philox
 from numpy.typing import NDArray
 
+from workers.data.mixture import Mixture
 from workers.section import Shuffle
 
 LARGE = 10_000_000
@@ -34,7 +35,7 @@ def train_indices(
     microbatch: int,
     microbatches_total: int,
     microbatch_size: int,
-    samples: int,
+    samples: int | Mixture,
     shuffle: Shuffle | None = None,
 ) -> list[int]:
     """The training samples of one microbatch, in order; the arguments are those of `train_places`."""
@@ -48,7 +49,7 @@ def train_places(
     microbatch: int,
     microbatches_total: int,
     microbatch_size: int,
-    samples: int,
+    samples: int | Mixture,
     shuffle: Shuffle | None = None,
 ) -> list[tuple[int, int]]:
     """(epoch, training sample) of each place of one microbatch, in order.
@@ -59,12 +60,16 @@ def train_places(
         microbatch: the global one, in [0, microbatches_total).
         microbatches_total: microbatches of all replicas in one step, R * M.
         microbatch_size: samples per microbatch.
-        samples: how many training samples there are; may be fewer than one step needs.
+        samples: how many training samples there are, which may be fewer than one step needs; or the tables that are
+            mixed, whose order is that of `feistel` in any case, and whose epochs each table counts for itself.
         shuffle: the order within an epoch; None: `permutation`.
     """
     first = (step * microbatches_total + microbatch) * microbatch_size
     places = []
     for position in range(first, first + microbatch_size):
+        if isinstance(samples, Mixture):
+            places.append(samples.place(seed, position, feistel_sample))
+            continue
         epoch, offset = divmod(position, samples)
         if shuffle == "feistel":
             places.append((epoch, feistel_sample(seed, epoch, offset, samples)))
@@ -112,7 +117,7 @@ def feistel_sample(seed: int, epoch: int, offset: int, samples: int) -> int:
             return found
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=64)  # two of each table that is mixed
 def _round_keys(seed: int, epoch: int) -> tuple[int, ...]:
     digest = hashlib.blake2b(json.dumps(["feistel", seed, epoch]).encode(), digest_size=8 * _ROUNDS).digest()
     return tuple(int.from_bytes(digest[8 * n : 8 * n + 8], "little") for n in range(_ROUNDS))

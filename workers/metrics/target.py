@@ -14,6 +14,7 @@ METRICS: Mapping[str, Literal["higher", "lower"]] = {
     "accuracy": "higher",
     "top-5": "higher",
     "f1": "higher",
+    "exact-match": "higher",
     "matthews": "higher",
     "pearson": "higher",
     "perplexity": "lower",

@@ -20,6 +20,7 @@ from workers.devices.registry import make_device
 from workers.fault_injection.points import FaultPoints
 from workers.layer_check.check import LayerCheck
 from workers.layers.compiler import Compiler, compiler_of
+from workers.metrics.measure import Measure
 from workers.models.definition import ModelDefinition
 from workers.models.registry import build_definition
 from workers.protocol.errors import JobError
@@ -62,6 +63,11 @@ class Equipment:
     """Takes the times of each step, before all have passed its commit. None: nobody wants them."""
     surroundings: Callable[[], FeatureSample | None] = lambda: None
     """Returns the newest sample of its device and host."""
+
+    @property
+    def measure(self) -> Measure | None:
+        """Metrics of a validation beside the loss: the data's own, else the model's."""
+        return self.data.measure or self.definition.measure
 
 
 def equip(

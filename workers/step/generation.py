@@ -210,7 +210,7 @@ def make_stages(setup: GenerationSetup, freezer: Freezer, sink: GradientSink) ->
                 setup.definition.loss,
                 precision=config.job.precision,
                 device=device,
-                measure=setup.definition.measure,
+                measure=setup.measure,
             )
         stages[stage] = Stage(
             layers,

@@ -21,7 +21,7 @@ from planner.shards import kept_whole
 from workers.checkpoint.collecting import Collector
 from workers.commit.freezing_scores import Energy, Moves, total_of
 from workers.config import WorkerConfig
-from workers.data.dataset import Batch, Dataset, takes_draws
+from workers.data.dataset import Batch, Dataset, stream_of, takes_draws
 from workers.data.read_ahead import ReadResult, WantedRead
 from workers.data.sampling import train_places
 from workers.freezing.freezer import Freezer
@@ -274,7 +274,7 @@ def _read(config: WorkerConfig, dataset: Dataset, draws: bool, total: int, wante
         wanted.microbatch,
         total,
         config.pipeline.microbatch_size,
-        dataset.train_samples,
+        stream_of(dataset),
         config.data.shuffle,
     )
     samples = [sample for _, sample in places]

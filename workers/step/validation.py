@@ -71,7 +71,7 @@ def validate(setup: GenerationSetup, engine: Engine, channel: Channel) -> Valida
                 evaluate(complete, WHOLE)
             if rest and whole in positions:
                 evaluate([whole], LAST)
-    measure = setup.definition.measure
+    measure = setup.measure
     width = 0 if measure is None else measure.width
     # One order for the sums, whichever pipeline a microbatch is on.
     found = sorted(

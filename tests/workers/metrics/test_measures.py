@@ -11,12 +11,13 @@ import torch
 from scipy.stats import pearsonr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef, top_k_accuracy_score
 
+from workers.metrics.answers import OfAnswers
 from workers.metrics.measure import Measure
 from workers.metrics.measures import OfClasses, OfNumbers, OfTokens
 from workers.metrics.target import METRICS, Target, better, parse_target
 from workers.models.loss import IGNORED
 
-MEASURES: tuple[Measure, ...] = (OfClasses(), OfNumbers(), OfTokens())
+MEASURES: tuple[Measure, ...] = (OfClasses(), OfNumbers(), OfTokens(), OfAnswers([]))
 
 
 def measured(measure: Measure, outputs: torch.Tensor, targets: torch.Tensor, loss: float = 1.0) -> Any:

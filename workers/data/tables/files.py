@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,25 @@ ROWS_AT_ONCE = 1000
 
 Rows = Mapping[str, list[Any]]
 """Column -> values of some consecutive rows."""
+
+
+@dataclass(frozen=True)
+class TableSource:
+    """Rows that can be read again and again."""
+
+    name: str
+    """Its place, as messages tell it."""
+    read: Callable[[], Iterator[Rows]]
+    identify: Callable[[], Sequence[Any]]
+    """Finds all that determines the rows, as JSON can hold it."""
+
+
+def tables_at(path: str | tuple[str, ...] | None, key: str) -> tuple[TableSource, ...]:
+    """The tables that `path`, the value of `key` in the spec, names; see `find_tables`."""
+    return tuple(
+        TableSource(str(table), partial(read_rows, table), partial(_state_of, table))
+        for table in find_tables(path, key)
+    )
 
 
 def find_tables(path: str | tuple[str, ...] | None, key: str) -> tuple[Path, ...]:
@@ -54,15 +75,10 @@ def find_tables(path: str | tuple[str, ...] | None, key: str) -> tuple[Path, ...
     return tuple(found)
 
 
-def files_of(tables: tuple[Path, ...]) -> tuple[Path, ...]:
-    """The files behind `tables`. While none of them changes, the rows do not."""
-    return tuple(
-        file
-        for table in tables
-        for file in (
-            sorted(each for each in table.rglob("*") if each.is_file()) if table.is_dir() else (table,)
-        )
-    )
+def _state_of(table: Path) -> list[Any]:
+    """The files behind `table`, with size and time. While none of them changes, the rows do not."""
+    files = sorted(each for each in table.rglob("*") if each.is_file()) if table.is_dir() else [table]
+    return [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
 
 def read_rows(table: Path) -> Iterator[Rows]:

@@ -1,7 +1,7 @@
 """Rows of a table as tokens on disk, memory-mapped: made once, and shared by every rank on the machine.
 
-A folder holds the tokens of all rows, a flag of each token, where rows begin, and a label of each. Its name is a hash
-of all that determines them. Nothing is ever unpickled.
+A folder holds the tokens of all rows, a flag of each token, where rows begin, a label of each, and a note of each if
+the task makes any. Its name is a hash of all that determines them. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,10 @@ class StoredRows:
         self._flags = _mapped(folder / "flags", np.dtype(np.uint8))
         self._starts = _mapped(folder / "starts", np.dtype(np.int64))
         self._labels = _mapped(folder / "labels", np.dtype(np.float64))
+        self._notes = self._note_starts = None
+        if (folder / "notes").exists():
+            self._notes = _mapped(folder / "notes", np.dtype(np.uint8))
+            self._note_starts = _mapped(folder / "note starts", np.dtype(np.int64))
         self.sha256 = (folder / _DIGEST).read_text(encoding="ascii")
 
     def __len__(self) -> int:
@@ -46,7 +52,31 @@ class StoredRows:
         tokens = self._tokens[start:stop].astype(
             np.int64
         )  # what is put in their place may not fit their type
-        return EncodedRow(tokens, self._flags[start:stop], float(self._labels[number]))
+        note = b""
+        if self._notes is not None and self._note_starts is not None:
+            note = self._notes[self._note_starts[number] : self._note_starts[number + 1]].tobytes()
+        return EncodedRow(tokens, self._flags[start:stop], float(self._labels[number]), note)
+
+
+class Stretches(Sequence[EncodedRow]):
+    """Stretches of tables, one after the other.
+
+    Args:
+        parts: a table, its first row and the one after the last.
+    """
+
+    def __init__(self, parts: Sequence[tuple[StoredRows, int, int]]) -> None:
+        self._parts = parts
+        self.lengths = tuple(stop - first for _, first, stop in parts)
+        self._begins = [0, *accumulate(self.lengths)]
+
+    def __len__(self) -> int:
+        return self._begins[-1]
+
+    def __getitem__(self, number: Any) -> Any:
+        part = bisect_right(self._begins, number) - 1
+        rows, first, _ = self._parts[part]
+        return rows[first + number - self._begins[part]]
 
 
 def open_rows(
@@ -82,28 +112,43 @@ def _write(rows: Iterable[EncodedRow], vocabulary: int, path: Path) -> None:
     """Write a folder that takes the name `path` once it is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(dir=path.parent, prefix=f"{path.name}.", suffix=".partial"))
-    dtype, digests = token_dtype(vocabulary), {name: hashlib.sha256() for name in ("tokens", "flags")}
-    starts, labels = [0], []
+    dtype, digests = (
+        token_dtype(vocabulary),
+        {name: hashlib.sha256() for name in ("tokens", "flags", "notes")},
+    )
+    starts, note_starts, labels = [0], [0], []
     try:
-        with (part / "tokens").open("wb") as tokens, (part / "flags").open("wb") as flags:
+        with (
+            (part / "tokens").open("wb") as tokens,
+            (part / "flags").open("wb") as flags,
+            (part / "notes").open("wb") as notes,
+        ):
             for row in rows:
-                for file, name, array in (
-                    (tokens, "tokens", row.tokens.astype(dtype)),
-                    (flags, "flags", row.flags),
+                for file, name, content in (
+                    (tokens, "tokens", row.tokens.astype(dtype).tobytes()),
+                    (flags, "flags", row.flags.tobytes()),
+                    (notes, "notes", row.note),
                 ):
-                    digests[name].update(array.tobytes())
-                    file.write(array.tobytes())
+                    digests[name].update(content)
+                    file.write(content)
                 starts.append(starts[-1] + len(row.tokens))
+                note_starts.append(note_starts[-1] + len(row.note))
                 labels.append(row.label)
         if not labels:
             raise JobError(
                 "the table has no row to train on: look at data.path, data.columns and data.too_long"
             )
         whole = hashlib.sha256()
-        for name, numbers in (
-            ("starts", np.array(starts, dtype=np.int64)),
-            ("labels", np.array(labels, dtype=np.float64)),
-        ):
+        numbered = {
+            "starts": np.array(starts, dtype=np.int64),
+            "labels": np.array(labels, dtype=np.float64),
+            "note starts": np.array(note_starts, dtype=np.int64),
+        }
+        if not note_starts[-1]:
+            (part / "notes").unlink()
+            numbered.pop("note starts")
+            digests.pop("notes")
+        for name, numbers in numbered.items():
             (part / name).write_bytes(numbers.tobytes())
             whole.update(numbers.tobytes())
         for digest in digests.values():

@@ -3,58 +3,86 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from planner.wording import counted
 from workers.config import DataConfig
 from workers.data.dataset import Batch, OpenData
+from workers.data.mixture import Mixture
 from workers.data.split import held_out
-from workers.data.tables.files import Rows, files_of, find_tables, read_rows
-from workers.data.tables.stored_rows import StoredRows, open_rows
+from workers.data.tables.files import Rows, TableSource, tables_at
+from workers.data.tables.stored_rows import StoredRows, Stretches, open_rows
 from workers.data.tasks.registry import TASKS
-from workers.data.tasks.task import EncodedRow, Setting, Task
+from workers.data.tasks.task import EncodedRow, JudgedTogether, Setting, Task
 from workers.data.tokenizer import BYTES, load_tokenizer
+from workers.metrics.measure import Measure
 from workers.models.families.family import TextModel
 from workers.protocol.errors import JobError
 from workers.reproducibility import rng
 
 
 class TaskRows:
-    """Samples are rows; those for validation are of a table of their own, or the last ones."""
+    """Samples are rows; those for validation are of a table of their own, or the last ones of each."""
 
     def __init__(
-        self, task: Task, rows: StoredRows, validation: StoredRows | None, validation_fraction: float
+        self,
+        task: Task,
+        tables: Sequence[StoredRows],
+        validation: StoredRows | None,
+        validation_fraction: float,
+        weights: tuple[float, ...] | None = None,
     ) -> None:
-        """Raises:
+        """`weights`: of the tables, by which training mixes them; None: all rows count alike.
+
+        Raises:
         JobError: too few rows to hold any out.
         """
-        self._task, self._rows = task, rows
-        self.train_samples = len(rows)
-        self._held_out, self._first, self.validation_samples = validation or rows, 0, len(validation or ())
-        if validation is None:
-            self.validation_samples = held_out(len(rows), validation_fraction)
-            self.train_samples = self._first = len(rows) - self.validation_samples
+        kept = [
+            len(rows) if validation is not None else _kept(task, rows, validation_fraction) for rows in tables
+        ]
+        self._task = task
+        self._train = Stretches([(rows, 0, count) for rows, count in zip(tables, kept, strict=True)])
+        self._held_out = Stretches(
+            [(rows, count, len(rows)) for rows, count in zip(tables, kept, strict=True)]
+            if validation is None
+            else [(validation, 0, len(validation))]
+        )
+        self.train_samples, self.validation_samples = len(self._train), len(self._held_out)
+        self.mixture = None if weights is None else Mixture(self._train.lengths, weights)
+
+    @property
+    def measure(self) -> Measure | None:
+        """Metrics of the task that need the held-out rows."""
+        return self._task.measure(self._held_out) if isinstance(self._task, JudgedTogether) else None
 
     def train(self, indices: list[int], draws: list[int] | None = None) -> Batch:
         draws = [rng.key(0, "sample", index) for index in indices] if draws is None else draws
-        return self._task.batch([self._rows[index] for index in indices], draws)
+        return self._task.batch([self._train[index] for index in indices], draws)
 
     def validation(self, indices: list[int]) -> Batch:
-        rows = [self._held_out[self._first + index] for index in indices]
+        rows = [self._held_out[index] for index in indices]
         return self._task.batch(rows, [rng.key(0, "held out", index) for index in indices])
 
 
-def open_table(config: DataConfig, model: TextModel, folder: Path) -> OpenData:
+def open_table(
+    config: DataConfig, model: TextModel, folder: Path, given: TableSource | None = None
+) -> OpenData:
     """The table that `config` names, for a task of `model`.
 
     Args:
         folder: of the cached rows.
+        given: the table, where it is not in files.
 
     Raises:
         JobError: the task is not one of the model's; the tokenizer or a file is missing or wrong; a row is not what the
             task takes.
     """
     name = _task_name(config, model)
+    if model.positions is not None and model.context > model.positions:
+        raise JobError(
+            f"model.context = {model.context:,} is more than the {model.positions:,} positions of the model: lower it"
+        )
     tokenizer = load_tokenizer(config.tokenizer or BYTES)
     setting = Setting(
         tokenizer=tokenizer,
@@ -63,37 +91,78 @@ def open_table(config: DataConfig, model: TextModel, folder: Path) -> OpenData:
         classes=model.class_count,
         labels=_labels(config, model),
         mask_fraction=config.mask_fraction,
+        overlap=model.context // 3 if config.overlap is None else config.overlap,
     )
     task = TASKS[name](setting)
     columns = _columns(config, task)
 
-    def opened(path: str | tuple[str, ...] | None, key: str) -> StoredRows:
-        tables = find_tables(path, key)
-        stats = [
-            (str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files_of(tables)
-        ]
+    def opened(tables: tuple[TableSource, ...]) -> StoredRows:
         determined_by = [
-            *(name, columns, tokenizer.identity, setting.length, setting.too_long),
-            *(setting.classes, dict(setting.labels), stats),
+            *(name, columns, tokenizer.identity, setting.length, setting.too_long, setting.overlap),
+            *(setting.classes, dict(setting.labels), [[*table.identify()] for table in tables]),
         ]
         return open_rows(lambda: _rows(task, tables, columns), determined_by, tokenizer.vocabulary, folder)
 
-    rows = opened(config.path, "data.path")
-    held = opened(config.validation_path, "data.validation_path") if config.validation_path else None
-    digests = [each.sha256 for each in (rows, held) if each is not None]
+    mixed = [opened(each) for each in _mixed(config, given)]
+    held = (
+        opened(tables_at(config.validation_path, "data.validation_path")) if config.validation_path else None
+    )
+    digests = [each.sha256 for each in (*mixed, held) if each is not None]
     sha256 = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
     if config.sha256 not in (None, sha256):
         raise JobError(
-            f"the rows of data.path have the sha256 {sha256}, not data.sha256 = {config.sha256!r}: the table, the task"
-            " or the tokenizer has changed, or it is another one"
+            f"the rows of {'data.path' if given is None else given.name} have the sha256 {sha256}, not data.sha256 ="
+            f" {config.sha256!r}: the table, the task or the tokenizer has changed, or it is another one"
         )
+    dataset = TaskRows(task, mixed, held, config.validation_fraction, config.weights)
     return OpenData(
-        dataset=TaskRows(task, rows, held, config.validation_fraction),
+        dataset=dataset,
         tokenizer=tokenizer,
         vocabulary=tokenizer.vocabulary,
         tokens_per_sample=model.context,
         sha256=sha256,
+        measure=dataset.measure,
     )
+
+
+def _mixed(config: DataConfig, given: TableSource | None) -> list[tuple[TableSource, ...]]:
+    """The tables by weight: those of each entry of data.path where it has weights, else all of them.
+
+    Raises:
+        JobError: the weights do not fit the tables.
+    """
+    weights, path = config.weights, config.path
+    if weights is None:
+        return [tables_at(path, "data.path") if given is None else (given,)]
+    paths = (path,) if isinstance(path, str) else path or ()
+    if len(weights) != len(paths):
+        raise JobError(
+            f"data.weights has {counted(len(weights), 'number')}, and data.path"
+            f" {counted(len(paths), 'entry', 'entries')}: give each file or folder of data.path its weight"
+        )
+    if config.shuffle == "permutation":
+        raise JobError(
+            'data.shuffle = "permutation" has no order for tables that are mixed (data.weights): leave data.shuffle out'
+        )
+    return [tables_at(each, "data.path") for each in paths]
+
+
+def _kept(task: Task, rows: StoredRows, validation_fraction: float) -> int:
+    """Number of the first of `rows` that are trained on; rows that are judged together stay together.
+
+    Raises:
+        JobError: too few to hold any out.
+    """
+    kept = len(rows) - held_out(len(rows), validation_fraction)
+    if isinstance(task, JudgedTogether):
+        while 0 < kept < len(rows) and not task.begins(rows[kept]):
+            kept -= 1
+    if not kept:
+        raise JobError(
+            f"data.validation_fraction = {validation_fraction:g} leaves no row to train on: add data, lower it, or name"
+            " tables of held-out rows (data.validation_path)"
+        )
+    return kept
 
 
 def _task_name(config: DataConfig, model: TextModel) -> str:
@@ -140,18 +209,18 @@ def _columns(config: DataConfig, task: Task) -> dict[str, str]:
     return {role: role for role in task.roles} | config.columns
 
 
-def _rows(task: Task, tables: tuple[Path, ...], columns: dict[str, str]) -> Iterator[EncodedRow]:
+def _rows(task: Task, tables: tuple[TableSource, ...], columns: dict[str, str]) -> Iterator[EncodedRow]:
     for table in tables:
         first = 1
-        for found in read_rows(table):
-            _check_columns(found, columns, table)
+        for found in table.read():
+            _check_columns(found, columns, table.name)
             there = {role: role for role in task.optional if role in found} | columns
             of_roles = {role: found[column] for role, column in there.items()}
-            yield from task.rows(of_roles, str(table), first)
+            yield from task.rows(of_roles, table.name, first)
             first += len(next(iter(of_roles.values())))
 
 
-def _check_columns(found: Rows, columns: dict[str, str], table: Path) -> None:
+def _check_columns(found: Rows, columns: dict[str, str], table: str) -> None:
     for role, column in columns.items():
         if column not in found:
             raise JobError(

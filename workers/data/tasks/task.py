@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from workers.data.dataset import Batch
 from workers.data.tokenizer import TextTokenizer
+from workers.metrics.measure import Measure
 from workers.protocol.errors import JobError
 
 Columns = Mapping[str, Sequence[Any]]
@@ -30,6 +31,8 @@ class EncodedRow:
     tokens: NDArray[Any]
     flags: NDArray[np.uint8]
     label: float = 0.0
+    note: bytes = b""
+    """Text that its task's metrics need."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +49,8 @@ class Setting:
     """Name of a class -> its number."""
     mask_fraction: float = 0.15
     """Share of the tokens that `masked-language` asks for."""
+    overlap: int = 0
+    """Tokens that windows of a context share, in `question-answering`."""
 
 
 class Task(Protocol):
@@ -74,6 +79,19 @@ class Task(Protocol):
         Args:
             draws: a key of each to draw with, if the task draws.
         """
+        ...
+
+
+@runtime_checkable
+class JudgedTogether(Protocol):
+    """A task that makes several rows for training of one of a table, which have one number in its metrics."""
+
+    def begins(self, row: EncodedRow) -> bool:
+        """Whether `row` is the first of those."""
+        ...
+
+    def measure(self, held_out: Sequence[EncodedRow]) -> Measure:
+        """The metrics, which need the held-out rows themselves."""
         ...
 
 

@@ -129,6 +129,11 @@ class TextModel(ModelFamily):
         """Name of a class -> its number, where classes have names."""
         return {}
 
+    @property
+    def positions(self) -> int | None:
+        """Most tokens of a sample; None: any number."""
+        return None
+
     def settled(self, *, vocabulary: int | None, weights: str | None, weights_sha256: str | None) -> Self:
         settled = super().settled(vocabulary=vocabulary, weights=weights, weights_sha256=weights_sha256)
         return settled.model_copy(update={"vocabulary": self.vocabulary or vocabulary})

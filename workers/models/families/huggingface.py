@@ -24,6 +24,7 @@ _TASKS: Mapping[str, tuple[str, ...]] = {
     "LMHeadModel": ("language", "chat"),
     "ForMaskedLM": ("masked-language",),
     "ForSequenceClassification": ("classification",),
+    "ForQuestionAnswering": ("question-answering",),
 }
 """End of a class's name -> tasks of tables that it is made for."""
 _REFUSED: Mapping[str, str] = {
@@ -71,6 +72,10 @@ class HuggingFaceConfig(TextModel):
     @property
     def class_numbers(self) -> Mapping[str, int]:
         return (self.config or {}).get("label2id") or {}
+
+    @property
+    def positions(self) -> int | None:
+        return (self.config or {}).get("max_position_embeddings")
 
     @property
     def own_tokenizer(self) -> str | None:

@@ -111,12 +111,13 @@ def _built(layer: SourceLayer, model: Model, source: Source | None, copies: froz
     return module
 
 
-def answer_loss(logits: Tensor, first: Tensor, last: Tensor) -> Tensor:
+def answer_loss(logits: Tensor, first: Tensor, last: Tensor, context: Tensor | None = None) -> Tensor:
     """Mean of the cross-entropies of an answer's first and last token, as transformers takes it.
 
     Args:
         logits: float[B, T, 2].
-        first, last: int64[B]; outside of [0, T): the row has no answer.
+        first, last: int64[B]; T and above: the row has no part in the mean.
+        context: a target for the metrics alone.
     """
     length = logits.shape[1]
     parts = [
@@ -148,7 +149,10 @@ _TRAINED_FOR: Mapping[Task, Callable[[Model], tuple[Callable[..., Tensor], Measu
     "language": _of_tokens,
     "masked-language": _of_tokens,
     "sequence-classification": _of_classes,
-    "question-answering": lambda model: (answer_loss, None),
+    "question-answering": lambda model: (
+        answer_loss,
+        None,
+    ),  # metrics come with the table: they compare texts
     "image-classification": _of_classes,
 }
 """Task -> loss and metrics of a model for it."""

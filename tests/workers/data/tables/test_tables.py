@@ -13,7 +13,8 @@ import torch
 from word_tokenizer import HIDES, SPECIAL, WORDS, saved_tokenizer
 
 from workers.config import DataConfig, ModelConfig
-from workers.data.dataset import OpenData
+from workers.data.dataset import OpenData, stream_of
+from workers.data.mixture import Mixture
 from workers.data.registry import open_dataset
 from workers.models.loss import IGNORED
 from workers.protocol.errors import JobError
@@ -334,3 +335,32 @@ def test_files_that_are_no_tables_are_refused(opened: Open, tmp_path: Path) -> N
 def test_keys_of_tables_belong_to_tables(opened: Open) -> None:
     with pytest.raises(JobError, match=r'data.task belongs to data.source = "table", and data.source is'):
         opened([], source="python-docs", path=None, task="language")
+
+
+def test_tables_are_mixed_by_weights(opened: Open, tmp_path: Path) -> None:
+    files = []
+    for number, count in enumerate((8, 4)):
+        files.append(tmp_path / f"{number}.jsonl")
+        files[-1].write_text(
+            "".join(json.dumps({"text": word}) + "\n" for word in WORDS[number : number + count])
+        )
+    paths = [str(file) for file in files]
+    data = opened([], path=paths, weights=[1, 3], validation_fraction=0.25).dataset
+    # A quarter of each is held out.
+    assert (data.train_samples, data.validation_samples) == (6 + 3, 2 + 1)
+    assert [words(row)[6:] for row in data.validation([0, 1, 2]).inputs[0][:, :2]] == [*WORDS[6:8], WORDS[4]]
+    assert [words(row)[6:] for row in data.train([5, 6]).inputs[0][:, :2]] == [WORDS[5], WORDS[1]]
+    mixture = stream_of(data)
+    assert isinstance(mixture, Mixture)
+    assert (mixture.samples, mixture.weights) == ((6, 3), (1.0, 3.0))
+    assert stream_of(opened([], path=paths, validation_fraction=0.0).dataset) == 12
+    own = opened([], path=paths, weights=[1, 3], validation_path=paths[0])
+    assert (own.dataset.train_samples, own.dataset.validation_samples) == (12, 8)
+    with pytest.raises(
+        JobError, match=r"data.weights has 1 number, and data.path 2 entries: give each file or"
+    ):
+        opened([], path=paths, weights=[1])
+    with pytest.raises(
+        JobError, match=r'data.shuffle = "permutation" has no order for tables that are mixed'
+    ):
+        opened([], path=paths, weights=[1, 1], shuffle="permutation")

@@ -12,8 +12,12 @@ from jobs import job, small_config
 from reference import train_plainly
 from word_tokenizer import WORDS, saved_tokenizer
 
+from benchmarks.parts.configs import changed
 from benchmarks.parts.rank_threads import run_threads
-from workers.config import DataConfig, WorkerConfig
+from orchestrator.verify.ledger import Batches
+from workers.checkpoint.folder import checkpoints
+from workers.config import DataConfig, OptimizerConfig, WorkerConfig
+from workers.data.mixture import Mixture
 from workers.models.registry import build_definition
 from workers.protocol.reports import StepReport, ValidationReport
 
@@ -22,13 +26,28 @@ TASKS = {
     "language": ("gpt2", {"perplexity"}),
     "masked-language": ("bert, masked tokens", {"perplexity"}),
     "classification": ("bert, sequences", {"accuracy", "f1", "matthews"}),
+    "question-answering": ("bert, answers", {"exact-match", "f1"}),
 }
 """Task -> a model for it, and its metrics."""
 
 
+def some_words(first: int, count: int) -> str:
+    return " ".join(WORDS[(first + n) % len(WORDS)] for n in range(count))
+
+
 def row_of(task: str, number: int) -> dict[str, Any]:
     """A row of some words, other ones and another number of them for each row."""
-    text = " ".join(WORDS[(number * 3 + n) % len(WORDS)] for n in range(1 + number % 5))
+    text = some_words(number * 3, 1 + number % 5)
+    if task == "question-answering":
+        context = some_words(number, 6 + number % 12)
+        right = [] if number % 7 == 6 else context.split()[number % 6 :][:2]
+        start = context.index(" ".join(right))
+        found = (
+            {"text": [" ".join(right)], "answer_start": [start]}
+            if right
+            else {"text": [], "answer_start": []}
+        )
+        return {"question": text, "context": context, "answers": found}
     if task == "chat":
         question, answer = {"role": "user", "content": text}, {"role": "assistant", "content": text}
         return {"messages": [question, answer]}
@@ -62,12 +81,15 @@ def test_a_job_has_the_bits_of_a_plain_loop(task: str, tmp_path: Path) -> None:
         expected = alone.state_sha256
     else:
         expected, losses = train_plainly(config, tmp_path, boundaries=True)
+    metrics = []
     for schedule, counts in (("1f1b", (2, layers - 2)), ("zb-h1", (1, layers - 1))):
         run = run_threads(job(config, ranks=2, schedule=schedule, counts=counts, layers=layers))
         assert [each.loss for each in run.reports if isinstance(each, StepReport)] == losses
         assert run.state_sha256 == expected
         (told,) = (each for each in run.reports if isinstance(each, ValidationReport))
         assert told.metrics.keys() == TASKS[task][1]
+        metrics.append(told.metrics)
+    assert metrics[0] == metrics[1]
 
 
 def test_replicas_with_shards_and_another_order_have_bits_of_their_own(tmp_path: Path) -> None:
@@ -82,3 +104,48 @@ def test_replicas_with_shards_and_another_order_have_bits_of_their_own(tmp_path:
     other = run_threads(job(feistel, ranks=1, layers=5)).state_sha256
     assert other != alone
     assert run_threads(job(feistel, ranks=2, schedule="1f1b", counts=(2, 3), layers=5)).state_sha256 == other
+
+
+def validation_of(config: WorkerConfig, **how: Any) -> ValidationReport:
+    (told,) = (
+        each
+        for each in run_threads(job(config, layers=5, **how)).reports
+        if isinstance(each, ValidationReport)
+    )
+    return told
+
+
+def test_answers_are_judged_alike_on_one_rank_and_on_two(tmp_path: Path) -> None:
+    """Questions in several windows, and some without an answer; a learning rate at which the model finds some."""
+    config = config_of("question-answering", tmp_path, steps=12)
+    config = config.model_copy(update={"optimizer": OptimizerConfig(lr=0.02)})
+    alone = validation_of(config)
+    assert 0 < alone.metrics["exact-match"] <= alone.metrics["f1"] < 1
+    assert validation_of(config, ranks=2, schedule="1f1b", counts=(2, 3)) == alone
+
+
+def test_mixed_tables_have_one_trajectory_and_go_on_where_they_stopped(tmp_path: Path) -> None:
+    """The second table has an eighth of the samples and half of the weight: some of them come several times."""
+    config = config_of("masked-language", tmp_path)
+    (tmp_path / "few.jsonl").write_text(
+        "".join(json.dumps(row_of("masked-language", n)) + "\n" for n in range(5, 15))
+    )
+    paths = (str(tmp_path / "rows.jsonl"), str(tmp_path / "few.jsonl"))
+    data = config.data.model_copy(update={"path": paths, "weights": (1.0, 1.0)})
+    config = config.model_copy(update={"data": data})
+    layers = len(build_definition(config.model, None).layers)
+    whole = run_threads(job(config, layers=layers))
+    losses = [each.loss for each in whole.reports if isinstance(each, StepReport)]
+    two = run_threads(job(config, ranks=2, schedule="1f1b", layers=layers))
+    assert two.state_sha256 == whole.state_sha256
+    used = [each.samples_digest for each in whole.reports if isinstance(each, StepReport)]
+    mixture = Mixture((48, 8), (1.0, 1.0))
+    batches = Batches(seed=config.job.seed, microbatches=4, microbatch_size=2)
+    assert used == [batches.digest(step, mixture) for step in range(1, 5)]
+    stopped = changed(config, output=str(tmp_path / "stopped"))
+    first = run_threads(job(stopped, stop_at=2, layers=layers))
+    (newest,) = checkpoints(stopped.job.folder)
+    second = run_threads(job(stopped, start=newest, generation=2, ranks=2, schedule="1f1b", layers=layers))
+    assert second.state_sha256 == whole.state_sha256
+    found = [each.loss for run in (first, second) for each in run.reports if isinstance(each, StepReport)]
+    assert found == losses
