@@ -21,7 +21,7 @@ from torch import Tensor
 
 from workers.checkpoint.manifest import FileRecord, KeptFile, Manifest, kept_folder, layer_files
 from workers.checkpoint.manifest import checkpoint_folder as checkpoint_folder
-from workers.checkpoint.storage import Folder, join, open_folder, split
+from workers.checkpoint.storage import PARTIAL, Folder, join, open_folder, split
 from workers.loss_scale import LossScale
 from workers.metrics.target import better
 from workers.protocol.errors import DamagedCheckpoint, JobError
@@ -35,6 +35,8 @@ _FOLDER_NAME = re.compile(r"step-(\d{8,})-gen-(\d+)")
 # A single key: safetensors writes its metadata in no fixed order, and equal states must give equal files.
 _METADATA = "freshet"
 _KEPT_SUFFIX = ".safetensors"
+_ABANDONED_S = 3600.0
+"""Age at which a shared file that is not whole counts as left by a writer that was killed."""
 _FREEZING = "freezing:"
 """Prefix of freezing statistics, which are stored beside the optimizer's state; many jobs have none."""
 
@@ -208,7 +210,7 @@ def best_checkpoint(output: str, metric: str) -> str | None:
 
 
 def _prune_kept(output: str) -> None:
-    """Delete the shared files that no checkpoint names any more."""
+    """Delete the shared files that no checkpoint names any more, and what killed writers left of some."""
     found = checkpoints(output)
     folder = open_folder(kept_folder(checkpoint_folder(output, 0, 0)))
     files = folder.names()
@@ -220,7 +222,8 @@ def _prune_kept(output: str) -> None:
         return
     named = {record.kept.name for record in records if record.kept is not None}
     for file in files:
-        if file not in named and file.endswith(_KEPT_SUFFIX):
+        left = file.endswith(PARTIAL) and folder.age_s(file) > _ABANDONED_S
+        if left or (file not in named and file.endswith(_KEPT_SUFFIX)):
             folder.remove(file)
 
 

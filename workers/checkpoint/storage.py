@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import time
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
 _OBJECT_STORES = ("s3", "gcs", "abfs")
+PARTIAL = ".partial"
+"""Suffix of a file that is being written, or whose writer was killed."""
 
 
 def open_folder(location: str) -> Folder:
@@ -90,6 +93,10 @@ class Folder(ABC):
         """Bytes of the file `name`; -1 if it does not exist."""
 
     @abstractmethod
+    def age_s(self, name: str) -> float:
+        """Seconds since the file `name` was last written; 0 if it does not exist or nobody tells."""
+
+    @abstractmethod
     def remove(self, name: str) -> None:
         """Delete the file `name` if it exists."""
 
@@ -140,6 +147,12 @@ class LocalFolder(Folder):
             return (self._path / name).stat().st_size
         except FileNotFoundError:
             return -1
+
+    def age_s(self, name: str) -> float:
+        try:
+            return time.time() - (self._path / name).stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
 
     def remove(self, name: str) -> None:
         (self._path / name).unlink(missing_ok=True)
@@ -196,6 +209,10 @@ class UriFolder(Folder):
         size: int | None = self._filesystem.get_file_info(f"{self._path}/{name}").size
         return -1 if size is None else size
 
+    def age_s(self, name: str) -> float:
+        written_s = self._filesystem.get_file_info(f"{self._path}/{name}").mtime_ns
+        return 0.0 if written_s is None else time.time() - written_s / 1e9
+
     def remove(self, name: str) -> None:
         if self.exists(name):
             self._filesystem.delete_file(f"{self._path}/{name}")
@@ -209,7 +226,7 @@ class UriFolder(Folder):
 
 def _partial(name: str) -> str:
     """A name that no other writer uses and that no reader looks for."""
-    return f".{name}.{secrets.token_hex(4)}.partial"
+    return f".{name}.{secrets.token_hex(4)}{PARTIAL}"
 
 
 def _sync_folder(path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +125,21 @@ def test_a_file_that_no_checkpoint_names_any_more_goes_with_the_last_that_did(tm
     assert not stray.exists()
     assert other.exists()
     assert len(names(tmp_path)) == 1 + 3
+
+
+def test_what_a_killed_writer_left_of_a_shared_file_goes_once_nobody_can_be_writing_it(
+    tmp_path: Path,
+) -> None:
+    kept = tmp_path / "checkpoints" / "kept"
+    kept.mkdir(parents=True)
+    left, fresh = (kept / f".{name * 64}.safetensors.0a1b2c3d.partial" for name in "ab")
+    left.write_bytes(b"half")
+    fresh.write_bytes(b"half")
+    long_ago_s = time.time() - 2 * 3600
+    os.utime(left, (long_ago_s, long_ago_s))
+    trained(config_of(tmp_path, keep=1))
+    assert not left.exists()
+    assert fresh.exists()
 
 
 def test_records_go_through_commits_and_manifests(tmp_path: Path) -> None:
