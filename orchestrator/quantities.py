@@ -28,6 +28,14 @@ def rate(per_s: float) -> str:
     return significant(per_s)
 
 
+def operations(count: float) -> str:
+    """A number of floating-point operations with a decimal prefix: `12 FLOP`, `1.24 TFLOP`."""
+    for factor, prefix in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if count >= 0.9995 * factor:
+            return f"{significant(count / factor)} {prefix}FLOP"
+    return f"{count:.0f} FLOP"
+
+
 def seconds(value_s: float) -> str:
     """A duration in its own unit: `183 ms`, `1.83 s`, `2 min 05 s`, `1 h 02 min`."""
     if value_s < 0.9995e-3:

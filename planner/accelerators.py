@@ -48,6 +48,10 @@ class Accelerator:
         peak = self.half_flops if bits == 16 else self.float32_flops
         return MATRIX_EFFICIENCY * peak
 
+    def peak_flops(self, precision: str) -> float:
+        """Published FLOP/s of training in `job.precision`."""
+        return self.float32_flops if precision == "float32" else self.half_flops
+
     def memory_rate(self) -> float:
         """Bytes per second that an operation is taken to read and write."""
         return MEMORY_EFFICIENCY * self.bytes_per_s
@@ -194,3 +198,22 @@ ACCELERATORS = {
     ),
 }
 """Short name -> data sheet of the maker."""
+REPORTED = {
+    "NVIDIA T4": "t4",
+    "Tesla T4": "t4",
+    "Tesla V100-SXM2-16GB": "v100",
+    "Tesla V100-SXM2-32GB": "v100-32g",
+    "NVIDIA A10": "a10",
+    "NVIDIA A10G": "a10g",
+    "NVIDIA L4": "l4",
+    "NVIDIA L40S": "l40s",
+    "NVIDIA A100-SXM4-80GB": "a100",
+    "NVIDIA A100-SXM4-40GB": "a100-40g",
+    "NVIDIA GeForce RTX 4090": "rtx4090",
+    "NVIDIA GeForce RTX 5090": "rtx5090",
+    "NVIDIA H100 80GB HBM3": "h100",
+    "NVIDIA H200": "h200",
+    "NVIDIA B200": "b200",
+    "NVIDIA GB200": "gb200",
+}
+"""Name that CUDA gives a device -> its short name. Other forms of a chip (PCIe, NVL) are slower, and not here."""

@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from planner.freezing import Phases
 from planner.plan import recomputable
+from workers.metrics.goals import KEPT, Goals
 from workers.metrics.target import METRICS, Target, parse_target
 from workers.models.model_config import DEFAULT_MODEL, AnyModel, Model
 from workers.section import Arguments, Fraction, NonNegative, NonNegativeSeconds, Positive, Section, Shuffle
@@ -48,7 +49,10 @@ class JobConfig(Section):
     seed: NonNegative = 0
     """Key of every random draw: initial weights, order of the data, dropout."""
     steps: Positive = 100
-    """Optimizer steps of the whole job."""
+    """Optimizer steps of the whole job; with `epochs` they follow from it."""
+    epochs: Annotated[float, Field(gt=0)] | None = None
+    """Passes over the training samples, in place of `steps`; fractions too. The steps are as many as it takes, so that
+    the last one may begin another pass."""
     output: str | None = None
     """Folder of the run, on a file system that every node sees; unset: `runs/` and the name. Where it is a URI, the
     event log is copied there every 5 seconds: that much of the log is lost at most with the controller's node, and
@@ -71,6 +75,9 @@ class JobConfig(Section):
     stop_at: Annotated[str, AfterValidator(_spelled_target)] | None = None
     """Metric of a validation at which the job is done, such as `accuracy >= 0.97` or `loss <= 1.2`; the model's task
     says which metrics there are. Unset: the job trains all its steps."""
+    patience: Annotated[int, Field(gt=0, le=KEPT)] | None = None
+    """Validations in a row without a better value than before after which the job is done. Of the metric of
+    `checkpoint.keep_best`, else of `stop_at`, else of the loss. Unset: the job trains all its steps."""
     timeline_every: NonNegative = 50
     """Steps between the timelines that pages and metrics show: what each rank did when; 0: only the last step's and
     those that freezing monitors. Changes no bits."""
@@ -443,6 +450,12 @@ class WorkerConfig(Section):
         """Resources that each rank reserves, once the spec is settled."""
         assert self.cluster.resources_per_rank is not None, "the resources are settled by the cluster"
         return self.cluster.resources_per_rank
+
+    @property
+    def goals(self) -> Goals:
+        """Goals of the job that its validations decide."""
+        job = self.job
+        return Goals.of(stop_at=job.stop_at, patience=job.patience, keep_best=self.checkpoint.keep_best)
 
     @property
     def microbatches(self) -> int:

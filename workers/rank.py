@@ -169,6 +169,7 @@ class Rank:
             faults=self.faults,
             copies=partial(self._holdings.copies, fetch=source.fetch, complete=source.completed),
             loss_scale=self._holdings.loss_scale,
+            validations=lambda: self._commit.validations,
             log_sha256=self._log_sha256,
         )
 

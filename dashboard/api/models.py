@@ -80,6 +80,30 @@ class Summary(StrictModel, json_schema_extra=example(SUMMARY)):
     """Over the newest steps; samples per second if the model has no tokens. Null while the job is paused or waits."""
     per_s: str
     """`tokens/s` or `samples/s`."""
+    samples_per_hour: float | None
+    """Over the newest steps; null while the job is paused or waits."""
+    flops_per_s: float | None
+    """Floating-point operations per second that the model's passes take, over the newest steps; null where they cannot
+    be counted."""
+    mfu: float | None
+    """Their share of what the makers publish for the ranks' devices; null where they do not."""
+    epochs: float | None
+    """Passes over the training samples so far."""
+    validation_loss: float | None
+    """The newest one."""
+    metrics: dict[str, float]
+    """Metrics of the newest validation."""
+    watched: str
+    """The metric that is to get better: of `checkpoint.keep_best`, else of `job.stop_at`, else the loss."""
+    best: float | None
+    """Its best value in a validation so far."""
+    best_step: int | None
+    """The step of that validation."""
+    time_to_target_s: float | None
+    """Duration of the steps that stand up to the first validation that reached `job.stop_at`; null if none did."""
+    why: str
+    """Reason, in words, why validations ended it: the metric that reached `job.stop_at`, or what did not get better for
+    `job.patience`; empty if none did."""
     remaining_s: float | None
     """Until the last step, at the pace of the newest steps; null while the job does not train."""
     ranks: int

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dashboard.pages.shown import Shown
 from orchestrator.analysis.job_summary import JobSummary, job_summary
-from orchestrator.quantities import percent, rate, seconds
+from orchestrator.quantities import operations, percent, rate, seconds, significant
 from orchestrator.report.parts import Tile, Tone, tile
 from orchestrator.report.run.sections import header
 from planner.wording import counted
@@ -53,6 +53,12 @@ def _tiles(shown: Shown, summary: JobSummary) -> list[Tile]:
     if view.validations:
         step = max(view.validations)
         entries.append(tile("Validation loss", f"{view.validations[step].loss:.4f}", f"at step {step:,}"))
+    if summary.best is not None and summary.watched != "loss":
+        entries.append(
+            tile(f"Best {summary.watched}", f"{summary.best:.4f}", f"at step {summary.best_step:,}")
+        )
+    if summary.time_to_target_s is not None:
+        entries.append(tile("Time to target", seconds(summary.time_to_target_s), view.spec["job"]["stop_at"]))
     if summary.tokens_per_s is not None:
         emulated = ", emulated" if view.emulated else ""
         entries.append(
@@ -63,6 +69,11 @@ def _tiles(shown: Shown, summary: JobSummary) -> list[Tile]:
         predicted = plan.predicted_step_s if plan is not None else None
         detail = f"predicted {seconds(predicted)}" if predicted is not None else "median of the newest"
         entries.append(tile("Step time", seconds(summary.step_s), detail))
+    if summary.epochs is not None:
+        entries.append(tile("Epochs", significant(summary.epochs), f"of {view.train_samples:,} samples"))
+    if summary.flops_per_s is not None:
+        of_peak = f"MFU {percent(summary.mfu)}" if summary.mfu is not None else "of the model's passes"
+        entries.append(tile("Compute", f"{operations(summary.flops_per_s)}/s", of_peak))
     if newest is not None:
         entries.append(tile("Bubble", percent(newest.bubble), "idle share of the newest step"))
     if shown.live:

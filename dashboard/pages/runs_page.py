@@ -23,7 +23,22 @@ router = page_router()
 
 MOST_COMPARED = 6
 
-Sort = Literal["run", "state", "date", "duration", "model", "step", "loss", "throughput", "effective"]
+Sort = Literal[
+    "run",
+    "state",
+    "date",
+    "duration",
+    "model",
+    "step",
+    "loss",
+    "best",
+    "target",
+    "throughput",
+    "samples",
+    "epochs",
+    "compute",
+    "effective",
+]
 Axis = Literal["step", "tokens", "time"]
 SORTS: Mapping[str, tuple[str, Callable[[Summary], Any]]] = {
     "run": ("Run", lambda each: each.job),
@@ -33,11 +48,27 @@ SORTS: Mapping[str, tuple[str, Callable[[Summary], Any]]] = {
     "model": ("Model", lambda each: each.model),
     "step": ("Steps", lambda each: each.step),
     "loss": ("Loss", lambda each: each.loss),
+    "best": ("Best validation", lambda each: each.best),
+    "target": ("Time to target", lambda each: each.time_to_target_s),
     "throughput": ("Throughput", lambda each: each.tokens_per_s),
+    "samples": ("Samples/h", lambda each: each.samples_per_hour),
+    "epochs": ("Epochs", lambda each: each.epochs),
+    "compute": ("Compute", lambda each: each.flops_per_s),
     "effective": ("Effective time", lambda each: each.effective_time_ratio),
 }
 """Column -> its heading, and what it is sorted by; None comes last."""
-NUMBERS = ("duration", "step", "loss", "throughput", "effective")
+NUMBERS = (
+    "duration",
+    "step",
+    "loss",
+    "best",
+    "target",
+    "throughput",
+    "samples",
+    "epochs",
+    "compute",
+    "effective",
+)
 
 
 @dataclass(frozen=True)

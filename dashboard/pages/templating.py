@@ -14,7 +14,7 @@ from markupsafe import Markup
 from orchestrator.events.types import command_words
 from orchestrator.pictures.chart_library import chart_script, chart_style
 from orchestrator.pictures.templating import environment, static
-from orchestrator.quantities import percent, rate, seconds, size
+from orchestrator.quantities import operations, percent, rate, seconds, significant, size
 from orchestrator.report.assets import TIMELINE_SCRIPTS
 
 PAGES, REPORT, PICTURES = "dashboard.pages", "orchestrator.report", "orchestrator.pictures"
@@ -42,7 +42,9 @@ def _environment() -> Environment:
     found.filters |= {
         "seconds": seconds,
         "rate": rate,
+        "operations": operations,
         "percent": percent,
+        "significant": significant,
         "size": size,
         "runs": runs_text,
         "clock": clock,

@@ -7,11 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.analysis.achieved import (
+    best_so_far,
+    compute_now,
+    epochs_done,
+    goals_of,
+    time_to_target_s,
+    why_ended,
+)
 from orchestrator.analysis.remaining_time import remaining_time
 from orchestrator.analysis.throughput import pace, throughput_unit
 from orchestrator.analysis.training_time import training_time_ratio
 from orchestrator.history.job_view import JobView
 from workers.models.model_config import FAMILIES
+from workers.protocol.reports import ValidationReport
 
 SPARKS = 60
 """Most losses in a sparkline."""
@@ -39,6 +48,30 @@ class JobSummary:
     """Over the same steps; samples per second if the model has no tokens. None while the job is paused or waits."""
     per_s: str
     """`tokens/s` or `samples/s`."""
+    samples_per_hour: float | None
+    """Over the newest steps of the newest generation; None while the job is paused or waits."""
+    flops_per_s: float | None
+    """Floating-point operations per second that the model's passes take, over the same steps; None where they cannot be
+    counted."""
+    mfu: float | None
+    """Their share of what the makers publish for the ranks' devices; None where they do not."""
+    epochs: float | None
+    """Passes over the training samples so far."""
+    validation_loss: float | None
+    """The newest one; None also if it is not finite."""
+    metrics: dict[str, float]
+    """Metrics of the newest validation, those that are finite."""
+    watched: str
+    """The metric that is to get better: of `checkpoint.keep_best`, else of `job.stop_at`, else the loss."""
+    best: float | None
+    """Its best value in a validation so far."""
+    best_step: int | None
+    """The step of that validation."""
+    time_to_target_s: float | None
+    """Duration of the steps that stand up to the first validation that reached `job.stop_at`; None if none did."""
+    why: str
+    """Reason, in words, why validations ended it: the metric that reached `job.stop_at`, or what did not get better for
+    `job.patience`; empty if none did."""
     remaining_s: float | None
     """Until the last step at the pace of the newest steps; None while the job does not train."""
     ranks: int
@@ -84,6 +117,8 @@ def job_summary(view: JobView, *, trouble: str = "", lost: bool = False) -> JobS
     sparks = tuple(losses[n * (len(losses) - 1) // max(1, spread - 1)] for n in range(spread))
     running = view.outcome is None and not lost
     now = pace(view)
+    now_used, best, watched = compute_now(view), best_so_far(view), goals_of(view).watched
+    newest = view.validations[max(view.validations)] if view.validations else None
     return JobSummary(
         job=view.job,
         state="lost" if lost and view.outcome is None else view.state,
@@ -94,6 +129,17 @@ def job_summary(view: JobView, *, trouble: str = "", lost: bool = False) -> JobS
         step_s=now.step_s if now is not None else None,
         tokens_per_s=now.per_s if now is not None else None,
         per_s=throughput_unit(view),
+        samples_per_hour=None if now_used is None else now_used.samples_per_hour,
+        flops_per_s=None if now_used is None else now_used.flops_per_s,
+        mfu=None if now_used is None else now_used.mfu,
+        epochs=epochs_done(view),
+        validation_loss=newest.loss if newest is not None and math.isfinite(newest.loss) else None,
+        metrics=finite_metrics(newest),
+        watched=watched,
+        best=None if best is None else best.values[watched],
+        best_step=None if best is None else best.step,
+        time_to_target_s=time_to_target_s(view),
+        why=why_ended(view),
         remaining_s=remaining_time(view) if running else None,
         ranks=len(view.ranks.members) if running else 0,
         spares=len(view.ranks.spares) if running else 0,
@@ -109,6 +155,12 @@ def job_summary(view: JobView, *, trouble: str = "", lost: bool = False) -> JobS
         duration_s=view.duration_s,
         model=model_text(view.spec.get("model", {})),
     )
+
+
+def finite_metrics(validation: ValidationReport | None) -> dict[str, float]:
+    """The metrics of a validation that are finite."""
+    told = {} if validation is None else validation.metrics
+    return {name: value for name, value in told.items() if math.isfinite(value)}
 
 
 def model_text(model: Mapping[str, Any]) -> str:

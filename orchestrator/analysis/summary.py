@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
+from orchestrator.analysis.achieved import best_so_far, compute, epochs_done, time_to_target_s, why_ended
 from orchestrator.analysis.freeze_numbers import FreezeNumbers, freeze_numbers
 from orchestrator.analysis.throughput import mean_throughput
 from orchestrator.events import types as events
@@ -29,8 +30,22 @@ class RunSummary:
     """The newest one."""
     metrics: dict[str, float]
     """Metrics of the newest validation."""
+    best: dict[str, float] | None
+    """Metrics of the validation with the best value of the metric that the job watches, its loss and its step."""
+    time_to_target_s: float | None
+    """Duration of the steps that stand up to the first validation that reached `job.stop_at`."""
+    why: str
+    """Reason, in words, why validations ended it; empty: none did."""
+    epochs: float | None
+    """Passes over the training samples."""
     tokens_per_s: float | None
     """Over the steps of the newest start except its first; samples per second if there are no tokens."""
+    samples_per_hour: float | None
+    """Over the same steps."""
+    flops_per_s: float | None
+    """Floating-point operations per second that the model's passes take, over the same steps."""
+    mfu: float | None
+    """Their share of what the makers publish for the ranks' devices."""
     step_time_s: float | None
     """Median over the same steps."""
     first_step_after_s: float | None
@@ -66,6 +81,7 @@ def summarize(path: Path, *, started_s: float) -> RunSummary:
     steps = [run.steps[number] for number in sorted(run.steps)]
     recent = _steps_of_newest_start(records)
     timed = recent[1:] or recent
+    used, best = compute(run, timed), best_so_far(run)
     return RunSummary(
         name=run.job,
         steps=steps[-1].step if steps else 0,
@@ -73,7 +89,14 @@ def summarize(path: Path, *, started_s: float) -> RunSummary:
         final_loss=steps[-1].loss if steps else None,
         validation_loss=run.validations[max(run.validations)].loss if run.validations else None,
         metrics=run.validations[max(run.validations)].metrics if run.validations else {},
+        best=None if best is None else {**best.values, "step": best.step},
+        time_to_target_s=time_to_target_s(run),
+        why=why_ended(run),
+        epochs=epochs_done(run),
         tokens_per_s=mean_throughput(timed),
+        samples_per_hour=None if used is None else used.samples_per_hour,
+        flops_per_s=None if used is None else used.flops_per_s,
+        mfu=None if used is None else used.mfu,
         step_time_s=median(step.step_s for step in timed) if timed else None,
         first_step_after_s=run.first_step_s - started_s if run.first_step_s is not None else None,
         state_sha256=_state_sha256(records),

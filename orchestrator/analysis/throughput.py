@@ -27,13 +27,18 @@ class NewestPace:
     paused or waits."""
 
 
-def pace(view: JobView) -> NewestPace | None:
-    """The pace of the newest `RECENT_STEPS` steps, as far as they are of the newest generation: another number of ranks
-    takes another time. None before the first step."""
-    if not view.steps:
-        return None
+def recent_steps(view: JobView) -> list[StepReport]:
+    """The newest `RECENT_STEPS` steps, as far as they are of the newest generation: another number of ranks takes
+    another time."""
     newest = [view.steps[step] for step in sorted(view.steps)[-RECENT_STEPS:]]
-    recent = [report for report in newest if report.generation == newest[-1].generation]
+    return [report for report in newest if report.generation == newest[-1].generation]
+
+
+def pace(view: JobView) -> NewestPace | None:
+    """The pace of the newest steps; None before the first."""
+    recent = recent_steps(view)
+    if not recent:
+        return None
     per_s = None if view.state in IDLE else mean_throughput(recent)
     return NewestPace(step_s=median(report.step_s for report in recent), per_s=per_s)
 

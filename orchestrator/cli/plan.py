@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,45 @@ from orchestrator.prepare.model_outline import ModelOutline, absolute
 from orchestrator.prepare.on_paper import PaperCluster, paper_profile
 from orchestrator.prepare.planning import Freezing, first_plan, freezing, price_of_copies
 from orchestrator.prepare.profiling import profile_of, read, trusted
-from orchestrator.prepare.settling import elastic_of, on_cluster, opened
+from orchestrator.prepare.settling import elastic_of, on_cluster, opened, step_samples, with_steps
+from orchestrator.quantities import significant
 from orchestrator.report.step.plan_page import write_timeline
 from orchestrator.spec.job_spec import Spec, load
 from orchestrator.spec.rules import check
+from planner.plan import Plan
 from planner.profile import Profile
 from planner.search.copies_cost import CopiesCost
 from planner.search.search import Alternative, ChosenPlan
+from planner.wording import counted
 from workers.protocol.errors import JobError
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobLength:
+    """Length of a job."""
+
+    steps: int
+    step_samples: int
+    train_samples: int
+    epochs: float
+
+    @staticmethod
+    def of(spec: Spec, found: ModelOutline, plan: Plan) -> JobLength:
+        """The length of a spec that has its steps."""
+        steps, samples = spec.job.steps, step_samples(spec, plan)
+        return JobLength(
+            steps=steps,
+            step_samples=samples,
+            train_samples=found.train_samples,
+            epochs=steps * samples / found.train_samples,
+        )
+
+    def __str__(self) -> str:
+        samples = counted(self.train_samples, "training sample")
+        return (
+            f"job: {counted(self.steps, 'step')} of {counted(self.step_samples, 'sample')},"
+            f" {significant(self.epochs)} epochs of {samples}"
+        )
 
 
 def plan_command(
@@ -53,9 +84,12 @@ def plan_command(
         raise JobError("--target-error needs --estimates, the event log of a run with job.curvature_every")
     if estimates is not None:
         convergence = convergence_of(estimates, lr=spec.optimizer.lr, target=target_error)
-    spec, measured = _measured(*opened(spec), profile, on)
+    spec, found = opened(spec)
+    spec, measured = _measured(spec, found, profile, on)
     begun_s = time.perf_counter()
     choice = first_plan(spec, measured)
+    spec = with_steps(spec, found, choice.plan)
+    length = JobLength.of(spec, found, choice.plan)
     frozen = freezing(spec, choice)
     mode, copies = elastic_of(spec, choice.plan).redundancy, price_of_copies(spec, choice)
     assert mode is not None
@@ -64,9 +98,11 @@ def plan_command(
     if timeline is not None:
         write_timeline(timeline, choice, frozen)
     if as_json:
-        typer.echo(json.dumps(as_dict(choice, frozen, mode, copies, solve_s, foreseen)))
-    else:
-        show(Console(highlight=False), choice, frozen, mode, copies, foreseen)
+        told = as_dict(choice, frozen, mode, copies, solve_s, foreseen)
+        typer.echo(json.dumps({**told, **asdict(length)}))
+        return
+    show(Console(highlight=False), choice, frozen, mode, copies, foreseen)
+    typer.echo(str(length))
 
 
 def _measured(

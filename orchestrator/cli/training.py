@@ -141,8 +141,8 @@ def _conclude(console: Console, done: JobResult, report: str) -> int:
     else:
         if samples:
             post(f"sample: {_printable(samples[-1].prompt + samples[-1].text)}")
-        reached = f", {done.end.reached}" if done.end.reached else ""
-        post(f"done: {counted(done.end.step, 'step')}{reached}")
+        why = f", {done.end.why}" if done.end.why else ""
+        post(f"done: {counted(done.end.step, 'step')}{why}")
     post(f"report: {report}")
     if isinstance(done.end, events.Failed):
         code = INTERRUPTED if done.interrupted else FAILED

@@ -53,7 +53,12 @@ def run(
         if job.end is not None:
             return ended(job.spec, job.end, interrupted=False)
         client = BlockingJobClient(connection.address or job.spec.cluster.address)
-        return FollowedJob(client, job.spec, connection, interrupts=interrupts, ours=True).run(observe, say)
+        try:
+            return FollowedJob(client, job.spec, connection, interrupts=interrupts, ours=True).run(
+                observe, say
+            )
+        finally:
+            submission.leave(lasts=False)
 
 
 def detach(
@@ -82,9 +87,11 @@ def detach(
         cluster.connected(submission.spec.cluster.address, cpus=submission.cpus, say=say),
     ):
         interrupts.check()
-        return submission.send(
+        job = submission.send(
             profile=profile,
             replay=replay,
             about_to_start=interrupts.hold,
             interrupted=lambda: interrupts.count > 0,
         )
+        submission.leave(lasts=True)
+        return job

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,13 +27,13 @@ from orchestrator.cluster.connection import import_paths
 from orchestrator.cluster.placement import preferring
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.events import types as events
-from orchestrator.history.folder import MARKER, JobFolder, Marker, reached_at, starting_points, undamaged
+from orchestrator.history.folder import MARKER, JobFolder, Marker, end_at, starting_points, undamaged
 from orchestrator.history.freeze_history import FreezeHistory
 from orchestrator.history.job_view import JobView
 from orchestrator.history.unreported import take_in
 from orchestrator.lifecycle.states import Order
 from orchestrator.prepare.first_step import own_code
-from orchestrator.prepare.model_outline import ModelOutline, absolute
+from orchestrator.prepare.model_outline import ModelOutline, absolute, count_flops, import_compiler
 from orchestrator.prepare.planning import replanner_of
 from orchestrator.prepare.preparation import settle
 from orchestrator.prepare.replay import recorded
@@ -52,6 +54,9 @@ MANY_RANKS = 4
 """With more ranks per core of this machine, the model is opened before Ray starts a process for each of them."""
 DEFAULT_CPU = 1.0
 """CPUs that a rank reserves at most if the spec does not say."""
+COUNT_S = 30.0
+"""Most seconds that a driver which leaves its job waits for the count of a sample's operations."""
+LOWEST_PRIORITY = 19
 RAY_CACHE = "working_dir_files"
 """The folder in which Ray keeps its copies of working directories."""
 
@@ -113,6 +118,7 @@ class Submission:
             say(in_ray_cache(spec.job.folder))
         self.spec = spec
         self._opening = _Opening(spec)
+        self._counting: _Counting | None = None
 
     def check_size(self) -> None:
         """Check a job of many ranks against its model before Ray starts a process for each of them.
@@ -175,9 +181,8 @@ class Submission:
             self._say(f"nothing to do: {folder.location} is trained to step {spec.job.steps}")
             end = events.Finished(step=spec.job.steps, stopped=False, state_sha256=None)
             return SubmittedJob(name=name, folder=spec.job.folder, spec=spec, end=end)
-        if start and (reached := reached_at(start[0], spec.job.target)) and undamaged(start[0]):
-            self._say(f"nothing to do: {folder.location} reached {reached} at step {start[0].step}")
-            end = events.Finished(step=start[0].step, stopped=False, state_sha256=None, reached=reached)
+        if start and (end := end_at(start[0], spec.goals)) and undamaged(start[0]):
+            self._say(f"nothing to do: {folder.location} is done at step {end.step}, {end.why}")
             return SubmittedJob(name=name, folder=spec.job.folder, spec=spec, end=end)
         freezing = folder.freeze_history() if start else FreezeHistory()
         if replay is not None:
@@ -187,8 +192,21 @@ class Submission:
         about_to_start()
         marker = folder.claim(name, spec.model_dump(mode="json"))
         folder.keep_profile(settled.profile.to_json() + "\n" if settled.profile is not None else None)
-        _start(settled, folder, start, marker, freezing, interrupted)
+        controller = _start(settled, folder, start, marker, freezing, interrupted)
+        self._counting = _Counting(spec, controller)
+        self._counting.start()
         return SubmittedJob(name=name, folder=spec.job.folder, spec=spec)
+
+    def leave(self, *, lasts: bool) -> None:
+        """End what goes on beside a job that has started.
+
+        Args:
+            lasts: whether the job does: then wait for it, for `COUNT_S` at most.
+        """
+        if self._counting is not None:
+            if lasts:
+                self._counting.join(COUNT_S)
+            self._counting.give_up()
 
     def _take_in_left(self) -> None:
         """Take into the log what the ranks left when the cluster's head was lost.
@@ -261,6 +279,33 @@ class _Opening:
             self._found = error
 
 
+class _Counting(threading.Thread):
+    """Counts what a sample of a job costs, and tells the job's controller. That imports PyTorch's compiler: no start of
+    a job waits for it, and a thread of the lowest priority does it."""
+
+    def __init__(self, spec: Spec, controller: Any) -> None:
+        super().__init__(daemon=True)
+        self._spec = spec
+        self._controller = controller
+        self._at_work = threading.Lock()
+        self._given_up = False
+
+    def run(self) -> None:
+        if sys.platform == "linux":  # where a thread has a priority of its own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
+        import_compiler()
+        with self._at_work:
+            if not self._given_up and (flops := count_flops(self._spec)) is not None:
+                with suppress(Exception):  # the controller may be lost: it is one number in a report
+                    self._controller.learn.remote(flops)
+
+    def give_up(self) -> None:
+        """Count no more: an interpreter that ends must not have this thread within torch."""
+        self._given_up = True
+        with self._at_work:
+            pass
+
+
 def _make_way(name: str) -> None:
     """Make sure that no controller has the job's name; a controller whose job has ended is killed.
 
@@ -291,8 +336,8 @@ def _start(
     marker: Marker,
     freezing: FreezeHistory,
     interrupted: Callable[[], bool],
-) -> None:
-    """Create the job's controller and start the job.
+) -> Any:
+    """Create the job's controller, start the job, and return the controller.
 
     Raises:
         JobError: no controller can be created, or another one holds the folder.
@@ -313,6 +358,7 @@ def _start(
         profile=settled.profile,
         forest=settled.forest,
         unmatched=settled.outline.unmatched,
+        train_samples=settled.outline.train_samples,
     )
     _, generation = folder.incarnations()
     order = Order(
@@ -352,6 +398,7 @@ def _start(
             f"the job's controller could not be started: {last_line(error)}; see that all nodes have the same Freshet,"
             ' Ray and Python, or start without them with cluster.address = "local"'
         ) from error
+    return controller
 
 
 def _await_start(starting: Any, interrupted: Callable[[], bool]) -> None:

@@ -194,8 +194,12 @@ class JobCommand(BaseModel):
         from orchestrator.events.types import Failed, Finished
 
         match event:
-            case Finished(step=last, stopped=stopped, reached=reached):
-                done = f"reached {reached} at step {last}" if reached else f"trained to its last step, {last}"
+            case Finished(step=last, stopped=stopped):
+                done = f"trained to its last step, {last}"
+                if event.reached:
+                    done = f"reached {event.reached} at step {last}"
+                elif event.plateau:
+                    done = f"done at step {last}, {event.plateau}"
                 text = f"stopped at step {last}" if stopped else done
                 return entry.answered(
                     last, text if cls.ends else f"the job ended first: {text}", done=cls.ends

@@ -343,6 +343,7 @@ class Controller:
                 spec=self._spec,
                 resume=bool(self._order.checkpoints),
                 takeover=takeover,
+                train_samples=self._setup.train_samples,
             )
         )
         if self._setup.unmatched is not None and not takeover:
@@ -414,6 +415,12 @@ class Controller:
             self._changed.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), left_s)
+
+    async def learn(self, flops_per_sample: float) -> None:
+        """Log what the job's submitter has counted: floating-point operations of a sample."""
+        await self._taken_on()
+        if not self._over and self._view.flops_per_sample != flops_per_sample:
+            self._loop.post(Noted(events.FlopsCounted(flops_per_sample=flops_per_sample)))
 
     async def propose(self, partition: list[int] | None) -> Proposal:
         """Return what another partition would bring; None: the planner's own best. Nothing changes.

@@ -29,6 +29,8 @@ class ControllerConfig:
 
     unmatched: WeightsUnmatched | None = None
     """Differences between the model and the files of weights that its family reads."""
+    train_samples: int = 0
+    """Training samples; 0: unknown."""
 
     @property
     def ranks(self) -> RankSetup:

@@ -20,7 +20,7 @@ from orchestrator.events.earlier_names import EARLIER_NAME_OF, EARLIER_NAMES
 from orchestrator.events.level import Level
 from orchestrator.events.rehearsed import Disturbed, Rehearsed
 from orchestrator.events.reports import report_level, report_sentence
-from orchestrator.quantities import seconds, size
+from orchestrator.quantities import operations, seconds, size
 from planner.adapt.past import Past
 from planner.freezing import FreezePlan
 from planner.plan import Plan
@@ -53,6 +53,8 @@ class Submitted:
     """Whether the job continues from a checkpoint."""
     takeover: bool = False
     """The controller before this one was lost, and its ranks may be training."""
+    train_samples: int = 0
+    """Training samples; 0: unknown."""
 
     @property
     def level(self) -> Level:
@@ -86,6 +88,20 @@ class WeightsUnmatched:
 def _named(names: Sequence[str]) -> str:
     some = ", ".join(names[:MOST_NAMED])
     return some if len(names) <= MOST_NAMED else f"{some} and {len(names) - MOST_NAMED:,} more"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlopsCounted:
+    """The floating-point operations of a sample were counted."""
+
+    flops_per_sample: float
+    """The operations of its forward and backward passes."""
+
+    level: ClassVar[Level] = "detail"
+
+    @property
+    def sentence(self) -> str:
+        return f"a sample takes {operations(self.flops_per_sample)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -819,15 +835,20 @@ class Finished:
     """Hash of all weights and buffers in layer order; None if this run trained no step."""
     reached: str = ""
     """The metric with its value that reached `job.stop_at` and ended it, as in `accuracy 0.9712`."""
+    plateau: str = ""
+    """The best value of what did not get better for as long as `job.patience`, which ended it, in words."""
 
     level: ClassVar[Level] = "detail"
 
     @property
+    def why(self) -> str:
+        """Reason, in words, why validations ended it: the metric that reached its target, or what got no better."""
+        return self.reached or self.plateau
+
+    @property
     def sentence(self) -> str:
-        reached = f" with {self.reached}" if self.reached else ""
-        return (
-            f"{'stopped' if self.stopped else 'done'} at step {self.step}{reached}, state {self.state_sha256}"
-        )
+        why = f", {self.why}" if self.why else ""
+        return f"{'stopped' if self.stopped else 'done'} at step {self.step}{why}, state {self.state_sha256}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -847,6 +868,7 @@ class Failed:
 
 Event = (
     Submitted
+    | FlopsCounted
     | Issued
     | Placing
     | RankStarted

@@ -27,7 +27,7 @@ from planner.plan import Plan
 from planner.wording import counted
 from workers.checkpoint.storage import join, open_folder
 from workers.config import WorkerConfig
-from workers.metrics.target import Target
+from workers.metrics.goals import Goals
 from workers.protocol.errors import JobError
 from workers.protocol.orders import CheckpointRef
 from workers.protocol.reports import StepReport
@@ -52,7 +52,8 @@ _MAY_DIFFER = {
 }
 """Settings of the ranks that a resumed job may change, in sections that it otherwise may not."""
 MAY_CHANGE = (
-    "job.steps, job.stop_at, job.validate_every, job.timeline_every, job.curvature_every, job.sample_tokens,"
+    "job.steps, job.epochs, job.stop_at, job.patience, job.validate_every, job.timeline_every, job.curvature_every,"
+    " job.sample_tokens,"
     " pipeline.ranks (with the same replicas), pipeline.schedule, pipeline.chunks, pipeline.partition,"
     " pipeline.recompute, pipeline.shard between none and optimizer,"
     f" {', '.join(sorted(_MAY_DIFFER))}, [checkpoint], [elastic], [adapt] and [cluster]"
@@ -403,24 +404,26 @@ def starting_points(config: WorkerConfig, shard: str = "none") -> tuple[Checkpoi
                 f" Set them back, or start again in another job.output. What may change: {MAY_CHANGE}"
             )
         if ref.step > config.job.steps:
-            raise JobError(
-                f"--resume: job.steps = {config.job.steps}, but the newest checkpoint is of step {ref.step}:"
-                f" set job.steps to more than {ref.step}"
-            )
+            length, longer = f"job.steps = {config.job.steps}", f"set job.steps to more than {ref.step}"
+            if config.job.epochs is not None:
+                length = f"job.epochs = {config.job.epochs:g} is {counted(config.job.steps, 'step')}"
+                longer = "set job.epochs to more"
+            raise JobError(f"--resume: {length}, but the newest checkpoint is of step {ref.step}: {longer}")
         return tuple(found)
     raise JobError(f"--resume: no checkpoint is readable: {'; '.join(damage)}")
 
 
-def reached_at(ref: CheckpointRef, target: Target | None) -> str:
-    """The metric with its value by which the validation of a checkpoint reached `target`; empty: it did not. Imports
-    torch."""
+def end_at(ref: CheckpointRef, goals: Goals) -> events.Finished | None:
+    """The end of the job, if the validation of this checkpoint is where `goals` end it. Imports torch."""
     from workers.checkpoint.folder import DamagedCheckpointError, read_manifest
 
     try:
-        metrics = read_manifest(ref).metrics
+        past = read_manifest(ref).validations
     except DamagedCheckpointError:
-        return ""
-    return "" if target is None or not target.met(metrics) else target.told(metrics)
+        return None
+    reached, plateau = goals.reached(past, ref.step), goals.plateau(past, ref.step)
+    end = events.Finished(step=ref.step, stopped=False, state_sha256=None, reached=reached, plateau=plateau)
+    return end if end.why else None
 
 
 def undamaged(ref: CheckpointRef) -> bool:

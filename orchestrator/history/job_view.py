@@ -20,6 +20,7 @@ from orchestrator.events.types import (
     Event,
     Failed,
     Finished,
+    FlopsCounted,
     Formed,
     FreezeChanged,
     FreezeSolved,
@@ -76,7 +77,7 @@ from workers.protocol.reports import (
     ValidationReport,
 )
 
-VERSION = 21
+VERSION = 22
 """Version of a view's contents and of its fold: a snapshot of another version is not read."""
 RECENT_TIMELINES = 20
 """Newest measured steps whose timelines are kept, besides those of the monitoring phase."""
@@ -117,6 +118,10 @@ class JobView:
     """The resolved spec of the newest start."""
     step: int = 0
     """Steps committed."""
+    train_samples: int = 0
+    """Training samples; 0: unknown."""
+    flops_per_sample: float | None = None
+    """Floating-point operations of a sample's forward and backward passes; None: unknown."""
     tokens: int = 0
     """Tokens in committed steps; a step that ran twice counts twice. Samples if the model has no tokens."""
     runs: int = 0
@@ -325,6 +330,8 @@ class JobView:
                 _keep(self.checkpoints, checkpoint)
             case Submitted() as submitted:
                 self._start(submitted, record.time_s, before_s)
+            case FlopsCounted(flops_per_sample=count):
+                self.flops_per_sample = count
             case Issued(plan=plan, alternatives=alternatives):
                 self._issue(
                     IssuedPlan(time_s=record.time_s, step=self.step, plan=plan, alternatives=alternatives)
@@ -390,6 +397,7 @@ class JobView:
         if self.runs:
             self.earlier_s += max(0.0, before_s - self.started_s)
         self.job, self.spec, self.state = submitted.job, submitted.spec, "starting"
+        self.train_samples = submitted.train_samples
         self.runs += 1
         self.events = 1
         self.started_s, self.first_step_s, self.outcome = time_s, None, None

@@ -79,6 +79,8 @@ class RanksView:
     """Rank -> node id."""
     hosts: dict[int, str] = field(default_factory=dict)
     """Rank -> address of its node."""
+    machines: dict[int, str] = field(default_factory=dict)
+    """Rank -> its hardware and library; empty if they are unknown."""
     zones: dict[str, str] = field(default_factory=dict)
     """Node id -> the node's zone; empty if it is unknown."""
     drained: dict[str, Noticed] = field(default_factory=dict)
@@ -162,10 +164,11 @@ class RanksView:
             case Placing(ranks=ranks):
                 self.placing |= {*ranks}
                 self.next_rank = max(self.next_rank, *(rank + 1 for rank in ranks))
-            case RankStarted(rank=rank, node=node, host=host, zone=zone):
+            case RankStarted(rank=rank, node=node, host=host, zone=zone, machine=machine):
                 self.alive.add(rank)
                 self.placing.discard(rank)
                 self.nodes[rank], self.hosts[rank], self.zones[node] = node, host, zone
+                self.machines[rank] = machine
                 self.next_rank = max(self.next_rank, rank + 1)
             case RankFailed(rank=rank):
                 # A rank that only raised may be alive; the controller asks it, like all others.
@@ -182,6 +185,7 @@ class RanksView:
                 self.members = ()
                 for known in (self.alive, self.placing, self.going, self.nodes, self.hosts, self.zones):
                     known.clear()
+                self.machines.clear()
             case Noticed(ranks=ranks):
                 self.going |= {*ranks}
                 self.notices = (*self.notices[1 - KEPT_NOTICES :], NodeNotice(time_s=time_s, event=event))
@@ -221,6 +225,7 @@ class RanksView:
             self.alive.discard(rank)
             self.nodes.pop(rank, None)
             self.hosts.pop(rank, None)
+            self.machines.pop(rank, None)
 
     def save(self, report: CheckpointReport) -> None:
         """Remember a written checkpoint."""

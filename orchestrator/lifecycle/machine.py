@@ -221,7 +221,9 @@ def _end(job: JobData, outcomes: tuple[Outcome, ...]) -> JobFinished | JobFailed
             )
     stopped = any(outcome.stopped for outcome in outcomes)
     reached = max(outcome.reached for outcome in outcomes)
-    return JobFinished(step, stopped, state_digest([digests[layer] for layer in sorted(digests)]), reached)
+    plateau = max(outcome.plateau for outcome in outcomes)
+    sha256 = state_digest([digests[layer] for layer in sorted(digests)])
+    return JobFinished(step, stopped, sha256, reached, plateau)
 
 
 def _way_out(job: JobData) -> str:
@@ -391,8 +393,10 @@ def _abort(order: Order, state: State, stimulus: Aborted) -> Step[Closing]:
 
 def _released(order: Order, state: Closing, stimulus: Released) -> Step[JobFinished | JobFailed]:
     match state.end:
-        case JobFinished(step, stopped, sha256, reached):
-            end = events.Finished(step=step, stopped=stopped, state_sha256=sha256, reached=reached)
+        case JobFinished(step, stopped, sha256, reached, plateau):
+            end = events.Finished(
+                step=step, stopped=stopped, state_sha256=sha256, reached=reached, plateau=plateau
+            )
             return state.end, (AppendToLog(end),)
         case JobFailed(reason, user_error):
             return state.end, (AppendToLog(events.Failed(reason=reason, user_error=user_error)),)

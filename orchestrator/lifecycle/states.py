@@ -414,6 +414,8 @@ class JobFinished:
     """None: no step was trained in this run."""
     reached: str = ""
     """The metric with its value that reached `job.stop_at`."""
+    plateau: str = ""
+    """The best value of what did not get better for as long as `job.patience`, in words."""
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,26 @@ def _unmatched(definition: ModelDefinition) -> WeightsUnmatched | None:
     return WeightsUnmatched(drawn=drawn, left_over=left_over) if drawn or left_over else None
 
 
+def import_compiler() -> None:
+    """Import what `count_flops` imports of PyTorch, which takes a second or two."""
+    import torch._dynamo
+    import torch.fx.experimental.symbolic_shapes  # noqa: F401
+
+
+def count_flops(spec: Spec) -> float | None:
+    """Floating-point operations of a sample's forward and backward passes through the model of a spec that was opened;
+    None where they cannot be told. Imports PyTorch's compiler."""
+    from workers.data.registry import open_dataset
+    from workers.models.registry import build_definition
+    from workers.profiling.flops import flops_per_sample
+
+    try:
+        data = open_dataset(spec.data, spec.model, spec.job.folder)
+        return flops_per_sample(build_definition(spec.model, data.vocabulary), data.dataset)
+    except (Exception, SystemExit):  # it was opened before: the ranks will tell
+        return None
+
+
 def _check_microbatch(spec: Spec, train_samples: int) -> None:
     """Raises:
     JobError: a microbatch would hold samples twice.

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import cached_property
+from math import ceil
 
 from orchestrator.prepare.model_outline import ModelOutline, outline_model
+from orchestrator.spec.freeze_phases import settle_phases
 from orchestrator.spec.job_spec import ClusterConfig, Spec
 from orchestrator.spec.rules import AUTO, given_shape, searched, settle_elastic
 from planner.ir import Schedule
@@ -120,12 +123,13 @@ def with_plan(
         alternatives: what it was chosen from.
 
     Raises:
-        JobError: as `elastic_of`.
+        JobError: as `elastic_of` and `with_steps`.
     """
     plan = replace(plan, epoch=epoch, version=1)
     table = spec.table if plan.schedule.startswith(CSV_PREFIX) else None
     elastic = elastic_of(spec, plan)
     plan = _protected(plan, elastic, found)
+    spec = with_steps(spec, found, plan)
     numbers = {
         "ranks": plan.world_size,
         "schedule": plan.schedule,
@@ -133,11 +137,10 @@ def with_plan(
         "microbatches": plan.microbatches,
         "partition": plan.layers_per_stage,
     }
-    samples = plan.replicas * plan.microbatches * spec.pipeline.microbatch_size
     settled = {
         "pipeline": spec.pipeline.model_copy(update=numbers),
         "elastic": elastic,
-        "adapt": _settle_adapt(spec.adapt, samples, found),
+        "adapt": _settle_adapt(spec.adapt, step_samples(spec, plan), found),
     }
     return Settled(
         spec=spec.model_copy(update=settled),
@@ -146,6 +149,30 @@ def with_plan(
         schedule=schedule_of(plan, table),
         profile=profile,
         alternatives=alternatives,
+    )
+
+
+def step_samples(spec: Spec, plan: Plan) -> int:
+    """Samples of a step."""
+    return plan.replicas * plan.microbatches * spec.pipeline.microbatch_size
+
+
+def with_steps(spec: Spec, found: ModelOutline, plan: Plan) -> Spec:
+    """`spec` with the steps that its epochs take, and the phases of freezing in them.
+
+    Raises:
+        JobError: the job is too short for the phases.
+    """
+    job = spec.job
+    if job.epochs is None:
+        return spec
+    passes = Fraction(str(job.epochs))  # as it is written: 0.1 is a tenth
+    steps = ceil(passes * found.train_samples / step_samples(spec, plan))
+    return spec.model_copy(
+        update={
+            "job": job.model_copy(update={"steps": steps}),
+            "freeze": settle_phases(spec.freeze, spec.optimizer, steps),
+        }
     )
 
 

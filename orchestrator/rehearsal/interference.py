@@ -25,6 +25,7 @@ from orchestrator.rehearsal.disturbing import (
     visits_of,
 )
 from orchestrator.rehearsal.machine_watch import MachineWatch
+from orchestrator.rehearsal.rehearsal import given_steps
 from orchestrator.spec.job_spec import Spec
 from orchestrator.spec.rules import AUTO
 from planner.wording import counted
@@ -69,7 +70,7 @@ def interference(
     if rank >= ranks:
         raise JobError(f"--rank {rank}: the job has ranks 0 to {ranks - 1}")
     return Interference(
-        level=level, kind=kind or "compute", rank=rank, visits=visits_of(spec.job.steps, every)
+        level=level, kind=kind or "compute", rank=rank, visits=visits_of(given_steps(spec), every)
     )
 
 

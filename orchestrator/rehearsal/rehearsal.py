@@ -85,6 +85,7 @@ def rehearse(
         KeyboardInterrupt: a signal came before the job was running.
     """
     trace, resources = performance.trace, node_resources(performance.spec)
+    steps = given_steps(performance.spec)
     start = trace.at_start()
     if not start:
         raise JobError(f"the trace {performance.source} begins without a node: begin the --window later")
@@ -102,7 +103,7 @@ def rehearse(
             grace_s=performance.grace_s,
             resources=resources,
             extra=extra,
-            steps=spec.job.steps,
+            steps=steps,
         )
         goes_on = performance.finish or performance.speedup is None
         player = TracePlayer(script, nodes, say, lambda: _stop(spec.job.name), goes_on=goes_on)
@@ -199,6 +200,20 @@ def ranks_of(spec: Spec, ranks: int | None, nodes: int) -> int:
             f"--ranks {ranks} is no multiple of pipeline.replicas = {spec.pipeline.replicas}: choose another --nodes"
         )
     return ranks
+
+
+def given_steps(spec: Spec) -> int:
+    """The steps of a job that is to be rehearsed.
+
+    Raises:
+        JobError: it says epochs instead.
+    """
+    if spec.job.epochs is not None:
+        raise JobError(
+            f"job.epochs = {spec.job.epochs:g}: what is rehearsed goes by steps; say how many, with --set"
+            " job.epochs=null --set job.steps=N"
+        )
+    return spec.job.steps
 
 
 def nodes_wanted(spec: Spec, nodes: int | None, trace: NodeTrace) -> int:

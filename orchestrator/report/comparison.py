@@ -18,7 +18,7 @@ from orchestrator.events.reports import metric_texts
 from orchestrator.history.job_view import JobView
 from orchestrator.history.phase_bands import Band
 from orchestrator.pictures.charts import Chart, Series, of_times
-from orchestrator.quantities import percent, rate, seconds, significant
+from orchestrator.quantities import operations, percent, rate, seconds, significant
 from orchestrator.report.interference.interference_page import InterferencePart, interference_part
 from orchestrator.report.parts import Cell, Column, Pill, Table
 from orchestrator.report.run.moves import moves
@@ -251,8 +251,16 @@ def _column(view: JobView) -> dict[str, Cell]:
         "Loss": _or(summary.loss, "{:.4f}".format),
         "Validation loss": _or(newest and newest.loss, "{:.4f}".format),
         "Metrics": ", ".join(metric_texts(newest.metrics)) if newest and newest.metrics else "–",
+        "Best validation": f"{summary.watched} {summary.best:.4f}, step {summary.best_step:,}"
+        if summary.best is not None
+        else "–",
+        "Time to target": _or(summary.time_to_target_s, seconds),
         "Step time, newest steps": _or(summary.step_s, seconds),
         "Throughput": _or(summary.tokens_per_s, lambda per_s: f"{rate(per_s)} {summary.per_s}"),
+        "Samples per hour": _or(summary.samples_per_hour, rate),
+        "Epochs": _or(summary.epochs, significant),
+        "Compute": _or(summary.flops_per_s, lambda per_s: f"{operations(per_s)}/s"),
+        "MFU": _or(summary.mfu, percent),
         "Schedule": plan.schedule if plan is not None else "–",
         "Ranks": str(plan.world_size) if plan is not None else "–",
         "Cut": partition_text(plan) if plan is not None else "–",

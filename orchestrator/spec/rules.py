@@ -23,7 +23,7 @@ AUTO = "auto"
 
 def check(spec: Spec) -> Spec:
     """Check that the keys of `spec` fit together, once per start of a job, and settle what follows from them alone: the
-    phases of freezing, a user's own table and its numbers, the redundancy of a given number of ranks.
+    phases of freezing in so many steps, a user's own table and its numbers, the redundancy of a given number of ranks.
 
     Args:
         spec: a spec with absolute paths.
@@ -43,7 +43,10 @@ def check(spec: Spec) -> Spec:
         pipeline = pipeline.model_copy(update=numbers)
     _check_validation(spec.job, spec.checkpoint)
     _check_optimizer(spec.optimizer)
-    freeze = settle_phases(spec.freeze, spec.optimizer, spec.job.steps)
+    _check_length(spec.job)
+    freeze = spec.freeze
+    if spec.job.epochs is None:  # else the steps follow from the data
+        freeze = settle_phases(freeze, spec.optimizer, spec.job.steps)
     _check_device(spec)
     _check_logging(spec)
     if pipeline.ranks != AUTO:
@@ -175,6 +178,17 @@ def _read_table(pipeline: PipelineConfig) -> Schedule:
     return table
 
 
+def _check_length(job: JobConfig) -> None:
+    """Raises:
+    JobError: two keys say how long the job is.
+    """
+    if job.epochs is not None and "steps" in job.model_fields_set:
+        raise JobError(
+            f"job.epochs = {job.epochs:g} and job.steps = {job.steps} both say how long the job is: leave one out"
+            " (--set job.epochs=null)"
+        )
+
+
 def _check_validation(job: JobConfig, checkpoint: CheckpointConfig) -> None:
     """Raises:
     JobError: nothing is validated before the last step, and so nothing ends the job earlier or is better than that.
@@ -188,6 +202,11 @@ def _check_validation(job: JobConfig, checkpoint: CheckpointConfig) -> None:
         raise JobError(
             f'job.stop_at = "{job.stop_at}" is looked at in validations, and job.validate_every = 0 has one after the'
             " last step only: set job.validate_every"
+        )
+    if job.patience is not None and not job.validate_every:
+        raise JobError(
+            f"job.patience = {job.patience} counts validations, and job.validate_every = 0 has one after the last step"
+            " only: set job.validate_every"
         )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+from orchestrator.analysis.achieved import HOUR_S
 from orchestrator.analysis.throughput import throughput
-from orchestrator.events.types import Event, Migrated, Record, Regrouped
+from orchestrator.events.types import Event, FlopsCounted, Migrated, Record, Regrouped, Submitted
 from orchestrator.history.totals import part_seconds
 from workers.protocol.reports import StepReport, ValidationReport
 
@@ -34,6 +35,25 @@ class Logger(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class _KnownJob:
+    """Facts about the job of a sink, as its events tell them."""
+
+    train_samples: int = 0
+    flops_per_sample: float | None = None
+    emulated: bool = False
+
+    def after(self, event: Event) -> _KnownJob:
+        match event:
+            case Submitted(spec=spec, train_samples=samples):
+                emulated = spec.get("cluster", {}).get("device") == "emulated"
+                return replace(self, train_samples=samples, emulated=emulated)
+            case FlopsCounted(flops_per_sample=count):
+                return replace(self, flops_per_sample=count)
+            case _:
+                return self
+
+
 class LoggerSink:
     """Writes a job's events to `logger`.
 
@@ -47,12 +67,14 @@ class LoggerSink:
     def __init__(self, logger: Logger, step: int) -> None:
         self._logger = logger
         self._step = self._validated = step
+        self._job = _KnownJob()
 
     def accept(self, records: Sequence[Record]) -> None:
         """Write what loggers show of `records`."""
         entries = []
         for record in records:
             event = record.event
+            self._job = self._job.after(event)
             if isinstance(event, StepReport):
                 if event.step <= self._step:
                     continue
@@ -61,7 +83,7 @@ class LoggerSink:
                 if event.step <= self._validated:
                     continue
                 self._validated = event.step
-            if (entry := entry_of(event, record.time_s)) is not None:
+            if (entry := entry_of(event, record.time_s, self._job)) is not None:
                 entries.append(entry)
         if entries:
             self._logger.log(entries)
@@ -71,8 +93,12 @@ class LoggerSink:
         self._logger.close()
 
 
-def entry_of(event: Event, time_s: float) -> StepValues | None:
-    """Values of `event` that loggers show; the names are those of the metrics, without `freshet_`."""
+def entry_of(event: Event, time_s: float, job: _KnownJob) -> StepValues | None:
+    """Values of `event` that loggers show; the names are those of the metrics, without `freshet_`.
+
+    Args:
+        job: what is known of it.
+    """
     match event:
         case StepReport(step=step):
             values = {
@@ -84,6 +110,7 @@ def entry_of(event: Event, time_s: float) -> StepValues | None:
             }
             if event.step_s > 0:
                 values["tokens_per_second"] = throughput(event)
+            values |= _use(event, job)
             return StepValues(step=step, time_s=event.committed_s or time_s, values=values)
         case ValidationReport(step=step):
             values = {f"validation_{name}": value for name, value in event.metrics.items()}
@@ -100,3 +127,16 @@ def entry_of(event: Event, time_s: float) -> StepValues | None:
             return StepValues(step=step, time_s=time_s, values=values)
         case _:
             return None
+
+
+def _use(step: StepReport, job: _KnownJob) -> dict[str, float]:
+    """Passes over the data, and the use of the devices in one step."""
+    found: dict[str, float] = {}
+    if job.train_samples:
+        found["epochs"] = step.step * step.samples / job.train_samples
+    if step.step_s > 0:
+        per_s = step.samples / step.step_s
+        found["samples_per_hour"] = HOUR_S * per_s
+        if job.flops_per_sample is not None and not job.emulated:
+            found["flops_per_second"] = per_s * job.flops_per_sample
+    return found

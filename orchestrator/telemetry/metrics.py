@@ -55,9 +55,26 @@ METRICS = (
     _gauge("predicted_step_ratio", "ratio", "Predicted over measured step time"),
     _gauge("tokens_per_second", "tokens/s", "Over the newest 20 steps; samples if the model has no tokens"),
     _counter("tokens_total", "tokens", "Tokens of committed steps, steps that ran twice included"),
+    _gauge("samples_per_hour", "samples/h", "Over the newest 20 steps"),
+    _gauge("epochs", "epochs", "Passes over the training samples"),
+    _gauge(
+        "flops_per_second",
+        "FLOP/s",
+        "Floating-point operations of the model's passes, over the newest 20 steps; not of emulated devices",
+    ),
+    _gauge(
+        "mfu_ratio",
+        "ratio",
+        "Their share of what the makers publish for the ranks' devices (model FLOPs utilization), where they do",
+    ),
     _gauge("loss", "", "Training loss of the newest step"),
     _gauge("validation_loss", "", "The newest validation"),
     _gauge("validation_metric", "", "Accuracy and the like, of the newest validation", "metric"),
+    _gauge(
+        "time_to_target_seconds",
+        "seconds",
+        "Duration of the steps that stand up to the first validation that reached `job.stop_at`",
+    ),
     _gauge("gradient_norm", "", "Global norm of the newest step's gradient, before clipping"),
     _gauge("learning_rate", "", "Of the newest step"),
     _gauge(

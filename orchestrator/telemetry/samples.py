@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from orchestrator.analysis.achieved import compute_now, epochs_done, time_to_target_s
 from orchestrator.analysis.throughput import pace
 from orchestrator.analysis.training_time import training_time_ratio
 from orchestrator.history.job_view import JobView
@@ -64,6 +65,8 @@ def _steps(view: JobView) -> Iterator[MetricSample]:
         yield _sample("validation_loss", validation.loss)
         for name, value in validation.metrics.items():
             yield _sample("validation_metric", value, name)
+    if (to_target_s := time_to_target_s(view)) is not None:
+        yield _sample("time_to_target_seconds", to_target_s)
     if (ratio := training_time_ratio(view)) is not None:
         yield _sample("training_time_ratio", ratio)
 
@@ -75,11 +78,23 @@ def _rates(view: JobView) -> Iterator[MetricSample]:
     yield _sample("step_seconds", now.step_s)
     if now.per_s is not None:
         yield _sample("tokens_per_second", now.per_s)
+    yield from _use(view)
     plan = view.followed or view.plan
     if plan is not None and plan.predicted_step_s is not None:
         yield _sample("predicted_step_seconds", plan.predicted_step_s)
         if now.step_s > 0 and _trains(view):
             yield _sample("predicted_step_ratio", plan.predicted_step_s / now.step_s)
+
+
+def _use(view: JobView) -> Iterator[MetricSample]:
+    if (used := compute_now(view)) is not None:
+        yield _sample("samples_per_hour", used.samples_per_hour)
+        if used.flops_per_s is not None:
+            yield _sample("flops_per_second", used.flops_per_s)
+        if used.mfu is not None:
+            yield _sample("mfu_ratio", used.mfu)
+    if (epochs := epochs_done(view)) is not None:
+        yield _sample("epochs", epochs)
 
 
 def _freezing(view: JobView) -> Iterator[MetricSample]:

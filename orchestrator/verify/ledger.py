@@ -292,7 +292,7 @@ class _Reading:
                 f"the job finished at step {finished.step}, but the log has {counted(ledger.steps, 'step')}"
             )
         asked = ledger.spec.get("job", {}).get("steps", finished.step)
-        if not finished.stopped and not finished.reached and finished.step != asked:
+        if not finished.stopped and not finished.why and finished.step != asked:
             self._wrong(f"the job finished at step {finished.step} of {asked} though nobody stopped it")
         digests: dict[int, str] = {}
         for outcome in self._outcomes:

@@ -18,6 +18,9 @@ STEPS = 60
 CHECKPOINT = 50
 """The step that the job goes back to."""
 LAST = 70
+TRAIN_SAMPLES = 1_000
+FLOPS_PER_SAMPLE = 2e9
+MACHINE = "NVIDIA H200, PyTorch 2.9.0"
 PARTS = {"detect_s": 0.5, "settle_s": 0.25, "plan_s": 0.125, "move_s": 2.0, "resume_s": 1.0}
 COPIED = replace(
     plan(),
@@ -85,8 +88,15 @@ class Run:
         self.clock_s = START_S
         for index, record in enumerate(self.records):
             if isinstance(record.event, events.Submitted):
-                spec = {**record.event.spec, "elastic": {"redundancy": "peer"}}
-                self.records[index] = replace(record, event=replace(record.event, spec=spec))
+                given = record.event.spec
+                job = {**given["job"], "stop_at": "perplexity <= 7"}
+                spec = {**given, "job": job, "elastic": {"redundancy": "peer"}}
+                submitted = replace(record.event, spec=spec, train_samples=TRAIN_SAMPLES)
+                self.records[index] = replace(record, event=submitted)
+            elif isinstance(record.event, events.RankStarted):
+                self.records[index] = replace(record, event=replace(record.event, machine=MACHINE))
+        counted = events.FlopsCounted(flops_per_sample=FLOPS_PER_SAMPLE)
+        self.records.insert(1, Record(time_s=self.records[0].time_s, event=counted))
         self.records = [_timed(record) for record in self.records]
         self.clock_s = self.records[-1].time_s
 
@@ -130,6 +140,7 @@ def eventful() -> Run:
     )
     run.put(
         events.Issued(plan=COPIED),
+        events.RankStarted(rank=4, node="5f0c", host="10.0.0.4", pid=4004, machine=MACHINE),
         events.Formed(generation=generation, start=CheckpointRef(path="c", step=CHECKPOINT), step=CHECKPOINT),
         regrouped(step=CHECKPOINT),
     )

@@ -19,6 +19,7 @@ from workers.commit.unfinished import Unfinished
 from workers.config import DataConfig, FreezeConfig, OptimizerConfig, WorkerConfig
 from workers.fault_injection.points import FaultPhase, FaultPoints
 from workers.loss_scale import LossScale
+from workers.metrics.goals import PastValidation
 from workers.models.model_config import of_one_family
 from workers.protocol.orders import Generation
 from workers.protocol.reports import CheckpointReport, Report
@@ -74,8 +75,8 @@ class Checkpointing:
         self._seen: dict[str, set[str]] = {}
         self._nearly_whole = 0
         self._dropped: set[str] = set()
-        self.metrics: dict[int, Mapping[str, float]] = {}
-        """Step -> loss and metrics of the validation after it."""
+        self.validations: tuple[PastValidation, ...] = ()
+        """The job's validations so far."""
         self.begun = left.begun if left is not None else 0
         """Step of the newest checkpoint begun, in this generation or an earlier one."""
         self.whole = left.whole if left is not None else 0
@@ -181,8 +182,8 @@ class Checkpointing:
                 self._faults.reach(FaultPhase.SAVING, step)
             number, scale = self._generation.number, self._scales[folder]
             log = self._log_sha256()
-            metrics = self.metrics.pop(step, {})
-            seal(self._config, self._names, self.plan, folder, step, number, files, scale, log, metrics)
+            past = self.validations
+            seal(self._config, self._names, self.plan, folder, step, number, files, scale, log, past)
         except OSError as error:
             self._drop(folder, str(error))
             self._take(
@@ -224,12 +225,13 @@ def seal(
     files: Mapping[str, FileRecord],
     loss_scale: LossScale | None,
     log_sha256: str | None,
-    metrics: Mapping[str, float] | None = None,
+    validations: Sequence[PastValidation] = (),
 ) -> None:
     """Complete the checkpoint at `folder`, and delete checkpoints that are too old.
 
     Args:
-        log_sha256, metrics: as in `Manifest`.
+        log_sha256: as in `Manifest`.
+        validations: the job's so far, some perhaps of later steps.
 
     Raises:
         OSError: the file system refused.
@@ -244,12 +246,18 @@ def seal(
         files=files,
         loss_scale=loss_scale,
         log_sha256=log_sha256,
-        metrics={name: value for name, value in (metrics or {}).items() if math.isfinite(value)},
+        validations=tuple(_finite(each) for each in validations if each.step <= step),
     )
     write_manifest(folder, manifest)
     # If an old checkpoint cannot be deleted now, the next call tries again.
     with suppress(OSError):
         prune(config.job.folder, config.checkpoint.keep, config.checkpoint.keep_best)
+
+
+def _finite(validation: PastValidation) -> PastValidation:
+    """`validation` without what JSON has no number for."""
+    values = {name: value for name, value in validation.values.items() if math.isfinite(value)}
+    return PastValidation(step=validation.step, values=values)
 
 
 _TRAJECTORY: Mapping[str, tuple[str, ...]] = {

@@ -9,17 +9,18 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from workers.checkpoint.storage import join, split
 from workers.loss_scale import LossScale
+from workers.metrics.goals import PastValidation
 
-FORMAT = 5
-"""Version of the checkpoint format that this code writes. It reads version 4 too, which has neither metrics nor files
-beside its checkpoints; version 3, whose `spec` moreover has the keys of `_FLAT` beside its sections; version 2, which
-has no `log_sha256` either; and version 1, in which moreover `bfloat16` was the name of what is `bfloat16-autocast`
-now."""
+FORMAT = 6
+"""Version of the checkpoint format that this code writes. It reads version 5 too, which has the `metrics` of its own
+step in place of all validations; version 4, which has neither these nor files beside its checkpoints; version 3, whose
+`spec` moreover has the keys of `_FLAT` beside its sections; version 2, which has no `log_sha256` either; and version 1,
+in which moreover `bfloat16` was the name of what is `bfloat16-autocast` now."""
 _FLAT: Mapping[str, tuple[str, ...]] = {
     "job": (
         *("seed", "steps", "precision", "threads", "compile", "output"),
@@ -95,8 +96,13 @@ class Manifest:
     log_sha256: str | None = None
     """Hash of a line of the job's event log, written before this manifest: the newest one that its writer knew of; None
     if it knew none. As long as the checkpoint is there, neither that line nor one before it can change unnoticed."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """Loss and metrics of the validation after its step, as far as there was one and they are finite."""
+    validations: tuple[PastValidation, ...] = ()
+    """The job's validations up to its step, with what of their loss and metrics is finite."""
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Loss and metrics of the validation after its step; empty without one."""
+        return next((each.values for each in self.validations if each.step == self.step), {})
 
     def to_json(self) -> str:
         """The text of `manifest.json`. Raises ValueError or TypeError if spec or plan are not JSON values."""
@@ -110,7 +116,7 @@ class Manifest:
             "samples": self.samples,
             "loss_scale": None if self.loss_scale is None else self.loss_scale.to_json(),
             "log_sha256": self.log_sha256,
-            "metrics": self.metrics,
+            "validations": [[each.step, dict(each.values)] for each in self.validations],
             "files": {name: _fields(record) for name, record in self.files.items()},
         }
         # The checksum covers what a reader will see: by then every key is a string and every tuple a list.
@@ -141,8 +147,9 @@ class Manifest:
             fields.setdefault("loss_scale", None)
         if fields["format"] < 3:
             fields.setdefault("log_sha256", None)
-        if fields["format"] < 5:
-            fields.setdefault("metrics", {})
+        if fields["format"] < 6:
+            own = fields.pop("metrics", {})
+            fields.setdefault("validations", [[fields.get("step"), own]] if own else [])
         _check_types(fields)
         if fields["format"] == 1 and fields["spec"].get("precision") == "bfloat16":
             fields["spec"]["precision"] = "bfloat16-autocast"
@@ -152,6 +159,7 @@ class Manifest:
         read = {
             "layers": layers,
             "loss_scale": LossScale.from_json(fields["loss_scale"]),
+            "validations": tuple(map(_validation, fields["validations"])),
             "files": _records(fields["files"], layers),
         }
         return Manifest(**{**fields, **read})
@@ -170,6 +178,14 @@ def kept_folder(folder: str) -> str:
 def layer_files(layer: int, name: str) -> tuple[str, str]:
     """Names of a layer's two files: its weights and buffers, and the rest of its state."""
     return f"{layer:03d}-{name}.weights.safetensors", f"{layer:03d}-{name}.state.safetensors"
+
+
+def _validation(told: Any) -> PastValidation:
+    match told:
+        case [int(step), dict(values)] if all(isinstance(value, int | float) for value in values.values()):
+            return PastValidation(step=step, values={name: float(value) for name, value in values.items()})
+        case _:
+            raise ValueError(f"has a wrong validation: {str(told)[:80]}")
 
 
 def _checksum(fields: Mapping[str, Any]) -> str:
@@ -195,7 +211,7 @@ _TYPES: Mapping[str, type] = {
     "layers": list,
     "samples": int,
     "files": dict,
-    "metrics": dict,
+    "validations": list,
 }
 
 
@@ -210,9 +226,6 @@ def _check_types(fields: Mapping[str, Any]) -> None:
     head = fields["log_sha256"]
     if head is not None and not (isinstance(head, str) and _SHA256.fullmatch(head)):
         raise ValueError(f"has a wrong log_sha256: {str(head)[:80]}")
-    for name, value in fields["metrics"].items():
-        if not isinstance(value, (int, float)):
-            raise ValueError(f"has a wrong metric {name}: {str(value)[:80]}")
     layers = fields["layers"]
     # File names are made from these: none may lead out of the folder.
     if not all(isinstance(name, str) and _LAYER_NAME.fullmatch(name) for name in layers):

@@ -12,6 +12,7 @@ from workers.checkpoint.writer import write_layers
 from workers.config import WorkerConfig
 from workers.fault_injection.points import FaultPoints
 from workers.loss_scale import LossScale
+from workers.metrics.goals import PastValidation
 from workers.protocol.errors import JobError
 from workers.protocol.orders import StateSource
 from workers.state.layer_state import LayerState
@@ -32,6 +33,8 @@ class CheckpointSaver:
     """Step, layers, sources of all their shards -> host copies of the whole layers."""
     loss_scale: Callable[[int], LossScale | None]
     """Step -> loss scale of the step after it, where this rank knows it."""
+    validations: Callable[[], tuple[PastValidation, ...]]
+    """Returns the job's validations, as far as this rank knows them."""
     log_sha256: Callable[[], str | None]
     """Returns the hash of a line of the job's event log, if one is known."""
 
@@ -76,6 +79,8 @@ class CheckpointSaver:
         files = {record.name: record for record in records}
         try:
             log = self.log_sha256()
-            seal(self.config, self.names, plan, folder, step, generation, files, scale, log)
+            seal(
+                self.config, self.names, plan, folder, step, generation, files, scale, log, self.validations()
+            )
         except OSError as error:
             raise JobError(f"could not complete {folder}: {error.strerror or error}") from error

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from workers.commit.unfinished import Unfinished
 from workers.loss_scale import LossScale
+from workers.metrics.goals import PastValidation
 
 
 @dataclass
@@ -19,6 +20,8 @@ class LastCommit:
     """Progress on what the commit requests, if this rank took part in it."""
     loss_scale: LossScale | None = None
     """Loss scale of the step after it, where the precision needs one and this rank knows it."""
+    validations: tuple[PastValidation, ...] = ()
+    """Validations of the job that this rank knows of, in order."""
 
     def move_to(self, step: int, loss_scale: LossScale | None) -> None:
         """All ranks move to `step`, of whose commit this one knows no more than the loss scale after it."""

@@ -5,11 +5,12 @@ Values and their agreement; no effects.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from planner.shards import Piece
 from workers.loss_scale import LossScale
+from workers.metrics.goals import PastValidation, told_together
 from workers.protocol.errors import JobError
 from workers.protocol.orders import Request
 
@@ -23,12 +24,8 @@ class Unfinished:
     """Requests that the commit carried."""
     validated: bool = False
     """Whether the validation after it is done."""
-    reached: str = ""
-    """The result of that validation, if it reached `job.stop_at`."""
     best: float | None = None
     """The best value of `checkpoint.keep_best` so far, if it is known."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """Loss and metrics of that validation, if it is done."""
     begun: int = 0
     """Step of the newest checkpoint begun; 0 for none."""
     whole: int = 0
@@ -48,6 +45,8 @@ class Greeting:
     """Layers, or shards, that it keeps standbys of and fetches from their owners."""
     loss_scale: LossScale | None = None
     """Loss scale of the next step, where the precision needs one and the rank knows it."""
+    validations: tuple[PastValidation, ...] = ()
+    """Validations of the job that the rank knows, some perhaps of steps that were undone since."""
 
 
 def agreed_loss_scale(greetings: Sequence[Greeting], step: int) -> LossScale:
@@ -67,6 +66,11 @@ def agreed_loss_scale(greetings: Sequence[Greeting], step: int) -> LossScale:
     return scale
 
 
+def agreed_validations(greetings: Sequence[Greeting], step: int) -> tuple[PastValidation, ...]:
+    """The job's validations after steps up to `step`, as far as any rank knows them."""
+    return told_together((greeting.validations for greeting in greetings), step)
+
+
 def agree(greetings: Sequence[Greeting], step: int) -> Unfinished | None:
     """Combine what the ranks know of the commit of `step`; None if no rank took part in it."""
     known = [greeting.left for greeting in greetings if greeting.left and greeting.left.step == step]
@@ -76,9 +80,7 @@ def agree(greetings: Sequence[Greeting], step: int) -> Unfinished | None:
         step=step,
         requests=frozenset[Request]().union(*(left.requests for left in known)),
         validated=any(left.validated for left in known),
-        reached=max(left.reached for left in known),
         best=next((left.best for left in known if left.best is not None), None),
-        metrics=next((left.metrics for left in known if left.metrics), {}),
         begun=max(left.begun for left in known),
         whole=max(left.whole for left in known),
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from planner.shards import Piece
-from workers.checkpoint.folder import DamagedCheckpointError, read_loss_scale
+from workers.checkpoint.folder import DamagedCheckpointError, read_loss_scale, read_manifest
 from workers.commit.last_commit import LastCommit
 from workers.commit.next_plan import NextPlan, check_buffers
 from workers.commit.unfinished import Greeting
@@ -24,6 +24,7 @@ from workers.elastic.switch import Switched, take_up
 from workers.freezing.plans import FreezePlans, FreezeSettings, check_plan
 from workers.layers.layer import Layer
 from workers.loss_scale import LossScale
+from workers.metrics.goals import PastValidation
 from workers.protocol.errors import DamagedCheckpoint
 from workers.protocol.orders import Assignment
 from workers.state.optim import Optimizer
@@ -80,6 +81,7 @@ class RankPlace:
         try:
             has = assemble(assignment, holdings, copied, self.source, self.host_form)
             loss_scale = self._loss_scale_at(assignment)
+            validations = self._validations_at(assignment)
         except DamagedCheckpointError as error:
             return error.damage
         self.source.end()
@@ -98,6 +100,7 @@ class RankPlace:
         )
         if not step or self.leaves_step(assignment):
             self.commit.move_to(step, loss_scale)
+            self.commit.validations = validations
         self.freeze_plans = plans
         self.assignment = assignment
         return None
@@ -143,3 +146,13 @@ class RankPlace:
         if assignment.step == 0:
             return LossScale() if scales_loss(self.config.job.precision) else None
         return assignment.loss_scale
+
+    def _validations_at(self, assignment: Assignment) -> tuple[PastValidation, ...]:
+        """The job's validations up to the assignment's step, as far as this rank knows them.
+
+        Raises:
+            DamagedCheckpointError: the checkpoint to start from cannot be read.
+        """
+        if assignment.start is not None:
+            return read_manifest(assignment.start).validations
+        return tuple(each for each in self.commit.validations if each.step <= assignment.step)

@@ -46,13 +46,18 @@ class Roofline(DispatchMode):
 
     def _seconds(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Any) -> float:
         memory_s = _moved_bytes(func, args, kwargs, results) / self._accelerator.memory_rate()
-        count = flop_registry.get(func._overloadpacket)
-        if count is None:
+        flops = flops_of(func, args, kwargs, results)
+        if flops is None:
             return memory_s
-        flops = float(count(*args, **kwargs, out_val=results))
         self.flops += flops
         bits = 8 * next(_tensors(args)).element_size()
         return max(memory_s, flops / self._accelerator.matrix_flops(bits))
+
+
+def flops_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Any) -> float | None:
+    """Floating-point operations of an operation; None where it is no product of matrices, convolution or attention."""
+    count = flop_registry.get(func._overloadpacket)
+    return None if count is None else float(count(*args, **kwargs, out_val=results))
 
 
 def _moved_bytes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Any) -> int:

@@ -363,6 +363,8 @@ class Outcome:
     """Whether a `Request.STOP` ended it rather than the last step."""
     reached: str = ""
     """The metric with its value that reached `job.stop_at` and ended it, as in `accuracy 0.9712`."""
+    plateau: str = ""
+    """The best value of what did not get better for as long as `job.patience`, which ended it, in words."""
     layer_digests: tuple[tuple[int, str], ...]
     """(layer, sha256 over its weights and buffers) of every layer that this rank holds."""
     checkpoint_error: str | None = None

@@ -113,6 +113,7 @@ class RankTraining:
                 left=commit.left,
                 lacks=holdings.standbys.lacking,
                 loss_scale=commit.loss_scale,
+                validations=commit.validations,
             ),
             offer=holdings.offer_bases,
             bring=place.bring_base(),
@@ -168,6 +169,7 @@ class RankTraining:
         """Keep what outlives a generation."""
         commit = self._place.commit
         commit.step, commit.left, commit.loss_scale = training.step, training.left, training.loss_scale
+        commit.validations = training.validations
         if training.vector is not None:
             commit.vector = training.vector
         self.began = training.began

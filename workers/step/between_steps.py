@@ -14,6 +14,7 @@ from workers.commit.unfinished import Unfinished
 from workers.control.announcements import Announcements
 from workers.data.dataset import Batch, OpenData
 from workers.loss_scale import LossScale
+from workers.metrics.goals import PastValidation, with_next
 from workers.metrics.target import better
 from workers.models.families.family import TextModel
 from workers.models.loss import IGNORED
@@ -51,8 +52,15 @@ class BetweenSteps:
     """Whether the validation after the newest commit is done."""
     reached: str = field(default="", init=False)
     """The result of a validation that reached `job.stop_at`: the job is done."""
+    plateau: str = field(default="", init=False)
+    """The best value so far, in words, if `job.patience` is over: the job is done."""
     best: float | None = field(default=None, init=False)
     """The best value of `checkpoint.keep_best` so far."""
+
+    @property
+    def over(self) -> bool:
+        """Whether validations say that the job is done."""
+        return bool(self.reached or self.plateau)
 
     def attend(
         self,
@@ -70,10 +78,9 @@ class BetweenSteps:
         """
         config = self.setup.config
         if left is not None:
-            self.reached, self.best = left.reached, left.best
-            if left.metrics:
-                self.checkpointing.metrics[step] = left.metrics
-        last = Request.STOP in requests or step == config.job.steps or bool(self.reached)
+            self.best = left.best
+            self._judge(step)
+        last = Request.STOP in requests or step == config.job.steps or self.over
         every = config.checkpoint.every_steps
         due = last or (every and step % every == 0) or Request.CHECKPOINT in requests
         if left is not None:
@@ -88,7 +95,7 @@ class BetweenSteps:
             self.release()
             rescued = Request.RESCUE in requests and not last
             best = self._validate(step, may_keep=not rescued)
-            if (self.reached or best) and not due and not rescued:
+            if (self.over or best) and not due and not rescued:
                 self.checkpointing.start(step, self._copies, loss_scale)
 
     def _rescue(self, step: int, loss_scale: LossScale | None) -> None:
@@ -131,15 +138,23 @@ class BetweenSteps:
         self.announcements.add_shared(step, report)
         self.announcements.release(step)
         values = {"loss": found.loss, **found.metrics}
-        self.checkpointing.metrics[step] = values
         config = self.setup.config
-        if config.job.target is not None and config.job.target.met(values):
-            self.reached = config.job.target.told(values)
+        self.checkpointing.validations = with_next(
+            self.checkpointing.validations, PastValidation(step=step, values=values), config.goals.watched
+        )
+        self._judge(step)
         kept = config.checkpoint.keep_best
         if not may_keep or kept is None or kept not in values or not better(kept, values[kept], self.best):
             return False
         self.best = values[kept]
         return True
+
+    def _judge(self, step: int) -> None:
+        """Learn from the validation after `step`, if there was one, whether the job is done."""
+        config, past = self.setup.config, self.checkpointing.validations
+        self.reached = config.goals.reached(past, step)
+        if step < config.job.steps:
+            self.plateau = config.goals.plateau(past, step)
 
     def sample(self, step: int) -> None:
         """Let the model of `step` continue a prompt, if it is one of language."""

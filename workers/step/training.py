@@ -18,7 +18,7 @@ from planner.shards import Piece
 from workers.checkpoint.coordination import Checkpointing
 from workers.commit.commit import CommitDecision, CommitError, CommitRecord, Prepared, decide
 from workers.commit.next_plan import NextPlan
-from workers.commit.unfinished import Greeting, Unfinished, agree, agreed_loss_scale
+from workers.commit.unfinished import Greeting, Unfinished, agree, agreed_loss_scale, agreed_validations
 from workers.control.announcements import Announcements
 from workers.copies.snapshot_turns import SnapshotTurns
 from workers.copies.snapshots import Bring
@@ -26,6 +26,7 @@ from workers.fault_injection.points import FaultPhase
 from workers.memory.limit import LimitedMemory
 from workers.memory.shortage import RankOutOfMemory, shortage_in
 from workers.memory.watch import MemoryWatch
+from workers.metrics.goals import PastValidation
 from workers.protocol.errors import JobError
 from workers.protocol.orders import CommitOutcome, Generation, Request
 from workers.protocol.reports import Outcome, Parted, Report, WarningReport
@@ -147,7 +148,7 @@ class TrainingLoop:
 
     def _new_checkpointing(self) -> Checkpointing:
         setup = self._setup
-        return Checkpointing(
+        checkpointing = Checkpointing(
             setup.config,
             setup.definition.names,
             setup.plan,
@@ -157,6 +158,8 @@ class TrainingLoop:
             setup.greeting.left,
             setup.log_sha256,
         )
+        checkpointing.validations = setup.greeting.validations
+        return checkpointing
 
     @property
     def undecided(self) -> int | None:
@@ -170,15 +173,18 @@ class TrainingLoop:
         return not self.torn and not self._setup.held and self._minibatch.weights.together
 
     @property
+    def validations(self) -> tuple[PastValidation, ...]:
+        """The job's validations so far."""
+        return self._between.checkpointing.validations
+
+    @property
     def left(self) -> Unfinished:
         """Progress on the commit of `step`, for the next generation."""
         return Unfinished(
             step=self.step,
             requests=self._requests,
             validated=self._between.validated,
-            reached=self._between.reached,
             best=self._between.best,
-            metrics=self._between.checkpointing.metrics.get(self.step, {}),
             begun=self._between.checkpointing.begun,
             whole=self._between.checkpointing.whole,
         )
@@ -231,7 +237,7 @@ class TrainingLoop:
         config = self._setup.config
         self._freezer.meet(self._channel)
         stopped = self._greet()
-        while not self._between.reached and self.step < config.job.steps and not stopped:
+        while not self._between.over and self.step < config.job.steps and not stopped:
             self._step()
             if self._skipped.too_many:
                 self._release_all()
@@ -241,7 +247,7 @@ class TrainingLoop:
                 self._release_all()
                 return Parted(rank=self._setup.rank, step=self.step)
             self._between.attend(self.step, self._requests, self.loss_scale)
-            if self._between.reached:
+            if self._between.over:
                 break
             if not stopped and self.step < config.job.steps:
                 self._take_snapshot()
@@ -260,6 +266,7 @@ class TrainingLoop:
             step=self.step,
             stopped=stopped,
             reached=self._between.reached,
+            plateau=self._between.plateau,
             layer_digests=tuple((state.layer, digest(state)) for state in self._between.whole_layers()),
             checkpoint_error=error,
         )
@@ -278,6 +285,7 @@ class TrainingLoop:
             self._owners = [from_json(Greeting, greeting) for greeting in told]
             if scales_loss(setup.config.job.precision):
                 self.loss_scale = agreed_loss_scale(self._owners, self.step)
+            self._between.checkpointing.validations = agreed_validations(self._owners, self.step)
             if setup.pipeline == 0 or setup.plan.shards > 1:  # those that others fetch from
                 setup.offer({piece for greeting in self._owners for piece in greeting.lacks})
         plan = setup.plan
@@ -288,6 +296,10 @@ class TrainingLoop:
         if left is None and self.step and not known and not setup.resumed:
             # Back at a snapshot: a checkpoint of its step may have been under way.
             left = Unfinished(step=self.step, validated=True)
+        if left is None and setup.resumed and setup.config.job.patience is not None and not known:
+            # A checkpoint that was written in haste may lack the validation after its step, which counts.
+            validated = any(each.step == self.step for each in self.validations)
+            left = Unfinished(step=self.step, validated=validated, begun=self.step, whole=self.step)
         if left is None or not self.step:
             return False
         self._requests = left.requests - {Request.REGROUP}

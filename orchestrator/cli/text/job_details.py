@@ -11,7 +11,7 @@ from rich.table import Table
 from orchestrator.analysis.job_summary import job_summary
 from orchestrator.events.types import command_words
 from orchestrator.history.job_view import JobView
-from orchestrator.quantities import percent, rate, seconds
+from orchestrator.quantities import operations, percent, rate, seconds, significant
 from planner.wording import counted, shares_text
 
 
@@ -51,12 +51,22 @@ def detail_lines(view: JobView) -> Iterator[str]:
         f"loss {found.loss:.4f}" if found.loss is not None else "",
         f"{rate(found.tokens_per_s)} {found.per_s}" if found.tokens_per_s is not None else "",
         f"step time {seconds(found.step_s)}" if found.step_s is not None else "",
+        f"{significant(found.epochs)} epochs" if found.epochs is not None else "",
+        f"{operations(found.flops_per_s)}/s" if found.flops_per_s is not None else "",
+        f"MFU {percent(found.mfu)}" if found.mfu is not None else "",
         f"effective training time {percent(found.effective_time_ratio)}"
         if found.effective_time_ratio is not None
         else "",
     ]
     if any(numbers):
         yield "  ".join(filter(None, numbers))
+    if found.best is not None:
+        target = (
+            f", target after {seconds(found.time_to_target_s)}" if found.time_to_target_s is not None else ""
+        )
+        yield f"best validation: {found.watched} {found.best:.4f} at step {found.best_step:,}{target}"
+    if found.why:
+        yield f"done: {found.why}"
     if (plan := view.plan) is not None:
         counts = list(plan.layers_per_stage)
         divided = f", a step with {shares_text(plan.shares)}" if plan.shares else ""

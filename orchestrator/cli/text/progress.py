@@ -94,6 +94,10 @@ class LineProgress:
     ) -> None:
         self._print_held()
 
+    def expect_steps(self, steps: int) -> None:
+        """Learn how many steps the job has, where its data decides."""
+        self._steps = steps
+
     def expect_freezing(self, freeze: Mapping[str, Any]) -> None:
         """Show the phase of each step from now on; `freeze` is the resolved `[freeze]` section."""
         self._freezing.expect(freeze, self._steps)
@@ -158,6 +162,11 @@ class BarProgress:
     ) -> None:
         self._bar.stop()
 
+    def expect_steps(self, steps: int) -> None:
+        """Learn how many steps the job has, where its data decides."""
+        self._steps = steps
+        self._bar.expect(steps)
+
     def expect_freezing(self, freeze: Mapping[str, Any]) -> None:
         """Show the phase of each step from now on; `freeze` is the resolved `[freeze]` section."""
         self._freezing.expect(freeze, self._steps)
@@ -206,6 +215,9 @@ class _Bar(Progress):
             expand=True,
         )
         self._task = self.add_task(name, total=steps, completed=first_step - 1)
+
+    def expect(self, steps: int) -> None:
+        self.update(self._task, total=steps)
 
     def move(self, step: int, figures: str) -> None:
         self._figures = figures

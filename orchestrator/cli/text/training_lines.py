@@ -44,6 +44,8 @@ def observer(
             ):
                 progress.show(event)
             case events.Submitted(spec=spec):
+                if steps := spec.get("job", {}).get("steps"):
+                    progress.expect_steps(steps)
                 progress.expect_freezing(spec.get("freeze", {}))
                 model = spec.get("model", {})
                 if weights := model.get("weights") or (model.get("pretrained") and model.get("path")):

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median
 
+from orchestrator.analysis.achieved import compute, epochs_done, time_to_target_s
 from orchestrator.analysis.freeze_steps import freeze_steps
 from orchestrator.analysis.job_summary import model_text
 from orchestrator.analysis.metric_curves import metric_curves
-from orchestrator.analysis.throughput import throughput, throughput_unit
+from orchestrator.analysis.throughput import recent_steps, throughput, throughput_unit
 from orchestrator.events.types import Failed, Finished
 from orchestrator.history.job_view import JobView
 from orchestrator.pictures.charts import MOST_BINS, MOST_POINTS, Chart, Point, Series, of_times
-from orchestrator.quantities import percent, rate, seconds, significant, size
+from orchestrator.quantities import operations, percent, rate, seconds, significant, size
 from orchestrator.report.parts import Cell, Column, Pill, ReportNote, Table, Tile, Tone, tile
 from orchestrator.report.run.what_ran import device_text, plan_changes, visit_bands
 from planner.wording import counted
@@ -69,6 +70,8 @@ def outcome(run: JobView) -> tuple[Tone, str]:
             return "warn", f"stopped at step {step:,}"
         case Finished(reached=reached) if reached:
             return "good", f"finished with {reached}"
+        case Finished(plateau=plateau) if plateau:
+            return "good", f"finished: {plateau}"
         case Finished():
             return "good", "finished"
         case Failed():
@@ -126,6 +129,7 @@ def tiles(run: JobView) -> tuple[Tile, ...]:
     rates = [throughput(report) for report in steps if report.step_s > 0]
     if rates:
         entries.append(("Throughput", rate(median(rates)), f"{throughput_unit(run)}, median{emulated}"))
+    entries.extend(_use(run))
     times = [report.step_s for report in steps]
     entries.append(("Step time", seconds(median(times)), f"median{emulated}"))
     bubbles = [report.bubble for report in steps]
@@ -134,6 +138,21 @@ def tiles(run: JobView) -> tuple[Tile, ...]:
         first = seconds(run.first_step_s - run.started_s)
         entries.append(("First step after", first, "from submission"))
     return tuple(tile(*entry) for entry in entries)
+
+
+def _use(run: JobView) -> Iterator[tuple[str, str, str]]:
+    """Figures of passes over the data, of the devices' use, and of the target."""
+    if (epochs := epochs_done(run)) is not None:
+        yield "Epochs", significant(epochs), f"of {counted(run.train_samples, 'sample')}"
+    used = compute(run, recent_steps(run))
+    if used is not None:
+        emulated = ", emulated" if run.emulated else ""
+        yield "Samples per hour", rate(used.samples_per_hour), f"newest steps{emulated}"
+    if used is not None and used.flops_per_s is not None:
+        of_peak = f"MFU {percent(used.mfu)}" if used.mfu is not None else "of the model's passes"
+        yield "Compute", f"{operations(used.flops_per_s)}/s", of_peak
+    if (to_target_s := time_to_target_s(run)) is not None:
+        yield "Time to target", seconds(to_target_s), str(run.spec["job"]["stop_at"])
 
 
 def training(run: JobView) -> TrainingCurves | None:

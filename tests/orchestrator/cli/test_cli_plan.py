@@ -38,6 +38,10 @@ KEYS = {
     "solve_s",
     "redundancy",
     "freeze",
+    "steps",
+    "step_samples",
+    "train_samples",
+    "epochs",
 }
 FREEZE_KEYS = {"unfrozen_s", "solved_s", "all_frozen_s", "ratios", "mean_per_stage", "kappa"}
 TIMELY = ("--set", "freeze.method=timelyfreeze", "--set", "job.steps=100")

@@ -67,6 +67,7 @@ EVERY_KIND: tuple[events.Event, ...] = (
     events.Submitted(job="gpt", epoch=1, spec={"job": {"seed": 1}}, resume=False),
     events.Issued(plan=PLAN),
     events.Placing(ranks=(0, 1)),
+    events.FlopsCounted(flops_per_sample=1.5e9),
     events.RankStarted(rank=0, node="n0", host="10.0.0.1", pid=123),
     events.Formed(generation=GENERATION, start=orders.CheckpointRef(path="/out/7", step=7), step=7),
     events.Skipped(
@@ -180,6 +181,7 @@ EVERY_KIND: tuple[events.Event, ...] = (
     events.RankFailed(rank=1, error="killed"),
     events.Finished(step=7, stopped=True, state_sha256="ef"),
     events.Finished(step=7, stopped=False, state_sha256="ef", reached="f1 0.9"),
+    events.Finished(step=7, stopped=False, state_sha256="ef", plateau="no better than loss 1 of step 5"),
     events.Failed(reason="rank 1 was killed", user_error=False),
     STEP,
     reports.MemoryLow(

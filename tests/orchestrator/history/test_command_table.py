@@ -91,6 +91,9 @@ def test_a_checkpoint_is_done_by_one_that_is_no_older() -> None:
     assert answers(*asked, ended) == {"c": (False, "the job ended first: trained to its last step, 9")}
     reached = Finished(step=7, stopped=False, state_sha256=None, reached="f1 0.9")
     assert answers(*asked, reached) == {"c": (False, "the job ended first: reached f1 0.9 at step 7")}
+    plateau = Finished(step=7, stopped=False, state_sha256=None, plateau="no better than loss 1 of step 5")
+    text = "the job ended first: done at step 7, no better than loss 1 of step 5"
+    assert answers(*asked, plateau) == {"c": (False, text)}
 
 
 def test_a_stop_is_done_by_the_end_and_refused_by_a_failure() -> None:

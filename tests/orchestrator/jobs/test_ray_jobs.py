@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
@@ -33,6 +34,7 @@ from orchestrator.history.job_view import fold
 from orchestrator.prepare.measuring import call_all, measure_on_cluster
 from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.prepare.profiling import key_of, obtain
+from orchestrator.spec.job_spec import JobConfig
 from orchestrator.trainer import PipelineTrainer
 from workers.actor import CONTROL
 from workers.control.rank_error import RankError
@@ -354,6 +356,35 @@ def test_a_job_that_reaches_its_goal_is_done_and_a_resume_has_nothing_to_do(tmp_
     again = Log()
     assert PipelineTrainer(spec, resume=True, observe=again).fit().error is None
     assert not again.of(events.Issued), "no plan, no rank, no step"
+
+
+def test_a_job_whose_patience_is_over_is_done_before_its_epochs_and_a_resume_has_nothing_to_do(
+    tmp_path: Path,
+) -> None:
+    """With a rate so small that no weight changes: no validation is better than the first."""
+    spec = tiny(
+        tmp_path,
+        "patient",
+        job={"validate_every": 1, "patience": 2},
+        optimizer={"lr": 1e-30},
+        pipeline={"ranks": 1},
+    )
+    given = spec.job.model_dump(exclude_unset=True, exclude={"steps"})
+    spec = spec.model_copy(update={"job": JobConfig(**given, epochs=2.5)})
+    log = Log()
+    result = PipelineTrainer(spec, observe=log).fit()
+    (end,) = log.of(events.Finished)
+    assert (end.step, end.stopped, end.reached) == (3, False, "")
+    assert end.plateau.startswith("no better than loss ")
+    assert end.plateau.endswith(" of step 1 in 2 validations")
+    (begun,) = log.of(events.Submitted)
+    assert begun.spec["job"]["steps"] == math.ceil(2.5 * begun.train_samples / 8) > 3
+    assert result.metrics is not None
+    assert result.metrics["why"] == end.plateau
+    assert result.metrics["epochs"] == pytest.approx(3 * 8 / begun.train_samples)
+    again = Log()
+    assert PipelineTrainer(spec, resume=True, observe=again).fit().error is None
+    assert not again.of(events.Issued)
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,44 @@ def test_a_table_is_read_once(tmp_path: Path) -> None:
     assert done.schedule.rank_of_stage == {0: 1, 1: 0}
 
 
+def passes(epochs: float, pipeline: PipelineConfig, **freeze: object) -> Spec:
+    given = spec(pipeline)
+    job = JobConfig(name="a", sample_tokens=5, epochs=epochs)
+    return given.model_copy(update={"job": job, "freeze": FreezeConfig.model_validate(freeze)})
+
+
+@pytest.mark.parametrize(
+    ("epochs", "samples", "steps"),
+    [(2, 1000, 84), (1, 24, 1), (0.1, 2400, 10), (0.001, 2400, 1), (2.5, 48, 5)],
+)
+def test_epochs_are_as_many_steps_as_it_takes(epochs: float, samples: int, steps: int) -> None:
+    found = replace(FOUND, train_samples=samples)
+    given = passes(epochs, PipelineConfig(ranks=4, replicas=2, microbatches=3))
+    done = resolve_spec(given, found, {}, epoch=1)
+    assert (done.config.job.steps, done.config.job.epochs) == (steps, epochs)
+
+
+def test_phases_of_freezing_follow_the_steps_of_the_epochs() -> None:
+    found = replace(FOUND, train_samples=2400)
+    given = passes(1, PipelineConfig(ranks=2, microbatches=3), method="timelyfreeze")
+    done = resolve_spec(given, found, {}, epoch=1)
+    assert done.config.job.steps == 200
+    assert (done.config.freeze.warm_up, done.config.freeze.monitoring, done.config.freeze.ramp) == (
+        20,
+        30,
+        50,
+    )
+    with pytest.raises(JobError, match="the phases are longer than the job"):
+        resolve_spec(
+            passes(
+                0.1, PipelineConfig(ranks=2, microbatches=3), method="timelyfreeze", ramp=50, monitoring=30
+            ),
+            found,
+            {},
+            epoch=1,
+        )
+
+
 def test_a_plan_from_elsewhere_is_followed() -> None:
     plan = Plan(
         epoch=0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import elastic_run
+import eventful_run
 import pytest
 from synthetic_run import START_S, freezing_records, records
 
@@ -10,6 +11,7 @@ from orchestrator.analysis.job_summary import job_summary
 from orchestrator.events.types import Record, Submitted
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.pictures.charts import Chart
+from orchestrator.quantities import seconds
 from orchestrator.report.comparison import comparison
 
 
@@ -88,3 +90,19 @@ def test_steps_that_a_return_to_a_checkpoint_voided_take_no_place_on_the_axis() 
     assert places == sorted(places)
     stand_s = sum(commit.step_s for commit in view.recovery.commits if commit.voided_by is None)
     assert places[-1] == pytest.approx(stand_s)
+
+
+def test_the_measures_of_papers_stand_beside_each_other() -> None:
+    """Throughput, metric and time to the target, as in the tables of papers."""
+    reached, plain = fold(eventful_run.eventful().records), fold(records(steps=50))
+    table = comparison([("reached", reached), ("plain", plain)]).numbers
+    rows = {str(figure): cells for figure, *cells in table.rows}
+    assert rows["Best validation"][0] == "perplexity 6.6900, step 70"
+    assert str(rows["Best validation"][1]).startswith("loss ")
+    assert rows["Time to target"][0] == seconds(job_summary(reached).time_to_target_s or 0)
+    assert rows["Epochs"][0] == "2.24"
+    assert str(rows["Compute"][0]).endswith("FLOP/s")
+    assert str(rows["MFU"][0]).endswith(" %")
+    assert "–" not in (rows["Samples per hour"][0], rows["Samples per hour"][1])
+    for figure in ("Time to target", "Epochs", "Compute", "MFU"):
+        assert rows[figure][1] == "–", figure

@@ -212,6 +212,10 @@ def test_how_a_run_ends_is_said() -> None:
             Finished(step=40, stopped=False, state_sha256=None, reached="f1 0.9"),
             "finished with f1 0.9",
         ),
+        (
+            Finished(step=40, stopped=False, state_sha256=None, plateau="no better than loss 1 of step 8"),
+            "finished: no better than loss 1 of step 8",
+        ),
         (Failed(reason="no", user_error=True), "failed"),
     ):
         assert f">{words}</span>" in render(with_event(event))

@@ -14,19 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from eventful_run import CHECKPOINT, LAST, STEPS, eventful
+from eventful_run import CHECKPOINT, FLOPS_PER_SAMPLE, LAST, STEPS, TRAIN_SAMPLES, eventful
 from mlflow.tracking import MlflowClient
 from pace import patient
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_jobs import tiny
 
 from orchestrator.client.submit import Submission
-from orchestrator.events.types import Record
+from orchestrator.events.types import FlopsCounted, Record, Submitted
 from orchestrator.history.totals import PARTS
 from orchestrator.prepare.resumption import adopt
 from orchestrator.spec.job_spec import LoggingConfig, Spec
 from orchestrator.spec.rules import check
 from orchestrator.telemetry import wanted
+from orchestrator.telemetry.loggers import LoggerSink, StepValues
 from orchestrator.telemetry.sinks import WAITING_RECORDS, SinkThread
 from workers.protocol.errors import JobError
 from workers.protocol.reports import StepReport
@@ -337,3 +338,30 @@ def test_a_job_that_logs_nothing_opens_nothing() -> None:
     texts = [value for value in spec.logging.model_dump().values() if isinstance(value, str)]
     assert texts == [], "a service takes no text of this section from a client that it does not trust"
     assert set(wanted.NAMES) == set(wanted.MODULES) <= set(LoggingConfig.model_fields)
+
+
+def test_a_step_tells_its_share_of_the_data_and_the_use_of_devices() -> None:
+    class Kept:
+        def __init__(self) -> None:
+            self.entries: list[StepValues] = []
+
+        def log(self, entries: Sequence[StepValues]) -> None:
+            self.entries += entries
+
+        def close(self) -> None: ...
+
+    def logged(records: list[Record]) -> dict[int, StepValues]:
+        kept = Kept()
+        LoggerSink(kept, 0).accept(records)
+        return {each.step: each for each in kept.entries if "loss" in each.values}
+
+    records = eventful().records
+    values = logged(records)[LAST].values
+    step = next(each.event for each in reversed(records) if isinstance(each.event, StepReport))
+    assert values["epochs"] == LAST * step.samples / TRAIN_SAMPLES
+    assert values["samples_per_hour"] == pytest.approx(3600 * step.samples / step.step_s)
+    assert values["flops_per_second"] == pytest.approx(FLOPS_PER_SAMPLE * step.samples / step.step_s)
+    without = logged([each for each in records if not isinstance(each.event, Submitted | FlopsCounted)])[
+        LAST
+    ].values
+    assert without.keys() == values.keys() - {"epochs", "flops_per_second"}

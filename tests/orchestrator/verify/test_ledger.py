@@ -177,6 +177,8 @@ def edit(kind: type, change: Callable[[Any], Any], number: int = -1) -> list[Rec
 def test_a_job_that_reached_its_goal_ends_before_its_last_step() -> None:
     reached = edit(Finished, lambda e: replace(e, stopped=False, reached="accuracy 0.98"))
     assert not audit(reached, TRAIN_SAMPLES).wrong
+    plateau = edit(Finished, lambda e: replace(e, stopped=False, plateau="no better than loss 1 of step 3"))
+    assert not audit(plateau, TRAIN_SAMPLES).wrong
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from benchmarks.parts.rank_threads import run_threads
 from orchestrator.cli.exporting import export_command
 from workers.build import build_module
 from workers.checkpoint.folder import best_checkpoint, checkpoints, read_manifest
-from workers.commit.unfinished import Greeting, Unfinished, agree
+from workers.commit.unfinished import Greeting, Unfinished, agree, agreed_validations
 from workers.config import CheckpointConfig, DataConfig, ModelConfig, OptimizerConfig, WorkerConfig
 from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
+from workers.metrics.goals import PastValidation
 from workers.models.registry import build_definition
 from workers.protocol.errors import JobError
 from workers.protocol.orders import CheckpointRef
@@ -172,12 +174,17 @@ def test_a_job_that_keeps_no_best_has_none_to_export(tmp_path: Path) -> None:
         export_command(config.job.folder, str(tmp_path / "best.safetensors"), force=False, best=True)
 
 
-def test_one_rank_that_knows_that_the_goal_was_reached_tells_the_others() -> None:
-    done = Unfinished(
-        step=4, validated=True, reached="accuracy 0.98", best=0.98, metrics={"loss": 0.5}, begun=4
-    )
+def test_one_rank_that_knows_of_a_validation_tells_the_others() -> None:
+    done = Unfinished(step=4, validated=True, best=0.98, begun=4)
+    first, second = (PastValidation(step=step, values={"accuracy": 0.9 + step / 50}) for step in (2, 4))
     known = [
-        Greeting(host="", port=0, left=left)
-        for left in (Unfinished(step=4), done, Unfinished(step=3, reached="accuracy 0.5"), None)
+        Greeting(host="", port=0, left=left, validations=past)
+        for left, past in (
+            (Unfinished(step=4), (first,)),
+            (done, (first, second)),
+            (Unfinished(step=3), ()),
+            (None, (replace(second, step=6),)),
+        )
     ]
     assert agree(known, 4) == done
+    assert agreed_validations(known, 4) == (first, second)

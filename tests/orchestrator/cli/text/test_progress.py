@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Callable
 
 import pytest
 from rich.console import Console
 
 from orchestrator.cli.text.progress import BarProgress, LineProgress, open_progress
-from orchestrator.quantities import percent, rate, seconds, significant, size
+from orchestrator.quantities import operations, percent, rate, seconds, significant, size
 from planner.wording import counted
 from workers.protocol.reports import (
     CheckpointReport,
@@ -257,3 +258,22 @@ def test_the_bar_says_the_phase_too() -> None:
         progress.show(froze(7, 0.5))
         progress.show(a_step(7))
     assert "phase ramp  frozen 50.0 %" in written(console)
+
+
+@pytest.mark.parametrize("console", [plain_console, terminal])
+def test_the_steps_of_a_job_that_says_epochs_become_known_later(console: Callable[[], Console]) -> None:
+    shown = console()
+    with open_progress(shown, "gpt", 100) as progress:
+        progress.expect_steps(7)
+        progress.show(a_step(7))
+    assert "7/7" in written(shown)
+
+
+def test_numbers_of_operations() -> None:
+    assert [operations(count) for count in (12, 12_345, 1.2345e12, 9.996e14, 3.2e18)] == [
+        "12 FLOP",
+        "12.3 kFLOP",
+        "1.23 TFLOP",
+        "1.00 PFLOP",
+        "3.20 EFLOP",
+    ]
