@@ -17,6 +17,7 @@ BENCHMARKS = (
     "lora",
     "loading",
     "real_weights",
+    "image_tuning",
     "layer_parts",
     "one_gpu",
     "gpu_copies",

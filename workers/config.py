@@ -106,6 +106,20 @@ class ModelConfig:
         return TypeAdapter[AnyModel](Model).validate_python(settings)
 
 
+class AugmentConfig(Section):
+    """`[data.augment]`: random changes of images for training, other ones each time that an image is read."""
+
+    crop: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Least share of an image's area that a random crop keeps, with sides of 3:4 to 4:3, which is then scaled to the
+    model's size; unset: images are scaled and cropped as in validation."""
+    flip: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Probability that an image is mirrored."""
+    operations: NonNegative = 0
+    """Number of operations of RandAugment, of 14 such as turning, shearing, brightness and contrast."""
+    magnitude: Annotated[int, Field(ge=0, le=30)] = 9
+    """Strength of these operations."""
+
+
 class DataConfig(Section):
     """`[data]`: where samples come from."""
 
@@ -113,30 +127,35 @@ class DataConfig(Section):
     """`python-docs`, `text`, `jsonl`, `table`, `digits`, or `package.module:function` that returns a data set or the
     rows of a table."""
     path: str | tuple[str, ...] | None = None
-    """Files or folders for `text`, `jsonl` and `table`. A table is Parquet, JSON lines, CSV, Arrow, or a folder that
-    `save_to_disk` of datasets wrote (needs the extra `freshet[data]`)."""
+    """Files or folders for `text`, `jsonl` and `table`. A table is Parquet, JSON lines, CSV, Arrow, a folder that
+    `save_to_disk` of datasets wrote, or a folder of images (needs the extra `freshet[data]`)."""
     weights: Annotated[tuple[PositiveNumber, ...], Field(min_length=1)] | None = None
     """Weight of each entry of `path`, of tables: training takes samples of them in these proportions, whatever their
     sizes. An epoch is then as many samples as all of them have. Unset: all rows count alike."""
     validation_path: str | tuple[str, ...] | None = None
-    """Tables with the held-out rows; unset: the last ones of `path`."""
-    task: Literal["language", "chat", "masked-language", "classification", "question-answering"] | None = None
+    """Tables with the held-out rows; unset: the last ones of `path`, or the part `validation` of a folder of images."""
+    task: (
+        Literal["language", "chat", "masked-language", "classification", "question-answering", "images"]
+        | None
+    ) = None
     """Purpose of the rows of a table. `language`: documents, and their next tokens. `chat`: conversations in the form
     of the tokenizer's chat template; the loss asks for the answers alone. `masked-language`: texts of which some tokens
     are hidden, other ones in each epoch. `classification`: texts or pairs of texts, and a class or, with
-    `model.classes = 1`, a number. `question-answering`: questions, contexts and answers in the shape of SQuAD. Unset:
-    the first one that the model is made for."""
+    `model.classes = 1`, a number. `question-answering`: questions, contexts and answers in the shape of SQuAD.
+    `images`: images, and a class. Unset: the first one that the model is made for."""
     columns: dict[str, str] = Field(default={})
     """Columns of a table by what is in them: `text` for `language` and `masked-language`, `messages` for `chat`,
     `text`, `label` and perhaps `pair` for `classification`, `question`, `context` and `answers` for
-    `question-answering`. One that is left out has that name."""
+    `question-answering`, `image` and `label` for `images`. One that is left out has that name."""
     mask_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.15
     """Share of the tokens that `masked-language` asks for."""
     overlap: NonNegative | None = None
     """Tokens that two windows of a long context share, in `question-answering`; unset: a third of `model.context`."""
+    augment: AugmentConfig | None = None
+    """`[data.augment]`: random changes of images; unset: none."""
     labels: tuple[str, ...] | None = None
     """Names of the classes in a table, in the order of their numbers; unset: those of the model, or labels are
-    numbers."""
+    numbers; in a folder of images the names of its folders, sorted."""
     too_long: Literal["error", "cut", "drop"] = "error"
     """Fate of a row of a table with more tokens than `model.context`. Documents of `language` go on in further rows,
     contexts of `question-answering` in further windows; there it is about the question, which is never cut."""

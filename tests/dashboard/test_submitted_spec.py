@@ -48,6 +48,7 @@ HARMLESS = {
     "model.arguments",  # of a factory, which is code
     "model.architecture",  # a name in a table
     "model.config",  # numbers and names of a model that transformers defines; code of its own is refused
+    "model.processor",  # likewise
     "data.arguments",
 }
 """Keys that take any text, and neither import, nor open, nor send anything."""

@@ -43,6 +43,9 @@ class Dataset(Protocol):
 
         It may take a second argument, `draws: list[int]`, a key for each of them to draw with, from the seed, the epoch
         and the sample: so chance, too, is a pure function.
+
+        Where inputs take long to make, `train_targets` with the same arguments may leave them out: ranks that need the
+        targets alone call that.
         """
         ...
 

@@ -21,6 +21,7 @@ from workers.data.corpus import (
 from workers.data.dataset import OpenData
 from workers.data.digits import open_digits
 from workers.data.tables.given_rows import table_of
+from workers.data.tables.image_data import open_images
 from workers.data.tables.table_data import open_table
 from workers.data.token_cache import open_tokens
 from workers.data.tokenizer import BYTES, load_tokenizer, tokenizer_identity
@@ -56,6 +57,8 @@ def open_dataset(config: DataConfig, model: AnyModel, output: str) -> OpenData:
         close = difflib.get_close_matches(config.source, _SOURCES, n=1)
         hint = f"did you mean {close[0]!r}?" if close else "write one of them, or package.module:function"
         raise JobError(f"data.source = {config.source!r} is not one of {', '.join(_SOURCES)}: {hint}")
+    if config.source != _TABLE:
+        _refuse_table_keys(config)
     if config.arguments:
         raise JobError(
             f"data.arguments are passed to a source given by import path, and {config.source!r} takes none:"
@@ -69,19 +72,21 @@ def open_dataset(config: DataConfig, model: AnyModel, output: str) -> OpenData:
                 f" set model.family to {families('images')}, or choose a text source such as python-docs"
             )
         return OpenData(dataset=open_digits(model, config.validation_fraction))
-    if not isinstance(model, TextModel):
+    preparation = model.image_preparation()
+    if preparation is not None and config.source == _TABLE:
+        return open_images(config, model, preparation, _cache_folder(config.cache, output))
+    if preparation is not None or not isinstance(model, TextModel):
         raise JobError(
             f"data.source = {config.source!r} is text, and model.family = {model.family!r} reads images:"
-            f" set data.source to digits, or model.family to {families('tokens')}"
+            f" set data.source to table or digits, or model.family to {families('tokens')}"
         )
     if config.source == _TABLE:
         return open_table(config, model, _cache_folder(config.cache, output))
-    _refuse_table_keys(config)
     return _text(config, model, output)
 
 
 def _refuse_table_keys(config: DataConfig) -> None:
-    keys = ("task", "columns", "labels", "validation_path", "weights", "overlap")
+    keys = ("task", "columns", "labels", "validation_path", "weights", "overlap", "augment")
     set_keys = [key for key in keys if getattr(config, key)]
     if set_keys:
         raise JobError(
@@ -150,7 +155,8 @@ def _imported(config: DataConfig, model: AnyModel, output: str) -> OpenData:
         returned = call_import_path(config.source, config.arguments, "data.source")
     check_modes_kept(f"data.source = {config.source!r}")
     origin = f"data.source = {config.source!r}"
-    table = table_of(returned, origin) if isinstance(model, TextModel) and model.tasks else None
+    reads_rows = isinstance(model, TextModel) and model.tasks and model.image_preparation() is None
+    table = table_of(returned, origin) if reads_rows else None
     if table is not None and isinstance(model, TextModel):
         return open_table(config, model, _cache_folder(config.cache, output), table)
     _refuse_table_keys(config)

@@ -278,9 +278,9 @@ def _read(config: WorkerConfig, dataset: Dataset, draws: bool, total: int, wante
         config.data.shuffle,
     )
     samples = [sample for _, sample in places]
+    train: Any = dataset.train if wanted.inputs else getattr(dataset, "train_targets", dataset.train)
     if not draws:
-        return ReadResult(samples, dataset.train(samples))
-    train: Any = dataset.train
+        return ReadResult(samples, train(samples))
     return ReadResult(
         samples, train(samples, [rng.key(config.job.seed, "sample", *place) for place in places])
     )

@@ -375,6 +375,9 @@ def made_for(example: str, folder: Path) -> list[str]:
         ]
     if example == "finetune-smollm2":
         pytest.skip("its weights are converted for minutes: benchmarks.real_weights trains it")
+    if example == "finetune-vit":
+        runpy.run_path(str(ROOT / "examples" / "small_vision.py"))["main"](folder)
+        return [f"model.path={folder / 'small-vit'}", f"data.path={folder / 'digits'}"]
     if example == "finetune-bert":
         made = runpy.run_path(str(ROOT / "examples" / "real_data.py"))
         if any(importlib.util.find_spec(made[name]) is None for name in ("WEIGHTS", "TEXTS")):

@@ -311,7 +311,7 @@ from workers.config import DataConfig, ModelConfig
 from workers.data.registry import open_dataset
 for _ in range(2):
     open_dataset(DataConfig(), ModelConfig(family="gpt"), {str(tmp_path)!r})
-    assert not {{"sklearn", "tokenizers"}} & set(sys.modules)
+    assert not {{"sklearn", "tokenizers", "datasets", "PIL"}} & set(sys.modules)
 del sys.modules["pydoc_data.topics"]
 open_dataset(DataConfig(), ModelConfig(family="gpt"), {str(tmp_path)!r})
 assert "pydoc_data.topics" not in sys.modules, "a cached manual is not read"

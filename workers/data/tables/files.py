@@ -40,7 +40,7 @@ class TableSource:
 def tables_at(path: str | tuple[str, ...] | None, key: str) -> tuple[TableSource, ...]:
     """The tables that `path`, the value of `key` in the spec, names; see `find_tables`."""
     return tuple(
-        TableSource(str(table), partial(read_rows, table), partial(_state_of, table))
+        TableSource(str(table), partial(read_rows, table), partial(state_of, table))
         for table in find_tables(path, key)
     )
 
@@ -75,7 +75,7 @@ def find_tables(path: str | tuple[str, ...] | None, key: str) -> tuple[Path, ...
     return tuple(found)
 
 
-def _state_of(table: Path) -> list[Any]:
+def state_of(table: Path) -> list[Any]:
     """The files behind `table`, with size and time. While none of them changes, the rows do not."""
     files = sorted(each for each in table.rglob("*") if each.is_file()) if table.is_dir() else [table]
     return [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
@@ -99,7 +99,11 @@ def read_rows(table: Path) -> Iterator[Rows]:
     if not table.is_dir():
         read = getattr(kinds.IterableDataset, SUFFIXES[table.suffix.lower()])
     try:
-        yield from read(str(table)).iter(ROWS_AT_ONCE)
+        rows: Any = read(str(table))
+        for name, kind in (rows.features or {}).items():
+            if isinstance(kind, kinds.Image):  # as the file has them: bytes and path
+                rows = rows.cast_column(name, kinds.Image(decode=False))
+        yield from rows.iter(ROWS_AT_ONCE)
     except JobError:
         raise
     except Exception as error:  # as many kinds as there are formats

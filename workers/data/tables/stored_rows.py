@@ -44,6 +44,11 @@ class StoredRows:
             self._note_starts = _mapped(folder / "note starts", np.dtype(np.int64))
         self.sha256 = (folder / _DIGEST).read_text(encoding="ascii")
 
+    @property
+    def labels(self) -> NDArray[np.float64]:
+        """The label of each row."""
+        return self._labels
+
     def __len__(self) -> int:
         return len(self._labels)
 

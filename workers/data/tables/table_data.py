@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from planner.wording import counted
@@ -14,10 +14,10 @@ from workers.data.split import held_out
 from workers.data.tables.files import Rows, TableSource, tables_at
 from workers.data.tables.stored_rows import StoredRows, Stretches, open_rows
 from workers.data.tasks.registry import TASKS
-from workers.data.tasks.task import EncodedRow, JudgedTogether, Setting, Task
+from workers.data.tasks.task import EncodedRow, HasTargetsAlone, JudgedTogether, Setting, Task
 from workers.data.tokenizer import BYTES, load_tokenizer
 from workers.metrics.measure import Measure
-from workers.models.families.family import TextModel
+from workers.models.families.family import ModelFamily, TextModel
 from workers.protocol.errors import JobError
 from workers.reproducibility import rng
 
@@ -32,16 +32,21 @@ class TaskRows:
         validation: StoredRows | None,
         validation_fraction: float,
         weights: tuple[float, ...] | None = None,
+        held_out_task: Task | None = None,
     ) -> None:
-        """`weights`: of the tables, by which training mixes them; None: all rows count alike.
+        """A data set.
+
+        Args:
+            weights: of the tables, by which training mixes them; None: all rows count alike.
+            held_out_task: for validation; None: `task`.
 
         Raises:
-        JobError: too few rows to hold any out.
+            JobError: too few rows to hold any out.
         """
         kept = [
             len(rows) if validation is not None else _kept(task, rows, validation_fraction) for rows in tables
         ]
-        self._task = task
+        self._task, self._held_out_task = task, held_out_task or task
         self._train = Stretches([(rows, 0, count) for rows, count in zip(tables, kept, strict=True)])
         self._held_out = Stretches(
             [(rows, count, len(rows)) for rows, count in zip(tables, kept, strict=True)]
@@ -60,9 +65,15 @@ class TaskRows:
         draws = [rng.key(0, "sample", index) for index in indices] if draws is None else draws
         return self._task.batch([self._train[index] for index in indices], draws)
 
+    def train_targets(self, indices: list[int], draws: list[int]) -> Batch:
+        """`train` for a rank that needs no inputs, which may be left out."""
+        if isinstance(self._task, HasTargetsAlone):
+            return Batch((), self._task.targets([self._train[index] for index in indices]))
+        return self.train(indices, draws)
+
     def validation(self, indices: list[int]) -> Batch:
         rows = [self._held_out[index] for index in indices]
-        return self._task.batch(rows, [rng.key(0, "held out", index) for index in indices])
+        return self._held_out_task.batch(rows, [rng.key(0, "held out", index) for index in indices])
 
 
 def open_table(
@@ -78,7 +89,9 @@ def open_table(
         JobError: the task is not one of the model's; the tokenizer or a file is missing or wrong; a row is not what the
             task takes.
     """
-    name = _task_name(config, model)
+    if config.augment is not None:
+        raise JobError("data.augment changes images, and the model reads text: remove it")
+    name = chosen_task(config, model)
     if model.positions is not None and model.context > model.positions:
         raise JobError(
             f"model.context = {model.context:,} is more than the {model.positions:,} positions of the model: lower it"
@@ -89,51 +102,71 @@ def open_table(
         length=model.context,
         too_long=config.too_long,
         classes=model.class_count,
-        labels=_labels(config, model),
+        labels=named_classes(config, model),
         mask_fraction=config.mask_fraction,
         overlap=model.context // 3 if config.overlap is None else config.overlap,
     )
     task = TASKS[name](setting)
-    columns = _columns(config, task)
+    columns = columns_of_roles(config, task)
 
     def opened(tables: tuple[TableSource, ...]) -> StoredRows:
         determined_by = [
             *(name, columns, tokenizer.identity, setting.length, setting.too_long, setting.overlap),
             *(setting.classes, dict(setting.labels), [[*table.identify()] for table in tables]),
         ]
-        return open_rows(lambda: _rows(task, tables, columns), determined_by, tokenizer.vocabulary, folder)
+        return open_rows(
+            lambda: encoded_rows(task, tables, columns), determined_by, tokenizer.vocabulary, folder
+        )
 
-    mixed = [opened(each) for each in _mixed(config, given)]
+    mixed = [opened(each) for each in mixed_tables(config, tables_at, given)]
     held = (
         opened(tables_at(config.validation_path, "data.validation_path")) if config.validation_path else None
     )
-    digests = [each.sha256 for each in (*mixed, held) if each is not None]
-    sha256 = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
-    if config.sha256 not in (None, sha256):
-        raise JobError(
-            f"the rows of {'data.path' if given is None else given.name} have the sha256 {sha256}, not data.sha256 ="
-            f" {config.sha256!r}: the table, the task or the tokenizer has changed, or it is another one"
-        )
     dataset = TaskRows(task, mixed, held, config.validation_fraction, config.weights)
     return OpenData(
         dataset=dataset,
         tokenizer=tokenizer,
         vocabulary=tokenizer.vocabulary,
         tokens_per_sample=model.context,
-        sha256=sha256,
+        sha256=sha256_of_rows(config, (*mixed, held), "data.path" if given is None else given.name),
         measure=dataset.measure,
     )
 
 
-def _mixed(config: DataConfig, given: TableSource | None) -> list[tuple[TableSource, ...]]:
+def sha256_of_rows(config: DataConfig, tables: Sequence[StoredRows | None], name: str = "data.path") -> str:
+    """The sha256 of all rows.
+
+    Args:
+        name: of the tables, for messages.
+
+    Raises:
+        JobError: the spec names another one.
+    """
+    digests = [each.sha256 for each in tables if each is not None]
+    sha256 = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+    if config.sha256 not in (None, sha256):
+        raise JobError(
+            f"the rows of {name} have the sha256 {sha256}, not data.sha256 ="
+            f" {config.sha256!r}: the table, the task or the tokenizer has changed, or it is another one"
+        )
+    return sha256
+
+
+def mixed_tables(
+    config: DataConfig, find: Callable[..., tuple[TableSource, ...]], given: TableSource | None = None
+) -> list[tuple[TableSource, ...]]:
     """The tables by weight: those of each entry of data.path where it has weights, else all of them.
+
+    Args:
+        find: finds them, as `tables_at` does.
+        given: the table, where it is not in files.
 
     Raises:
         JobError: the weights do not fit the tables.
     """
     weights, path = config.weights, config.path
     if weights is None:
-        return [tables_at(path, "data.path") if given is None else (given,)]
+        return [find(path, "data.path") if given is None else (given,)]
     paths = (path,) if isinstance(path, str) else path or ()
     if len(weights) != len(paths):
         raise JobError(
@@ -144,7 +177,7 @@ def _mixed(config: DataConfig, given: TableSource | None) -> list[tuple[TableSou
         raise JobError(
             'data.shuffle = "permutation" has no order for tables that are mixed (data.weights): leave data.shuffle out'
         )
-    return [tables_at(each, "data.path") for each in paths]
+    return [find(each, "data.path") for each in paths]
 
 
 def _kept(task: Task, rows: StoredRows, validation_fraction: float) -> int:
@@ -165,8 +198,12 @@ def _kept(task: Task, rows: StoredRows, validation_fraction: float) -> int:
     return kept
 
 
-def _task_name(config: DataConfig, model: TextModel) -> str:
-    """Raises JobError where the model is not made for the task."""
+def chosen_task(config: DataConfig, model: ModelFamily) -> str:
+    """The task of the rows.
+
+    Raises:
+        JobError: the model is not made for it.
+    """
     if not model.tasks:
         raise JobError(
             'data.source = "table" has no task for this model: write a source (package.module:function)'
@@ -181,7 +218,7 @@ def _task_name(config: DataConfig, model: TextModel) -> str:
     return config.task
 
 
-def _labels(config: DataConfig, model: TextModel) -> Mapping[str, int]:
+def named_classes(config: DataConfig, model: ModelFamily) -> Mapping[str, int]:
     """Name of a class -> its number.
 
     Raises:
@@ -197,8 +234,8 @@ def _labels(config: DataConfig, model: TextModel) -> Mapping[str, int]:
     return {name: number for number, name in enumerate(config.labels)}
 
 
-def _columns(config: DataConfig, task: Task) -> dict[str, str]:
-    """Role -> column, of those that are given and those with the name of a role.
+def columns_of_roles(config: DataConfig, task: Task) -> dict[str, str]:
+    """Role -> column, those that are given and those with the name of a role.
 
     Raises:
         JobError: the task has no such role.
@@ -209,7 +246,17 @@ def _columns(config: DataConfig, task: Task) -> dict[str, str]:
     return {role: role for role in task.roles} | config.columns
 
 
-def _rows(task: Task, tables: tuple[TableSource, ...], columns: dict[str, str]) -> Iterator[EncodedRow]:
+def encoded_rows(
+    task: Task, tables: tuple[TableSource, ...], columns: dict[str, str]
+) -> Iterator[EncodedRow]:
+    """The rows of all `tables`, as `task` makes them.
+
+    Args:
+        columns: role -> column.
+
+    Raises:
+        JobError: as the tables' `read` and `task`, or a column is missing.
+    """
     for table in tables:
         first = 1
         for found in table.read():

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 
 from workers.data.dataset import Batch
-from workers.data.tasks.task import SECOND, Columns, EncodedRow, Setting, fitted, padded, text_of
+from workers.data.tasks.task import (
+    SECOND,
+    Columns,
+    EncodedRow,
+    Setting,
+    fitted,
+    label_number,
+    padded,
+    text_of,
+)
 from workers.protocol.errors import JobError
 
 
@@ -40,34 +47,11 @@ class Classification:
             row = EncodedRow(
                 np.array(each.tokens, dtype=np.int64),
                 np.array(each.segments, dtype=np.uint8) * np.uint8(SECOND),
-                self._label(label, place),
+                label_number(label, setting.classes, setting.labels, place),
             )
             kept = fitted(row, setting.length, setting.too_long, place)
             if kept is not None:
                 yield kept
-
-    def _label(self, value: Any, where: str) -> float:
-        """Raises JobError where `value` is none."""
-        setting = self._setting
-        if setting.classes == 1:
-            if not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise JobError(
-                    f"{where}: its label is {value!r}: a regression (model.classes = 1) needs a number"
-                )
-            return float(value)
-        found = setting.labels.get(value) if isinstance(value, str) else value
-        if isinstance(value, str) and found is None:
-            known = ", ".join(setting.labels)
-            raise JobError(
-                f"{where}: its label is {value!r}, and the classes of the model are {known}: give numbers from 0 to"
-                f" {setting.classes - 1}, or name the classes (data.labels)"
-            )
-        if not isinstance(found, int) or not 0 <= found < setting.classes:
-            raise JobError(
-                f"{where}: its label is {value!r}, and the model has {setting.classes} classes, 0 to"
-                f" {setting.classes - 1}: set model.classes, or name another column (data.columns)"
-            )
-        return float(found)
 
     def batch(self, rows: Sequence[EncodedRow], draws: Sequence[int]) -> Batch:
         """inputs: tokens, mask and segments, int64[B, T] each; targets: classes int64[B], or numbers float32[B]."""

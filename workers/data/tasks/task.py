@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -95,6 +96,15 @@ class JudgedTogether(Protocol):
         ...
 
 
+@runtime_checkable
+class HasTargetsAlone(Protocol):
+    """A task whose inputs take long to make, and whose targets are known without them."""
+
+    def targets(self, rows: Sequence[EncodedRow]) -> tuple[Tensor, ...]:
+        """The targets of the microbatch of `rows`."""
+        ...
+
+
 def text_of(value: Any, role: str, where: str) -> str:
     """`value` of a row, which must be text.
 
@@ -107,6 +117,38 @@ def text_of(value: Any, role: str, where: str) -> str:
             f"{where}: its {role} is {what}: name another column (data.columns), or leave the row out"
         )
     return value
+
+
+def label_number(value: Any, classes: int, labels: Mapping[str, int], where: str) -> float:
+    """The class of a row, or with one class the number that is asked for.
+
+    Args:
+        value: its label.
+        classes: number of classes.
+        labels: name of a class -> its number.
+
+    Raises:
+        JobError: `value` is none.
+    """
+    if classes == 1:
+        if not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise JobError(
+                f"{where}: its label is {value!r}: a regression (model.classes = 1) needs a number"
+            )
+        return float(value)
+    found = labels.get(value) if isinstance(value, str) else value
+    if isinstance(value, str) and found is None:
+        known = ", ".join(labels)
+        raise JobError(
+            f"{where}: its label is {value!r}, and the classes of the model are {known}: give numbers from 0 to"
+            f" {classes - 1}, or name the classes (data.labels)"
+        )
+    if not isinstance(found, int) or not 0 <= found < classes:
+        raise JobError(
+            f"{where}: its label is {value!r}, and the model has {classes} classes, 0 to"
+            f" {classes - 1}: set model.classes, or name another column (data.columns)"
+        )
+    return float(found)
 
 
 def fitted(row: EncodedRow, most: int, too_long: TooLong, where: str) -> EncodedRow | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
+from workers.models.image_preparation import ImagePreparation, usual_preparation
 from workers.models.lora_config import Lora
 from workers.protocol.errors import JobError
 from workers.section import Fraction, Positive, Section, Units
@@ -54,6 +55,29 @@ class ModelFamily(Section):
     @property
     def own_tokenizer(self) -> str | None:
         """The folder of the tokenizer that belongs to it."""
+        return None
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Tasks of tables that it can be trained for, the usual one first."""
+        return ()
+
+    @property
+    def class_count(self) -> int:
+        """Number of classes that it tells apart; 1: it predicts a number; 0: it does neither."""
+        return 0
+
+    @property
+    def class_numbers(self) -> Mapping[str, int]:
+        """Name of a class -> its number, where classes have names."""
+        return {}
+
+    def image_preparation(self) -> ImagePreparation | None:
+        """The preparation of images for it; None: it does not take images, or says nothing of them.
+
+        Raises:
+            JobError: it says something that is not done here.
+        """
         return None
 
     def located(self, absolute: Callable[[str], str]) -> Self:
@@ -116,18 +140,7 @@ class TextModel(ModelFamily):
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Tasks of tables that it can be trained for, the usual one first."""
         return ("language", "chat")
-
-    @property
-    def class_count(self) -> int:
-        """Number of classes that it tells apart; 1: it predicts a number; 0: it does neither."""
-        return 0
-
-    @property
-    def class_numbers(self) -> Mapping[str, int]:
-        """Name of a class -> its number, where classes have names."""
-        return {}
 
     @property
     def positions(self) -> int | None:
@@ -149,6 +162,17 @@ class ImageModel(ModelFamily):
     """Channels of the input images."""
     classes: Positive = 10
     """Number of classes."""
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return ("images",)
+
+    @property
+    def class_count(self) -> int:
+        return self.classes
+
+    def image_preparation(self) -> ImagePreparation:
+        return usual_preparation(self.channels, (self.image_size, self.image_size))
 
 
 class TransformerSizes(ModelFamily):

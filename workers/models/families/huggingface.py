@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from workers.models.families.family import TextModel
+from workers.models.huggingface.processor import FILE as PROCESSOR
+from workers.models.huggingface.processor import preparation_of, read_processor
+from workers.models.image_preparation import ImagePreparation
 from workers.protocol.errors import JobError
 from workers.section import Arguments, Positive, Units
 
@@ -19,14 +22,21 @@ if TYPE_CHECKING:
 CONFIG = "config.json"
 USUAL_CLASSES = 2
 """Classes of a model of transformers whose config.json says nothing of them."""
+_OF_IMAGES = "ForImageClassification"
+"""End of the names of classes that classify images."""
 _TASKS: Mapping[str, tuple[str, ...]] = {
     "ForCausalLM": ("language", "chat"),
     "LMHeadModel": ("language", "chat"),
     "ForMaskedLM": ("masked-language",),
     "ForSequenceClassification": ("classification",),
     "ForQuestionAnswering": ("question-answering",),
+    _OF_IMAGES: ("images",),
 }
 """End of a class's name -> tasks of tables that it is made for."""
+_USUAL_CHANNELS, _USUAL_SIDE = 3, 224
+"""Channels and side of images where config.json says nothing of them."""
+_OF_ONE_SIZE = ("ViTForImageClassification",)
+"""Classes that take images of the size in config.json alone."""
 _REFUSED: Mapping[str, str] = {
     "auto_map": "code of its own, which is not run here: save it as a class of transformers",
     "quantization_config": "quantized weights, which are not trained here: save it in float32 or bfloat16",
@@ -39,7 +49,7 @@ class HuggingFaceConfig(TextModel):
     """`huggingface`: a model that transformers defines, and its weights."""
 
     reads = None
-    cost_keys = ("family", "architecture", "config", "context")
+    cost_keys = ("family", "architecture", "config", "processor", "context")
     has_library = True
     family: Literal["huggingface"]
     """This family."""
@@ -57,6 +67,9 @@ class HuggingFaceConfig(TextModel):
     lies between them; unset or `"blocks"`: each block is one layer."""
     config: Arguments | None = None
     """Fields of the model's config.json; unset: read from `path`."""
+    processor: Arguments | None = None
+    """Fields of the model's preprocessor_config.json, which say how images are prepared; unset: read from `path`.
+    Without such a file images are scaled to the model's size, and their pixels to -1 to 1."""
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -64,7 +77,7 @@ class HuggingFaceConfig(TextModel):
 
     @property
     def class_count(self) -> int:
-        if "classification" not in self.tasks:
+        if not {"classification", "images"} & {*self.tasks}:
             return 0
         config = self.config or {}
         return config.get("num_labels") or len(config.get("id2label") or ()) or USUAL_CLASSES
@@ -72,6 +85,21 @@ class HuggingFaceConfig(TextModel):
     @property
     def class_numbers(self) -> Mapping[str, int]:
         return (self.config or {}).get("label2id") or {}
+
+    def image_preparation(self) -> ImagePreparation | None:
+        if "images" not in self.tasks:
+            return None
+        config = self.config or {}
+        side = config.get("image_size") or _USUAL_SIDE
+        size = (side, side) if isinstance(side, int) else tuple(side)
+        found = preparation_of(self.processor, config.get("num_channels") or _USUAL_CHANNELS, size)
+        if self.architecture in _OF_ONE_SIZE and found.size != size:
+            given, asked = (" x ".join(map(str, each)) for each in (found.size, size))
+            raise JobError(
+                f"{PROCESSOR} makes images of {given} pixels, and the model takes {asked}: change the size there, or"
+                " set model.processor"
+            )
+        return found
 
     @property
     def positions(self) -> int | None:
@@ -89,13 +117,14 @@ class HuggingFaceConfig(TextModel):
         """
         located = super().located(absolute)
         folder = None if located.path is None else _folder(located.path, absolute)
-        config = located.config
+        config, processor = located.config, located.processor
         if config is None:
             if folder is None:
                 raise JobError(
                     'model.family = "huggingface" needs model.path: the folder of a model, or its name'
                 )
             config = _read(folder)
+            processor = processor or read_processor(folder)
         _check(config)
         names = config.get("architectures") or [None]
         name = located.architecture or names[0]
@@ -108,6 +137,7 @@ class HuggingFaceConfig(TextModel):
             "path": None if folder is None else str(folder),
             "architecture": name,
             "config": config,
+            "processor": processor if name.endswith(_OF_IMAGES) else None,
             "vocabulary": config.get("vocab_size"),
         }
         if changes["vocabulary"] is None:
