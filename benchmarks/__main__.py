@@ -15,6 +15,7 @@ BENCHMARKS = (
     "hugging_face",
     "hugging_face_pipelining",
     "lora",
+    "packing",
     "loading",
     "real_weights",
     "image_tuning",

@@ -156,9 +156,13 @@ class DataConfig(Section):
     labels: tuple[str, ...] | None = None
     """Names of the classes in a table, in the order of their numbers; unset: those of the model, or labels are
     numbers; in a folder of images the names of its folders, sorted."""
+    pack: bool = False
+    """Fill each sample of `language` and `chat` with whole documents, or conversations, that do not see each other;
+    `false`: each begins a sample of its own, and the rest is padding."""
     too_long: Literal["error", "cut", "drop"] = "error"
-    """Fate of a row of a table with more tokens than `model.context`. Documents of `language` go on in further rows,
-    contexts of `question-answering` in further windows; there it is about the question, which is never cut."""
+    """Fate of a row of a table with more tokens than `model.context`. Documents of `language` go on in further rows
+    unless `pack` is on, contexts of `question-answering` in further windows; there it is about the question, which is
+    never cut."""
     sha256: str | None = None
     """sha256 of the text's tokens; unset: computed when the job is submitted. Every rank, and a resumed job,
     refuses another text, but accepts a copy of the same text at another path."""

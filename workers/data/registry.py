@@ -86,7 +86,7 @@ def open_dataset(config: DataConfig, model: AnyModel, output: str) -> OpenData:
 
 
 def _refuse_table_keys(config: DataConfig) -> None:
-    keys = ("task", "columns", "labels", "validation_path", "weights", "overlap", "augment")
+    keys = ("task", "columns", "labels", "validation_path", "weights", "overlap", "augment", "pack")
     set_keys = [key for key in keys if getattr(config, key)]
     if set_keys:
         raise JobError(

@@ -92,7 +92,7 @@ def _write(corpus: Corpus, tokenizer: Tokenizer, dtype: np.dtype[Any], path: Pat
         JobError: there is no text.
     """
     sha256 = hashlib.sha256()
-    with _replacing(path) as file:
+    with replacing(path) as file:
         for index, document in enumerate(corpus.documents()):
             text = _SEPARATOR + document if index else document
             tokens = encode_array(tokenizer, text, dtype).tobytes()
@@ -100,12 +100,12 @@ def _write(corpus: Corpus, tokenizer: Tokenizer, dtype: np.dtype[Any], path: Pat
             file.write(tokens)
         if file.tell() == 0:
             raise JobError(f"{', '.join(map(str, corpus.files))}: there is no text in it")
-    with _replacing(digest) as file:
+    with replacing(digest) as file:
         file.write(sha256.hexdigest().encode("ascii"))
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[IO[bytes]]:
+def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file that takes the name `path` once it is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".partial")

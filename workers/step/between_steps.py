@@ -216,8 +216,12 @@ def sample_text(
 
 
 def _written(batch: Batch) -> int:
-    """Tokens of the first sample up to the last that the loss asks for; what follows may be padding."""
-    tokens, targets = batch.inputs[0][0], batch.targets[0][0] if batch.targets else None
+    """Tokens of the first sample up to the last that the loss asks for, or of its first document where documents lie
+    beside tokens; what follows may be padding."""
+    tokens, *beside = (each[0] for each in batch.inputs)
+    if beside and beside[0].shape == tokens.shape:
+        return int((beside[0] == beside[0][0]).sum())
+    targets = batch.targets[0][0] if batch.targets else None
     if targets is None or targets.shape != tokens.shape:
         return len(tokens)
     asked = (targets != IGNORED).nonzero()

@@ -13,9 +13,10 @@ import shutil
 import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +37,8 @@ class StoredRows:
         """Raises OSError or ValueError where the folder is damaged."""
         self._tokens = _mapped(folder / "tokens", token_dtype(vocabulary))
         self._flags = _mapped(folder / "flags", np.dtype(np.uint8))
-        self._starts = _mapped(folder / "starts", np.dtype(np.int64))
+        self.starts = _mapped(folder / "starts", np.dtype(np.int64))
+        """Number of tokens before each row, and of all: int64[rows + 1]."""
         self._labels = _mapped(folder / "labels", np.dtype(np.float64))
         self._notes = self._note_starts = None
         if (folder / "notes").exists():
@@ -53,7 +55,7 @@ class StoredRows:
         return len(self._labels)
 
     def __getitem__(self, number: int) -> EncodedRow:
-        start, stop = self._starts[number], self._starts[number + 1]
+        start, stop = self.starts[number], self.starts[number + 1]
         tokens = self._tokens[start:stop].astype(
             np.int64
         )  # what is put in their place may not fit their type
@@ -63,16 +65,20 @@ class StoredRows:
         return EncodedRow(tokens, self._flags[start:stop], float(self._labels[number]), note)
 
 
-class Stretches(Sequence[EncodedRow]):
-    """Stretches of tables, one after the other.
+class Samples(Protocol):
+    """Samples by number."""
 
-    Args:
-        parts: a table, its first row and the one after the last.
-    """
+    def __len__(self) -> int: ...
 
-    def __init__(self, parts: Sequence[tuple[StoredRows, int, int]]) -> None:
+    def __getitem__(self, number: int, /) -> Any: ...
+
+
+class Stretches(Sequence[Any]):
+    """Samples of several tables, one after the other."""
+
+    def __init__(self, parts: Sequence[Samples]) -> None:
         self._parts = parts
-        self.lengths = tuple(stop - first for _, first, stop in parts)
+        self.lengths = tuple(len(part) for part in parts)
         self._begins = [0, *accumulate(self.lengths)]
 
     def __len__(self) -> int:
@@ -80,8 +86,26 @@ class Stretches(Sequence[EncodedRow]):
 
     def __getitem__(self, number: Any) -> Any:
         part = bisect_right(self._begins, number) - 1
-        rows, first, _ = self._parts[part]
-        return rows[first + number - self._begins[part]]
+        return self._parts[part][number - self._begins[part]]
+
+
+@dataclass(frozen=True)
+class RowRange:
+    """The rows in [first, stop)."""
+
+    rows: StoredRows
+    first: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.first
+
+    def __getitem__(self, number: int) -> EncodedRow:
+        return self.rows[self.first + number]
+
+    def sizes(self) -> NDArray[np.int64]:
+        """Number of tokens of each."""
+        return np.diff(self.rows.starts[self.first : self.stop + 1])
 
 
 def open_rows(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from planner.wording import counted
@@ -12,7 +13,9 @@ from workers.data.dataset import Batch, OpenData
 from workers.data.mixture import Mixture
 from workers.data.split import held_out
 from workers.data.tables.files import Rows, TableSource, tables_at
-from workers.data.tables.stored_rows import StoredRows, Stretches, open_rows
+from workers.data.tables.packed_rows import PackedRows, open_packed
+from workers.data.tables.stored_rows import RowRange, StoredRows, Stretches, open_rows
+from workers.data.tasks.language import NextToken
 from workers.data.tasks.registry import TASKS
 from workers.data.tasks.task import EncodedRow, HasTargetsAlone, JudgedTogether, Setting, Task
 from workers.data.tokenizer import BYTES, load_tokenizer
@@ -33,12 +36,14 @@ class TaskRows:
         validation_fraction: float,
         weights: tuple[float, ...] | None = None,
         held_out_task: Task | None = None,
+        pack: Callable[[RowRange], PackedRows] | None = None,
     ) -> None:
         """A data set.
 
         Args:
             weights: of the tables, by which training mixes them; None: all rows count alike.
             held_out_task: for validation; None: `task`.
+            pack: makes samples of several rows of consecutive ones, for a task that packs; None: each row is a sample.
 
         Raises:
             JobError: too few rows to hold any out.
@@ -47,12 +52,20 @@ class TaskRows:
             len(rows) if validation is not None else _kept(task, rows, validation_fraction) for rows in tables
         ]
         self._task, self._held_out_task = task, held_out_task or task
-        self._train = Stretches([(rows, 0, count) for rows, count in zip(tables, kept, strict=True)])
-        self._held_out = Stretches(
-            [(rows, count, len(rows)) for rows, count in zip(tables, kept, strict=True)]
-            if validation is None
-            else [(validation, 0, len(validation))]
-        )
+        train = [RowRange(rows, 0, count) for rows, count in zip(tables, kept, strict=True)]
+        last = [RowRange(rows, count, len(rows)) for rows, count in zip(tables, kept, strict=True)]
+        held = last if validation is None else [RowRange(validation, 0, len(validation))]
+        self._batch, self._held_out_batch = task.batch, self._held_out_task.batch
+        self.packed: list[PackedRows] = []
+        """Its samples, where they are of several rows."""
+        if pack is None:
+            self._train, self._held_out = Stretches(train), Stretches(held)
+        else:
+            assert isinstance(task, NextToken)
+            self._batch = self._held_out_batch = task.packed
+            packs = [pack(rows) for rows in train], [pack(rows) for rows in held]
+            self._train, self._held_out = (Stretches(each) for each in packs)
+            self.packed = [each for part in packs for each in part]
         self.train_samples, self.validation_samples = len(self._train), len(self._held_out)
         self.mixture = None if weights is None else Mixture(self._train.lengths, weights)
 
@@ -63,7 +76,7 @@ class TaskRows:
 
     def train(self, indices: list[int], draws: list[int] | None = None) -> Batch:
         draws = [rng.key(0, "sample", index) for index in indices] if draws is None else draws
-        return self._task.batch([self._train[index] for index in indices], draws)
+        return self._batch([self._train[index] for index in indices], draws)
 
     def train_targets(self, indices: list[int], draws: list[int]) -> Batch:
         """`train` for a rank that needs no inputs, which may be left out."""
@@ -72,8 +85,8 @@ class TaskRows:
         return self.train(indices, draws)
 
     def validation(self, indices: list[int]) -> Batch:
-        rows = [self._held_out[index] for index in indices]
-        return self._held_out_task.batch(rows, [rng.key(0, "held out", index) for index in indices])
+        draws = [rng.key(0, "held out", index) for index in indices]
+        return self._held_out_batch([self._held_out[index] for index in indices], draws)
 
 
 def open_table(
@@ -105,14 +118,18 @@ def open_table(
         labels=named_classes(config, model),
         mask_fraction=config.mask_fraction,
         overlap=model.context // 3 if config.overlap is None else config.overlap,
+        pack=config.pack,
     )
     task = TASKS[name](setting)
+    if config.pack:
+        _check_packing(name, task, model)
     columns = columns_of_roles(config, task)
 
     def opened(tables: tuple[TableSource, ...]) -> StoredRows:
         determined_by = [
             *(name, columns, tokenizer.identity, setting.length, setting.too_long, setting.overlap),
             *(setting.classes, dict(setting.labels), [[*table.identify()] for table in tables]),
+            setting.pack,
         ]
         return open_rows(
             lambda: encoded_rows(task, tables, columns), determined_by, tokenizer.vocabulary, folder
@@ -122,18 +139,37 @@ def open_table(
     held = (
         opened(tables_at(config.validation_path, "data.validation_path")) if config.validation_path else None
     )
-    dataset = TaskRows(task, mixed, held, config.validation_fraction, config.weights)
+    pack = partial(open_packed, room=model.context, folder=folder) if config.pack else None
+    dataset = TaskRows(task, mixed, held, config.validation_fraction, config.weights, pack=pack)
+    of_rows = dataset.packed or (*mixed, held)
     return OpenData(
         dataset=dataset,
         tokenizer=tokenizer,
         vocabulary=tokenizer.vocabulary,
         tokens_per_sample=model.context,
-        sha256=sha256_of_rows(config, (*mixed, held), "data.path" if given is None else given.name),
+        sha256=sha256_of_rows(config, of_rows, "data.path" if given is None else given.name),
         measure=dataset.measure,
     )
 
 
-def sha256_of_rows(config: DataConfig, tables: Sequence[StoredRows | None], name: str = "data.path") -> str:
+def _check_packing(name: str, task: Task, model: TextModel) -> None:
+    """Raises JobError where the task or the model has no samples of several rows."""
+    if not isinstance(task, NextToken):
+        raise JobError(
+            f'data.pack = true is for documents and conversations, and data.task is "{name}": remove it, and each row'
+            " is a sample"
+        )
+    if not model.keeps_documents_apart:
+        raise JobError(
+            "data.pack = true needs layers that keep the documents of a sample apart, and those of"
+            f" {repr(model.family) if model.family else 'a factory'} are not known to: remove it, or write a source"
+            " that packs (package.module:function)"
+        )
+
+
+def sha256_of_rows(
+    config: DataConfig, tables: Sequence[StoredRows | PackedRows | None], name: str = "data.path"
+) -> str:
     """The sha256 of all rows.
 
     Args:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
 
 from workers.data.dataset import Batch
 from workers.data.tasks.task import ASKED, Columns, EncodedRow, Setting, fitted, padded, text_of
+from workers.models.documents import positions_in
 from workers.models.loss import IGNORED
 from workers.protocol.errors import JobError
 
@@ -26,27 +29,54 @@ class NextToken:
     def batch(self, rows: Sequence[EncodedRow], draws: Sequence[int]) -> Batch:
         """inputs: int64[B, T], 0 after the end of a row; targets: int64[B, T], `IGNORED` where nothing is asked."""
         length = self._setting.length
-        targets = [np.where(row.flags[1:] & ASKED, row.tokens[1:], IGNORED) for row in rows]
         return Batch(
             inputs=(padded([row.tokens[:-1] for row in rows], length, 0),),
-            targets=(padded(targets, length, IGNORED),),
+            targets=(padded([_targets(row) for row in rows], length, IGNORED),),
+        )
+
+    def packed(self, samples: Sequence[Sequence[EncodedRow]], draws: Sequence[int]) -> Batch:
+        """The microbatch of samples of several rows. The first token of a row is nobody's target.
+
+        inputs: tokens, documents and positions, int64[B, T] each, as in `workers/models/documents.py`; targets as in
+        `batch`.
+        """
+
+        def joined(part: Callable[[int, EncodedRow], NDArray[Any]], filling: int) -> Tensor:
+            rows = [np.concatenate([part(n, row) for n, row in enumerate(each, 1)]) for each in samples]
+            return padded(rows, self._setting.length, filling)
+
+        documents = joined(lambda n, row: np.full(len(row.tokens) - 1, n), 0)
+        return Batch(
+            inputs=(joined(lambda _, row: row.tokens[:-1], 0), documents, positions_in(documents)),
+            targets=(joined(lambda _, row: _targets(row), IGNORED),),
         )
 
 
+def _targets(row: EncodedRow) -> NDArray[Any]:
+    """All tokens but the first, where they are asked for."""
+    return np.where(row.flags[1:] & ASKED, row.tokens[1:], IGNORED)
+
+
 class Language(NextToken):
-    """Documents: each begins a row of its own, and a long one goes on in further rows."""
+    """Documents: each begins a row of its own, and a long one goes on in further rows, unless rows are packed."""
 
     roles: tuple[str, ...] = ("text",)
 
     def rows(self, columns: Columns, where: str, first: int) -> Iterator[EncodedRow]:
-        texts = [text_of(each, "text", f"{where}, row {first + n}") for n, each in enumerate(columns["text"])]
-        end, length = self._setting.tokenizer.end, self._setting.length
-        for encoded in self._setting.tokenizer.encoded(texts):
+        places = [f"{where}, row {first + number}" for number in range(len(columns["text"]))]
+        texts = [text_of(each, "text", place) for each, place in zip(columns["text"], places, strict=True)]
+        setting, end = self._setting, self._setting.tokenizer.end
+        for encoded, place in zip(setting.tokenizer.encoded(texts), places, strict=True):
             tokens = np.array([*encoded.tokens, *(() if end is None else (end,))], dtype=np.int64)
+            row: EncodedRow | None = EncodedRow(tokens, np.full(len(tokens), ASKED, dtype=np.uint8))
+            if setting.pack:
+                row = fitted(row, setting.length + 1, setting.too_long, place)
+            if row is None:
+                continue
             # Two rows share a token: it ends the one and begins the other, and is asked for once.
-            for start in range(0, len(tokens) - 1, length):
-                piece = tokens[start : start + length + 1]
-                yield EncodedRow(piece, np.full(len(piece), ASKED, dtype=np.uint8))
+            for start in range(0, len(row.tokens) - 1, setting.length):
+                part = slice(start, start + setting.length + 1)
+                yield EncodedRow(row.tokens[part], row.flags[part])
 
 
 class Chat(NextToken):

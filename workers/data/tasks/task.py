@@ -48,6 +48,8 @@ class Setting:
     """Number of classes; 1: a regression."""
     labels: Mapping[str, int] = field(default_factory=dict)
     """Name of a class -> its number."""
+    pack: bool = False
+    """Whether a sample holds several rows, each of them whole."""
     mask_fraction: float = 0.15
     """Share of the tokens that `masked-language` asks for."""
     overlap: int = 0

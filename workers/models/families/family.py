@@ -143,6 +143,11 @@ class TextModel(ModelFamily):
         return ("language", "chat")
 
     @property
+    def keeps_documents_apart(self) -> bool:
+        """Whether its layers take several documents in a row, as `workers/models/documents.py` says."""
+        return False
+
+    @property
     def positions(self) -> int | None:
         """Most tokens of a sample; None: any number."""
         return None
@@ -235,6 +240,10 @@ class LanguageModel(TextModel, TransformerSizes):
     cost_keys = ("family", "heads", "context", "dropout")
     tied_embeddings: bool = False
     """Share the token embedding with the head."""
+
+    @property
+    def keeps_documents_apart(self) -> bool:
+        return True
 
     def tokens(self, vocabulary: int | None) -> int:
         """The number of tokens: `vocabulary` unless the spec names one.

@@ -76,6 +76,10 @@ class HuggingFaceConfig(TextModel):
         return next((tasks for end, tasks in _TASKS.items() if (self.architecture or "").endswith(end)), ())
 
     @property
+    def keeps_documents_apart(self) -> bool:
+        return "language" in self.tasks
+
+    @property
     def class_count(self) -> int:
         if not {"classification", "images"} & {*self.tasks}:
             return 0

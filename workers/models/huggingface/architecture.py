@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from workers.models.huggingface.library import Config, with_where
+from workers.models.documents import with_where
+from workers.models.huggingface.library import Config
 from workers.protocol.errors import JobError
 from workers.section import Units
 from workers.state.layer_state import ParameterRef

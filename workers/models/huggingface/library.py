@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from workers.models.documents import seen_by_each
 from workers.protocol.errors import JobError
 
 ATTENTION = "sdpa"
@@ -112,9 +113,13 @@ def causal_mask(
     Args:
         hidden: float[B, T, D].
         kind: "full_attention" or "sliding_attention".
-        mask: int64[B, T], 0 where there is padding; None: there is none.
-        positions: int64[B, T]; None: 0 to T - 1.
+        mask: int64[B, T], 0 where there is padding; with positions the number of each token's document, from 1. None:
+            there is neither.
+        positions: int64[B, T], in the documents; None: 0 to T - 1.
     """
+    if mask is not None and positions is not None:
+        # As transformers makes it of positions that begin again, without a look at their values.
+        return seen_by_each(mask, config.sliding_window if kind == "sliding_attention" else None)
     masks = _imported("transformers.masking_utils")
     make = (
         masks.create_sliding_window_causal_mask if kind == "sliding_attention" else masks.create_causal_mask
@@ -130,11 +135,6 @@ def two_way_mask(config: Config, hidden: Tensor, mask: Tensor | None) -> Any:
         mask: as in `causal_mask`.
     """
     return _imported("transformers.masking_utils").create_bidirectional_mask(config, hidden, mask)
-
-
-def with_where(hidden: Tensor, where: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
-    """Outputs of a layer: hidden states, and the mask and the positions that it was given."""
-    return (hidden, *where) if where else hidden
 
 
 def model_keys(module: ModuleType, name: str, config: Config, keys: Iterable[str]) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from workers.models.documents import with_where
 from workers.models.modules.transformer import initialise
 
 
@@ -18,10 +19,13 @@ class GptEmbedding(nn.Module):
         self.dropout = nn.Dropout(dropout)
         initialise(self)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """tokens: int64[B, T], T at most `context` -> float[B, T, D]."""
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
-        return self.dropout(self.token(tokens) + self.position(positions))
+    def forward(
+        self, tokens: Tensor, documents: Tensor | None = None, positions: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, ...]:
+        """tokens: int64[B, T], T at most `context` -> float[B, T, D]; the others: `workers/models/documents.py`."""
+        where = tuple(each for each in (documents, positions) if each is not None)
+        at = torch.arange(tokens.shape[1], device=tokens.device) if positions is None else positions
+        return with_where(self.dropout(self.token(tokens) + self.position(at)), where)
 
 
 class GptHead(nn.Module):
@@ -33,6 +37,6 @@ class GptHead(nn.Module):
         self.projection = nn.Linear(width, vocabulary, bias=False)
         initialise(self)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *where: Tensor) -> Tensor:
         """x: float[B, T, D] -> logits float[B, T, vocabulary]."""
         return self.projection(self.norm(x))

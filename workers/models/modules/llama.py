@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from workers.models.documents import seen_by_each, with_where
 from workers.models.modules.transformer import initialise, initialise_residual
 
 ROTARY_BASE = 10_000.0
@@ -57,14 +58,21 @@ class Rotary(nn.Module):
         ):
             self.register_buffer(name, table, persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x: float[B, heads, T, head_width] -> the same shape, position t rotated by t."""
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """x: float[B, heads, T, head_width] -> the same shape, position t rotated by t.
+
+        Args:
+            positions: int64[B, T]; None: 0 to T - 1.
+        """
         length, half = x.shape[-2], x.shape[-1] // 2
-        cosine, sine = self.cosine[:length], self.sine[:length]
+        cosine, sine, minus_sine = (
+            table[:length] if positions is None else table[positions][:, None]
+            for table in (self.cosine, self.sine, self.minus_sine)
+        )
         if not torch.compiler.is_dynamo_compiling():
-            return _Turn.apply(x, cosine, sine, self.minus_sine[:length])  # type: ignore[return-value]
+            return _Turn.apply(x, cosine, sine, minus_sine)  # type: ignore[return-value]
         # The compiler makes one kernel of these lines, which it can look into.
-        cosine = cosine[:, :half]
+        cosine = cosine[..., :half]
         first, second = x.float().chunk(2, dim=-1)
         rotated = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
         return rotated.type_as(x)
@@ -115,22 +123,25 @@ class GroupedQueryAttention(nn.Module):
         self.rotary = Rotary(head_width=self.head_width, context=context)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x: float[B, T, D] -> float[B, T, D]."""
+    def forward(self, x: Tensor, documents: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
+        """x: float[B, T, D] -> float[B, T, D]; the others as in `workers/models/documents.py`."""
         batch, length, width = x.shape
+        seen = None if documents is None else seen_by_each(documents)
 
         def split(projected: Tensor, heads: int) -> Tensor:
             return projected.view(batch, length, heads, self.head_width).transpose(1, 2)
 
-        query = self.rotary(split(self.query(x), self.heads))
-        key = self.rotary(split(self.key(x), self.kv_heads))
+        query = self.rotary(split(self.query(x), self.heads), positions)
+        key = self.rotary(split(self.key(x), self.kv_heads), positions)
         value = split(self.value(x), self.kv_heads)
         # Flash attention reads each group's keys and values where they are, with the bits of repeated ones. Other
-        # kernels would repeat them, or form the whole matrix of weights.
-        grouped = query.is_cuda and query.element_size() == 2
+        # kernels, which take masks, would repeat them, or form the whole matrix of weights.
+        grouped = query.is_cuda and query.element_size() == 2 and seen is None
         if not grouped:
             key, value = self._per_query_head(key), self._per_query_head(value)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=seen, is_causal=seen is None, enable_gqa=grouped
+        )
         return self.dropout(self.projection(mixed.transpose(1, 2).reshape(batch, length, width)))
 
     def _per_query_head(self, x: Tensor) -> Tensor:
@@ -165,9 +176,9 @@ class LlamaEmbedding(nn.Module):
         self.dropout = nn.Dropout(dropout)
         initialise(self)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """tokens: int64[B, T] -> float[B, T, D]."""
-        return self.dropout(self.token(tokens))
+    def forward(self, tokens: Tensor, *where: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """tokens: int64[B, T] -> float[B, T, D]; `where` as in `workers/models/documents.py`."""
+        return with_where(self.dropout(self.token(tokens)), where)
 
 
 class LlamaBlock(nn.Module):
@@ -195,10 +206,10 @@ class LlamaBlock(nn.Module):
         initialise_residual(self.attention.projection, layers)
         initialise_residual(self.feed_forward.projection, layers)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x: float[B, T, D] -> float[B, T, D]."""
-        x = x + self.attention(self.attention_norm(x))
-        return x + self.feed_forward(self.feed_forward_norm(x))
+    def forward(self, x: Tensor, *where: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """x: float[B, T, D] -> float[B, T, D]; `where` as in `workers/models/documents.py`."""
+        x = x + self.attention(self.attention_norm(x), *where)
+        return with_where(x + self.feed_forward(self.feed_forward_norm(x)), where)
 
 
 class LlamaHead(nn.Module):
@@ -210,6 +221,6 @@ class LlamaHead(nn.Module):
         self.projection = nn.Linear(width, vocabulary, bias=False)
         initialise(self)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *where: Tensor) -> Tensor:
         """x: float[B, T, D] -> logits float[B, T, vocabulary]."""
         return self.projection(self.norm(x))

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workers.models.definition import LayerBuilder
+from workers.models.documents import seen_by_each, with_where
 
 INITIAL_STD = 0.02
 
@@ -46,12 +47,18 @@ class SelfAttention(nn.Module):
         self.projection = nn.Linear(width, width)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x: float[B, T, D] -> float[B, T, D]."""
+    def forward(self, x: Tensor, documents: Tensor | None = None, *_: Tensor) -> Tensor:
+        """x: float[B, T, D] -> float[B, T, D].
+
+        Args:
+            documents: as in `seen_by_each`, where several lie in a row. The positions that follow are the embedding's.
+        """
         batch, length, width = x.shape
         qkv = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
+        seen = None if documents is None else seen_by_each(documents)
+        causal = self.causal and seen is None
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=seen, is_causal=causal)
         return self.dropout(self.projection(mixed.transpose(1, 2).reshape(batch, length, width)))
 
 
@@ -84,10 +91,10 @@ class Block(nn.Module):
         initialise_residual(self.attention.projection, layers)
         initialise_residual(self.feed_forward.projection, layers)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x: float[B, T, D] -> float[B, T, D]."""
-        x = x + self.attention(self.attention_norm(x))
-        return x + self.feed_forward(self.feed_forward_norm(x))
+    def forward(self, x: Tensor, *where: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """x: float[B, T, D] -> float[B, T, D]; `where` as in `workers/models/documents.py`."""
+        x = x + self.attention(self.attention_norm(x), *where)
+        return with_where(x + self.feed_forward(self.feed_forward_norm(x)), where)
 
 
 class AttentionHalf(nn.Module):
@@ -97,9 +104,9 @@ class AttentionHalf(nn.Module):
         super().__init__()
         self.attention_norm, self.attention = block.attention_norm, block.attention
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *where: Tensor) -> Tensor | tuple[Tensor, ...]:
         """x: float[B, T, D] -> float[B, T, D]."""
-        return x + self.attention(self.attention_norm(x))
+        return with_where(x + self.attention(self.attention_norm(x), *where), where)
 
 
 class FeedForwardHalf(nn.Module):
@@ -109,9 +116,9 @@ class FeedForwardHalf(nn.Module):
         super().__init__()
         self.feed_forward_norm, self.feed_forward = block.feed_forward_norm, block.feed_forward
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *where: Tensor) -> Tensor | tuple[Tensor, ...]:
         """x: float[B, T, D] -> float[B, T, D]."""
-        return x + self.feed_forward(self.feed_forward_norm(x))
+        return with_where(x + self.feed_forward(self.feed_forward_norm(x)), where)
 
 
 def halves_of(block: LayerBuilder) -> tuple[LayerBuilder, LayerBuilder]:

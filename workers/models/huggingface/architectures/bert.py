@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from workers.models.documents import with_where
 from workers.models.huggingface.architecture import (
     Architecture,
     Model,
@@ -15,7 +16,7 @@ from workers.models.huggingface.architecture import (
     numbered,
     tied_head,
 )
-from workers.models.huggingface.library import Config, two_way_mask, with_where
+from workers.models.huggingface.library import Config, two_way_mask
 
 _SOURCES: dict[Task, dict[str, str]] = {
     "sequence-classification": {"pooler": "bert.pooler", "classifier": "classifier"},

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from workers.models.documents import with_where
 from workers.models.huggingface.architecture import (
     Architecture,
     Model,
@@ -16,11 +17,12 @@ from workers.models.huggingface.architecture import (
     numbered,
     tied_head,
 )
-from workers.models.huggingface.library import Config, causal_mask, with_where
+from workers.models.huggingface.library import Config, causal_mask
 
 
 class Gpt2Embedding(nn.Module):
-    """Sum of the embeddings of tokens and positions. Input: tokens int64[B, T], then mask and positions if any."""
+    """Sum of the embeddings of tokens and positions. Input: tokens int64[B, T], then mask, or documents and
+    positions, if any."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from workers.models.documents import with_where
 from workers.models.huggingface.architecture import (
     Architecture,
     Model,
@@ -17,7 +18,7 @@ from workers.models.huggingface.architecture import (
     numbered,
     tied_head,
 )
-from workers.models.huggingface.library import Config, causal_mask, with_where
+from workers.models.huggingface.library import Config, causal_mask
 
 _KINDS = {"Llama": "llama", "Mistral": "mistral", "Qwen2": "qwen2", "Qwen3": "qwen3"}
 """Begin of the names of the classes -> model type."""
@@ -25,7 +26,7 @@ _SUFFIX = "ForCausalLM"
 
 
 class DecoderEmbedding(nn.Module):
-    """Embedding of tokens. Input: tokens int64[B, T], then mask and positions if there are any."""
+    """Embedding of tokens. Input: tokens int64[B, T], then mask, or documents and positions, if any."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -51,7 +52,7 @@ class DecoderBlock(nn.Module):
         at = torch.arange(hidden.shape[1], device=hidden.device)[None] if positions is None else positions
         hidden = self.computed(
             hidden,
-            attention_mask=causal_mask(self.config, hidden, self.attention, mask, at),
+            attention_mask=causal_mask(self.config, hidden, self.attention, mask, positions),
             position_embeddings=self.rotary(hidden, position_ids=at),
             position_ids=at,
         )
