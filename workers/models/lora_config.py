@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from workers.section import Fraction, Positive, Section
 
@@ -23,3 +24,14 @@ class Lora(Section):
     train: tuple[str, ...] = ()
     """Parameters that are trained as they are, such as those of a new head: patterns of LAYER.PARAMETER, as in
     `fixed`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_dora(cls, section: Any) -> Any:
+        if isinstance(section, dict) and "use_dora" in section:
+            raise PydanticCustomError(
+                "dora",
+                "use_dora is not trained here (DoRA), as it takes the norms of whole columns of a matrix and its"
+                " adapter: leave it out",
+            )
+        return section

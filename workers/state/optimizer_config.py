@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from workers.section import NonNegative, Positive, Section
 
 Name = Literal["adamw", "adam", "nadam", "radam", "adamax", "rmsprop", "adagrad", "adadelta", "sgd"]
+_OF_MATRICES = ("adafactor", "lbfgs", "muon")
+
+
+def _elementwise(name: Any) -> Any:
+    if isinstance(name, str) and name.lower() in _OF_MATRICES:
+        raise PydanticCustomError(
+            "of_matrices",
+            "{name} needs whole matrices, or all of them at once, and here each rank updates the elements that it has:"
+            " choose one of {names}",
+            {"name": name, "names": ", ".join(get_args(Name))},
+        )
+    return name
 
 
 class ParameterGroup(Section):
@@ -25,7 +38,7 @@ class ParameterGroup(Section):
 class OptimizerConfig(Section):
     """`[optimizer]`: one implementation of each update rule, with the same bits on every rank."""
 
-    name: Name = "adamw"
+    name: Annotated[Name, BeforeValidator(_elementwise)] = "adamw"
     """Update rule, of `torch.optim`."""
     lr: Annotated[float, Field(gt=0)] = 1e-3
     """Peak learning rate."""

@@ -172,6 +172,20 @@ JOB = '[job]\nname = "a"\n'
             (),
             "memory_per_rank_bytes = 0: should be greater than 0",
         ),
+        *(
+            (
+                JOB + f"[optimizer]\nname = '{name}'",
+                (),
+                f"optimizer.name = '{name}': {name} needs whole matrices, or all of them at once, and here each rank"
+                " updates the elements that it has: choose one of adamw, adam, nadam",
+            )
+            for name in ("adafactor", "muon", "lbfgs")
+        ),
+        (
+            JOB + "[model]\nfamily = 'gpt'\nlora = { targets = ['query'], use_dora = true }",
+            (),
+            "use_dora is not trained here (DoRA), as it takes the norms of whole columns",
+        ),
         (JOB + "[pipeline]\nranks = 2.5", (), "pipeline.ranks = 2.5: should be a valid integer"),
         ("[job]\nname = 'a/b'", (), "job.name = 'a/b' does not fit. Name of the job"),
         ("[model]\nlayers = 3", (), "job.toml: the section [job] is missing"),
