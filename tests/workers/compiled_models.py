@@ -53,3 +53,17 @@ def model() -> ModelDefinition:
     return ModelDefinition(
         tuple(LayerBuilder(f"l{number}", kind) for number, kind in enumerate(kinds)), cross_entropy
     )
+
+
+class Transposed(nn.Module):
+    """The feed-forward part of GPT-2, whose matrices lie transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from transformers.pytorch_utils import Conv1D  # its import takes seconds
+
+        self.up, self.down = Conv1D(2 * WIDTH, WIDTH), Conv1D(WIDTH, 2 * WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: float[B, WIDTH] -> float[B, WIDTH]."""
+        return x + self.down(functional.gelu(self.up(x)))

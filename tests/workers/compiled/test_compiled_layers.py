@@ -11,7 +11,7 @@ from typing import Any
 import compiled_models
 import pytest
 import torch
-from compiled_models import Counts, Mixed, Raises
+from compiled_models import Counts, Mixed, Raises, Transposed
 from jobs import DEVICE, job, small_config
 from small_models import WIDTH, Vectors, cross_entropy
 from torch import Tensor
@@ -157,6 +157,25 @@ def test_a_compiled_layer_computes_the_same_however_it_is_used(precision: str) -
     assert again(frozen=every) == every
     # Each of these was traced before its first pass, and nothing afterwards.
     assert counters["stats"]["unique_graphs"] == known + 7
+
+
+def test_transposed_matrices_defer_their_gradients_too() -> None:
+    layer, plain = compiled(Transposed), built((Mixed, Transposed))[1]
+    assert layer.compiled is not None
+    assert layer.uncovered == ()
+    x, grad = torch.randn(2, ROWS, WIDTH)
+    _, done = layer.forward((x.requires_grad_(),), 0, keep=True)
+    layer.backward(done, (grad,), weights=False)
+    parameters = dict(layer.module.named_parameters())
+    assert {name for name, each in parameters.items() if each.grad is None} == {"up.weight", "down.weight"}
+    layer.weight_grad(done)
+    assert all(each.grad is not None for each in parameters.values())
+    layer.summed.drop()
+    expected, reference = passes(layer), passes(plain)
+    assert expected.keys() == reference.keys()
+    for name, value in reference.items():
+        torch.testing.assert_close(expected[name], value, rtol=2e-2, atol=1e-5)
+    assert not differing(passes(compiled(Transposed), split=False), expected)
 
 
 def test_layers_of_one_class_do_not_matter_to_each_other() -> None:
