@@ -110,6 +110,7 @@ def outline_model(spec: Spec) -> ModelOutline:
     definition = build_definition(spec.model, data.vocabulary)
     _check_metric(spec, data.measure or definition.measure)
     outlines = outline(definition)
+    spec.model.check_layers()
     try_first_step(spec, definition, [layer.parameters for layer in outlines], data.dataset)
     emulated = spec.cluster.emulated
     if spec.cluster.device == "emulated":

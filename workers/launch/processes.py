@@ -6,7 +6,7 @@ Knows no message: `ranks.py` trains with it, `profile.py` measures.
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -20,14 +20,18 @@ AT_FIRST_USE = ("encodings.idna", "numpy.ctypeslib")
 """Modules that a rank's first connection and its first checkpoint import: milliseconds in each process."""
 
 
-def forkserver() -> BaseContext:
-    """The process that forks ranks: it imports once what each of them needs.
+def forkserver(imports: Sequence[str] = ()) -> BaseContext:
+    """The process that forks ranks: it imports once what each of them needs, and `imports`.
 
     Python has one for all, and what it imports is fixed when it forks for the first time.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["torch", "workers.rank", "workers.launch.ranks", *AT_FIRST_USE, "workers.launch.uncollected"]
+        [
+            *("torch", "workers.rank", "workers.launch.ranks", *AT_FIRST_USE),
+            *imports,
+            "workers.launch.uncollected",
+        ]
     )
     return context
 
@@ -46,10 +50,17 @@ class LaunchedProcesses:
     Args:
         ranks: how many.
         target: what each runs, as `target(argument, rank, pipe)`; must be importable.
+        imports: modules that each would import.
     """
 
-    def __init__(self, ranks: int, target: Callable[[Any, int, Connection], None], argument: Any) -> None:
-        context: Any = forkserver()
+    def __init__(
+        self,
+        ranks: int,
+        target: Callable[[Any, int, Connection], None],
+        argument: Any,
+        imports: Sequence[str] = (),
+    ) -> None:
+        context: Any = forkserver(imports)
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
         for rank in range(ranks):

@@ -67,7 +67,9 @@ def profile_processes(request: ProfileRequest) -> list[Measured]:
     failures: list[tuple[int, RankError]] = []
     with (
         tempfile.TemporaryDirectory(prefix="freshet-output-") as output,
-        LaunchedProcesses(request.ranks, _process, (request, output)) as ranks,
+        LaunchedProcesses(
+            request.ranks, _process, (request, output), request.config.model.slow_imports
+        ) as ranks,
     ):
         for number, message in ranks.receive():
             match message:

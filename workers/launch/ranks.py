@@ -185,7 +185,7 @@ def run_processes(job: LaunchedJob, observe: Observer | None = None) -> Launched
     reports: list[Report] = []
     memory: list[CountedMemory] = []
     errors: list[str] = []
-    with LaunchedProcesses(job.plan.world_size, _process, job) as ranks:
+    with LaunchedProcesses(job.plan.world_size, _process, job, job.config.model.slow_imports) as ranks:
         for number, message in ranks.receive():
             match message:
                 case ("port", port):

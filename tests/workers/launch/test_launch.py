@@ -1,6 +1,8 @@
 """Ranks started as processes report to their parent process and follow the freeze plan that it returns."""
 
 import gc
+import os
+import subprocess
 import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -58,8 +60,9 @@ def test_ranks_collect_none_of_what_they_inherit() -> None:
     assert enabled
 
 
-def _tell_what_is_lacking(_: None, rank: int, pipe: Connection) -> None:
-    pipe.send(sorted({*AT_FIRST_USE, "numpy.random", "workers.launch.ranks"} - sys.modules.keys()))
+def _tell_what_is_lacking(more: str | None, rank: int, pipe: Connection) -> None:
+    named = {more} if more else set()
+    pipe.send(sorted({*named, *AT_FIRST_USE, "numpy.random", "workers.launch.ranks"} - sys.modules.keys()))
     pipe.recv()
 
 
@@ -69,3 +72,24 @@ def test_ranks_inherit_what_they_would_import_at_first_use() -> None:
         ((_, lacking),) = [next(ranks.receive())]
         ranks.done(0)
     assert lacking == []
+
+
+def test_ranks_inherit_what_their_models_import() -> None:
+    """In a process of its own: what a fork server imports is fixed once it has forked."""
+    program = (
+        "from test_launch import _tell_what_is_lacking\n"
+        "from workers.launch.processes import LaunchedProcesses\n"
+        "if __name__ == '__main__':\n"
+        "    with LaunchedProcesses(1, _tell_what_is_lacking, 'wave', ('wave',)) as ranks:\n"
+        "        print(next(ranks.receive()))\n"
+        "        ranks.done(0)\n"
+    )
+    path = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": path},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "(0, [])\n"

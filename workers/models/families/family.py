@@ -28,6 +28,8 @@ class ModelFamily(Section):
     """Fields that layer costs depend on and that the layers' parameter counts do not tell."""
     has_library: ClassVar[bool] = False
     """Whether another library defines its models, and reads what `write_folder` writes."""
+    slow_imports: ClassVar[tuple[str, ...]] = ()
+    """Modules that its layers import and that take seconds: a process that forks ranks imports them first."""
 
     family: Any
     """The name of each, as a literal."""
@@ -101,6 +103,13 @@ class ModelFamily(Section):
             JobError: sizes that do not fit together, or a factory that fails.
         """
         raise NotImplementedError
+
+    def check_layers(self) -> None:
+        """Check of the layers what takes computing, once, before ranks start. Imports torch.
+
+        Raises:
+            JobError: they are not the model that they should be.
+        """
 
     def write_folder(
         self, read: Callable[[int], Mapping[str, Tensor]], out: Path, dtype: str | None, *, merge: bool

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from workers.models.definition import ModelDefinition
 
-CONFIG = "config.json"
+CONFIG, ADAPTER = "config.json", "adapter_config.json"
 USUAL_CLASSES = 2
 """Classes of a model of transformers whose config.json says nothing of them."""
 _OF_IMAGES = "ForImageClassification"
@@ -41,6 +41,9 @@ _REFUSED: Mapping[str, str] = {
     "auto_map": "code of its own, which is not run here: save it as a class of transformers",
     "quantization_config": "quantized weights, which are not trained here: save it in float32 or bfloat16",
     "vision_config": "a vision and a language model in one, which is not cut here: write a factory (model.factory)",
+    "audio_config": "an audio and a language model in one, which is not cut here: write a factory (model.factory)",
+    "text_config": "several models in one, which are not cut here: save the one for text alone, or write a factory"
+    " (model.factory)",
 }
 """Field of a config.json that tells of what cannot be trained here -> in words, with the way out."""
 
@@ -51,6 +54,7 @@ class HuggingFaceConfig(TextModel):
     reads = None
     cost_keys = ("family", "architecture", "config", "processor", "context")
     has_library = True
+    slow_imports = ("transformers.modeling_utils", "transformers.masking_utils")
     family: Literal["huggingface"]
     """This family."""
     path: str | None = None
@@ -149,7 +153,8 @@ class HuggingFaceConfig(TextModel):
         return located.model_copy(update=changes)
 
     def definition(self, vocabulary: int | None) -> ModelDefinition:
-        """Its layers, as its architecture's file in `workers/models/huggingface/architectures/` cuts it.
+        """Its layers, as its architecture's file in `workers/models/huggingface/architectures/` cuts it, or the rule
+        for models without one.
 
         Raises:
             JobError: as `located`; the class is unknown here; the data have more tokens, or `context` more positions,
@@ -176,6 +181,16 @@ class HuggingFaceConfig(TextModel):
         source = Source(Path(self.path), model) if self.path is not None and self.pretrained else None
         return definition_of(model, source, self.units or "blocks")
 
+    def check_layers(self) -> None:
+        """Compare the layers of a class that no file knows with the whole model, both with two blocks."""
+        from workers.models.huggingface.comparison import compare_with_whole
+        from workers.models.huggingface.definition import CLASSES, model_of
+
+        assert self.config is not None
+        assert self.architecture is not None
+        if self.architecture not in CLASSES:
+            compare_with_whole(model_of(self.config, self.architecture))
+
     def write_folder(
         self, read: Callable[[int], Mapping[str, Tensor]], out: Path, dtype: str | None, *, merge: bool
     ) -> tuple[int, int, tuple[str, ...]]:
@@ -184,13 +199,13 @@ class HuggingFaceConfig(TextModel):
         import torch
 
         from workers.models.huggingface.adapter import merged, write_adapter
-        from workers.models.huggingface.definition import CLASSES, model_of
+        from workers.models.huggingface.definition import architecture_of, model_of
         from workers.models.huggingface.target import write_folder
 
         assert self.config is not None
         assert self.architecture is not None
         model = model_of(self.config, self.architecture)
-        architecture = CLASSES[self.architecture]
+        architecture = architecture_of(model)
         layers = architecture.layers_of(model, self.units or "blocks")
         number_type = None if dtype is None else getattr(torch, dtype)
         if self.lora is not None and not merge:
@@ -215,6 +230,11 @@ def _folder(path: str, absolute: Callable[[str], str]) -> Path:
     folder = Path(absolute(path))
     if (folder / CONFIG).is_file():
         return folder
+    if (folder / ADAPTER).is_file():
+        raise JobError(
+            f"model.path = {path!r} holds an adapter ({ADAPTER}), not a model: merge it with peft into the model that"
+            " it belongs to, and name the folder of the merged one"
+        )
     if folder.is_dir():
         raise JobError(f"model.path = {path!r} has no {CONFIG}: name a folder that save_pretrained wrote")
     try:
@@ -257,7 +277,12 @@ def _check(config: Mapping[str, Any]) -> None:
             "the model is an encoder with a decoder, which is not cut here: write a factory (model.factory)"
         )
     if experts := next(
-        (key for key in ("num_local_experts", "num_experts", "n_routed_experts") if config.get(key)), None
+        (
+            key
+            for key, count in config.items()
+            if key.endswith("experts") and isinstance(count, int) and count
+        ),
+        None,
     ):
         raise JobError(
             f"the model has experts ({experts} = {config[experts]}), which are not cut here: write a factory"

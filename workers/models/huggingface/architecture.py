@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
 
@@ -59,6 +59,18 @@ class SourceLayer:
             if tensor.startswith(inside):
                 return f"{theirs}.{tensor.removeprefix(inside)}"
         raise KeyError(tensor)
+
+
+class TensorValues(Protocol):
+    """Values of the tensors of a model of transformers."""
+
+    def keys(self) -> Collection[str]:
+        """Names of those that there are."""
+        ...
+
+    def fill(self, layer: SourceLayer, module: nn.Module) -> Sequence[Tensor]:
+        """Set the tensors of a layer's module to the values that there are; returns those tensors."""
+        ...
 
 
 def no_ties(model: Model) -> Ties:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -13,10 +14,10 @@ from torch.nn import functional
 from workers.metrics.measure import Measure
 from workers.metrics.measures import OfClasses, OfNumbers, OfTokens
 from workers.models.definition import LayerBuilder, ModelDefinition
-from workers.models.huggingface.architecture import Architecture, Model, SourceLayer, Task
+from workers.models.huggingface import generic
+from workers.models.huggingface.architecture import Architecture, Model, SourceLayer, Task, TensorValues
 from workers.models.huggingface.architectures import bert, convnext_v2, gpt2, llama, resnet, vit
-from workers.models.huggingface.library import draw_, materialized, modeling, parsed
-from workers.models.huggingface.source import Source
+from workers.models.huggingface.library import class_named, draw_, materialized, modeling, parsed
 from workers.models.loss import mean_cross_entropy
 from workers.protocol.errors import JobError
 from workers.section import Units
@@ -38,23 +39,38 @@ def model_of(config: Mapping[str, Any], name: str) -> Model:
     Raises:
         JobError: the class is not known here, transformers is not installed, or a field does not fit.
     """
-    if name not in CLASSES:
+    if name in CLASSES:
+        model_type, task = CLASSES[name].classes[name]
+        module = modeling(model_type)
+        return Model(name, module, parsed(getattr(module, name), config), task)
+    task, found = generic.task_of(name), class_named(name)
+    if task is None or found is None:
+        ends = ", ".join(f"...{end}" for end in generic.CLASS_ENDS)
         raise JobError(
-            f"architectures = [{name!r}] of the model's config.json is not one of {', '.join(sorted(CLASSES))}: save"
-            " the model as one of them, or write a factory that returns its layers (model.factory)"
+            f"architectures = [{name!r}] of the model's config.json is not one of {', '.join(sorted(CLASSES))}, nor"
+            f" another class of transformers for a task that is known here ({ends}), which is cut at its blocks where"
+            " they lie in one list: save the model as one of them, or write a factory that returns its layers"
+            " (model.factory)"
         )
-    model_type, task = CLASSES[name].classes[name]
-    module = modeling(model_type)
-    return Model(name, module, parsed(getattr(module, name), config), task)
+    return Model(name, import_module(found.__module__), parsed(found, config), task)
 
 
-def definition_of(model: Model, source: Source | None, units: Units = "blocks") -> ModelDefinition:
+def architecture_of(model: Model) -> Architecture:
+    """The way to cut `model`: that of its file, or at its one list of blocks.
+
+    Raises:
+        JobError: it has no file, and cannot be cut so.
+    """
+    return CLASSES.get(model.name) or generic.generic_architecture(model)
+
+
+def definition_of(model: Model, source: TensorValues | None, units: Units = "blocks") -> ModelDefinition:
     """The layers of `model`, which begin with the tensors of `source`, else with values drawn as transformers does.
 
     Raises:
         JobError: it has not such units.
     """
-    architecture = CLASSES[model.name]
+    architecture = architecture_of(model)
     loss, measure = _TRAINED_FOR[model.task](model)
     layers, ties = architecture.layers_of(model, units), architecture.ties(model)
     copies = {(use.layer, use.parameter) for group in ties for use in group[1:]}
@@ -77,7 +93,7 @@ def definition_of(model: Model, source: Source | None, units: Units = "blocks") 
 
 
 def _unmatched(
-    layers: Sequence[SourceLayer], copies: Collection[tuple[str, str]], source: Source
+    layers: Sequence[SourceLayer], copies: Collection[tuple[str, str]], source: TensorValues
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Tensors that the source lacks, and those that no layer has. A tensor with several names needs one of them, and
     `copies` of tied ones, by layer, none."""
@@ -96,7 +112,9 @@ def _unmatched(
     return tuple(sorted(drawn)), tuple(sorted(left_over))
 
 
-def _built(layer: SourceLayer, model: Model, source: Source | None, copies: frozenset[str]) -> nn.Module:
+def _built(
+    layer: SourceLayer, model: Model, source: TensorValues | None, copies: frozenset[str]
+) -> nn.Module:
     """The layer's module. With a source nothing is drawn for `copies`, which ties give their values."""
     if torch.get_default_device().type == "meta":
         return layer.make()

@@ -40,12 +40,8 @@ def _imported(name: str) -> ModuleType:
         raise JobError(
             f'model.family = "huggingface" needs transformers, and {error}: pip install "freshet[huggingface]"'
         ) from error
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        return import_module(name)
-    finally:
-        logging.set_verbosity(before)
+    logging.set_verbosity_error()  # for good: passes warn too
+    return import_module(name)
 
 
 def parsed(model_class: type[Any], fields: Mapping[str, Any]) -> Config:
@@ -65,6 +61,24 @@ def parsed(model_class: type[Any], fields: Mapping[str, Any]) -> Config:
     if model_class._supports_sdpa:
         config._attn_implementation = ATTENTION
     return config
+
+
+def class_named(name: str) -> type[Any] | None:
+    """The model class of transformers of that name; None: it has none.
+
+    Raises:
+        JobError: transformers is not installed.
+    """
+    found = getattr(_imported("transformers"), name, None)
+    models = _imported("transformers.modeling_utils").PreTrainedModel
+    return found if isinstance(found, type) and issubclass(found, models) else None
+
+
+def sketched(model_class: type[Any], config: Config) -> Any:
+    """A model on the meta device, with the parameters that it ties tied."""
+    # Not transformers' no_init_weights, which replaces functions of torch for all threads.
+    with torch.device("meta"):
+        return model_class(config)
 
 
 def materialized(module: nn.Module) -> nn.Module:
@@ -95,7 +109,7 @@ def draw_(module: nn.Module, model_class: type[Any], config: Config, *, given: I
     model: Any = model_class.__new__(model_class)  # pyright: ignore[reportCallIssue]
     nn.Module.__init__(model)
     model.config = config
-    flagged = list(given)
+    flagged = [*{id(tensor): tensor for tensor in given}.values()]
     for tensor in flagged:
         tensor._is_hf_initialized = True  # type: ignore[attr-defined]
     try:
@@ -147,8 +161,7 @@ def model_keys(module: ModuleType, name: str, config: Config, keys: Iterable[str
     conversions, loading = (
         _imported(f"transformers.{each}") for each in ("conversion_mapping", "core_model_loading")
     )
-    with torch.device("meta"), _imported("transformers.initialization").no_init_weights():
-        model = getattr(module, name)(config)
+    model = sketched(getattr(module, name), config)
     transforms = conversions.get_model_conversion_mapping(model)
     renamings = [each for each in transforms if isinstance(each, loading.WeightRenaming)]
     converters = [each for each in transforms if isinstance(each, loading.WeightConverter)]

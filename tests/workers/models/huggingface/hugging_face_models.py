@@ -101,14 +101,71 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+GENERIC: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt_neox": (
+        "GPTNeoXForCausalLM",
+        {
+            **_BERT,
+            "bos_token_id": 1,
+            "eos_token_id": 1,
+            "use_parallel_residual": False,
+        },
+    ),
+    "opt, tied": (
+        "OPTForCausalLM",
+        {
+            "vocab_size": 50,
+            "hidden_size": 32,
+            "word_embed_proj_dim": 16,
+            "ffn_dim": 48,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "max_position_embeddings": 32,
+        },
+    ),
+    "electra, sequences": (
+        "ElectraForSequenceClassification",
+        {**_BERT, "embedding_size": 16, "num_labels": 3},
+    ),
+    "distilbert, masked tokens": (
+        "DistilBertForMaskedLM",
+        {
+            "vocab_size": 50,
+            "dim": 32,
+            "hidden_dim": 48,
+            "n_layers": 3,
+            "n_heads": 4,
+            "max_position_embeddings": 32,
+        },
+    ),
+    "deit": (
+        "DeiTForImageClassification",
+        {
+            **_IMAGES,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "image_size": 16,
+            "patch_size": 4,
+        },
+    ),
+}
+"""Those that no file of ours knows."""
+CONFIGS |= GENERIC
 NO_CHANCE = dict.fromkeys(
     (
+        "activation_dropout",
         "attention_dropout",
         "attention_probs_dropout_prob",
         "attn_pdrop",
+        "classifier_dropout",
         "drop_path_rate",
+        "dropout",
         "embd_pdrop",
+        "hidden_dropout",
         "hidden_dropout_prob",
+        "qa_dropout",
         "resid_pdrop",
     ),
     0.0,
@@ -164,6 +221,7 @@ def inputs_of(model: Model, *, padded: bool) -> dict[str, Tensor]:
     if padded:
         mask = torch.ones(ROWS, LENGTH, dtype=torch.long)
         mask[0, 7:] = mask[2, 3:] = 0
+        tokens["input_ids"].masked_fill_(mask == 0, getattr(model.config, "pad_token_id", None) or 0)
         tokens["attention_mask"] = mask
     return tokens
 

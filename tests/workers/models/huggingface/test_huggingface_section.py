@@ -106,6 +106,9 @@ def test_a_new_head_is_drawn_and_the_old_one_left_over(tmp_path: Path) -> None:
         ({"vision_config": {"a": 1}}, "a vision and a language model in one"),
         ({"is_encoder_decoder": True}, "an encoder with a decoder"),
         ({"num_local_experts": 8}, r"num_local_experts = 8\), which are not cut here"),
+        ({"moe_num_experts": 8}, r"moe_num_experts = 8\), which are not cut here"),
+        ({"audio_config": {"a": 1}}, "an audio and a language model in one"),
+        ({"text_config": {"a": 1}}, "several models in one"),
         ({"architectures": []}, "names no class: set model.architecture"),
     ],
 )
@@ -128,6 +131,11 @@ def test_a_path_that_leads_nowhere_is_refused(tmp_path: Path) -> None:
         located(tmp_path)
     with pytest.raises(JobError, match="neither a folder here nor a model in the local cache"):
         located(tmp_path / "nowhere")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(
+        JobError, match=r"holds an adapter .* merge it with peft into the model that it belongs to"
+    ):
+        located(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(JobError, match=r"config\.json cannot be read"):
         located(tmp_path)

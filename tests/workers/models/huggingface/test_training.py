@@ -15,7 +15,10 @@ from workers.models.registry import build_definition
 from workers.protocol.reports import LayersChecked, StepReport
 from workers.section import Units
 
-CASES = ("llama", "qwen2", "gpt2", "bert, sequences", "bert, answers", "vit", "convnext_v2", "resnet")
+CASES = (
+    *("llama", "qwen2", "gpt2", "bert, sequences", "bert, answers", "vit", "convnext_v2", "resnet"),
+    *("gpt_neox", "electra, sequences", "deit"),
+)
 
 
 def config_of(case: str, folder: Path, units: Units = "blocks") -> WorkerConfig:
@@ -43,7 +46,7 @@ def test_every_partition_has_the_bits_of_a_plain_loop(case: str, units: Units, t
         assert len(checked) == layers
 
 
-@pytest.mark.parametrize("case", ["llama, tied", "bert, masked tokens"])
+@pytest.mark.parametrize("case", ["llama, tied", "bert, masked tokens", "opt, tied"])
 def test_a_tied_head_trains_alike_on_one_rank_and_on_two(case: str, tmp_path: Path) -> None:
     config = config_of(case, tmp_path)
     alone = run_threads(job(config, layers=5))
