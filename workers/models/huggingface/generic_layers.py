@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from workers.models.documents import with_where
 from workers.models.huggingface.architecture import Task
-from workers.models.huggingface.library import with_where
 from workers.models.huggingface.stand_ins import BlockReached, GivenHidden, HiddenPlace, argument_at
 from workers.protocol.errors import JobError
 
