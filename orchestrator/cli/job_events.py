@@ -5,14 +5,20 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Callable, Collection
+from datetime import datetime
 
 from orchestrator.cli.exit_codes import DONE, FAILED
-from orchestrator.cli.text.event_lines import event_line
 from orchestrator.client.blocking_client import BlockingJobs
 from orchestrator.client.jobs import POLL_S
 from orchestrator.client.opening import opened
-from orchestrator.events.types import KINDS, Failed, Record, kind_called
+from orchestrator.events.types import KINDS, Failed, Record, kind_called, sentence_of
 from workers.protocol.errors import JobError
+
+
+def event_line(number: int, record: Record) -> str:
+    """The event with this number: its time in local time, its kind, and what happened."""
+    time = datetime.fromtimestamp(record.time_s).strftime("%H:%M:%S")
+    return f"{number:>6}  {time}  {record.kind:<16} {sentence_of(record.event)}".rstrip()
 
 
 def events_command(

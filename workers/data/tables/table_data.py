@@ -102,13 +102,8 @@ def open_table(
         JobError: the task is not one of the model's; the tokenizer or a file is missing or wrong; a row is not what the
             task takes.
     """
-    if config.augment is not None:
-        raise JobError("data.augment changes images, and the model reads text: remove it")
+    _check_text(config, model)
     name = chosen_task(config, model)
-    if model.positions is not None and model.context > model.positions:
-        raise JobError(
-            f"model.context = {model.context:,} is more than the {model.positions:,} positions of the model: lower it"
-        )
     tokenizer = load_tokenizer(config.tokenizer or BYTES)
     setting = Setting(
         tokenizer=tokenizer,
@@ -150,6 +145,16 @@ def open_table(
         sha256=sha256_of_rows(config, of_rows, "data.path" if given is None else given.name),
         measure=dataset.measure,
     )
+
+
+def _check_text(config: DataConfig, model: TextModel) -> None:
+    """Raises JobError where the data are for images, or rows are longer than the model takes."""
+    if config.augment is not None:
+        raise JobError("data.augment changes images, and the model reads text: remove it")
+    if model.positions is not None and model.context > model.positions:
+        raise JobError(
+            f"model.context = {model.context:,} is more than the {model.positions:,} positions of the model: lower it"
+        )
 
 
 def _check_packing(name: str, task: Task, model: TextModel) -> None:

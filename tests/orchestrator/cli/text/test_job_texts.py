@@ -8,8 +8,8 @@ import pytest
 from elastic_run import eventful
 from synthetic_run import freezing_records, records
 
+from orchestrator.cli.job_events import event_line
 from orchestrator.cli.plan_of_job import parse_partition, proposal_lines
-from orchestrator.cli.text.event_lines import event_line
 from orchestrator.cli.text.job_details import detail_lines, details
 from orchestrator.events import types as events
 from orchestrator.events.level import LONGEST
