@@ -65,7 +65,7 @@ class StoredRows:
         return EncodedRow(tokens, self._flags[start:stop], float(self._labels[number]), note)
 
 
-class Samples(Protocol):
+class SampleSequence(Protocol):
     """Samples by number."""
 
     def __len__(self) -> int: ...
@@ -76,7 +76,7 @@ class Samples(Protocol):
 class Stretches(Sequence[Any]):
     """Samples of several tables, one after the other."""
 
-    def __init__(self, parts: Sequence[Samples]) -> None:
+    def __init__(self, parts: Sequence[SampleSequence]) -> None:
         self._parts = parts
         self.lengths = tuple(len(part) for part in parts)
         self._begins = [0, *accumulate(self.lengths)]
