@@ -300,10 +300,10 @@ class _Counting(threading.Thread):
                     self._controller.learn.remote(flops)
 
     def give_up(self) -> None:
-        """Count no more: an interpreter that ends must not have this thread within torch."""
+        """Count no more: an interpreter that ends must not have this thread within torch. Wait `COUNT_S` at most."""
         self._given_up = True
-        with self._at_work:
-            pass
+        if self._at_work.acquire(timeout=COUNT_S):
+            self._at_work.release()
 
 
 def _make_way(name: str) -> None:

@@ -29,6 +29,7 @@ def adopt(spec: Spec, before: Mapping[str, Any]) -> Spec:
                 update={key: pipeline[key] for key in (*left_open, *(("chunks",) if chunks_too else ()))}
             ),
             "logging": spec.logging.model_copy(update={"run": run}),
+            "model": spec.model.model_copy(update=_weights_of(spec, before.get("model", {}))),
             "freeze": spec.freeze.model_copy(
                 update={
                     key: freeze[key]
@@ -40,6 +41,16 @@ def adopt(spec: Spec, before: Mapping[str, Any]) -> Spec:
             ),
         }
     )
+
+
+def _weights_of(spec: Spec, before: Mapping[str, Any]) -> dict[str, Any]:
+    """The checkpoint of another run with which the job began, where the spec names that run, which may have a newer one
+    by now."""
+    path, sha256 = before.get("weights"), before.get("weights_sha256")
+    named = spec.model.weights
+    if named is None or path is None or spec.model.weights_sha256 is not None:
+        return {}
+    return {"weights": path, "weights_sha256": sha256} if path.startswith(f"{named.rstrip('/')}/") else {}
 
 
 def still_right(plan: Plan, spec: Spec, layers: int) -> bool:

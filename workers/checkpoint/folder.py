@@ -116,6 +116,16 @@ def read_manifest(ref: CheckpointRef) -> Manifest:
     return manifest
 
 
+def manifest_sha256(ref: CheckpointRef) -> str:
+    """The sha256 (hex) of a checkpoint's manifest, which tells those of all its files.
+
+    Raises:
+        DamagedCheckpointError: as `read_manifest`.
+    """
+    read_manifest(ref)
+    return hashlib.sha256(_read(open_folder(ref.path), ref, _MANIFEST)).hexdigest()
+
+
 def read_loss_scale(ref: CheckpointRef, precision: str) -> LossScale | None:
     """The loss scale of the step after a checkpoint, where `precision` needs one.
 

@@ -7,7 +7,6 @@ unpickles nothing.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from torch import Tensor
 from workers.checkpoint.folder import (
     DamagedCheckpointError,
     checkpoints,
+    manifest_sha256,
     read_manifest,
     read_weights_and_buffers,
 )
@@ -33,6 +33,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 NAMED = 5
 """Keys of a kind that an error names; it counts the others."""
+IN_MEMORY = 2
+"""Layers that share a parameter are compared."""
 
 
 class _Held(Protocol):
@@ -66,12 +68,12 @@ class _OfFile:
 
 
 class _OfCheckpoint:
-    """Tensors of a checkpoint; one layer of it is in memory."""
+    """Tensors of a checkpoint, of which `IN_MEMORY` layers are in memory."""
 
     def __init__(self, path: str) -> None:
         self._ref = CheckpointRef(path=path, step=0)
         self._manifest = read_manifest(self._ref)
-        self._layer: tuple[str, Mapping[str, Tensor]] = ("", {})
+        self._layers: dict[str, Mapping[str, Tensor]] = {}
 
     def keys(self) -> Iterable[str]:
         return (f"{name}.{key}" for name in self._manifest.layers for key in self._of(name))
@@ -88,10 +90,12 @@ class _OfCheckpoint:
         return self._of(layer)[name]
 
     def _of(self, name: str) -> Mapping[str, Tensor]:
-        if self._layer[0] != name:
+        if name not in self._layers:
+            for old in [*self._layers][: 1 - IN_MEMORY]:
+                del self._layers[old]
             number = self._manifest.layers.index(name)
-            self._layer = (name, read_weights_and_buffers(self._ref, self._manifest, number))
-        return self._layer[1]
+            self._layers[name] = read_weights_and_buffers(self._ref, self._manifest, number)
+        return self._layers[name]
 
 
 def pinned(path: str) -> tuple[str, str | None]:
@@ -107,13 +111,13 @@ def pinned(path: str) -> tuple[str, str | None]:
         return path, None
     try:
         newest = next((ref.path for ref in checkpoints(path)), path)
-        manifest = read_manifest(CheckpointRef(path=newest, step=0))
+        sha256 = manifest_sha256(CheckpointRef(path=newest, step=0))
     except (DamagedCheckpointError, OSError, ValueError) as error:
         raise JobError(
             f"model.weights = {path!r} is neither a safetensors file, named so, nor the folder of a run with a"
             f" checkpoint, nor a checkpoint: {error}"
         ) from error
-    return newest, hashlib.sha256(manifest.to_json().encode()).hexdigest()
+    return newest, sha256
 
 
 def read_weights(path: str, states: Sequence[LayerState]) -> None:
@@ -167,7 +171,13 @@ def _is_file(path: str) -> bool:
 @contextmanager
 def _opened(path: str) -> Iterator[_Held]:
     if not _is_file(path):
-        yield _OfCheckpoint(path)
+        try:
+            yield _OfCheckpoint(path)
+        except DamagedCheckpointError as error:
+            raise JobError(
+                f"model.weights = {path!r} cannot be read: {error}. Its run may have deleted it since: name another"
+                " one, or a file that `freshet export` wrote"
+            ) from error
         return
     try:
         with safe_open(path, framework="pt") as file:

@@ -20,7 +20,14 @@ from workers.memory.shortage import shortage_in
 from workers.process.host_memory import check_room, free_host_bytes
 from workers.process.pinned_memory import beside_computing
 from workers.protocol.reports import SnapshotHeld
-from workers.state.layer_state import LayerState, as_it_is, bytes_of, host_copy, without_fixed
+from workers.state.layer_state import (
+    LayerState,
+    as_it_is,
+    bytes_of,
+    host_copy,
+    moving_bytes_of,
+    without_fixed,
+)
 
 Bring = Callable[[threading.Event], LayerState]
 """Fetches one state; gives up when the event is set."""
@@ -183,9 +190,11 @@ class Snapshots:
                     for state in own:
                         if taken.stopped.is_set():
                             return
-                        moving = without_fixed(state)
-                        check_room(bytes_of(moving), self._free_bytes(), taken.sharing)
-                        self._take_in(taken, host_copy(moving))
+                        # A first snapshot hashes the fixed parameters, in a copy of them.
+                        known = bool(state.fixed_file.sha256)
+                        needed_bytes = moving_bytes_of(state) if known else bytes_of(state)
+                        check_room(needed_bytes, self._free_bytes(), taken.sharing)
+                        self._take_in(taken, host_copy(without_fixed(state)))
             finally:
                 taken.copied.set()
             why = self._fetch(taken, wanted)

@@ -229,13 +229,13 @@ class Holdings:
         layers: Sequence[int],
         sources: Sequence[StateSource],
         fetch: Fetch,
-        complete: Callable[[LayerState], LayerState],
+        complete: Callable[[LayerState, LayerState | None], LayerState],
     ) -> list[LayerState]:
         """Return host copies of whole layers of `step`, at which the rank stands or of which it has a snapshot.
 
         Args:
             sources: of all shards of those layers of which it holds shards only.
-            complete: adds the fixed parameters that a state leaves out.
+            complete: adds the fixed parameters that a state leaves out, those of the live layer if there is one.
 
         Raises:
             JobError: the rank is at another step.
@@ -258,10 +258,12 @@ class Holdings:
         lacking = [one for parts in made_of.values() for one in parts if one.piece not in held]
         held |= {piece: (None, state) for piece, state in fetch(lacking, step).items()}
         copies = list[LayerState]()
+        live = {piece.layer: state for piece, (_, state) in self.live().items() if not state.leaves_out}
         for layer in layers:
             pieces = [one.piece for one in made_of[layer]] if layer in made_of else [Piece(layer)]
             states = [held[piece][1] for piece in pieces]
-            copies.append(host_copy(complete(states[0] if len(states) == 1 else whole_of(states))))
+            state = states[0] if len(states) == 1 else whole_of(states)
+            copies.append(host_copy(complete(state, live.get(layer))))
         return copies
 
     def loss_scale(self, step: int) -> LossScale | None:

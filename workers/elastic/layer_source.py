@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -24,6 +25,8 @@ from workers.layers.compiler import Compiler
 from workers.layers.deferred.queue import Workspace
 from workers.layers.layer import Layer
 from workers.models.definition import ModelDefinition
+from workers.models.registry import build_definition
+from workers.protocol.errors import JobError
 from workers.protocol.orders import Assignment, CheckpointRef, StatePart, StateSource
 from workers.state.layer_state import (
     FixedDiffers,
@@ -150,7 +153,12 @@ class LayerSource:
             there = {layer: self._ahead.pop(layer) for layer in wanted if layer in self._ahead}
             self._taken |= there
         lacking = [layer for layer in wanted if layer not in there]
-        built = there | self._built(lacking, shard, beside_training=beside_training, on_host=on_host)
+        how: dict[str, Any] = {"beside_training": beside_training, "on_host": on_host}
+        try:
+            built = there | self._built(lacking, shard, **how)
+        except JobError:
+            # The files of weights may be gone by now: what their values were, the layers' owners have.
+            built = there | self._built(lacking, shard, **how, from_files=False)
         return self._with_statistics(built, step)
 
     def _built(
@@ -161,9 +169,14 @@ class LayerSource:
         beside_training: bool = False,
         on_host: bool = False,
         workspace: Workspace | None = None,
+        from_files: bool = True,
     ) -> Built:
+        model = self._config.model if from_files else self._config.model.without_files()
+        definition = (
+            self._definition if from_files else build_definition(model, getattr(model, "vocabulary", None))
+        )
         built = build_layers(
-            self._definition,
+            definition,
             layers,
             seed=self._config.job.seed,
             precision=self._config.job.precision,
@@ -175,7 +188,7 @@ class LayerSource:
         )
         if self._compiler is not None and not on_host:
             self._compiler.compile([layer for layer, _ in built.values()])
-        if (path := self._config.model.weights) is not None:
+        if (path := model.weights) is not None:
             read_fixed(path, [state for _, state in built.values()])
         return built
 
@@ -384,14 +397,16 @@ class LayerSource:
         built = self.build([piece.layer], step, piece.shard, beside_training=True)
         return base_of(built[piece.layer])
 
-    def completed(self, state: LayerState) -> LayerState:
-        """`state` with the fixed parameters that it leaves out, from the layer built new.
+    def completed(self, state: LayerState, live: LayerState | None = None) -> LayerState:
+        """`state` with the fixed parameters that it leaves out, from the layer `live`, or else built new.
 
         Raises:
             FixedDiffers: they are others.
         """
         if not state.leaves_out:
             return state
+        if live is not None and not live.leaves_out:
+            return with_fixed_of(state, live)
         _, built = self._built([state.layer], WHOLE, beside_training=True, on_host=True)[state.layer]
         return with_fixed_of(state, built)
 

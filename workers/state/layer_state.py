@@ -449,6 +449,8 @@ def load_(state: LayerState, source: LayerState) -> None:
             else:
                 tensor.zero_()
     state.updates.update({name: source.updates[name] for name in state.updates})
+    if state.fixed_names and not left_out:  # copies of `state` keep the record of what they are copies of
+        state.fixed_file = FixedFile(source.fixed_file.bytes, source.fixed_file.sha256)
     state.recast()
 
 

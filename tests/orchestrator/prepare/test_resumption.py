@@ -49,6 +49,18 @@ def test_what_the_spec_says_is_not_overruled() -> None:
     assert (adopted.ranks, adopted.schedule, adopted.chunks, adopted.microbatches) == (4, "1f1b", None, 6)
 
 
+def test_a_run_that_gave_the_weights_may_have_gone_on() -> None:
+    given = spec()
+    named = given.model_copy(update={"model": given.model.model_copy(update={"weights": "/runs/base"})})
+    pinned = {"weights": "/runs/base/checkpoints/step-00000004-gen-1", "weights_sha256": "ab"}
+    adopted = adopt(named, {"model": pinned}).model
+    assert (adopted.weights, adopted.weights_sha256) == (pinned["weights"], "ab")
+    other = adopt(
+        named, {"model": {**pinned, "weights": "/runs/other/checkpoints/step-00000004-gen-1"}}
+    ).model
+    assert (other.weights, other.weights_sha256) == ("/runs/base", None)
+
+
 def test_default_phases_stay_when_the_job_is_made_longer() -> None:
     timely = FreezeConfig(method="timelyfreeze")
     earlier = before(spec(100, timely))

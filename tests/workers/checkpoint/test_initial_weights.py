@@ -10,7 +10,13 @@ from jobs import job, small_config
 from safetensors.torch import load_file, save_file
 
 from benchmarks.parts.rank_threads import run_threads
-from workers.checkpoint.folder import checkpoints, export, read_layer, read_manifest
+from workers.checkpoint.folder import (
+    DamagedCheckpointError,
+    checkpoints,
+    export,
+    read_layer,
+    read_manifest,
+)
 from workers.checkpoint.initial_weights import check_weights, pinned, read_weights
 from workers.config import CheckpointConfig, ModelConfig, OptimizerConfig, WorkerConfig
 from workers.models.definition import ParameterRef
@@ -112,6 +118,14 @@ def test_another_run_gives_what_its_export_would(ranks: int, tmp_path: Path) -> 
     check_weights(path, shapes, ())
     with pytest.raises(JobError, match=r"it lacks x\.y"):
         check_weights(path, {**shapes, "x.y": (1,)}, ())
+
+
+def test_a_checkpoint_that_was_deleted_since_is_the_weights_fault(tmp_path: Path) -> None:
+    """And not that of the job's own checkpoints, which ranks would then pass over."""
+    state = LayerState.of(0, "l0", torch.nn.Linear(3, 2), AdamW(OptimizerConfig(), 1))
+    with pytest.raises(JobError, match=r"model\.weights = .*Its run may have deleted it since") as error:
+        read_weights(str(tmp_path / "checkpoints" / "step-00000002-gen-1"), [state])
+    assert not isinstance(error.value, DamagedCheckpointError)
 
 
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:

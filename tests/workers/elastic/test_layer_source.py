@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,7 +19,7 @@ from torch import nn
 from benchmarks.parts.configs import changed
 from benchmarks.parts.rank_threads import Hub, LocalChannel, run_threads
 from planner.shards import WHOLE, Piece, Shard
-from workers.checkpoint.folder import checkpoints, read_layer, read_manifest
+from workers.checkpoint.folder import checkpoints, export, read_layer, read_manifest
 from workers.commit.unfinished import Greeting
 from workers.config import CheckpointConfig, ElasticConfig, ModelConfig
 from workers.elastic import layer_source
@@ -35,7 +36,16 @@ from workers.protocol.orders import (
 )
 from workers.rank import Rank
 from workers.reproducibility.keyed_in_turns import LARGE_ELEMENTS
-from workers.state.layer_state import FixedDiffers, LayerState, host_copy, part_of, without_fixed
+from workers.state.layer_state import (
+    FixedDiffers,
+    LayerState,
+    file_of_fixed,
+    host_copy,
+    load_,
+    part_of,
+    record_of_fixed,
+    without_fixed,
+)
 from workers.state_stream.frames import StateStreamError
 from workers.state_stream.stream import StateServer, fetch
 from workers.transport.channel import ChannelError
@@ -215,6 +225,11 @@ def test_fixed_parameters_travel_only_where_a_rank_builds_others(
     for layer, (_, state) in partly_fixed.layers.items():
         assert same(state, states[layer])
         assert state.fixed.keys() == states[layer].fixed_names
+    # What is written and sent from here on names the values that it has.
+    for layer, (_, state) in partly_fixed.layers.items():
+        if state.fixed_names:
+            assert record_of_fixed(state).sha256 == hashlib.sha256(file_of_fixed(states[layer])).hexdigest()
+            load_(host_copy(states[layer]), without_fixed(state))
     with_fixed = [state.layer for state in fetched if state.fixed]
     assert sorted(with_fixed) == ([*LAYERS] if others else [])
     assert sorted(state.layer for state in fetched if state.leaves_out) == [*LAYERS]
@@ -239,6 +254,34 @@ def test_snapshots_are_completed_by_the_builder_and_not_by_another_one(
             assert all(same(source.completed(found[Piece(layer)]), states[layer]) for layer in LAYERS)
             assert partly_fixed.rank.follow(told) is None
             assert all(same(state, states[layer]) for layer, (_, state) in partly_fixed.layers.items())
+
+
+def test_a_joiner_takes_fixed_parameters_from_their_owner_where_the_files_are_gone(
+    tmp_path: Path, servers: tuple[StateServer, StateServer]
+) -> None:
+    """And a rank that holds the layer completes a snapshot of it without them."""
+    first = small_config(tmp_path / "first")
+    run_threads(job(first, stop_at=1))
+    file = tmp_path / "w.safetensors"
+    export(first.job.folder, str(file))
+    fields = {**first.model.model_dump(), "weights": str(file), "fixed": ("l0.*", "l4.*")}
+    config = small_config(tmp_path / "second", model=ModelConfig(**fields))
+    rank = Rank(config, 0, lambda report: None, secret=SECRET)
+    rank.setup()
+    here = Here(rank, assignment(job(config), 0))
+    states = here.states(1, fixed=False)
+    servers[0].offer(3, states.values())
+    file.unlink()
+    assert rank.follow(here.told(3, dict.fromkeys(LAYERS, servers[0]))) is None
+    for layer, (_, state) in here.layers.items():
+        assert same(state, states[layer])
+    source = rank._source
+    assert source is not None
+    left_out = without_fixed(states[0])
+    with pytest.raises(JobError, match="cannot be read"):
+        source.completed(left_out)
+    assert same(source.completed(left_out, here.layers[0][1]), states[0])
+    rank.close()
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

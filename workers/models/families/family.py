@@ -93,6 +93,10 @@ class ModelFamily(Section):
         """
         return self.model_copy(update={"weights": self.weights and absolute(self.weights)})
 
+    def without_files(self) -> Self:
+        """This section with values drawn in place of those in files: for layers whose values come from elsewhere."""
+        return self.model_copy(update={"weights": None})
+
     def definition(self, vocabulary: int | None) -> ModelDefinition:
         """The layers, not yet built. Imports torch.
 

@@ -152,6 +152,9 @@ class HuggingFaceConfig(TextModel):
             changes.pop("vocabulary")
         return located.model_copy(update=changes)
 
+    def without_files(self) -> Self:
+        return super().without_files().model_copy(update={"pretrained": False})
+
     def definition(self, vocabulary: int | None) -> ModelDefinition:
         """Its layers, as its architecture's file in `workers/models/huggingface/architectures/` cuts it, or the rule
         for models without one.

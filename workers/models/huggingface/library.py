@@ -58,8 +58,8 @@ def parsed(model_class: type[Any], fields: Mapping[str, Any]) -> Config:
         raise JobError(
             f"the model's config.json does not fit {config_class.__name__}: {first[-1].strip()}"
         ) from error
-    if model_class._supports_sdpa:
-        config._attn_implementation = ATTENTION
+    # Whatever the file asks for: it may name a kernel to be fetched.
+    config._attn_implementation = ATTENTION if model_class._supports_sdpa else "eager"
     return config
 
 
@@ -69,6 +69,8 @@ def class_named(name: str) -> type[Any] | None:
     Raises:
         JobError: transformers is not installed.
     """
+    if name.startswith("TimmWrapper"):  # the model is another library's, which its config names
+        return None
     found = getattr(_imported("transformers"), name, None)
     models = _imported("transformers.modeling_utils").PreTrainedModel
     return found if isinstance(found, type) and issubclass(found, models) else None
