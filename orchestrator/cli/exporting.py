@@ -75,6 +75,8 @@ def export_folder_command(
             )
         if merge and model.lora is None:
             raise JobError("--merge: the run's model has no adapters (model.lora): leave it out")
+        if labels := manifest.spec.get("data", {}).get("labels"):
+            model = model.with_labels(labels)
         read = partial(read_weights_and_buffers, ref, manifest)
         return manifest.step, model.write_folder(read, Path(out), dtype, merge=merge)
 

@@ -80,9 +80,13 @@ class WeightsUnmatched:
 
     @property
     def sentence(self) -> str:
-        drawn = f"lack {_named(self.drawn)}, drawn from the seed" if self.drawn else ""
-        left = f"{'and ' if drawn else ''}leave over {_named(self.left_over)}" if self.left_over else ""
-        return f"the files of weights {' '.join(filter(None, (drawn, left)))}"
+        drawn = f"the files of weights lack {_named(self.drawn)}: drawn from the seed" if self.drawn else ""
+        left = (
+            f"the files of weights have {_named(self.left_over)}, which the model has not"
+            if self.left_over
+            else ""
+        )
+        return "; ".join(filter(None, (drawn, left)))
 
 
 def _named(names: Sequence[str]) -> str:

@@ -109,6 +109,10 @@ def pinned(path: str) -> tuple[str, str | None]:
     """
     if _is_file(path):
         return path, None
+    if "://" not in path and not os.path.exists(path):
+        raise JobError(
+            f"model.weights = {path!r} does not exist: name a safetensors file, or the folder of a run"
+        )
     try:
         newest = next((ref.path for ref in checkpoints(path)), path)
         sha256 = manifest_sha256(CheckpointRef(path=newest, step=0))
@@ -203,6 +207,11 @@ def _compare(path: str, expected: Shapes, found: Shapes) -> None:
     ]
     if shaped:
         problems.append(_first(shaped))
+    if any(".lora_" in key for key in unexpected):
+        problems.append(
+            "they are of a run that trained adapters: keep its model.lora, or export it with --merge and name that"
+            " folder in model.path"
+        )
     if problems:
         raise JobError(
             f"model.weights = {path!r} does not fit the model: {'; '.join(problems)}. Use the [model] settings that the"

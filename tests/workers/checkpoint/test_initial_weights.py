@@ -132,9 +132,12 @@ def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     told = (
         "is neither a safetensors file, named so, nor the folder of a run with a checkpoint, nor a checkpoint"
     )
-    for path in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(JobError, match=told):
-            pinned(str(path))
+    with pytest.raises(JobError, match=told):
+        pinned(str(tmp_path))
+    with pytest.raises(
+        JobError, match=r"model\.weights = .* does not exist: name a safetensors file, or the folder"
+    ):
+        pinned(str(tmp_path / "nowhere"))
 
 
 def test_a_checkpoint_counts_more_than_the_file(tmp_path: Path) -> None:

@@ -140,10 +140,10 @@ def label_number(value: Any, classes: int, labels: Mapping[str, int], where: str
         return float(value)
     found = labels.get(value) if isinstance(value, str) else value
     if isinstance(value, str) and found is None:
-        known = ", ".join(labels)
+        known = f"are called {', '.join(labels)}" if labels else "have no names"
         raise JobError(
-            f"{where}: its label is {value!r}, and the classes of the model are {known}: give numbers from 0 to"
-            f" {classes - 1}, or name the classes (data.labels)"
+            f"{where}: its label is {value!r}, and the model's {classes} classes {known}: give numbers from 0 to"
+            f" {classes - 1}, or name the classes, data.labels = [...]"
         )
     if not isinstance(found, int) or not 0 <= found < classes:
         raise JobError(
@@ -166,8 +166,8 @@ def fitted(row: EncodedRow, most: int, too_long: TooLong, where: str) -> Encoded
     if too_long == "cut":
         return EncodedRow(row.tokens[:most], row.flags[:most], row.label)
     raise JobError(
-        f"{where} has {len(row.tokens):,} tokens, and a sample takes {most:,}: raise model.context (the model must have"
-        ' as many positions), or set data.too_long to "cut" or "drop"'
+        f"{where} has {len(row.tokens):,} tokens, {len(row.tokens) - most:,} more than a sample takes: raise"
+        ' model.context by as many (the model must have the positions), or set data.too_long to "cut" or "drop"'
     )
 
 

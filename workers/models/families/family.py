@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -114,6 +114,10 @@ class ModelFamily(Section):
         Raises:
             JobError: they are not the model that they should be.
         """
+
+    def with_labels(self, labels: Sequence[str]) -> Self:
+        """This section with names of its classes, in the order of their numbers, for a folder that tells them."""
+        return self
 
     def write_folder(
         self, read: Callable[[int], Mapping[str, Tensor]], out: Path, dtype: str | None, *, merge: bool

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -193,6 +193,12 @@ class HuggingFaceConfig(TextModel):
         assert self.architecture is not None
         if self.architecture not in CLASSES:
             compare_with_whole(model_of(self.config, self.architecture))
+
+    def with_labels(self, labels: Sequence[str]) -> Self:
+        names = {str(number): name for number, name in enumerate(labels)}
+        told = {"id2label": names, "label2id": {name: number for number, name in enumerate(labels)}}
+        others = {key: value for key, value in (self.config or {}).items() if key != "num_labels"}
+        return self.model_copy(update={"config": {**others, **told}})
 
     def write_folder(
         self, read: Callable[[int], Mapping[str, Tensor]], out: Path, dtype: str | None, *, merge: bool

@@ -65,8 +65,8 @@ class GenericEmbedding(nn.Module):
         passing = self.passing
         if self.task == "language" and len(inputs) > len(passing.names):
             raise JobError(
-                f"{type(self.model).__name__} has no file of its own here and takes no positions, so the documents of a"
-                " row would see each other: one document in each row"
+                f"{type(self.model).__name__} is cut by the general rule and takes no positions, so the documents of a"
+                " row would see each other: set data.pack = false, or put one document in each row"
             )
         named = dict(zip(passing.names, inputs, strict=False))
         if MASK in named and self.padding is not None:

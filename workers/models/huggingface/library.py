@@ -48,9 +48,14 @@ def parsed(model_class: type[Any], fields: Mapping[str, Any]) -> Config:
     """The configuration with these fields of a model of this class.
 
     Raises:
-        JobError: a field does not fit.
+        JobError: a field does not fit, or they are of a model of another type.
     """
     config_class = model_class.config_class
+    if (type_told := fields.get("model_type", config_class.model_type)) != config_class.model_type:
+        raise JobError(
+            f"the model's config.json is of type {type_told}, and {model_class.__name__} of type"
+            f" {config_class.model_type}, which has other weights: set model.architecture to a class of {type_told}"
+        )
     try:
         config = config_class.from_dict(dict(fields))
     except Exception as error:  # each field has a validator of its own, with errors of its own

@@ -183,7 +183,7 @@ def test_a_damaged_index_is_told_of(tmp_path: Path) -> None:
 
 def test_a_document_that_fills_no_sample_is_an_error_is_cut_or_left_out(tmp_path: Path) -> None:
     rows = [{"text": "why ?"}, {"text": " ".join([*WORDS, *WORDS])}, {"text": "what ?"}]
-    told = r"row 2 has 33 tokens, and a sample takes 25: raise model.context .*data.too_long to \"cut\" or \"drop\""
+    told = r"row 2 has 33 tokens, 8 more than a sample takes: .*data.too_long to \"cut\" or \"drop\""
     with pytest.raises(JobError, match=told):
         opened(tmp_path, rows)
     dropped, _ = opened(tmp_path, rows, too_long="drop")

@@ -241,7 +241,7 @@ def test_long_rows_are_cut_or_left_out(too_long: str, samples: int, opened: Open
         (
             [{"text": " ".join(WORDS), "label": 1}],
             {},
-            r"row 1 has 17 tokens, and a sample takes 12: raise model.context",
+            r"row 1 has 17 tokens, 5 more than a sample takes: raise model.context",
         ),
         (
             [{"text": "why", "label": 1}, {"text": None, "label": 1}],
@@ -252,7 +252,7 @@ def test_long_rows_are_cut_or_left_out(too_long: str, samples: int, opened: Open
         ([{"text": "why", "label": 2}], {}, r"row 1: its label is 2, and the model has 2 classes, 0 to 1"),
         ([{"text": "why", "label": -1}], {}, "its label is -1"),
         ([{"text": "why", "label": None}], {}, "its label is None"),
-        ([{"text": "why", "label": "good"}], {}, "its label is 'good', and the classes of the model are"),
+        ([{"text": "why", "label": "good"}], {}, "its label is 'good', and the model's"),
         (
             [{"text": "why"}],
             {},
@@ -284,7 +284,10 @@ def test_what_is_wrong_is_said_with_its_row(
         ("why", "its messages are a str"),
         ([{"role": "user"}], "a message is .*: give each a role and a content"),
         ([QUESTION], "no message has the role assistant"),
-        ([QUESTION, {**ANSWER, "content": " ".join(WORDS)}], "row 1 has .* tokens, and a sample takes 13"),
+        (
+            [QUESTION, {**ANSWER, "content": " ".join(WORDS)}],
+            "row 1 has .* tokens, .* more than a sample takes",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_conversation_is_said(messages: Any, told: str, opened: Open) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,17 @@ from workers.state.optim import make_optimizer
 
 
 def saved_run(
-    case: str, folder: Path, units: Units = "blocks", told: Mapping[str, Any] | None = None
+    case: str,
+    folder: Path,
+    units: Units = "blocks",
+    told: Mapping[str, Any] | None = None,
+    labels: Sequence[str] | None = None,
 ) -> Path:
     """The output of a job that began with `folder`/model and has changed each of its weights, at step 7.
 
     Args:
         told: the `[model]` that its manifest tells of; None: its own.
+        labels: `data.labels` of the job.
     """
     model = section_of(case, folder / "model", units)
     definition = build_definition(model, None)
@@ -68,7 +73,11 @@ def saved_run(
     manifest = Manifest(
         step=7,
         generation=1,
-        spec={"model": told or model.model_dump(mode="json"), "job": {"name": "small"}},
+        spec={
+            "model": told or model.model_dump(mode="json"),
+            "job": {"name": "small"},
+            "data": {"labels": labels},
+        },
         plan=json_values(plan),
         layers=definition.names,
         samples=7,
@@ -160,6 +169,15 @@ def test_torch_s_reader_of_such_folders_reads_it(tmp_path: Path) -> None:
     found = {key: torch.zeros_like(tensor) for key, tensor in expected.items()}
     load(found, storage_reader=HuggingFaceStorageReader(str(tmp_path / "out")), no_dist=True)
     torch.testing.assert_close(found, dict(expected), rtol=0.0, atol=0.0)
+
+
+def test_names_of_classes_are_told(tmp_path: Path) -> None:
+    saved_model("bert, sequences", tmp_path / "model")
+    run = saved_run("bert, sequences", tmp_path, labels=("bad", "neither", "good"))
+    export_folder_command(str(run), str(tmp_path / "out"), format="huggingface", dtype=None)
+    told = fields_of(tmp_path / "out")
+    assert told["id2label"] == {"0": "bad", "1": "neither", "2": "good"}
+    assert told["label2id"] == {"bad": 0, "neither": 1, "good": 2}
 
 
 def test_numbers_are_written_in_the_type_that_is_asked_for(tmp_path: Path) -> None:

@@ -127,6 +127,6 @@ def test_transformers_says_nothing_of_its_own() -> None:
 def test_rows_of_several_documents_are_refused() -> None:
     tokens = torch.randint(4, 50, (ROWS, LENGTH))
     with pytest.raises(
-        JobError, match="GPTNeoXForCausalLM has no file of its own here and takes no positions"
+        JobError, match="GPTNeoXForCausalLM is cut by the general rule and takes no positions"
     ):
         travelling("gpt_neox", tokens, torch.ones_like(tokens), torch.zeros_like(tokens))

@@ -119,6 +119,14 @@ def test_what_cannot_be_trained_is_refused_by_its_config(
         located(written(tmp_path, **fields))
 
 
+def test_a_class_of_another_type_of_model_is_refused(tmp_path: Path) -> None:
+    """None of the folder's tensors would be its own."""
+    saved_model("bert, sequences", tmp_path)
+    told = r"config\.json is of type bert, and RobertaForQuestionAnswering of type roberta, which has other weights"
+    with pytest.raises(JobError, match=told):
+        located(tmp_path, architecture="RobertaForQuestionAnswering").definition(None)
+
+
 def test_an_unknown_class_is_refused_with_those_known(tmp_path: Path) -> None:
     with pytest.raises(JobError, match=r"T5Model.*BertForMaskedLM, .*ViTForImageClassification"):
         located(written(tmp_path, architectures=["T5Model"])).definition(None)
