@@ -164,8 +164,9 @@ class DataConfig(Section):
     unless `pack` is on, contexts of `question-answering` in further windows; there it is about the question, which is
     never cut."""
     sha256: str | None = None
-    """sha256 of the text's tokens; unset: computed when the job is submitted. Every rank, and a resumed job,
-    refuses another text, but accepts a copy of the same text at another path."""
+    """sha256 of the text's tokens, or of images and the versions of what decodes them; unset: computed when the job is
+    submitted. Every rank, and a resumed job, refuses another text, but accepts a copy of the same text at another
+    path."""
     field: str = "text"
     """Key of the text in each line of a `jsonl` file."""
     tokenizer: str | None = None

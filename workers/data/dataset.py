@@ -44,8 +44,8 @@ class Dataset(Protocol):
         It may take a second argument, `draws: list[int]`, a key for each of them to draw with, from the seed, the epoch
         and the sample: so chance, too, is a pure function.
 
-        Where inputs take long to make, `train_targets` with the same arguments may leave them out: ranks that need the
-        targets alone call that.
+        Internal, and not for data sets of users: `TaskRows` also has `train_targets`, with the same arguments, which
+        may leave out inputs that take long to make. Ranks that need the targets alone call that.
         """
         ...
 
@@ -64,7 +64,7 @@ def takes_draws(dataset: Dataset) -> bool:
 
 def stream_of(dataset: Dataset) -> int | Mixture:
     """The samples that training takes in turn, as `train_places` has them: their number, or the tables that `dataset`
-    mixes, its attribute `mixture`."""
+    mixes, its attribute `mixture`, which those of users do not have."""
     mixture = getattr(dataset, "mixture", None)
     return mixture if isinstance(mixture, Mixture) else dataset.train_samples
 

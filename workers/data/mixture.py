@@ -33,11 +33,6 @@ class Mixture:
         assert len(self.samples) == len(self.weights)
         assert all(number > 0 for number in (*self.samples, *self.weights))
 
-    @property
-    def total(self) -> int:
-        """Samples of all tables: an epoch takes as many, be it some twice and others not at all."""
-        return sum(self.samples)
-
     @cached_property
     def _shares(self) -> tuple[int, ...]:
         """The weights as integers, exactly as they are written in decimals."""

@@ -10,7 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -28,6 +30,10 @@ _FORMAT = 1
 """Raised whenever the same corpus would give other tokens."""
 _SEPARATOR = "\n\n"
 """Between two documents."""
+PARTIAL = ".partial"
+"""End of the names of files and folders that are being written."""
+_ABANDONED_S = 24 * 3600.0
+"""Age at which one of those counts as left by a process that was killed."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +114,8 @@ def _write(corpus: Corpus, tokenizer: Tokenizer, dtype: np.dtype[Any], path: Pat
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file that takes the name `path` once it is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".partial")
+    remove_abandoned(path.parent)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=PARTIAL)
     try:
         with open(descriptor, "wb") as file:
             yield file
@@ -120,3 +127,17 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         with suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Delete what killed processes left of cache entries that they were writing in `folder`."""
+    for part in folder.glob(f"{'[0-9a-f]' * 32}.*{PARTIAL}"):
+        with suppress(OSError):  # another process was quicker
+            inside = part.iterdir() if part.is_dir() else ()
+            written_s = max(each.stat().st_mtime for each in (part, *inside))
+            if time.time() - written_s < _ABANDONED_S:
+                continue
+            if part.is_dir():
+                shutil.rmtree(part)
+            else:
+                part.unlink()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.synchronize import Barrier
@@ -181,6 +182,23 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(JobError, match=r"b.txt is not UTF-8 text \(byte 0: invalid start byte\)"):
         open_dataset(config, MODEL, str(tmp_path / "job"))
     assert list((tmp_path / "job" / "data").iterdir()) == []
+
+
+def test_what_killed_processes_left_goes_after_a_day(corpus: CountingCorpus, tmp_path: Path) -> None:
+    names = ("{}.uint8.a.partial", "{}.rows.a.partial/tokens", "{}.rows.b.partial/tokens", "{}.rows/tokens")
+    files = [tmp_path / name.format("0" * 32) for name in names]
+    files.extend((tmp_path / f"{'1' * 32}.uint8.b.partial", tmp_path / "mine.partial"))
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+    two_days_ago = time.time() - 2 * 86_400
+    for path in tmp_path.rglob("*"):
+        os.utime(path, (two_days_ago, two_days_ago))
+    for written in (files[2], files[4]):
+        os.utime(written)
+    open_tokens(corpus, ByteTokenizer(), "bytes", tmp_path)
+    assert [file.exists() for file in files] == [False, False, True, True, True, True]
+    assert not files[1].parent.exists()
 
 
 def test_a_folder_that_cannot_be_written_is_named(corpus: CountingCorpus, tmp_path: Path) -> None:

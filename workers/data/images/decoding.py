@@ -29,6 +29,16 @@ def check_pillow() -> None:
         ) from error
 
 
+def decoder_versions() -> str:
+    """Pillow, and its libraries that decide the bits of decoded images, with their versions."""
+    import PIL
+    from PIL import features
+
+    libraries = ("jpg", "libjpeg_turbo", "webp", "libtiff", "littlecms2")
+    found = (f"{name} {features.version(name)}" for name in libraries if features.check(name))
+    return ", ".join((f"Pillow {PIL.__version__}", *found))
+
+
 def decoded_image(encoded: bytes, channels: int, where: str) -> Image.Image:
     """The image in a file's bytes, upright, in a mode with so many channels.
 
@@ -55,4 +65,12 @@ def decoded_image(encoded: bytes, channels: int, where: str) -> Image.Image:
         ) from error
     if image.mode[0] in "IF":
         raise JobError(f"{where} has pixels of more than 8 bits ({image.mode}): save it with 8 per channel")
-    return image if image.mode == _MODES[channels] else image.convert(_MODES[channels])
+    mode = _MODES[channels]
+    if image.mode == mode:
+        return image
+    try:
+        return image.convert(mode)
+    except Exception as error:
+        raise JobError(
+            f"{where} has pixels of the mode {image.mode}, which Pillow does not turn into {mode}: save it as RGB"
+        ) from error

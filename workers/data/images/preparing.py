@@ -25,16 +25,12 @@ class ImagePreparer:
         """`image`, scaled and cropped.
 
         Raises:
-            JobError: it is then not of the model's size, as nothing scales it.
+            JobError: it is then not of the model's size, as nothing scales it; or scaling it takes too much memory.
         """
         preparation = self.preparation
-        height, width = _pixels(image)
-        resize = preparation.resize
-        if isinstance(resize, int):
-            longer = int(resize * max(height, width) / min(height, width))
-            resize = (longer, resize) if width <= height else (resize, longer)
-        if resize is not None:
-            image = self.scale(image, *resize)
+        scaled = self._scaled(image, where)
+        if scaled is not None:
+            image = self.scale(image, *scaled)
         for crop in preparation.crops:
             image = _middle(image, *crop)
         if _pixels(image) != preparation.size:
@@ -43,6 +39,33 @@ class ImagePreparer:
                 f"{where} has {found} pixels, and the model takes {asked}, without scaling: scale it"
             )
         return image
+
+    def check(self, image: Image.Image, where: str) -> None:
+        """Raises:
+        JobError: as `place`.
+        """
+        if self._scaled(image, where) is None:
+            self.place(image, where)
+
+    def _scaled(self, image: Image.Image, where: str) -> Pixels | None:
+        """The size to which `image` is scaled; None: it is not.
+
+        Raises:
+            JobError: it has too many pixels, as `image` is long and thin.
+        """
+        from PIL import Image
+
+        resize, most = self.preparation.resize, Image.MAX_IMAGE_PIXELS
+        if not isinstance(resize, int):
+            return resize
+        height, width = _pixels(image)
+        longer = int(resize * max(height, width) / min(height, width))
+        if most is not None and longer * resize > most:
+            raise JobError(
+                f"{where} has {height} x {width} pixels, and the model scales the shorter side to {resize} and the"
+                f" longer one to {longer:,}, which is more than {most:,} pixels: crop it, or leave it out"
+            )
+        return (longer, resize) if width <= height else (resize, longer)
 
     def scale(self, image: Image.Image, height: int, width: int) -> Image.Image:
         """`image` at another size."""

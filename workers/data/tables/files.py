@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,16 +33,18 @@ class TableSource:
     name: str
     """Its place, as messages tell it."""
     read: Callable[[], Iterator[Rows]]
-    identify: Callable[[], Sequence[Any]]
-    """Finds all that determines the rows, as JSON can hold it."""
+    identify: Callable[[Collection[str]], Sequence[Any]]
+    """Finds all that determines the rows of some columns, as JSON can hold it."""
 
 
 def tables_at(path: str | tuple[str, ...] | None, key: str) -> tuple[TableSource, ...]:
     """The tables that `path`, the value of `key` in the spec, names; see `find_tables`."""
-    return tuple(
-        TableSource(str(table), partial(read_rows, table), partial(state_of, table))
-        for table in find_tables(path, key)
-    )
+    return tuple(table_in_file(table, read_rows) for table in find_tables(path, key))
+
+
+def table_in_file(table: Path, read: Callable[[Path], Iterator[Rows]]) -> TableSource:
+    """The rows of a file or folder, as `read` reads them."""
+    return TableSource(str(table), partial(read, table), lambda _: state_of(table))
 
 
 def find_tables(path: str | tuple[str, ...] | None, key: str) -> tuple[Path, ...]:

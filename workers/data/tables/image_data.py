@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from workers.config import DataConfig
 from workers.data.dataset import OpenData
-from workers.data.images.decoding import check_pillow
-from workers.data.tables.files import TableSource, state_of
+from workers.data.images.decoding import check_pillow, decoder_versions
+from workers.data.tables.files import TableSource, table_in_file
 from workers.data.tables.image_folders import class_names, find_held_out_images, find_images, read_images
 from workers.data.tables.stored_rows import StoredRows, open_rows
 from workers.data.tables.table_data import (
@@ -57,7 +56,7 @@ def open_images(
     columns = columns_of_roles(config, task)
 
     def opened(tables: tuple[TableSource, ...]) -> StoredRows:
-        states = [[*table.identify()] for table in tables]
+        states = [[*table.identify(columns.values())] for table in tables]
         determined_by = ["images", columns, setting.classes, dict(setting.labels), states]
         return open_rows(lambda: encoded_rows(plain, tables, columns), determined_by, BYTE_VALUES, folder)
 
@@ -67,7 +66,7 @@ def open_images(
         _check_classes(rows, held, setting.labels)
     return OpenData(
         dataset=TaskRows(task, rows, held, config.validation_fraction, config.weights, plain),
-        sha256=sha256_of_rows(config, (*rows, held)),
+        sha256=sha256_of_rows(config, (*rows, held), decoder=decoder_versions()),
     )
 
 
@@ -76,9 +75,7 @@ def _images_at(path: str | tuple[str, ...] | None, key: str) -> tuple[TableSourc
 
 
 def _sources(tables: tuple[Path, ...]) -> tuple[TableSource, ...]:
-    return tuple(
-        TableSource(str(each), partial(read_images, each), partial(state_of, each)) for each in tables
-    )
+    return tuple(table_in_file(each, read_images) for each in tables)
 
 
 def _classes(

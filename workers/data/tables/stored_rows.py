@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.data.tasks.task import EncodedRow
-from workers.data.token_cache import token_dtype
+from workers.data.token_cache import PARTIAL, remove_abandoned, token_dtype
 from workers.protocol.errors import JobError
 
 _FORMAT = 1
@@ -56,13 +56,13 @@ class StoredRows:
 
     def __getitem__(self, number: int) -> EncodedRow:
         start, stop = self.starts[number], self.starts[number + 1]
-        tokens = self._tokens[start:stop].astype(
-            np.int64
-        )  # what is put in their place may not fit their type
         note = b""
         if self._notes is not None and self._note_starts is not None:
             note = self._notes[self._note_starts[number] : self._note_starts[number + 1]].tobytes()
-        return EncodedRow(tokens, self._flags[start:stop], float(self._labels[number]), note)
+        # Views: nothing of the tokens is read where only labels are needed.
+        return EncodedRow(
+            self._tokens[start:stop], self._flags[start:stop], float(self._labels[number]), note
+        )
 
 
 class SampleSequence(Protocol):
@@ -140,7 +140,8 @@ def open_rows(
 def _write(rows: Iterable[EncodedRow], vocabulary: int, path: Path) -> None:
     """Write a folder that takes the name `path` once it is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(dir=path.parent, prefix=f"{path.name}.", suffix=".partial"))
+    remove_abandoned(path.parent)
+    part = Path(tempfile.mkdtemp(dir=path.parent, prefix=f"{path.name}.", suffix=PARTIAL))
     dtype, digests = (
         token_dtype(vocabulary),
         {name: hashlib.sha256() for name in ("tokens", "flags", "notes")},

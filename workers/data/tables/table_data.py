@@ -119,11 +119,12 @@ def open_table(
     if config.pack:
         _check_packing(name, task, model)
     columns = columns_of_roles(config, task)
+    used = {*task.optional, *columns.values()}
 
     def opened(tables: tuple[TableSource, ...]) -> StoredRows:
         determined_by = [
             *(name, columns, tokenizer.identity, setting.length, setting.too_long, setting.overlap),
-            *(setting.classes, dict(setting.labels), [[*table.identify()] for table in tables]),
+            *(setting.classes, dict(setting.labels), [[*table.identify(used)] for table in tables]),
             setting.pack,
         ]
         return open_rows(
@@ -173,22 +174,31 @@ def _check_packing(name: str, task: Task, model: TextModel) -> None:
 
 
 def sha256_of_rows(
-    config: DataConfig, tables: Sequence[StoredRows | PackedRows | None], name: str = "data.path"
+    config: DataConfig,
+    tables: Sequence[StoredRows | PackedRows | None],
+    name: str = "data.path",
+    decoder: str | None = None,
 ) -> str:
-    """The sha256 of all rows.
+    """The sha256 of all rows, and of what decodes them in training.
 
     Args:
         name: of the tables, for messages.
+        decoder: the libraries, with their versions, that decide the bits of decoded rows.
 
     Raises:
         JobError: the spec names another one.
     """
     digests = [each.sha256 for each in tables if each is not None]
+    if decoder is not None:
+        digests.append(hashlib.sha256(decoder.encode()).hexdigest())
     sha256 = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
     if config.sha256 not in (None, sha256):
+        changed = (
+            "the task or the tokenizer" if decoder is None else f"a label or what decodes it ({decoder} here)"
+        )
         raise JobError(
             f"the rows of {name} have the sha256 {sha256}, not data.sha256 ="
-            f" {config.sha256!r}: the table, the task or the tokenizer has changed, or it is another one"
+            f" {config.sha256!r}: the table, {changed} has changed, or it is another one"
         )
     return sha256
 

@@ -59,8 +59,7 @@ class Images:
         for number, (value, label) in enumerate(zip(columns[IMAGE], columns[LABEL], strict=True)):
             encoded, place = _encoded(value, root, f"{where}, row {first + number}")
             image = decoded_image(encoded, setting.preparation.channels, place)
-            if setting.preparation.resize is None:
-                self._preparer.place(image, place)
+            self._preparer.check(image, place)
             found = label_number(label, setting.classes, setting.labels, place)
             yield EncodedRow(np.frombuffer(encoded, dtype=np.uint8), _NO_FLAGS, found)
 
@@ -75,8 +74,7 @@ class Images:
         return (labels.float() if self._setting.classes == 1 else labels.long(),)
 
     def _numbers(self, row: EncodedRow, draw: int) -> np.ndarray:
-        encoded = row.tokens.astype(np.uint8).tobytes()
-        image = decoded_image(encoded, self._setting.preparation.channels, "a row")
+        image = decoded_image(row.tokens.tobytes(), self._setting.preparation.channels, "a row")
         placed = (
             self._preparer.place(image)
             if self._augmentation is None
@@ -106,11 +104,12 @@ def _encoded(value: Any, root: Path, where: str) -> tuple[bytes, str]:
         )
     # A table that somebody else wrote may name any file.
     inside = os.path.normpath(value)
-    if os.path.isabs(inside) or inside.startswith(os.pardir):
+    if os.path.isabs(inside) or Path(inside).parts[:1] == (os.pardir,):
         raise JobError(
             f"{where}: its image {value} lies outside of {root}: give a path below it, or the bytes"
         )
     try:
         return (root / inside).read_bytes(), str(root / inside)
-    except OSError as error:
-        raise JobError(f"{where}: its image {root / inside} cannot be read: {error.strerror}") from error
+    except (OSError, ValueError) as error:  # ValueError: no file can have that name
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise JobError(f"{where}: its image {str(root / inside)!r} cannot be read: {reason}") from error

@@ -54,7 +54,7 @@ class NextToken:
 
 def _targets(row: EncodedRow) -> NDArray[Any]:
     """All tokens but the first, where they are asked for."""
-    return np.where(row.flags[1:] & ASKED, row.tokens[1:], IGNORED)
+    return np.where(row.flags[1:] & ASKED, row.tokens[1:].astype(np.int64), IGNORED)
 
 
 class Language(NextToken):

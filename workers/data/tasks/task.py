@@ -30,6 +30,7 @@ class EncodedRow:
     """A row for training, as it is kept: its tokens [T], a flag of each, uint8 [T], and its label."""
 
     tokens: NDArray[Any]
+    """Integers of any type: of those that are read back, the smallest unsigned one that fits the vocabulary."""
     flags: NDArray[np.uint8]
     label: float = 0.0
     note: bytes = b""

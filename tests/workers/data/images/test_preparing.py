@@ -126,6 +126,13 @@ def test_what_is_no_image_is_named(file: bytes, told: str) -> None:
         decoded_image(file, 3, "x.png")
 
 
+def test_colors_that_do_not_become_gray_are_refused() -> None:
+    lab = encoded(Image.new("LAB", (3, 3)), "TIFF")
+    assert decoded_image(lab, 3, "x.tif").mode == "RGB"
+    with pytest.raises(JobError, match=r"x\.tif has pixels of the mode LAB, .* turn into L: save it as RGB"):
+        decoded_image(lab, 1, "x.tif")
+
+
 def test_channels_that_no_image_has_are_refused() -> None:
     with pytest.raises(JobError, match="takes images of 2 channels, and images have 1, 3 or 4"):
         decoded_image(encoded(image_of()), 2, "x.png")

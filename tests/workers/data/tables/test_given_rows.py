@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset as TorchDataset
@@ -17,6 +18,7 @@ from word_tokenizer import WORDS, saved_tokenizer
 from workers.config import DataConfig, ModelConfig
 from workers.data.dataset import OpenData
 from workers.data.registry import open_dataset
+from workers.data.tables.given_rows import table_of
 from workers.protocol.errors import JobError
 
 TEXTS = ["the sky is blue .", "why ?", "a good film", "what is red ?", "a bad film", "light scatters ."]
@@ -143,11 +145,56 @@ def test_rows_are_made_once_and_other_rows_are_other_ones(opened: Open, tmp_path
             opened(make(ROWS), sha256=other.sha256)
 
 
-def test_draws_of_a_data_set_are_the_same_in_every_process(opened: Open) -> None:
-    first = opened(Drawn(ROWS))
+def _drawn(rows: dict[str, Any]) -> dict[str, Any]:
+    return {**rows, "text": [random.choice(WORDS) for _ in rows["text"]]}
+
+
+@pytest.mark.parametrize(
+    "make", [Drawn, lambda rows: datasets.Dataset.from_list(rows).with_transform(_drawn)]
+)
+def test_draws_of_a_data_set_are_the_same_in_every_process(
+    make: Callable[..., Any], opened: Open, tmp_path: Path
+) -> None:
+    first = opened(make(ROWS))
     torch.manual_seed(7)
     random.seed(7)
-    assert same(first, opened(Drawn(ROWS)))
+    assert same(first, opened(make(ROWS), cache=str(tmp_path / "other")))
+
+
+def test_the_columns_in_use_alone_identify_rows(opened: Open, tmp_path: Path) -> None:
+    folder = tmp_path / "job" / "data"
+    for number in range(2):
+        opened([{**row, "seen": {1: object(), "a": number}} for row in ROWS])
+    assert len([*folder.iterdir()]) == 1
+
+
+def test_every_element_of_an_array_counts_and_no_address_does() -> None:
+    def identity(value: Any, column: str = "text") -> Any:
+        table = table_of([{"text": value}], "it")
+        assert table is not None
+        return table.identify({column})
+
+    one, other = np.zeros(2000), np.zeros(2000)
+    other[1000] = 1
+    given = (
+        one,
+        other,
+        one.astype(np.float32),
+        one.reshape(2, 1000),
+        np.int64(1),
+        b"a",
+        b"b",
+        {1: 2, "a": 3},
+    )
+    assert len({str(identity(value)) for value in given}) == len(given)
+    assert identity(one) == identity(one.copy())
+    assert identity(object(), "other") == identity(object(), "other")
+    with pytest.raises(
+        JobError, match=r"it: column 'text' holds a value .* \(it is of type object\): give text"
+    ):
+        identity([{"a": object()}])
+    with pytest.raises(JobError, match=r"column 'text' holds a value .* \(keys must be str, .*, not tuple\)"):
+        identity({(1, 2): 3})
 
 
 @pytest.mark.parametrize(

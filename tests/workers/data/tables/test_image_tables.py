@@ -10,14 +10,18 @@ from typing import Any
 
 import datasets
 import numpy as np
+import PIL
 import pytest
 import torch
 from image_files import CLASSES, encoded, image_of, write_folder
 
 from workers.config import AugmentConfig, DataConfig, ModelConfig
 from workers.data.dataset import OpenData, takes_draws
+from workers.data.images.decoding import decoder_versions
 from workers.data.images.preparing import ImagePreparer
 from workers.data.registry import open_dataset
+from workers.data.tables.stored_rows import StoredRows
+from workers.data.tasks.images import BYTE_VALUES
 from workers.models.image_preparation import usual_preparation
 from workers.protocol.errors import JobError
 
@@ -229,6 +233,12 @@ def test_a_regression_takes_numbers(tmp_path: Path) -> None:
     assert (targets.dtype, targets.tolist()) == (torch.float32, [0.25])
 
 
+def test_a_name_may_begin_with_two_dots(tmp_path: Path) -> None:
+    (tmp_path / "..a.png").write_bytes(encoded(image_of()))
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"image": "..a.png", "label": 0}) + "\n")
+    assert rows_of(opened(tmp_path / "rows.jsonl", tmp_path)) == {numbers_of(0).numpy().tobytes(): 0}
+
+
 def test_rows_are_kept_by_their_files_and_checked_by_their_digest(tmp_path: Path) -> None:
     path = as_folder(tmp_path)
     first = opened(path, tmp_path).sha256
@@ -236,6 +246,9 @@ def test_rows_are_kept_by_their_files_and_checked_by_their_digest(tmp_path: Path
     again = opened(path, tmp_path, sha256=first)
     assert again.sha256 == first
     assert [*(tmp_path / "cache").iterdir()] == [made]
+    tokens = StoredRows(made, BYTE_VALUES)[0].tokens
+    assert isinstance(tokens, np.memmap)  # no byte of an image is read before it is decoded
+    assert tokens.dtype == np.uint8
     (path / "cat" / "000.png").write_bytes(encoded(image_of(seed=99)))
     with pytest.raises(JobError, match=r"have the sha256 .*, not data\.sha256"):
         opened(path, tmp_path, sha256=first)
@@ -254,7 +267,12 @@ def test_rows_are_kept_by_their_files_and_checked_by_their_digest(tmp_path: Path
         (
             "metadata.csv",
             b"file_name,label\nno.png,1\n",
-            r"row 1: its image .*no\.png cannot be read: No such file",
+            r"row 1: its image '.*no\.png' cannot be read: No such file",
+        ),
+        (
+            "metadata.jsonl",
+            b'{"file_name": "a\\u0000.png", "label": 1}\n',
+            r"row 1: its image '.*a\\x00\.png' cannot be read: embedded null byte",
         ),
         ("metadata.csv", b"file_name,label\n../x.png,1\n", r"row 1: its image \.\./x\.png lies outside of"),
         ("metadata.csv", b"file_name,label\n/etc/passwd,1\n", r"its image /etc/passwd lies outside of"),
@@ -362,6 +380,33 @@ def test_images_of_another_size_are_refused_where_nothing_scales_them(tmp_path: 
         JobError, match=r"\.png has 9 x 12 pixels, and the model takes 8 x 8, without scaling"
     ):
         opened(as_folder(tmp_path), tmp_path, model)
+
+
+def test_images_that_scaling_makes_huge_are_refused(tmp_path: Path) -> None:
+    fields = {"model_type": "resnet", "num_channels": 3, "num_labels": 3, "image_size": SIDE}
+    sizes = {"size": {"shortest_edge": 256}, "crop_size": SIDE}
+    model = ModelConfig(
+        family="huggingface",
+        architecture="ResNetForImageClassification",
+        config=fields,
+        processor={"image_processor_type": "CLIPImageProcessor", **sizes},
+    )
+    path = as_folder(tmp_path)
+    (path / "cat" / "thin.png").write_bytes(encoded(image_of("L", 60_000, 1)))
+    with pytest.raises(
+        JobError, match=r"thin\.png has 1 x 60000 pixels, .* to 256 .* to 15,360,000, which is more than"
+    ):
+        opened(path, tmp_path, model)
+
+
+def test_versions_of_what_decodes_are_part_of_the_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert f"Pillow {PIL.__version__}, jpg " in decoder_versions()
+    first = opened(as_folder(tmp_path), tmp_path).sha256
+    monkeypatch.setattr("workers.data.tables.image_data.decoder_versions", lambda: "Pillow 0.9")
+    with pytest.raises(JobError, match=r"a label or what decodes it \(Pillow 0\.9 here\) has changed"):
+        opened(tmp_path / "images", tmp_path, sha256=first)
 
 
 def test_tasks_and_keys_go_with_the_model(tmp_path: Path) -> None:
