@@ -285,7 +285,7 @@ def test_rows_are_kept_by_their_files_and_checked_by_their_digest(tmp_path: Path
         (
             "metadata.csv",
             b"file_name,label\ncat/000.png,gnu\n",
-            r"its label is 'gnu', and the classes of the model",
+            r"its label is 'gnu', and the model's 3 classes",
         ),
     ],
 )
