@@ -27,7 +27,11 @@ from workers.models.registry import build_definition
 from workers.protocol.reports import SampleReport, StepReport, ValidationReport
 from workers.section import Units
 
-DECODERS = [case for case, (name, _) in CONFIGS.items() if CLASSES[name].classes[name][1] == "language"]
+DECODERS = [
+    case
+    for case, (name, _) in CONFIGS.items()
+    if name in CLASSES and CLASSES[name].classes[name][1] == "language"
+]
 OWN = ["gpt", "llama of ours"]
 LENGTHS = ((5, 1, 6), (9, 2))
 """Of the documents in each row of 12 tokens; the rest of the second is padding."""
