@@ -57,18 +57,7 @@ SORTS: Mapping[str, tuple[str, Callable[[Summary], Any]]] = {
     "effective": ("Effective time", lambda each: each.effective_time_ratio),
 }
 """Column -> its heading, and what it is sorted by; None comes last."""
-NUMBERS = (
-    "duration",
-    "step",
-    "loss",
-    "best",
-    "target",
-    "throughput",
-    "samples",
-    "epochs",
-    "compute",
-    "effective",
-)
+NUMBERS = tuple(key for key in SORTS if key not in ("run", "state", "date", "model"))
 
 
 @dataclass(frozen=True)

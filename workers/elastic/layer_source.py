@@ -157,6 +157,8 @@ class LayerSource:
         try:
             built = there | self._built(lacking, shard, **how)
         except JobError:
+            if self._config.model.without_files() == self._config.model:
+                raise
             # The files of weights may be gone by now: what their values were, the layers' owners have.
             built = there | self._built(lacking, shard, **how, from_files=False)
         return self._with_statistics(built, step)
