@@ -23,13 +23,13 @@ from typing import Any
 
 import torch
 
+from benchmarks.parts.forked_answers import forked_answers
 from benchmarks.parts.targets import at_least
 from benchmarks.parts.two_rank_job import WARM_UP, make_job
 from planner.schedule.registry import build
 from workers.config import DataConfig, ModelConfig
 from workers.data.registry import open_dataset
 from workers.data.sampling import train_indices
-from workers.launch.processes import forkserver
 from workers.launch.ranks import LaunchedJob, run_processes
 from workers.models.huggingface.definition import model_of
 from workers.models.registry import build_definition
@@ -129,13 +129,7 @@ def _loop(job: LaunchedJob, pipe: Connection) -> None:
 
 def plain(job: LaunchedJob) -> list[float]:
     """Seconds of each step of the plain loop."""
-    context: Any = forkserver()
-    here, there = context.Pipe()
-    process = context.Process(target=_loop, args=(job, there))
-    process.start()
-    there.close()
-    taken: list[float] = here.recv()
-    process.join()
+    (taken,) = forked_answers(_loop, [(job,)])
     return taken
 
 

@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.parts.forked_answers import forked_answers
 from benchmarks.parts.targets import at_most
 from workers.build import build_layers
 from workers.config import ModelConfig, OptimizerConfig
@@ -164,32 +165,14 @@ def _whole(folder: str, pipe: Connection) -> None:
 
 def ranks_load(folder: str, ranks: int) -> list[Loaded]:
     """What each of `ranks` processes did that load equal shares of the layers."""
-    context: Any = forkserver()
-    begin = context.Barrier(ranks)
+    begin = forkserver().Barrier(ranks)
     edges = [rank * LAYERS // ranks for rank in range(ranks + 1)]
-    pipes, processes = [], []
-    for first, end in pairwise(edges):
-        here, there = context.Pipe()
-        process = context.Process(target=_rank, args=(folder, range(first, end), begin, there))
-        process.start()
-        there.close()
-        pipes.append(here)
-        processes.append(process)
-    found = [pipe.recv() for pipe in pipes]
-    for process in processes:
-        process.join()
-    return found
+    return forked_answers(_rank, ((folder, range(*ends), begin) for ends in pairwise(edges)))
 
 
 def whole_loads(folder: str) -> tuple[float, float]:
     """Seconds that one process takes to map the whole model, and to have it with its moments in memory."""
-    context: Any = forkserver()
-    here, there = context.Pipe()
-    process = context.Process(target=_whole, args=(folder, there))
-    process.start()
-    there.close()
-    taken_s: tuple[float, float] = here.recv()
-    process.join()
+    (taken_s,) = forked_answers(_whole, [(folder,)])
     return taken_s
 
 

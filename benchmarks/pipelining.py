@@ -25,12 +25,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from benchmarks.parts.forked_answers import forked_answers
 from benchmarks.parts.two_rank_job import RANKS, WARM_UP, make_job
 from planner.ir import Action, ActionKind
 from workers.build import build_module
 from workers.data.registry import open_dataset
 from workers.data.sampling import train_indices
-from workers.launch.processes import forkserver
 from workers.launch.ranks import LaunchedJob, run_processes
 from workers.models.registry import build_definition
 from workers.protocol.reports import StepReport, TimelineReport
@@ -191,18 +191,7 @@ def theirs(job: LaunchedJob) -> Run:
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    context: Any = forkserver()
-    pipes, processes = [], []
-    for rank in range(RANKS):
-        here, there = context.Pipe()
-        process = context.Process(target=_their_rank, args=(job, rank, port, there))
-        process.start()
-        there.close()
-        pipes.append(here)
-        processes.append(process)
-    results = [pipe.recv() for pipe in pipes]
-    for process in processes:
-        process.join()
+    results = forked_answers(_their_rank, ((job, rank, port) for rank in range(RANKS)))
     losses = next(losses for _, losses, last, _ in results if last)
     return Run(results[0][0], losses, [parts for *_, parts in results])
 
