@@ -14,6 +14,8 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
+from planner.wording import counted
+
 Ratios = tuple[tuple[float, ...], ...]
 """`ratios[layer][microbatch]`, each in [0, 1]."""
 Weights = tuple[tuple[tuple[str, int], ...], ...]
@@ -113,12 +115,27 @@ class FreezeOverrides:
     method: str
     """A `freeze.method`."""
     r_max: float
+    alpha: float | None = None
+    """PipeTransformer's; None: as it was."""
+    prefix: int | None = None
+    """Layers that the method `prefix` freezes; None: as it was."""
     phases: Phases | None = None
     """Counted from the step before `since`; None for a method without a freeze program."""
     since: int | None = None
     """Step 1 of the phases; None: the plan's own start."""
     solved: bool = False
     """Whether the plan's ratios are the freeze program's, rather than zeros until it is solved."""
+
+    @property
+    def named(self) -> str:
+        """The method with its setting, in words."""
+        if self.method.startswith("timelyfreeze"):
+            return f"{self.method} with r_max = {self.r_max:g}"
+        if self.method == "pipetransformer" and self.alpha is not None:
+            return f"{self.method} with alpha = {self.alpha:g}"
+        if self.method == "prefix" and self.prefix is not None:
+            return f"{self.method} of {counted(self.prefix, 'layer')}"
+        return self.method
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +165,10 @@ class FreezePlan:
             return {}
         assert self.start is not None, "a plan without a start replaces nothing yet"
         before, phases = (control.since or self.start) - 1, control.phases
+        prefix = {} if control.prefix is None else {"prefix": control.prefix, "schedule": ()}
         return {
+            **prefix,
+            **({} if control.alpha is None else {"alpha": control.alpha}),
             "method": control.method,
             "r_max": control.r_max,
             "warm_up": before if phases is None else before + phases.warm_up,

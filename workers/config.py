@@ -242,14 +242,27 @@ class PipelineConfig(Section):
         return tuple(sorted(set(self.recompute)))
 
 
+CHECK_EVERY = 10
+"""Steps between stability checks by default."""
+
+
 class FreezeConfig(Section):
     """`[freeze]`: which weight gradients are skipped, and when."""
 
     method: Literal[
-        "none", "timelyfreeze", "apf", "autofreeze", "timelyfreeze+apf", "timelyfreeze+autofreeze"
+        "none",
+        "timelyfreeze",
+        "apf",
+        "autofreeze",
+        "timelyfreeze+apf",
+        "timelyfreeze+autofreeze",
+        "pipetransformer",
+        "prefix",
     ] = "none"
     """`timelyfreeze` computes how much each action freezes; `apf` and `autofreeze` choose parameters and
-    layers that are stable; with a `+`, the first determines how much and the second which."""
+    layers that are stable; with a `+`, the first determines how much and the second which. `pipetransformer` freezes
+    more and more layers from the input up, as their gradients become small; `prefix` as many as `prefix` or `schedule`
+    say. Frozen layers from the input up, those of `autofreeze` too, have no backward pass at all."""
     r_max: Annotated[float, Field(ge=0, le=1)] = 0.8
     """TimelyFreeze: largest mean freeze ratio of a stage."""
     warm_up: NonNegative | None = None
@@ -261,8 +274,10 @@ class FreezeConfig(Section):
     ramp: Positive | None = None
     """Last step of the ramp, T_f, after which ratios apply in full; unset: a tenth of the job after
     `monitoring`."""
-    check_every: Positive = 10
-    """APF and AutoFreeze: steps between stability checks."""
+    check_every: Positive | Literal["epoch"] | None = None
+    """APF, AutoFreeze and PipeTransformer: steps between checks of what to freeze, from the end of the warm-up on;
+    `"epoch"`: as many as an epoch has. Unset: 10 for APF and AutoFreeze, an epoch for PipeTransformer, as in its
+    paper."""
     apf_threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
     """APF: a tensor whose score falls below this is frozen, T_APF. The score is the mean of |E| / E_abs over
     its scalars: 1 while all move one way, sqrt((1 - apf_alpha) / (1 + apf_alpha)) when only noise is left,
@@ -271,6 +286,35 @@ class FreezeConfig(Section):
     """APF: decay of the moving averages of eq. 2, per check."""
     autofreeze_percentile: Annotated[float, Field(ge=0, le=100)] = 80.0
     """AutoFreeze: layers whose score is in this lowest percentile may freeze, P_Auto."""
+    alpha: Annotated[float, Field(gt=0, lt=1)] = 1 / 3
+    """PipeTransformer: the largest share of the layers still trained that one check freezes (eq. 1)."""
+    rule: Literal["paper", "authors"] = "paper"
+    """PipeTransformer: which layers a check may freeze, within the bound of `alpha`. `paper`: those before the one with
+    the smallest gradient (eq. 1); `authors`, as their published code does: those before the first whose gradient still
+    changes more from check to check than 70 % of the layers' do."""
+    prefix: NonNegative | None = None
+    """`method = "prefix"`: layers to freeze, from the input up, from the first step on. The last layer is never
+    frozen."""
+    schedule: tuple[tuple[Positive, NonNegative], ...] = ()
+    """`method = "prefix"`, in place of `prefix`: [step, layers] pairs in order of steps; from that step on, so many
+    layers are frozen. Fewer than before thaws the others."""
+    thaw: Literal["never", "plateau", "rate"] = "never"
+    """When all layers frozen from the input up are trained again, to the end: `plateau`, once a validation is no better
+    than the best before it; `rate`, once the learning rate has fallen to a tenth."""
+    frozen_mode: Literal["train", "eval"] = "train"
+    """Mode of the frozen layers from the input up: `train` keeps their dropout and has batch norms go on following the
+    batches, `eval` has them compute as in a validation."""
+
+    @property
+    def check_steps(self) -> int:
+        """Steps between checks, once settled; an unset number is that of APF and AutoFreeze."""
+        assert self.check_every != "epoch", "an epoch's steps are settled with the spec"
+        return self.check_every or CHECK_EVERY
+
+    @property
+    def by_prefix(self) -> bool:
+        """Whether layers are frozen as a whole, from the input up, and have no backward pass then."""
+        return self.method in ("pipetransformer", "prefix", "autofreeze")
 
     @property
     def timely(self) -> bool:
@@ -289,6 +333,12 @@ class FreezeConfig(Section):
             keys |= {"check_every", "apf_threshold", "apf_alpha"}
         if self.method.endswith("autofreeze"):
             keys |= {"check_every", "autofreeze_percentile"}
+        if self.method == "pipetransformer":
+            keys |= {"check_every", "alpha", "rule"}
+        if self.method == "prefix":
+            keys = {"method", "prefix", "schedule"}
+        if self.by_prefix:
+            keys |= {"frozen_mode", "thaw"}
         return frozenset(keys)
 
     @property

@@ -168,7 +168,7 @@ class Rank:
             names=has.definition.names,
             faults=self.faults,
             copies=partial(self._holdings.copies, fetch=source.fetch, complete=source.completed),
-            loss_scale=self._holdings.loss_scale,
+            carried=self._holdings.carried,
             validations=lambda: self._commit.validations,
             log_sha256=self._log_sha256,
         )
@@ -253,7 +253,7 @@ class Rank:
             holds=self._holdings.pieces(),
             weights=tuple(sorted(self._holdings.weights_only())),
             freeze_plans=self._place.freeze_plans.known,
-            loss_scale=commit.loss_scale,
+            carried=commit.carried,
             snapshots=self._holdings.snapshots.held(),
             host=self._host,
             port=self.port,

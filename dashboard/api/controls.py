@@ -38,7 +38,11 @@ class Body(StrictModel):
     def _some(self) -> Body:
         some = self.kind.some
         if some and all(getattr(self, name) is None for name in some):
-            raise ValueError(f"send {', '.join(some)} or both")
+            raise ValueError(
+                f"send {', '.join(some)} or both"
+                if len(some) == 2
+                else f"send one or more of {', '.join(some)}"
+            )
         return self
 
 

@@ -110,14 +110,14 @@ SECTIONS = (
     PageSection(
         "freezing",
         lambda shown: freezing(shown.view),
-        ("FreezeReport", "FreezeSolved", "FreezeStarted", "Issued", "Submitted"),
+        ("FreezeReport", "FreezeSolved", "FreezeStarted", "PrefixFrozen", "Issued", "Submitted"),
         "Freezing",
     ),
     PageSection("plan", lambda shown: planning(shown.view), PLANS, "Plan"),
     PageSection(
         "decisions",
         lambda shown: decision_log(shown.view) or None,
-        (*PLANS, *SPEEDS, "FreezeStarted"),
+        (*PLANS, *SPEEDS, "FreezeStarted", "PrefixFrozen"),
         "Decisions",
     ),
     PageSection(

@@ -16,6 +16,7 @@ from orchestrator.commands.command import (
     refused_fields,
 )
 from orchestrator.commands.seen import NO_PLAN, SeenJob, plan_of
+from planner.wording import counted
 
 if TYPE_CHECKING:
     from orchestrator.commands.entry import CommandEntry
@@ -38,7 +39,7 @@ class Freeze(PlanCommand, json_schema_extra={"examples": [{"method": "timelyfree
 
     name = "freeze"
     forms = (Form("freeze", "Freeze"),)
-    some = ("method", "r_max")
+    some = ("method", "r_max", "alpha", "prefix")
     question = "change what?"
 
     method: Annotated[str | None, Input("Method", choices=methods)] = Field(
@@ -48,12 +49,24 @@ class Freeze(PlanCommand, json_schema_extra={"examples": [{"method": "timelyfree
         float | None, FieldLimits({"ge": 0, "le": 1}), Input("r_max", hint="0 to 1", step="any", most="1")
     ] = None
     """Largest mean share of a stage's weight gradients to leave out, 0 to 1."""
+    alpha: Annotated[
+        float | None,
+        FieldLimits({"gt": 0, "lt": 1}),
+        Input("alpha", hint="pipetransformer: 0 to 1", step="any", most="1"),
+    ] = None
+    """With method pipetransformer: largest share of the layers still trained that one check freezes."""
+    prefix: Annotated[
+        int | None, FieldLimits({"ge": 0}), Input("Layers", hint="prefix: from the input up", step="1")
+    ] = None
+    """With method prefix: layers to freeze, from the input up."""
 
     def says(self, job: SeenJob) -> str:
         if self.method == "none":
             return "Nothing is frozen any more, from a commit on. The log says so, and --replay repeats it."
         what = [f"method {self.method}" if self.method is not None else ""]
         what.append(f"r_max {self.r_max:g}" if self.r_max is not None else "")
+        what.append(f"alpha {self.alpha:g}" if self.alpha is not None else "")
+        what.append(f"{counted(self.prefix, 'layer')} frozen" if self.prefix is not None else "")
         return (
             f"Freezing goes on with {' and '.join(filter(None, what))} from a commit on. This changes the trajectory;"
             " the log says from which step, and --replay repeats it."
@@ -65,7 +78,7 @@ class Freeze(PlanCommand, json_schema_extra={"examples": [{"method": "timelyfree
 
         if plan_of(job) is None:
             return NO_PLAN
-        wanted = self.model_dump(include={"method", "r_max"}, exclude_none=True)
+        wanted = self.model_dump(include={"method", "r_max", "alpha", "prefix"}, exclude_none=True)
         try:
             then = Spec.model_validate(
                 {**job.spec, "freeze": {**job.freeze_section_at(job.step), **wanted}}
@@ -80,6 +93,8 @@ class Freeze(PlanCommand, json_schema_extra={"examples": [{"method": "timelyfree
             return f"r_max changes nothing with method {then.method}: only a timelyfreeze method has a budget"
         if then.method == "none":
             return WhatIfChange(cut=KEEP, r_max=0.0)
+        if then.method == "prefix":
+            return "what is left of a step without backward passes of the first layers is not simulated yet"
         return f"{then.method} freezes what has settled, which only training shows"
 
     @classmethod

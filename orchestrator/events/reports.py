@@ -25,6 +25,7 @@ from workers.protocol.reports import (
     LayersChecked,
     MemoryLow,
     NoticeReport,
+    PrefixFrozen,
     Report,
     Rescued,
     SampleReport,
@@ -133,6 +134,20 @@ def _copied_text(copied: CopiedAhead) -> str:
     )
 
 
+def _prefix_text(prefix: PrefixFrozen) -> str:
+    if not prefix.layers:
+        return f"no layer is frozen as a whole from step {prefix.step} on"
+    text = (
+        f"from step {prefix.step} on {counted(prefix.layers, 'layer')}, {prefix.names[0]} to {prefix.names[-1]}, go"
+        " forward only"
+        if prefix.layers > 1
+        else f"from step {prefix.step} on layer {prefix.names[0]} goes forward only"
+    )
+    if prefix.tied:
+        text += f"; what {named('layer', prefix.tied)} shares with a layer above is trained on, by that one's gradient"
+    return text
+
+
 def _low_text(low: MemoryLow) -> str:
     return (
         f"the device of rank {low.rank} has {size(low.left_bytes)} left beside what step {low.step} takes of it, less"
@@ -186,6 +201,7 @@ _ALL: tuple[Row[Any], ...] = (
         ),
         "progress",
     ),
+    Row(PrefixFrozen, _prefix_text, "progress"),
     Row(
         FreezeReport,
         lambda it: (

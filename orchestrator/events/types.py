@@ -22,7 +22,7 @@ from orchestrator.events.rehearsed import Disturbed, Rehearsed
 from orchestrator.events.reports import report_level, report_sentence
 from orchestrator.quantities import operations, seconds, size
 from planner.adapt.past import Past
-from planner.freezing import FreezePlan
+from planner.freezing import FreezeOverrides, FreezePlan
 from planner.plan import Plan
 from planner.search.alternatives import Alternative
 from planner.simulation.slow_links import SlowLink
@@ -350,8 +350,8 @@ class FreezeChanged:
         by = self.by or "someone"
         if self.method == "none":
             return f"{by} turned freezing off"
-        budget = f" with r_max = {self.r_max:g}" if self.method.startswith("timelyfreeze") else ""
-        return f"{by} set the freeze method to {self.method}{budget}"
+        control = self.plan.control or FreezeOverrides(method=self.method, r_max=self.r_max)
+        return f"{by} set the freeze method to {control.named}"
 
 
 @dataclass(frozen=True, kw_only=True)

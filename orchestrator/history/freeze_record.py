@@ -18,7 +18,7 @@ from orchestrator.history.freeze_history import still_proposed
 from orchestrator.history.frozen_counts import CountedSteps
 from orchestrator.history.thinning import Grid, thin, up_to
 from planner.freezing import FreezePlan
-from workers.protocol.reports import FreezeReport, FreezeStarted, FrozenAction
+from workers.protocol.reports import FreezeReport, FreezeStarted, FrozenAction, PrefixFrozen
 
 RECENT_STEPS = 50
 """Newest steps of which every action is kept."""
@@ -67,6 +67,8 @@ class FreezeRecord:
     """Steps in which something could be frozen."""
     recent: dict[int, list[FrozenAction]] = field(default_factory=dict)
     """The actions of the newest `RECENT_STEPS` such steps."""
+    prefixes: dict[int, PrefixFrozen] = field(default_factory=dict)
+    """The layers frozen as a whole, by the step from which on they are."""
     counted: CountedSteps = field(default_factory=CountedSteps)
     """Freeze counts of each parameter, step by step."""
 
@@ -75,12 +77,17 @@ class FreezeRecord:
         """The decision that starts last."""
         return self.plans[max(self.plans)] if self.plans else None
 
+    @property
+    def prefix(self) -> PrefixFrozen | None:
+        """The layers frozen as a whole; None where there never were any."""
+        return self.prefixes[max(self.prefixes)] if self.prefixes else None
+
     def sections(self, spec: Mapping[str, Any]) -> tuple[tuple[int, Mapping[str, Any]], ...]:
         """(first step, the `[freeze]` section from there on), oldest first; `spec` is the job's own section."""
         changed = [(start, plan) for start, plan in sorted(self.plans.items()) if plan.control is not None]
         return (1, spec), *((start, {**spec, **plan.settings}) for start, plan in changed)
 
-    def fold(self, event: FreezeSolved | FreezeChanged | FreezeStarted | FreezeReport) -> None:
+    def fold(self, event: FreezeSolved | FreezeChanged | FreezeStarted | FreezeReport | PrefixFrozen) -> None:
         """Fold one more event in."""
         match event:
             case FreezeSolved(plan=plan):
@@ -94,6 +101,8 @@ class FreezeRecord:
                 self._follow(plan)
                 if plan.control is None or plan.control.solved:
                     self.start = plan.start
+            case PrefixFrozen():
+                self.prefixes[event.step] = event
             case FreezeReport():
                 self._add(event)
 
@@ -105,13 +114,14 @@ class FreezeRecord:
         if not resume or (self.proposed is not None and self.proposed.control is None):
             self.proposed = None
         if not resume:
-            self.solved, self.plans = None, {}
+            self.solved, self.plans, self.prefixes = None, {}, {}
         for _, plan in sorted(self.plans.items()):
             self._follow(plan)
 
     def take_back(self, step: int) -> None:
         """Forget the measurements after `step`."""
         self.steps, self.recent = up_to(self.steps, step), up_to(self.recent, step)
+        self.prefixes = {first: prefix for first, prefix in self.prefixes.items() if first <= step + 1}
         self.counted.take_back(step)
 
     def thin(self, grid: Grid) -> None:

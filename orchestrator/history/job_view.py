@@ -68,6 +68,7 @@ from workers.protocol.reports import (
     CurvatureReport,
     FreezeReport,
     FreezeStarted,
+    PrefixFrozen,
     Rescued,
     SampleReport,
     StandbyReport,
@@ -312,7 +313,9 @@ class JobView:
         match record.event:
             case StepReport() as step:
                 self._commit(step, record.time_s)
-            case FreezeSolved() | FreezeChanged() | FreezeStarted() | FreezeReport() as frozen:
+            case (
+                FreezeSolved() | FreezeChanged() | FreezeStarted() | FreezeReport() | PrefixFrozen() as frozen
+            ):
                 self.freeze.fold(frozen)
             case TimelineReport() as timeline:
                 self._measure(timeline)

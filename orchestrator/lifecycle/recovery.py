@@ -13,8 +13,8 @@ from functools import cached_property
 from planner.plan import Plan
 from planner.shards import WHOLE, Piece, made_of, made_with_weights
 from planner.wording import counted, named, named_or_counted
+from workers.carried import Carried
 from workers.config import ElasticConfig
-from workers.loss_scale import LossScale
 from workers.protocol.orders import CheckpointRef, CommitOutcome, StatePart, StateSource
 from workers.protocol.reports import RankPosition, SnapshotHeld
 
@@ -141,8 +141,8 @@ class RecoveryPlan:
     """Steps that were committed before; those beyond `step` are lost."""
     failures: int = 0
     """Number of failures with no new step committed, this one included."""
-    loss_scale: LossScale | None = None
-    """Loss scale of the step after `step`, as the living ranks know it."""
+    carried: Carried | None = None
+    """State besides layers that the step after `step` follows, as the living ranks know it."""
 
     @property
     def goes_on(self) -> bool:
@@ -259,7 +259,7 @@ def decide(now: Situation) -> RecoveryPlan | PauseDecided | Abort:
         rerun=1 if _interrupted(now, meeting) else 0,
         reached=reached,
         failures=failures,
-        loss_scale=None if has is None else has.loss_scale,
+        carried=None if has is None else has.carried,
     )
 
 
@@ -272,18 +272,18 @@ class _Holdings:
     """Rank -> layers, or shards of them."""
     weights: Mapping[int, tuple[Piece, ...]] = field(default_factory=dict)
     """Rank -> layers, or shards of them, of which it has only the weights."""
-    loss_scale: LossScale | None = None
+    carried: Carried | None = None
 
 
 def _live(now: Situation, step: int) -> _Holdings:
     """Live holdings of the ranks that stand at `step`, or will once they get its records."""
     current = now.current(step)
-    scales = (position.loss_scale for position in now.holders.values() if position.step == step)
+    known = (position.carried for position in now.holders.values() if position.step == step)
     return _Holdings(
         step=step,
         pieces={rank: now.positions[rank].holds for rank in current},
         weights={rank: _weights(now.positions[rank], step) for rank in current},
-        loss_scale=next((scale for scale in scales if scale is not None), None),
+        carried=next((carried for carried in known if carried is not None), None),
     )
 
 
@@ -298,11 +298,11 @@ def _snapshot(now: Situation, newest: int) -> _Holdings | None:
         everywhere = _by_layer(piece for one in by_rank.values() for piece in one.pieces)
         whole = all(made_of(layer, everywhere.get(layer, set())) for layer in range(_layers(now.plan)))
         if whole and step >= max(newest, 1):
-            scales = (one.loss_scale for one in by_rank.values())
+            known = (one.carried for one in by_rank.values())
             return _Holdings(
                 step=step,
                 pieces={rank: one.pieces for rank, one in by_rank.items()},
-                loss_scale=next((scale for scale in scales if scale is not None), None),
+                carried=next((carried for carried in known if carried is not None), None),
             )
     return None
 

@@ -380,7 +380,7 @@ def _load(job: JobData, draft: Draft) -> Step[Loading]:
             sources=needed(place),
             moments=recovery_plan.moments[0] if recovery_plan.moments else None,
             freeze=job.progress.freeze,
-            loss_scale=recovery_plan.loss_scale,
+            carried=recovery_plan.carried,
             fresh=rank not in before,
         )
         for place, rank in enumerate(draft.members)

@@ -30,17 +30,17 @@ def adopt(spec: Spec, before: Mapping[str, Any]) -> Spec:
             ),
             "logging": spec.logging.model_copy(update={"run": run}),
             "model": spec.model.model_copy(update=_weights_of(spec, before.get("model", {}))),
-            "freeze": spec.freeze.model_copy(
-                update={
-                    key: freeze[key]
-                    for key in FreezeConfig.model_fields
-                    if key in freeze and key not in given
-                }
-                if same_method
-                else {}
-            ),
+            "freeze": _with(spec.freeze, {key: each for key, each in freeze.items() if key not in given})
+            if same_method
+            else spec.freeze,
         }
     )
+
+
+def _with(freeze: FreezeConfig, before: Mapping[str, Any]) -> FreezeConfig:
+    """`freeze` with the keys of `before`, as JSON values, that there still are."""
+    known = {key: each for key, each in before.items() if key in FreezeConfig.model_fields}
+    return FreezeConfig.model_validate({**freeze.model_dump(mode="json"), **known})
 
 
 def _weights_of(spec: Spec, before: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from math import ceil
 
 from orchestrator.prepare.model_outline import ModelOutline, outline_model
 from orchestrator.spec.freeze_phases import settle_phases
+from orchestrator.spec.freeze_prefix import check_prefix_fits, settle_checks
 from orchestrator.spec.job_spec import ClusterConfig, Spec
 from orchestrator.spec.rules import AUTO, given_shape, searched, settle_elastic
 from planner.ir import Schedule
@@ -72,6 +73,7 @@ def with_model(spec: Spec, found: ModelOutline) -> Spec:
         JobError: the model has too few layers, or there is nothing to freeze.
     """
     check_layers(spec, found)
+    check_prefix_fits(spec.freeze, len(found.layers))
     if (
         spec.freeze.timely
         and spec.cluster.device == "emulated"
@@ -158,22 +160,18 @@ def step_samples(spec: Spec, plan: Plan) -> int:
 
 
 def with_steps(spec: Spec, found: ModelOutline, plan: Plan) -> Spec:
-    """`spec` with the steps that its epochs take, and the phases of freezing in them.
+    """`spec` with the steps that its epochs take, the phases of freezing in them, and the steps between its checks.
 
     Raises:
         JobError: the job is too short for the phases.
     """
-    job = spec.job
-    if job.epochs is None:
-        return spec
-    passes = Fraction(str(job.epochs))  # as it is written: 0.1 is a tenth
-    steps = ceil(passes * found.train_samples / step_samples(spec, plan))
-    return spec.model_copy(
-        update={
-            "job": job.model_copy(update={"steps": steps}),
-            "freeze": settle_phases(spec.freeze, spec.optimizer, steps),
-        }
-    )
+    job, samples = spec.job, step_samples(spec, plan)
+    freeze = settle_checks(spec.freeze, ceil(found.train_samples / samples))
+    if job.epochs is not None:
+        passes = Fraction(str(job.epochs))  # as it is written: 0.1 is a tenth
+        job = job.model_copy(update={"steps": ceil(passes * found.train_samples / samples)})
+        freeze = settle_phases(freeze, spec.optimizer, job.steps)
+    return spec.model_copy(update={"job": job, "freeze": freeze})
 
 
 def elastic_of(spec: Spec, plan: Plan) -> ElasticConfig:

@@ -23,7 +23,7 @@ def settle_phases(freeze: FreezeConfig, optimizer: OptimizerConfig, steps: int) 
     Raises:
         JobError: the phases are out of order, or do not end before the job does.
     """
-    if freeze.method == "none":
+    if "warm_up" not in freeze.used:
         return freeze
     warm_up, monitoring, ramp = freeze.warm_up, freeze.monitoring, freeze.ramp
     if warm_up is None:

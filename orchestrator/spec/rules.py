@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from orchestrator.cluster.address import host_and_port
 from orchestrator.spec.freeze_phases import settle_phases
+from orchestrator.spec.freeze_prefix import check_prefix
 from orchestrator.spec.job_spec import PipelineConfig, Spec
 from planner.ir import Schedule
 from planner.schedule import registry, table_format
@@ -45,6 +46,7 @@ def check(spec: Spec) -> Spec:
     _check_optimizer(spec.optimizer)
     _check_length(spec.job)
     freeze = spec.freeze
+    check_prefix(freeze, table=pipeline.schedule.startswith(CSV_PREFIX))
     if spec.job.epochs is None:  # else the steps follow from the data
         freeze = settle_phases(freeze, spec.optimizer, spec.job.steps)
     _check_device(spec)

@@ -43,7 +43,7 @@ def said(model: type, body: object) -> str:
         (Move, [], "the body is [], and must be an object"),
         (Freeze, {"r_max": 1.5}, "r_max is 1.5, and must be at most 1"),
         (Freeze, {"r_max": "much"}, 'r_max is "much", and must be a number'),
-        (Freeze, {}, "send method, r_max or both"),
+        (Freeze, {}, "send one or more of method, r_max, alpha, prefix"),
         (Drain, {"node": ""}, 'node is "", and must be at least 1 character long'),
         (Drain, {"node": "n", "deadline_s": 0}, "deadline_s is 0, and must be more than 0"),
         (Apply, {"partition": []}, "partition is [], and must be at least 1 entry long"),

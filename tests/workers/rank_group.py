@@ -21,12 +21,12 @@ from pace import patient
 from benchmarks.parts.rank_threads import run_threads
 from planner.plan import Plan
 from planner.rank_program import place_programs
+from workers.carried import Carried
 from workers.config import ElasticConfig, WorkerConfig
 from workers.control.records_digest import vector_sha256
 from workers.fault_injection.fault import Fault
 from workers.launch.processes import Died, LaunchedProcesses
 from workers.launch.ranks import LaunchedJob
-from workers.loss_scale import LossScale
 from workers.protocol.orders import Assignment, CommitOutcome, Generation, Request, StateSource
 from workers.protocol.reports import (
     FaultReport,
@@ -160,7 +160,7 @@ class RankGroup:
         sources: Sequence[StateSource] = (),
         start: Any = None,
         regroup_by: int | None = None,
-        loss_scale: LossScale | None = None,
+        carried: Carried | None = None,
         meanwhile: Callable[[], None] | None = None,
     ) -> dict[int, Any]:
         """Train one generation.
@@ -182,7 +182,7 @@ class RankGroup:
                     start=start,
                     sources=tuple(sources),
                     freeze=job.freeze_plans,
-                    loss_scale=loss_scale,
+                    carried=carried,
                 ),
             )
             for place, number in enumerate(members)

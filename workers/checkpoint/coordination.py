@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from planner.codec import from_json, json_values, to_json
 from planner.plan import Plan
+from workers.carried import Carried
 from workers.checkpoint.folder import checkpoint_folder, discard, prune, write_manifest
 from workers.checkpoint.manifest import FileRecord, Manifest, layer_files
 from workers.checkpoint.writer import CheckpointWriter, WriteResult
@@ -18,7 +19,6 @@ from workers.commit.commit import CommitRecord
 from workers.commit.unfinished import Unfinished
 from workers.config import DataConfig, FreezeConfig, OptimizerConfig, WorkerConfig
 from workers.fault_injection.points import FaultPhase, FaultPoints
-from workers.loss_scale import LossScale
 from workers.metrics.goals import PastValidation
 from workers.models.model_config import of_one_family
 from workers.protocol.orders import Generation
@@ -68,7 +68,7 @@ class Checkpointing:
         self._finished: list[WriteResult] = []
         self._expected = {file for i, name in enumerate(names) for file in layer_files(i, name)}
         self._steps: dict[str, int] = {}
-        self._scales: dict[str, LossScale | None] = {}
+        self._carried: dict[str, Carried] = {}
         self._files: dict[str, dict[str, FileRecord]] = {}
         self._failed: dict[str, str] = {}
         self._seconds: dict[str, float] = {}
@@ -82,20 +82,18 @@ class Checkpointing:
         self.whole = left.whole if left is not None else 0
         """Step of the newest checkpoint that is complete for certain, as far as this rank can know."""
 
-    def start(
-        self, step: int, copies: Callable[[], list[LayerState]], loss_scale: LossScale | None = None
-    ) -> None:
+    def start(self, step: int, copies: Callable[[], list[LayerState]], carried: Carried) -> None:
         """Begin the checkpoint of `step`; waits only for the one before.
 
         Args:
             copies: returns host copies of the layers that this rank is to write.
-            loss_scale: of the next step.
+            carried: what the next step follows.
         """
         folder = checkpoint_folder(self._config.job.folder, step, self._generation.number)
         if folder in self._steps:
             return
         self._steps[folder] = self.begun = step
-        self._scales[folder] = loss_scale
+        self._carried[folder] = carried
         self._take(self._writer.wait())
         if layers := copies():
             self._writer.start(folder, step, layers)
@@ -180,10 +178,10 @@ class Checkpointing:
         try:
             if self._faults is not None:
                 self._faults.reach(FaultPhase.SAVING, step)
-            number, scale = self._generation.number, self._scales[folder]
+            number, carried = self._generation.number, self._carried[folder]
             log = self._log_sha256()
             past = self.validations
-            seal(self._config, self._names, self.plan, folder, step, number, files, scale, log, past)
+            seal(self._config, self._names, self.plan, folder, step, number, files, carried, log, past)
         except OSError as error:
             self._drop(folder, str(error))
             self._take(
@@ -223,7 +221,7 @@ def seal(
     step: int,
     generation: int,
     files: Mapping[str, FileRecord],
-    loss_scale: LossScale | None,
+    carried: Carried,
     log_sha256: str | None,
     validations: Sequence[PastValidation] = (),
 ) -> None:
@@ -244,7 +242,7 @@ def seal(
         layers=names,
         samples=step * config.pipeline.replicas * config.microbatches * config.pipeline.microbatch_size,
         files=files,
-        loss_scale=loss_scale,
+        carried=carried,
         log_sha256=log_sha256,
         validations=tuple(_finite(each) for each in validations if each.step <= step),
     )
@@ -280,10 +278,13 @@ def manifest_mismatch(
         shard: as in `Plan`, now.
     """
     before, now = dict(manifest.spec), config.model_dump(mode="json")
-    before.setdefault("freeze", FreezeConfig().model_dump(mode="json"))
     before["model"] = of_one_family(before.get("model", {}))
     # A key that an earlier version did not have: what that did is its default.
-    for section, defaults in ("data", DataConfig()), ("optimizer", OptimizerConfig()):
+    for section, defaults in (
+        ("data", DataConfig()),
+        ("optimizer", OptimizerConfig()),
+        ("freeze", FreezeConfig()),
+    ):
         before[section] = {**defaults.model_dump(mode="json"), **before.get(section, {})}
     for spec in (before, now):
         spec["data"]["shuffle"] = spec["data"]["shuffle"] or "permutation"

@@ -19,10 +19,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from workers.carried import Carried
 from workers.checkpoint.manifest import FileRecord, KeptFile, Manifest, kept_folder, layer_files
 from workers.checkpoint.manifest import checkpoint_folder as checkpoint_folder
 from workers.checkpoint.storage import PARTIAL, Folder, join, open_folder, split
-from workers.loss_scale import LossScale
 from workers.metrics.target import better
 from workers.protocol.errors import DamagedCheckpoint, JobError
 from workers.protocol.orders import CheckpointRef
@@ -126,18 +126,18 @@ def manifest_sha256(ref: CheckpointRef) -> str:
     return hashlib.sha256(_read(open_folder(ref.path), ref, _MANIFEST)).hexdigest()
 
 
-def read_loss_scale(ref: CheckpointRef, precision: str) -> LossScale | None:
-    """The loss scale of the step after a checkpoint, where `precision` needs one.
+def read_carried(ref: CheckpointRef, precision: str) -> Carried:
+    """State besides layers that the step after a checkpoint follows.
 
     Raises:
-        DamagedCheckpointError: it has none.
+        DamagedCheckpointError: it cannot be read, or has no loss scale, and `precision` needs one.
     """
+    carried = read_manifest(ref).carried
     if not scales_loss(precision):
-        return None
-    scale = read_manifest(ref).loss_scale
-    if scale is None:
+        return replace(carried, loss_scale=None)
+    if carried.loss_scale is None:
         raise _damaged(ref, _MANIFEST, f'has no loss scale, which job.precision = "{precision}" needs')
-    return scale
+    return carried
 
 
 def read_layer(

@@ -9,15 +9,18 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from workers.carried import Carried
 from workers.checkpoint.storage import join, split
+from workers.frozen_prefix import FrozenPrefix
 from workers.loss_scale import LossScale
 from workers.metrics.goals import PastValidation
 
-FORMAT = 6
-"""Version of the checkpoint format that this code writes. It reads version 5 too, which has the `metrics` of its own
+FORMAT = 7
+"""Version of the checkpoint format that this code writes. It reads version 6 too, which has no frozen `prefix`;
+version 5, which moreover has the `metrics` of its own
 step in place of all validations; version 4, which has neither these nor files beside its checkpoints; version 3, whose
 `spec` moreover has the keys of `_FLAT` beside its sections; version 2, which has no `log_sha256` either; and version 1,
 in which moreover `bfloat16` was the name of what is `bfloat16-autocast` now."""
@@ -91,8 +94,8 @@ class Manifest:
     """Data position: training samples consumed."""
     files: Mapping[str, FileRecord]
     """File name -> record, two files per layer."""
-    loss_scale: LossScale | None = None
-    """Loss scale of the next step, where the job's precision needs one."""
+    carried: Carried = field(default_factory=Carried)
+    """State besides layers that the next step follows."""
     log_sha256: str | None = None
     """Hash of a line of the job's event log, written before this manifest: the newest one that its writer knew of; None
     if it knew none. As long as the checkpoint is there, neither that line nor one before it can change unnoticed."""
@@ -106,6 +109,7 @@ class Manifest:
 
     def to_json(self) -> str:
         """The text of `manifest.json`. Raises ValueError or TypeError if spec or plan are not JSON values."""
+        scale = self.carried.loss_scale
         given = {
             "format": self.format,
             "step": self.step,
@@ -114,7 +118,8 @@ class Manifest:
             "plan": self.plan,
             "layers": list(self.layers),
             "samples": self.samples,
-            "loss_scale": None if self.loss_scale is None else self.loss_scale.to_json(),
+            "loss_scale": None if scale is None else scale.to_json(),
+            "prefix": self.carried.prefix.to_json(),
             "log_sha256": self.log_sha256,
             "validations": [[each.step, dict(each.values)] for each in self.validations],
             "files": {name: _fields(record) for name, record in self.files.items()},
@@ -150,6 +155,8 @@ class Manifest:
         if fields["format"] < 6:
             own = fields.pop("metrics", {})
             fields.setdefault("validations", [[fields.get("step"), own]] if own else [])
+        if fields["format"] < 7:
+            fields.setdefault("prefix", FrozenPrefix().to_json())
         _check_types(fields)
         if fields["format"] == 1 and fields["spec"].get("precision") == "bfloat16":
             fields["spec"]["precision"] = "bfloat16-autocast"
@@ -158,7 +165,10 @@ class Manifest:
         layers = tuple(fields["layers"])
         read = {
             "layers": layers,
-            "loss_scale": LossScale.from_json(fields["loss_scale"]),
+            "carried": Carried(
+                loss_scale=LossScale.from_json(fields.pop("loss_scale")),
+                prefix=FrozenPrefix.from_json(fields.pop("prefix")),
+            ),
             "validations": tuple(map(_validation, fields["validations"])),
             "files": _records(fields["files"], layers),
         }
@@ -212,6 +222,7 @@ _TYPES: Mapping[str, type] = {
     "samples": int,
     "files": dict,
     "validations": list,
+    "prefix": dict,
 }
 
 

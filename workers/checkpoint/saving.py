@@ -6,17 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from planner.plan import Plan
+from workers.carried import Carried
 from workers.checkpoint.coordination import seal
 from workers.checkpoint.manifest import FileRecord
 from workers.checkpoint.writer import write_layers
 from workers.config import WorkerConfig
 from workers.fault_injection.points import FaultPoints
-from workers.loss_scale import LossScale
 from workers.metrics.goals import PastValidation
 from workers.protocol.errors import JobError
 from workers.protocol.orders import StateSource
 from workers.state.layer_state import LayerState
-from workers.state.precision import scales_loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +30,8 @@ class CheckpointSaver:
     faults: FaultPoints
     copies: Callable[[int, Sequence[int], Sequence[StateSource]], list[LayerState]]
     """Step, layers, sources of all their shards -> host copies of the whole layers."""
-    loss_scale: Callable[[int], LossScale | None]
-    """Step -> loss scale of the step after it, where this rank knows it."""
+    carried: Callable[[int], Carried | None]
+    """Step -> state besides layers that the step after it follows, where this rank knows that."""
     validations: Callable[[], tuple[PastValidation, ...]]
     """Returns the job's validations, as far as this rank knows them."""
     log_sha256: Callable[[], str | None]
@@ -71,16 +70,26 @@ class CheckpointSaver:
         Raises:
             JobError: the file system refused.
         """
-        scale = self.loss_scale(step)
-        if scales_loss(self.config.job.precision) and scale is None:
+        carried = self.carried(step)
+        if carried is None:
             raise JobError(
-                f"rank {self.rank} does not know the loss scale after step {step}: {folder} is not whole"
+                f"rank {self.rank} does not know the loss scale and the frozen prefix after step {step}: {folder} is"
+                " not whole"
             )
         files = {record.name: record for record in records}
         try:
             log = self.log_sha256()
             seal(
-                self.config, self.names, plan, folder, step, generation, files, scale, log, self.validations()
+                self.config,
+                self.names,
+                plan,
+                folder,
+                step,
+                generation,
+                files,
+                carried,
+                log,
+                self.validations(),
             )
         except OSError as error:
             raise JobError(f"could not complete {folder}: {error.strerror or error}") from error

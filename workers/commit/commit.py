@@ -115,6 +115,8 @@ class CommitDecision:
     """All layers' stable parameters at APF's check; else empty."""
     gradient_energy: float = 0.0
     """Squared norm of the mean gradient, estimated as if nothing had been frozen."""
+    norms: tuple[float, ...] = ()
+    """Per layer, the norm of its gradient of `loss`, before clipping; 0 where none was formed."""
     effective_update: float = 1.0
     """Share of it that the step's freezing let through (TimelyFreeze definition D.7)."""
 
@@ -189,6 +191,9 @@ def decide(
         switch=_agreed([record.next_plan for record in records], None),
         scores=_scores(records),
         stable=_stable(records),
+        norms=tuple(
+            math.sqrt(norms[layer]) / divisor if norms[layer] >= 0 else math.nan for layer in range(layers)
+        ),
         gradient_energy=grad_norm * grad_norm if energy is None else energy / divisor**2,
         effective_update=effective,
     )

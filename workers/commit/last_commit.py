@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from workers.carried import Carried
 from workers.commit.unfinished import Unfinished
-from workers.loss_scale import LossScale
 from workers.metrics.goals import PastValidation
 
 
@@ -18,12 +18,12 @@ class LastCommit:
     """All ranks' records of it, if this rank took part in it or was brought them."""
     left: Unfinished | None = None
     """Progress on what the commit requests, if this rank took part in it."""
-    loss_scale: LossScale | None = None
-    """Loss scale of the step after it, where the precision needs one and this rank knows it."""
+    carried: Carried | None = None
+    """State besides layers that the step after it follows, where this rank knows that."""
     validations: tuple[PastValidation, ...] = ()
     """Validations of the job that this rank knows of, in order."""
 
-    def move_to(self, step: int, loss_scale: LossScale | None) -> None:
-        """All ranks move to `step`, of whose commit this one knows no more than the loss scale after it."""
-        self.step, self.loss_scale = step, loss_scale
+    def move_to(self, step: int, carried: Carried | None) -> None:
+        """All ranks move to `step`, of whose commit this one knows no more than what the next step follows."""
+        self.step, self.carried = step, carried
         self.vector = self.left = None

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.shards import Piece
-from workers.loss_scale import LossScale
+from workers.carried import Carried
 from workers.metrics.goals import PastValidation, told_together
 from workers.protocol.errors import JobError
 from workers.protocol.orders import Request
@@ -43,27 +43,27 @@ class Greeting:
     """Progress on the commit at the start of the generation, if the rank took part in one."""
     lacks: tuple[Piece, ...] = ()
     """Layers, or shards, that it keeps standbys of and fetches from their owners."""
-    loss_scale: LossScale | None = None
-    """Loss scale of the next step, where the precision needs one and the rank knows it."""
+    carried: Carried | None = None
+    """State besides layers that the next step follows, where the rank knows that."""
     validations: tuple[PastValidation, ...] = ()
     """Validations of the job that the rank knows, some perhaps of steps that were undone since."""
 
 
-def agreed_loss_scale(greetings: Sequence[Greeting], step: int) -> LossScale:
-    """The loss scale after `step`, from a rank that knows it: from the newest commit, or from the checkpoint.
+def agreed_carried(greetings: Sequence[Greeting], step: int) -> Carried:
+    """State that the step after `step` follows, from a rank that knows it: from the newest commit, or the checkpoint.
 
     Raises:
         JobError: none knows it.
     """
-    known = {greeting.loss_scale for greeting in greetings if greeting.loss_scale is not None}
+    known = {greeting.carried for greeting in greetings if greeting.carried is not None}
     if not known:
         raise JobError(
-            f"no rank that is left knows the loss scale after step {step}: resume from the newest checkpoint,"
-            " which holds it"
+            f"no rank that is left knows the loss scale and the frozen prefix after step {step}: resume from the newest"
+            " checkpoint, which holds them"
         )
-    assert len(known) == 1, f"ranks differ in the loss scale after step {step}: {known}"
-    (scale,) = known
-    return scale
+    assert len(known) == 1, f"ranks differ in what the step after {step} follows: {known}"
+    (carried,) = known
+    return carried
 
 
 def agreed_validations(greetings: Sequence[Greeting], step: int) -> tuple[PastValidation, ...]:

@@ -90,13 +90,13 @@ class HostCopy:
 
     @property
     def log_bytes(self) -> int:
-        return self.commits * self.next_bytes
+        return sum(update.parcel.nbytes for update in tuple(self._log))
 
     @property
     def next_bytes(self) -> int:
         """Size of one commit in the log; 0 before the first."""
         try:
-            return self._log[0].parcel.nbytes
+            return self._log[-1].parcel.nbytes
         except IndexError:
             return 0
 

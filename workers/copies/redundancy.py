@@ -16,7 +16,7 @@ from planner.shards import Piece
 from workers.gradients.sink import GradientSink
 from workers.layers.layer import Layer
 from workers.process.pinned_memory import pinned, to_device
-from workers.state.flat import FlatGradients, GradientBuffers, aligned, side_by_side
+from workers.state.flat import NO_GRADIENTS, FlatGradients, GradientBuffers, aligned, side_by_side
 from workers.state.layer_state import Gradients, LayerState
 from workers.transport.channel import Channel, MessageStream
 
@@ -46,7 +46,8 @@ class _Item:
 
 class Packing:
     """The form of a layer's parcels: uint8[bytes], the flat gradients as they lie, then buffers and statistics. An
-    absent gradient is zeros and marked in a mask.
+    absent gradient is zeros and marked in a mask. A layer that is frozen as a whole has a light one, of buffers and
+    statistics alone: uint8[light_bytes].
 
     It follows from the layer's shapes: the same for every step, for the owner and for its standbys.
     """
@@ -62,13 +63,9 @@ class Packing:
         energies = ("energy", "", torch.zeros(len(self._trained), dtype=torch.float64))
         rest = [energies, *(("buffer", name, buffer) for name, buffer in state.buffers.items())]
         # Wide types first.
-        parts += sorted(rest, key=lambda part: -part[2].dtype.itemsize)
-        self._items: list[_Item] = []
-        end = 0
-        for kind, name, t in parts:
-            begin = aligned(end)
-            end = begin + t.nbytes
-            self._items.append(_Item(kind, name, tuple(t.shape), t.dtype, t.nbytes, begin))
+        rest.sort(key=lambda part: -part[2].dtype.itemsize)
+        self._items, end = _placed([*parts, *rest])
+        self._light_items, self.light_bytes = _placed(rest)
         self._mask = slice(end, end + len(self._trained))
         self.bytes = self._mask.stop
         """Size of a parcel."""
@@ -93,6 +90,12 @@ class Packing:
         self._put_rest(memory, gradients, buffers, energies)
         return memory
 
+    def pack_light(self, buffers: Mapping[str, Tensor], energies: Sequence[float]) -> Tensor:
+        """Return the parcel of a step in which the layer has no gradient at all."""
+        raw = torch.zeros(self.light_bytes, dtype=torch.uint8, device=self._device)
+        _put(raw, self._light_items, buffers, energies)
+        return raw
+
     def _memory_of(self, gradients: FlatGradients) -> Tensor | None:
         """The bytes in which the flat gradients lie as in a parcel; None if they do not."""
         if not gradients.buffers:
@@ -111,31 +114,25 @@ class Packing:
         self, raw: Tensor, present: Collection[str], buffers: Mapping[str, Tensor], energies: Sequence[float]
     ) -> None:
         """Put into a parcel what lies behind the gradients."""
-        values: dict[tuple[str, str], Tensor] = {("buffer", name): value for name, value in buffers.items()}
-        if energies:
-            values["energy", ""] = torch.tensor(energies, dtype=torch.float64, device=raw.device)
-        for item in self._items[len(self._layouts) :]:
-            part = raw[item.begin : item.begin + item.bytes]
-            value = values.get((item.kind, item.name))
-            if value is None:
-                part.zero_()
-            else:
-                part.copy_(value.detach().reshape(-1).view(torch.uint8))
+        _put(raw, self._items[len(self._layouts) :], buffers, energies)
         mask = [name in present for name in self._trained]
         raw[self._mask] = torch.tensor(mask, dtype=torch.uint8, device=raw.device)
 
     def unpack(self, raw: Tensor) -> Parcel:
         """Return what `pack` put in, on the layer's device: there as views of `raw`, which nobody changes."""
         raw = to_device(raw, self._device, ours=True)
+        light = raw.numel() == self.light_bytes < self.bytes
         values = {
             (item.kind, item.name): raw[item.begin : item.begin + item.bytes]
             .view(item.dtype)
             .reshape(item.shape)
-            for item in self._items
+            for item in (self._light_items if light else self._items)
         }
-        there = raw[self._mask].tolist()
+        there = [] if light else raw[self._mask].tolist()
         return Parcel(
-            gradients=FlatGradients.of(
+            gradients=NO_GRADIENTS
+            if light
+            else FlatGradients.of(
                 self._layouts,
                 [value for (kind, _), value in values.items() if kind == "gradients"],
                 {name for name, present in zip(self._trained, there, strict=True) if present},
@@ -143,6 +140,33 @@ class Packing:
             buffers={name: value for (kind, name), value in values.items() if kind == "buffer"},
             energies=values["energy", ""],
         )
+
+
+def _placed(parts: Sequence[tuple[str, str, Tensor]]) -> tuple[list[_Item], int]:
+    """Runs of bytes one after the other, and where they end."""
+    items: list[_Item] = []
+    end = 0
+    for kind, name, t in parts:
+        begin = aligned(end)
+        end = begin + t.nbytes
+        items.append(_Item(kind, name, tuple(t.shape), t.dtype, t.nbytes, begin))
+    return items, end
+
+
+def _put(
+    raw: Tensor, items: Sequence[_Item], buffers: Mapping[str, Tensor], energies: Sequence[float]
+) -> None:
+    """Put buffers and statistics where `items` say; zeros for those that are not given."""
+    values: dict[tuple[str, str], Tensor] = {("buffer", name): value for name, value in buffers.items()}
+    if energies:
+        values["energy", ""] = torch.tensor(energies, dtype=torch.float64, device=raw.device)
+    for item in items:
+        part = raw[item.begin : item.begin + item.bytes]
+        value = values.get((item.kind, item.name))
+        if value is None:
+            part.zero_()
+        else:
+            part.copy_(value.detach().reshape(-1).view(torch.uint8))
 
 
 @dataclass(frozen=True)
@@ -199,6 +223,7 @@ class Shipping:
             self._incoming += [(piece, stream) for stream in streams if stream.target == place]
         self._left: dict[int, _Left] = {}
         """Parcels of the step at hand that have left, or are on their way to the host, by layer."""
+        self._prefix = 0
         self._expected = False
         """Whether the receivers know what comes, and so receive it while they compute."""
         self._early = False
@@ -207,12 +232,15 @@ class Shipping:
         for layer, packing in self._packings.items() if plan.shards == 1 else ():
             layers[layer][0].summed.make_room(packing.bytes)
 
-    def expect(self, *, early: bool) -> None:
+    def expect(self, *, early: bool, prefix: int = 0) -> None:
         """Prepare to receive the parcels of the step that begins.
 
         Args:
             early: whether its own may leave while the window goes on; in the first step they never do.
+            prefix: layers, from the input up, that the step freezes as a whole; others than in the step before only
+                where the channel was renewed.
         """
+        self._prefix = prefix
         # In the first step, the end of the window would wait for receivers that wait for the end of theirs.
         self._left, self._early = {}, early and self._expected
         for _, stream in self._incoming:
@@ -266,7 +294,10 @@ class Shipping:
         return {index: left.parcel for index, left in sorted(self._left.items())}
 
     def _packed(self, index: int, buffers: Mapping[str, Tensor], energies: Sequence[float]) -> Tensor:
-        return self._packings[index].pack_in_place(self._owned[index][0].gradients(), buffers, energies)
+        gradients = self._owned[index][0].gradients()
+        if index < self._prefix and not gradients:
+            return self._packings[index].pack_light(buffers, energies)
+        return self._packings[index].pack_in_place(gradients, buffers, energies)
 
     def _put(self, streams: Sequence[MessageStream], raw: Tensor) -> None:
         for stream in streams:

@@ -14,8 +14,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from planner.shards import Piece
+from workers.carried import Carried
 from workers.copies.fetch_in_rounds import fetch_in_rounds
-from workers.loss_scale import LossScale
 from workers.memory.shortage import shortage_in
 from workers.process.host_memory import check_room, free_host_bytes
 from workers.process.pinned_memory import beside_computing
@@ -37,7 +37,7 @@ Bring = Callable[[threading.Event], LayerState]
 class _Snapshot:
     """One step's. Its states never change."""
 
-    loss_scale: LossScale | None = None
+    carried: Carried | None = None
     states: dict[Piece, LayerState] = field(default_factory=dict)
 
 
@@ -96,7 +96,7 @@ class Snapshots:
         step: int,
         own: Iterable[LayerState],
         wanted: Mapping[Piece, Bring],
-        loss_scale: LossScale | None = None,
+        carried: Carried | None = None,
         *,
         sharing: int = 1,
     ) -> None:
@@ -106,6 +106,7 @@ class Snapshots:
         before must be complete or given up. What is here already of that step is taken as it is.
 
         Args:
+            carried: what the step after `step` follows.
             sharing: ranks on this host, each of which does the same.
         """
         self.stop()
@@ -115,7 +116,7 @@ class Snapshots:
             self.complete = self.complete if self.complete < step else 0
             self.given_up = self.given_up if self.given_up < step else 0
             snapshot = self._by_step.setdefault(step, _Snapshot())
-            snapshot.loss_scale = loss_scale
+            snapshot.carried = carried
             here = frozenset(snapshot.states)
         now = [as_it_is(state) for state in own if Piece(state.layer, state.shard) not in here]
         taken = _Round(step=step, snapshot=snapshot, before=here, sharing=sharing)
@@ -163,16 +164,16 @@ class Snapshots:
         with self._change:
             return {**self._by_step[step].states} if step in self._by_step else {}
 
-    def loss_scale(self, step: int) -> LossScale | None:
-        """Loss scale of the step after `step`, where the precision needs one and a snapshot knows it."""
+    def carried(self, step: int) -> Carried | None:
+        """State besides layers that the step after `step` follows, where a snapshot knows that."""
         with self._change:
-            return self._by_step[step].loss_scale if step in self._by_step else None
+            return self._by_step[step].carried if step in self._by_step else None
 
     def held(self) -> tuple[SnapshotHeld, ...]:
         """Snapshots that are here, newest first."""
         with self._change:
             return tuple(
-                SnapshotHeld(step=step, pieces=tuple(sorted(one.states)), loss_scale=one.loss_scale)
+                SnapshotHeld(step=step, pieces=tuple(sorted(one.states)), carried=one.carried)
                 for step, one in sorted(self._by_step.items(), reverse=True)
                 if one.states
             )
@@ -238,7 +239,7 @@ class Snapshots:
         self._drop(taken.step)
         if taken.before:
             states = {piece: state for piece, state in taken.snapshot.states.items() if piece in taken.before}
-            self._by_step[taken.step] = _Snapshot(taken.snapshot.loss_scale, states)
+            self._by_step[taken.step] = _Snapshot(taken.snapshot.carried, states)
             self._keep(taken.step, states.values())
 
     def _drop(self, step: int) -> None:

@@ -77,11 +77,8 @@ class _Copy:
 
     @property
     def waiting_bytes(self) -> int:
-        """Size of the updates that wait; those of one layer have equal sizes."""
-        try:
-            return len(self.waiting) * self.waiting[0].parcel.nbytes
-        except IndexError:  # meanwhile another thread has applied the last of them
-            return 0
+        """Size of the updates that wait."""
+        return sum(update.parcel.nbytes for update in tuple(self.waiting))
 
 
 class Standbys:

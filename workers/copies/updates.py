@@ -124,6 +124,8 @@ def updated_in_parts(
             if stopped():
                 return None
             (flat,), summed = there.flats, parcel.gradients
+            if not summed.buffers:
+                continue
             values = to_device(summed.buffers[number][elements], device, ours=True)
             present = {place.name for place in flat.layout.places} & summed.keys()
             gradients = FlatGradients.of([flat.layout], [values], present)

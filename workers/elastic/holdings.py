@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from planner.shards import Piece, Shard
+from workers.carried import Carried
 from workers.commit.last_commit import LastCommit
 from workers.copies.host_copies import HostCopy
 from workers.copies.snapshots import Snapshots
 from workers.copies.standby import Standbys
 from workers.elastic.layer_source import Built, Haul, Held
 from workers.layers.layer import Layer
-from workers.loss_scale import LossScale
 from workers.process.host_memory import collect_objects
 from workers.protocol.errors import JobError
 from workers.protocol.orders import Assignment, StatePart, StateSource
@@ -165,7 +165,7 @@ class Holdings:
     def keep(self, haul: Haul, assignment: Assignment) -> None:
         """Keep the layers that arrived although some did not: all ranks move to the assignment's step."""
         if self._commit.step != assignment.step:
-            self._commit.move_to(assignment.step, assignment.loss_scale)
+            self._commit.move_to(assignment.step, assignment.carried)
         complete: Held = {piece: (None, state) for piece, state in haul.pieces.items()}
         complete |= held_as(haul.whole)
         weights = {**self._salvaged, **haul.weights}
@@ -266,9 +266,9 @@ class Holdings:
             copies.append(host_copy(complete(state, live.get(layer))))
         return copies
 
-    def loss_scale(self, step: int) -> LossScale | None:
-        """Loss scale of the step after `step`, where the precision needs one and this rank knows it."""
-        return self._commit.loss_scale if self._commit.step == step else self.snapshots.loss_scale(step)
+    def carried(self, step: int) -> Carried | None:
+        """State besides layers that the step after `step` follows, where this rank knows that."""
+        return self._commit.carried if self._commit.step == step else self.snapshots.carried(step)
 
     def _keep_offered(self, step: int, states: Iterable[LayerState]) -> None:
         if self._server is not None:

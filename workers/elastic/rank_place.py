@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from planner.shards import Piece
-from workers.checkpoint.folder import DamagedCheckpointError, read_loss_scale, read_manifest
+from workers.carried import Carried
+from workers.checkpoint.folder import DamagedCheckpointError, read_carried, read_manifest
 from workers.commit.last_commit import LastCommit
 from workers.commit.next_plan import NextPlan, check_buffers
 from workers.commit.unfinished import Greeting
@@ -22,6 +23,7 @@ from workers.elastic.holdings import Holdings
 from workers.elastic.layer_source import LayerSource
 from workers.elastic.switch import Switched, take_up
 from workers.freezing.plans import FreezePlans, FreezeSettings, check_plan
+from workers.freezing.prefix.rules import first_prefix
 from workers.layers.layer import Layer
 from workers.loss_scale import LossScale
 from workers.metrics.goals import PastValidation
@@ -80,7 +82,7 @@ class RankPlace:
         copied = self.coming.copies_for(assignment)
         try:
             has = assemble(assignment, holdings, copied, self.source, self.host_form)
-            loss_scale = self._loss_scale_at(assignment)
+            carried = self._carried_at(assignment)
             validations = self._validations_at(assignment)
         except DamagedCheckpointError as error:
             return error.damage
@@ -99,7 +101,7 @@ class RankPlace:
             has.layers, standbys, {**has.spare, **has.bases}, has.on_host, has.salvaged, has.mixed
         )
         if not step or self.leaves_step(assignment):
-            self.commit.move_to(step, loss_scale)
+            self.commit.move_to(step, carried)
             self.commit.validations = validations
         self.freeze_plans = plans
         self.assignment = assignment
@@ -135,17 +137,21 @@ class RankPlace:
         """Fetches the base of a copy at the newest commit, from the owner with this greeting."""
         return partial(self.source.fetch_base, self.commit.step, on_host=self.host_form is not None)
 
-    def _loss_scale_at(self, assignment: Assignment) -> LossScale | None:
-        """The loss scale of the step after the assignment's, where the precision needs one and it is known.
+    def _carried_at(self, assignment: Assignment) -> Carried | None:
+        """State that the step after the assignment's follows, where that is known.
 
         Raises:
-            DamagedCheckpointError: the checkpoint to start from has none.
+            DamagedCheckpointError: the checkpoint to start from has no loss scale, and the precision needs one.
         """
         if assignment.start is not None:
-            return read_loss_scale(assignment.start, self.config.job.precision)
+            return read_carried(assignment.start, self.config.job.precision)
         if assignment.step == 0:
-            return LossScale() if scales_loss(self.config.job.precision) else None
-        return assignment.loss_scale
+            config = self.config
+            return Carried(
+                loss_scale=LossScale() if scales_loss(config.job.precision) else None,
+                prefix=first_prefix(config.freeze, assignment.plan.layers[-1][1]),
+            )
+        return assignment.carried or self.holdings.carried(assignment.step)
 
     def _validations_at(self, assignment: Assignment) -> tuple[PastValidation, ...]:
         """The job's validations up to the assignment's step, as far as this rank knows them.

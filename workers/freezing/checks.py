@@ -66,7 +66,7 @@ class Checks:
         if metric is None or warm_up is None:
             return NOTHING_FOUND
         since = step - 1 - warm_up
-        if since < 0 or since % self._config.check_every:
+        if since < 0 or since % self._config.check_steps:
             return NOTHING_FOUND
         first = {layer: UNKNOWN for layer, state in self._states.items() if not int(state.freezing["checks"])}
         self._findings = {

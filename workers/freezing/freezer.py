@@ -8,7 +8,8 @@ job's spec: they change between two steps, on all ranks between the same two.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
@@ -20,10 +21,13 @@ from workers.freezing.checks import CheckFindings, Checks
 from workers.freezing.energy import estimate
 from workers.freezing.mask import NOTHING, Chance, LayerParameters, Mask, draw
 from workers.freezing.plans import FreezePlans, FreezeSettings
-from workers.freezing.ratios import Budgets, phases_of
+from workers.freezing.prefix.rule import CommitSeen
+from workers.freezing.prefix.rules import rule_of
+from workers.freezing.ratios import ALWAYS, NEVER, Budgets, phases_of
 from workers.freezing.stability import make_metric
 from workers.freezing.stable_layers import StableLayers, flags_of
 from workers.freezing.tally import Tally
+from workers.frozen_prefix import FrozenPrefix
 from workers.protocol.reports import FreezeReport, FreezeStarted, FrozenCounts
 from workers.state.layer_state import LayerState
 from workers.transport.channel import Channel
@@ -104,6 +108,10 @@ class Freezer:
         self._channel: Channel | None = None
         self._step = step
         self._chances: dict[int, tuple[Chance, ...]] = {}
+        self.prefix = 0
+        """Layers, from the input up, that the step which has begun freezes as a whole."""
+        self.stable_prefix = 0
+        """Layers, from the input up, that AutoFreeze found stable at the newest commit."""
         self._energies: dict[int, list[float]] = {}
         self._brought: FreezePlan | None = None
         self._install(self._settings.at(step + 1))
@@ -114,7 +122,8 @@ class Freezer:
         self._on = config.method != "none"
         self._checks = Checks(config, self._states, self._own)
         self._phases = phases_of(config)
-        self._unfrozen_until = (self._phases.middle if self._phases is not None else config.warm_up) or 0
+        unfrozen = self._phases.middle if self._phases is not None else config.warm_up
+        self._unfrozen_until = (unfrozen or 0) if "warm_up" in config.used else 0
         self._hybrid = self._phases is not None and make_metric(config) is not None
         self._stable = StableLayers(self._extent.layers)
         self._budgets = Budgets(self._phases, self._plans, hybrid=self._hybrid, shares=self._stable.shares)
@@ -132,9 +141,9 @@ class Freezer:
             }
             self._stable.meet(channel, mine)
 
-    def begin(self, step: int) -> None:
-        """Begin `step` (1 is the job's first)."""
-        self._step = step
+    def begin(self, step: int, prefix: int = 0) -> None:
+        """Begin `step` (1 is the job's first), which freezes the first `prefix` layers as a whole."""
+        self._step, self.prefix = step, prefix
         if (config := self._settings.at(step)) != self._config:
             self._install(config)
             if self._channel is not None:  # all ranks are here: they follow the same plans
@@ -143,9 +152,14 @@ class Freezer:
             plan = self._plans.at(step)
             self._weigh(() if plan is None else plan.weights)
             microbatches = self._extent.microbatches
-            self._chances = {
-                layer: self._budgets.chances(step, layer, microbatches) for layer in self._states
-            }
+            self._chances = {layer: self._chances_of(step, layer, microbatches) for layer in self._states}
+
+    def _chances_of(self, step: int, layer: int, microbatches: int) -> tuple[Chance, ...]:
+        if layer < self.prefix:
+            return (ALWAYS,) * microbatches
+        if self._config.by_prefix and not self._checks.on:
+            return (NEVER,) * microbatches
+        return self._budgets.chances(step, layer, microbatches)
 
     def _weigh(self, weights: Weights) -> None:
         """Weigh all parameters as the plan in force does."""
@@ -227,7 +241,7 @@ class Freezer:
 
     def commit(self, decision: CommitDecision) -> list[FreezeReport | FreezeStarted]:
         """Take over what the step found and what the ranks agreed on; what is to be reported."""
-        prefix = self._checks.accept(decision.scores)
+        self.stable_prefix = prefix = self._checks.accept(decision.scores)
         self._stable.accept(decision.stable, prefix)
         if not decision.skipped:
             for layer, energies in self._energies.items():
@@ -257,6 +271,21 @@ class Freezer:
     def _counting(self) -> bool:
         """Whether the job freezes, or has frozen: a log needs the counts of every step from the first one on."""
         return self._settings.spec.method != "none" or self._plans.controlled(self._step)
+
+    def prefix_after(self, prefix: FrozenPrefix, seen: CommitSeen) -> FrozenPrefix:
+        """The prefix of the step after `seen`, which followed `prefix`; call `commit` before."""
+        following = self._settings.at(seen.step + 1)
+        rule = rule_of(following, self._extent.layers)
+        if rule is None:
+            return FrozenPrefix()
+        if following.method != self._settings.at(seen.step).method:
+            return rule.first()
+        return rule.after(prefix, replace(seen, stable=self.stable_prefix))
+
+    @property
+    def frozen_mode(self) -> Literal["train", "eval"]:
+        """Mode of the layers below the prefix."""
+        return self._config.frozen_mode
 
     def may_freeze(self, step: int) -> bool:
         """Whether something, on any rank, may be frozen in `step`."""

@@ -31,7 +31,7 @@ def phases_of(config: FreezeConfig) -> Phases | None:
     Raises:
         JobError: they were not resolved, or are out of order.
     """
-    if config.warm_up is None and config.method != "none":
+    if config.warm_up is None and "warm_up" in config.used:
         raise JobError("freeze.warm_up is not resolved: give it a number of steps")
     if not config.timely:
         return None

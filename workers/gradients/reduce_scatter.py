@@ -81,6 +81,7 @@ class MicrobatchReduceScatter(GradientSink):
         self._activity = activity or Activity()
         self._rounds = tuple(rounds)
         self._order = [layer for layer in order if layer in self._layers]
+        self._prefix = 0
         self._windows = 0
         """Windows of the step that this pipeline has begun."""
         self._busy = len(self._siblings)
@@ -93,6 +94,9 @@ class MicrobatchReduceScatter(GradientSink):
         """Layer -> the sum so far of what this rank owns of it."""
         self._present: dict[int, set[str]] = {layer: set() for layer in self._layers}
         """Layer -> the parameters of which any microbatch here had a gradient."""
+
+    def begin_step(self, prefix: int) -> None:
+        self._prefix = prefix
 
     def begin_window(self) -> None:
         self._busy = self._rounds[self._windows]
@@ -131,7 +135,8 @@ class MicrobatchReduceScatter(GradientSink):
         for busy in self._rounds[self._windows :]:
             self._busy = busy
             for layer in self._order:
-                self._go_on(layer, None)
+                if layer >= self._prefix:
+                    self._go_on(layer, None)
         self._complete()
         for layer in self._kept:
             self._add_up_kept(layer)

@@ -20,6 +20,9 @@ class GradientSink:
     def __init__(self, layers: Mapping[int, GradientBuffers]) -> None:
         self._layers = dict(sorted(layers.items()))
 
+    def begin_step(self, prefix: int) -> None:
+        """A step begins in which nobody forms gradients of the first `prefix` layers of the model."""
+
     def begin_window(self) -> None:
         """The step's first window begins, or its next one."""
 

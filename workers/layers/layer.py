@@ -183,6 +183,20 @@ class Layer:
         found = [leaf_of(canonical(t), carries and n not in self.detached) for n, t in enumerate(outputs)]
         return tuple(found[first] for first in firsts)
 
+    def forward_frozen(self, inputs: Tensors, draw_key: int, *, training: bool) -> Tensors:
+        """Run one microbatch that no backward pass follows, here and in all layers before this one.
+
+        Args:
+            training: with draws, and with changes of buffers; else as `evaluate`.
+
+        Returns:
+            The canonical outputs, which carry no gradient.
+        """
+        if not training:
+            return self.evaluate(inputs)
+        outputs, _ = self.forward(inputs, draw_key, keep=False)
+        return tuple(t.detach() for t in outputs)
+
     @torch.no_grad()
     def evaluate(self, inputs: Tensors) -> Tensors:
         """Forward pass in evaluation mode: no draws, no gradients, no buffer changes."""

@@ -6,7 +6,7 @@ used. So whatever breaks off leaves nothing to repair.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -70,16 +70,17 @@ class WeightExchange:
         self._siblings = tuple(siblings)
         self._layers = dict(sorted(layers.items()))
         self._tags = tags
-        self._stale = bool(layers)
+        self._stale = set(self._layers)
+        """Layers whose weights are not all those of the newest commit."""
 
     @property
     def together(self) -> bool:
         """Whether all weights are those of the newest commit."""
         return not self._stale
 
-    def changed(self) -> None:
-        """Each sibling has updated its own shards."""
-        self._stale = bool(self._layers)
+    def changed(self, untouched: Collection[int] = ()) -> None:
+        """Each sibling has updated its own shards, but of the layers `untouched`."""
+        self._stale |= self._layers.keys() - {*untouched}
 
     def bring(self) -> None:
         """Have all weights be those of the newest commit, if they are not yet; all siblings call it together.
@@ -89,6 +90,7 @@ class WeightExchange:
         """
         if not self._stale:
             return
+        stale = {layer: weights for layer, weights in self._layers.items() if layer in self._stale}
         own = self._siblings.index(self._channel.rank)
         others = [number for number in range(len(self._siblings)) if number != own]
         groups = [
@@ -96,19 +98,19 @@ class WeightExchange:
                 *(self._stream(layer, own, other) for other in others if weights.of(own)),
                 *(self._stream(layer, other, own) for other in others if weights.of(other)),
             ]
-            for layer, weights in self._layers.items()
+            for layer, weights in stale.items()
         ]
         self._channel.window([group for group in groups if group])
-        for layer, weights in self._layers.items():
+        for layer, weights in stale.items():
             for other in others:
                 self._send(self._stream(layer, own, other), weights.of(own))
-        for layer, weights in self._layers.items():
+        for layer, weights in stale.items():
             for other in others:
                 if weights.of(other):
                     weights.receive(other, self._channel.receive(self._stream(layer, other, own)))
             weights.renewed()
         self._channel.flush()
-        self._stale = False
+        self._stale.clear()
 
     def _send(self, stream: MessageStream, weights: Sequence[Tensor]) -> None:
         if weights:

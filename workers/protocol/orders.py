@@ -10,7 +10,7 @@ from planner.freezing import FreezePlan
 from planner.plan import Plan
 from planner.rank_program import RankProgram
 from planner.shards import WHOLE, Piece, Shard
-from workers.loss_scale import LossScale
+from workers.carried import Carried
 
 
 class Request(StrEnum):
@@ -109,8 +109,8 @@ class Assignment:
     values."""
     freeze: tuple[FreezePlan, ...] = ()
     """Freeze plans with known starts; later ones are adopted only after the last of them."""
-    loss_scale: LossScale | None = None
-    """Loss scale of the next step, where the precision needs one and no checkpoint holds it."""
+    carried: Carried | None = None
+    """State besides layers that the next step follows, where no checkpoint holds it."""
     fresh: bool = False
     """It took no part in the generation before: a snapshot that it has may be of a step that was undone since."""
 

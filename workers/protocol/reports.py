@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from planner.freezing import FreezePlan
 from planner.shards import Piece
-from workers.loss_scale import LossScale
+from workers.carried import Carried
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,6 +200,25 @@ class FreezeStarted:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PrefixFrozen:
+    """The layers from the input up that have no backward pass are others from a step on; sent by the first rank, since
+    every rank finds the same ones."""
+
+    step: int
+    """The first step that they hold for."""
+    layers: int
+    """Their number."""
+    bound: float
+    """The rule's count of layers between the first and the last, before it is rounded down; 0 without one."""
+    norms: tuple[float, ...]
+    """Per layer of the model, the norm of its gradient in the step before; 0 where none was formed."""
+    names: tuple[str, ...]
+    """The names of these layers."""
+    tied: tuple[str, ...] = ()
+    """Layers among them with a parameter that a layer still trained shares: that one is trained on."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class FrozenAction:
     """Shares that a backward pass of one stage and microbatch skipped."""
 
@@ -337,6 +356,7 @@ Report = (
     | TimelineReport
     | SampleReport
     | FreezeStarted
+    | PrefixFrozen
     | FreezeReport
     | FrozenCounts
     | CurvatureReport
@@ -399,8 +419,8 @@ class SnapshotHeld:
     step: int
     pieces: tuple[Piece, ...]
     """Layers, or shards of them."""
-    loss_scale: LossScale | None = None
-    """Loss scale of the step after `step`, where the precision needs one."""
+    carried: Carried | None = None
+    """State besides layers that the step after `step` follows, where the rank knows it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -426,8 +446,8 @@ class RankPosition:
     undecided, it can roll none forward."""
     freeze_plans: tuple[FreezePlan, ...] = ()
     """The adopted freeze plans, with their starts."""
-    loss_scale: LossScale | None = None
-    """Loss scale of the step after `step`, where the precision needs one and the rank knows it."""
+    carried: Carried | None = None
+    """State besides layers that the step after `step` follows, where the rank knows it."""
     snapshots: tuple[SnapshotHeld, ...] = ()
     """Newest first. They stay offered from whatever step the rank continues."""
     host: str = ""

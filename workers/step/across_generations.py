@@ -112,7 +112,7 @@ class RankTraining:
                 port=holdings.port,
                 left=commit.left,
                 lacks=holdings.standbys.lacking,
-                loss_scale=commit.loss_scale,
+                carried=commit.carried,
                 validations=commit.validations,
             ),
             offer=holdings.offer_bases,
@@ -168,7 +168,7 @@ class RankTraining:
     def _take_over(self, training: TrainingLoop) -> None:
         """Keep what outlives a generation."""
         commit = self._place.commit
-        commit.step, commit.left, commit.loss_scale = training.step, training.left, training.loss_scale
+        commit.step, commit.left, commit.carried = training.step, training.left, training.carried
         commit.validations = training.validations
         if training.vector is not None:
             commit.vector = training.vector

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from workers.carried import Carried
 from workers.checkpoint.coordination import Checkpointing
 from workers.commit.unfinished import Unfinished
 from workers.control.announcements import Announcements
 from workers.data.dataset import Batch, OpenData
-from workers.loss_scale import LossScale
 from workers.metrics.goals import PastValidation, with_next
 from workers.metrics.target import better
 from workers.models.families.family import TextModel
@@ -66,14 +66,14 @@ class BetweenSteps:
         self,
         step: int,
         requests: frozenset[Request],
-        loss_scale: LossScale | None,
+        carried: Carried,
         left: Unfinished | None = None,
     ) -> None:
         """Do what is due after the commit of `step`.
 
         Args:
             requests: those that the commit carried.
-            loss_scale: of the next step.
+            carried: what the next step follows.
             left: what is known of that commit, if it was in an earlier generation.
         """
         config = self.setup.config
@@ -86,19 +86,19 @@ class BetweenSteps:
         if left is not None:
             due = (due and left.whole < step) or left.begun > left.whole
         if Request.RESCUE in requests and not last:
-            self._rescue(step, loss_scale)
+            self._rescue(step, carried)
         elif due:
             self.release()
-            self.checkpointing.start(step, self._copies, loss_scale)
+            self.checkpointing.start(step, self._copies, carried)
         every = config.job.validate_every
         if not self.validated and ((every and step % every == 0) or step == config.job.steps):
             self.release()
             rescued = Request.RESCUE in requests and not last
             best = self._validate(step, may_keep=not rescued)
             if (self.over or best) and not due and not rescued:
-                self.checkpointing.start(step, self._copies, loss_scale)
+                self.checkpointing.start(step, self._copies, carried)
 
-    def _rescue(self, step: int, loss_scale: LossScale | None) -> None:
+    def _rescue(self, step: int, carried: Carried) -> None:
         """Write a checkpoint of `step`, and go on once it is complete: one that waits for a later commit may come too
         late."""
         begun_s, rescues = time.time(), self.setup.rescues
@@ -106,7 +106,7 @@ class BetweenSteps:
         self.channel.all_gather(b"")
         self.announcements.release(step)
         self.release()
-        self.checkpointing.start(step, self._copies, loss_scale)
+        self.checkpointing.start(step, self._copies, carried)
         error = self.checkpointing.finish(self.channel, self.setup.place, step)
         ended_s = time.time()
         if self.setup.place == 0:

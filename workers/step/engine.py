@@ -180,7 +180,6 @@ class Engine:
         self, action: Action, step: int, batches: Batches, losses: dict[int, Tensors], *, last: bool
     ) -> None:
         stage = self._stages[action.stage]
-        layers = [layer.index for layer in stage.layers]
         microbatch = self._numbers[action.index]
         frozen = stage.frozen_shares(microbatch)
         match action.kind:
@@ -197,7 +196,7 @@ class Engine:
                 inputs = (*received, *data.inputs)
                 sent = self._compare_ahead(action, step, microbatch, inputs)
                 outputs = stage.forward(microbatch, step, inputs, data.targets or None)
-                self._device.end(action, layers)
+                self._device.end(action, [layer.index for layer in stage.layers])
                 if action.stage == self._program.stages - 1:
                     losses[microbatch] = outputs
                 elif not sent:
@@ -212,13 +211,15 @@ class Engine:
                 grads = stage.backward(
                     microbatch, grads, weights=action.kind is ActionKind.BACKWARD, last=last
                 )
-                self._device.end(action, layers, frozen)
+                self._device.end(
+                    action, stage.going_back, frozen, without_input_grad=stage.without_input_grad
+                )
                 if action.stage > self._program.frozen_stages:
                     self._send(self._backward_stream(action.stage - 1, 0), action.index, grads)
             case ActionKind.WEIGHT_GRAD:
                 self._device.begin()
                 stage.weight_grad(microbatch, last=last)
-                self._device.end(action, layers, frozen)
+                self._device.end(action, stage.going_back, frozen)
             case ActionKind.RECOMPUTE:
                 self._device.begin()
                 stage.recompute(microbatch)

@@ -218,7 +218,7 @@ def make_stages(setup: GenerationSetup, freezer: Freezer, sink: GradientSink) ->
             frozenset(plan.recompute),
             config.job.seed,
             sink,
-            masks=freezer.mask,
+            freezing=freezer,
             forward_only=stage < setup.program.frozen_stages,
             check=setup.check,
         )

@@ -101,6 +101,7 @@ class Minibatch:
         self.samples: dict[int, list[int]] = {}
         """Global microbatch -> the samples read for it in the newest step."""
         groups = tied_uses(setup)
+        self._tied = {use.layer for group in groups for use in group}
         repeated = {(use.layer, use.name) for group in groups for use in group[1:]}
         self.counted = {place: p for place, p in parameters.items() if place not in repeated}
         """The parameters, a tied one in the first layer that uses it."""
@@ -112,6 +113,11 @@ class Minibatch:
         states = {index: state for index, (_, state) in setup.layers.items() if index in shared}
         self.shards = Collector(channel, setup.siblings, states, shared, tags.shards)
         """Whole layers, where siblings share out their states."""
+
+    @property
+    def untouched(self) -> frozenset[int]:
+        """Layers whose weights the step at hand does not change: those below the prefix without a tied parameter."""
+        return frozenset(range(self._freezer.prefix)) - self._tied
 
     @property
     def reads_samples(self) -> bool:
@@ -132,6 +138,7 @@ class Minibatch:
             ChannelError: a rank is gone.
         """
         self.samples = {}
+        self._sink.begin_step(self._freezer.prefix)
         self._setup.reading.begin(self._wanted(step), self._read)
         self.weights.bring()
         for stage in self._stages.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -14,8 +15,23 @@ from workers.layers.layer import Layer, Pass, Tensors
 from workers.layers.loss import Loss
 from workers.reproducibility import rng
 
-Masks = Callable[[int, int], Mask]
-"""Layer, global microbatch -> what the layer skips in that microbatch of the current step."""
+
+class StepFreezing(Protocol):
+    """Freezing of the current step: see `workers.freezing.freezer.Freezer`."""
+
+    @property
+    def prefix(self) -> int:
+        """Layers of the model, from the input up, that have no backward pass."""
+        ...
+
+    @property
+    def frozen_mode(self) -> Literal["train", "eval"]:
+        """Mode of these."""
+        ...
+
+    def mask(self, layer: int, microbatch: int) -> Mask:
+        """Parameters that `layer` skips in the (global) `microbatch`."""
+        ...
 
 
 class Stage:
@@ -27,7 +43,7 @@ class Stage:
         recompute: indices of the layers that drop their activations after the forward pass.
         seed: keys the forward pass's random draws, with the step, the global microbatch and the layer's name.
         sink: takes the gradients.
-        masks: which parameters freeze; None for none.
+        freezing: what freezes; None: nothing.
         forward_only: no backward pass follows: this stage, and all before it, are frozen permanently.
         check: compares each layer with plain autograd as it falls due; None: nobody does.
     """
@@ -40,7 +56,7 @@ class Stage:
         seed: int,
         sink: GradientSink,
         *,
-        masks: Masks | None = None,
+        freezing: StepFreezing | None = None,
         forward_only: bool = False,
         check: LayerCheck | None = None,
     ) -> None:
@@ -49,10 +65,11 @@ class Stage:
         self._recompute = recompute
         self._seed = seed
         self._sink = sink
-        self._masks = masks
+        self._freezing = freezing
         self._forward_only = forward_only
         self._check = None if forward_only else check
-        self._passes: dict[int, list[Pass]] = {}
+        self._passes: dict[int, list[tuple[Layer, Pass]]] = {}
+        """Microbatch -> the layers that go back through it, and what they keep of it."""
         self._loss_passes: dict[int, tuple[Pass, Tensor | None]] = {}
         self._frozen_shares: dict[int, tuple[float, ...]] = {}
 
@@ -65,7 +82,7 @@ class Stage:
         Returns:
             Whether `hand_on` was called; see `LayerCheck.compare_ahead`.
         """
-        if self._check is None or not self._check.falls_due(self.layers, step):
+        if self._check is None or self._frozen() or not self._check.falls_due(self.layers, step):
             return False
         keys = [rng.key(self._seed, "forward", step, microbatch, layer.name) for layer in self.layers]
         return self._check.compare_ahead(self.layers, inputs, keys, step, hand_on)
@@ -74,22 +91,26 @@ class Stage:
         """Run the forward pass of (global) `microbatch`; with a loss, the outputs are the scalar loss and, if it says
         so, the share of the targets that it is a mean over."""
         tensors = inputs
-        passes: list[Pass] = []
+        passes: list[tuple[Layer, Pass]] = []
+        freezing, frozen = self._freezing, self._frozen()
         masks = [
-            NOTHING if self._masks is None else self._masks(layer.index, microbatch) for layer in self.layers
+            NOTHING if freezing is None else freezing.mask(layer.index, microbatch) for layer in self.layers
         ]
-        for layer, mask in zip(self.layers, masks, strict=True):
+        for number, (layer, mask) in enumerate(zip(self.layers, masks, strict=True)):
             draw_key = rng.key(self._seed, "forward", step, microbatch, layer.name)
+            if freezing is not None and number < frozen:
+                tensors = layer.forward_frozen(tensors, draw_key, training=freezing.frozen_mode == "train")
+                continue
             if self._check is not None:
                 self._check.compare(layer, tensors, draw_key, step)
             keep = layer.index not in self._recompute and not self._forward_only
             tensors, done = layer.forward(tensors, draw_key, keep=keep, frozen=mask.frozen)
-            passes.append(done)
+            passes.append((layer, done))
         if self._forward_only:
             tensors = tuple(t.detach() for t in tensors)
         else:
             self._passes[microbatch] = passes
-            self._frozen_shares[microbatch] = tuple(mask.actual for mask in masks)
+            self._frozen_shares[microbatch] = tuple(mask.actual for mask in masks[frozen:])
         if self.loss is None:
             return tensors
         assert targets is not None
@@ -105,18 +126,29 @@ class Stage:
         return (loss,) if share is None else (loss, share)
 
     def frozen_shares(self, microbatch: int) -> tuple[float, ...]:
-        """Per layer, the share of its weight-gradient time that `microbatch` skips; empty before its forward
-        pass."""
+        """Per layer that goes back through it, the share of its weight-gradient time that `microbatch` skips; empty
+        before its forward pass."""
         return self._frozen_shares.get(microbatch, ())
 
     @property
     def recomputing(self) -> tuple[int, ...]:
         """The layers that drop their activations after the forward pass."""
-        return tuple(layer.index for layer in self.layers if layer.index in self._recompute)
+        return tuple(layer for layer in self.going_back if layer in self._recompute)
+
+    @property
+    def going_back(self) -> tuple[int, ...]:
+        """The layers that have a backward pass in this step."""
+        return tuple(layer.index for layer in self.layers[self._frozen() :])
+
+    @property
+    def without_input_grad(self) -> int | None:
+        """The layer that forms no input gradient because all before it are frozen, if it is here."""
+        first = None if self._freezing is None else self._freezing.prefix
+        return first if first and first in self.going_back else None
 
     def recompute(self, microbatch: int) -> None:
         """Rebuild the dropped activations of `microbatch`."""
-        for layer, done in zip(self.layers, self._passes[microbatch], strict=True):
+        for layer, done in self._passes[microbatch]:
             if layer.index in self._recompute:
                 layer.recompute(done)
 
@@ -135,7 +167,7 @@ class Stage:
             self._sink.begin(self.layers[-1].index, microbatch)
             outputs = self.loss.backward(*self._loss_passes.pop(microbatch))
             grads = tuple(g for g in outputs if g is not None)
-        for layer, done in zip(reversed(self.layers), reversed(passes), strict=True):
+        for layer, done in reversed(passes):
             self._sink.begin(layer.index, microbatch)
             grads = layer.backward(done, grads, weights=weights)
             self._end(layer, microbatch, whole=weights, last=last)
@@ -143,10 +175,15 @@ class Stage:
 
     def weight_grad(self, microbatch: int, *, last: bool = False) -> None:
         """Compute the weight gradients that `backward` left queued; `last` as for `backward`."""
-        for layer, done in zip(reversed(self.layers), reversed(self._passes.pop(microbatch)), strict=True):
+        for layer, done in reversed(self._passes.pop(microbatch)):
             self._sink.begin(layer.index, microbatch)
             layer.weight_grad(done)
             self._end(layer, microbatch, whole=True, last=last)
+
+    def _frozen(self) -> int:
+        """Number of layers, the first ones, that have no backward pass in this step."""
+        prefix = 0 if self._freezing is None else self._freezing.prefix
+        return min(max(prefix - self.layers[0].index, 0), len(self.layers))
 
     def _end(self, layer: Layer, microbatch: int, *, whole: bool, last: bool) -> None:
         self._sink.end(layer.index, microbatch, whole=whole)

@@ -7,8 +7,9 @@ import time
 from planner.observed import StepTimes
 from workers.commit.commit import CommitDecision
 from workers.data.sampling import samples_digest
+from workers.frozen_prefix import FrozenPrefix
 from workers.profiling.stage_times import half_times, stage_times
-from workers.protocol.reports import MemoryLow, StepReport, TimelineReport
+from workers.protocol.reports import MemoryLow, PrefixFrozen, StepReport, TimelineReport
 from workers.step.engine import Window
 from workers.step.generation import GenerationSetup
 from workers.transport.channel import Channel
@@ -71,6 +72,31 @@ def step_times(
         frozen=frozen,
         links=channel.link_times(),
         waited_s=window.waited_s,
+    )
+
+
+def prefix_report(
+    setup: GenerationSetup, prefix: FrozenPrefix, step: int = 0, norms: tuple[float, ...] = ()
+) -> PrefixFrozen:
+    """The layers that the step after `step` freezes, which are not those of that step.
+
+    Args:
+        norms: per layer, of its gradient in `step`.
+    """
+    names, layers = setup.definition.names, prefix.layers
+    frozen = names[:layers]
+    across = [
+        {ref.layer for ref in group}
+        for group in setup.definition.ties
+        if not {ref.layer for ref in group} <= {*frozen}
+    ]
+    return PrefixFrozen(
+        step=step + 1,
+        layers=layers,
+        bound=prefix.bound,
+        norms=norms,
+        names=frozen,
+        tied=tuple(name for name in frozen if any(name in uses for uses in across)),
     )
 
 

@@ -15,14 +15,16 @@ from torch import Tensor
 
 from planner.codec import from_json, to_json
 from planner.shards import Piece
+from workers.carried import Carried
 from workers.checkpoint.coordination import Checkpointing
 from workers.commit.commit import CommitDecision, CommitError, CommitRecord, Prepared, decide
 from workers.commit.next_plan import NextPlan
-from workers.commit.unfinished import Greeting, Unfinished, agree, agreed_loss_scale, agreed_validations
+from workers.commit.unfinished import Greeting, Unfinished, agree, agreed_carried, agreed_validations
 from workers.control.announcements import Announcements
 from workers.copies.snapshot_turns import SnapshotTurns
 from workers.copies.snapshots import Bring
 from workers.fault_injection.points import FaultPhase
+from workers.freezing.prefix.rule import CommitSeen
 from workers.memory.limit import LimitedMemory
 from workers.memory.shortage import RankOutOfMemory, shortage_in
 from workers.memory.watch import MemoryWatch
@@ -31,13 +33,12 @@ from workers.protocol.errors import JobError
 from workers.protocol.orders import CommitOutcome, Generation, Request
 from workers.protocol.reports import Outcome, Parted, Report, WarningReport
 from workers.state.layer_state import digest
-from workers.state.precision import scales_loss
 from workers.step.between_steps import BetweenSteps
 from workers.step.engine import Window
 from workers.step.generation import GenerationSetup, make_curvature_probe, make_freezer, make_sink
 from workers.step.minibatch import Buffers, Findings, Minibatch
 from workers.step.skipped_steps import SkippedSteps
-from workers.step.step_reports import memory_low, step_report, step_times, timeline_report
+from workers.step.step_reports import memory_low, prefix_report, step_report, step_times, timeline_report
 from workers.step.upkeep import Upkeep
 from workers.transport.channel import Channel
 
@@ -99,8 +100,8 @@ class TrainingLoop:
         self._snapshot_turns = SnapshotTurns(
             setup.snapshots, setup.rank, setup.place, setup.config.elastic.undone_steps
         )
-        self.loss_scale = setup.greeting.loss_scale
-        """Loss scale of the next step, where the precision needs one. Known once the ranks have greeted each other."""
+        self.carried = setup.greeting.carried or Carried()
+        """State besides layers that the next step follows. Known for certain once the ranks have greeted each other."""
         self.ended_s = 0.0
         """When another plan replaced it, by `time.perf_counter`."""
         config = setup.config
@@ -140,7 +141,7 @@ class TrainingLoop:
         """Take over the state that lasts for a generation."""
         self.vector, self._owners = before.vector, before._owners
         self._requests = before._requests
-        self._skipped, self.loss_scale = before._skipped, before.loss_scale
+        self._skipped, self.carried = before._skipped, before.carried
         self._snapshot_turns = before._snapshot_turns
         self._snapshot_turns.follow_another_plan()
         self._between.validated, self._between.best = before._between.validated, before._between.best
@@ -241,12 +242,12 @@ class TrainingLoop:
             self._step()
             if self._skipped.too_many:
                 self._release_all()
-                raise JobError(self._skipped.explain(self.step, self.loss_scale))
+                raise JobError(self._skipped.explain(self.step, self.carried.loss_scale))
             stopped = self._stopped
             if Request.REGROUP in self._requests and not stopped and self.step < config.job.steps:
                 self._release_all()
                 return Parted(rank=self._setup.rank, step=self.step)
-            self._between.attend(self.step, self._requests, self.loss_scale)
+            self._between.attend(self.step, self._requests, self.carried)
             if self._between.over:
                 break
             if not stopped and self.step < config.job.steps:
@@ -283,8 +284,9 @@ class TrainingLoop:
         if not known:
             told = self._channel.all_gather(to_json(setup.greeting))
             self._owners = [from_json(Greeting, greeting) for greeting in told]
-            if scales_loss(setup.config.job.precision):
-                self.loss_scale = agreed_loss_scale(self._owners, self.step)
+            self.carried = agreed_carried(self._owners, self.step)
+            if not self.step and self.carried.prefix.layers and setup.place == 0:
+                setup.report(prefix_report(setup, self.carried.prefix))
             self._between.checkpointing.validations = agreed_validations(self._owners, self.step)
             if setup.pipeline == 0 or setup.plan.shards > 1:  # those that others fetch from
                 setup.offer({piece for greeting in self._owners for piece in greeting.lacks})
@@ -304,7 +306,7 @@ class TrainingLoop:
             return False
         self._requests = left.requests - {Request.REGROUP}
         self._between.validated = left.validated
-        self._between.attend(self.step, self._requests, self.loss_scale, left)
+        self._between.attend(self.step, self._requests, self.carried, left)
         return self._stopped
 
     def _take_snapshot(self) -> None:
@@ -331,7 +333,7 @@ class TrainingLoop:
             return lambda stopped: setup.fetch(piece, step, owner, stopped)
 
         wanted = {piece: bring(piece) for piece in plan.snapshots_at(setup.place)}
-        setup.snapshots.capture(step, own, wanted, self.loss_scale, sharing=self._sharing)
+        setup.snapshots.capture(step, own, wanted, self.carried, sharing=self._sharing)
 
     @property
     def _sharing(self) -> int:
@@ -351,11 +353,12 @@ class TrainingLoop:
             self._memory.begin_step()
         before = self._minibatch.copied_buffers()
         committed = False
-        self._freezer.begin(step)
+        self._freezer.begin(step, self.carried.prefix.layers)
         try:
-            scale = 1.0 if self.loss_scale is None else self.loss_scale.value
+            scale = 1.0 if self.carried.loss_scale is None else self.carried.loss_scale.value
             # Statistics of freezing go with the gradients, and those of a scaled loss are still to be scaled back.
-            self.upkeep.shipping.expect(early=not self._freezer.on and scale == 1.0)
+            early = not self._freezer.on and scale == 1.0
+            self.upkeep.shipping.expect(early=early, prefix=self._freezer.prefix)
             with self._limited_memory(step):
                 window, buffers = self._minibatch.run(self.step, scale)
             self._tell_checked()
@@ -388,6 +391,9 @@ class TrainingLoop:
             self._minibatch.load_buffers(before if decision.skipped else buffers)
             committed = True
             self._take_up(_Undecided(step, begun_s, window, record.requests, {}, parcels), vector, decision)
+            if self.carried.prefix.layers != self._freezer.prefix:
+                # From here on, other tensors carry a gradient from stage to stage.
+                self._channel.renew()
             self._next = None if decision.switch is None else self._ready
         except Exception as error:
             if (shortage := shortage_in(error, self._setup.device)) is not None:
@@ -479,19 +485,36 @@ class TrainingLoop:
                 if self.upkeep.holds(index):
                     continue
                 self._setup.optimizer.update_(state, layer.gradients(), decision.scale, self.step)
-            self._minibatch.weights.changed()
+            self._minibatch.weights.changed(self._minibatch.untouched)
         self.upkeep.hold(step.step, self._freezer.newest_energies, decision)
-        reports = self._freezer.commit(decision)
+        reports: list[Report] = [*self._freezer.commit(decision)]
         self.upkeep.apply(step.step, step.parcels, decision, self._freezer.newest)
         self._minibatch.drop()
         self.step, self.vector = step.step, vector
         self._requests, self._between.validated = decision.requests, False
         self.torn = False
-        if self.loss_scale is not None:
-            self.loss_scale = self.loss_scale.after(skipped=decision.skipped and decision.targets)
+        before, self.carried = self.carried.prefix, self._carried_after(decision)
+        if self.carried.prefix.layers != before.layers and self._setup.place == 0:
+            reports.append(prefix_report(self._setup, self.carried.prefix, decision.step, decision.norms))
         self._announce(step, decision, reports)
         if decision.bases_done:
             self._setup.withdraw()
+
+    def _carried_after(self, decision: CommitDecision) -> Carried:
+        """State that the step after `decision` follows."""
+        scale, prefix = self.carried.loss_scale, self.carried.prefix
+        if scale is not None:
+            scale = scale.after(skipped=decision.skipped and decision.targets)
+        optimizer, past = self._setup.optimizer, self.validations
+        warm = decision.step >= optimizer.config.warmup_steps
+        seen = CommitSeen(
+            step=decision.step,
+            norms=decision.norms,
+            skipped=decision.skipped,
+            rate=optimizer.lr(decision.step) / optimizer.config.lr if warm else 1.0,
+            validations=[(each.step, each.values["loss"]) for each in past if each.step < decision.step],
+        )
+        return Carried(loss_scale=scale, prefix=self._freezer.prefix_after(prefix, seen))
 
     def _announce(self, step: _Undecided, decision: CommitDecision, freezing: Iterable[Report]) -> None:
         """Have the reports of the committed step sent once all ranks have passed its commit."""
@@ -500,7 +523,7 @@ class TrainingLoop:
             self.step, step_report(setup, self._generation.number, decision, step_s)
         )
         reports = [*freezing]
-        warning = self._skipped.count(decision, self.loss_scale)
+        warning = self._skipped.count(decision, self.carried.loss_scale)
         if warning is not None and setup.place == 0:
             reports.append(WarningReport(rank=setup.rank, text=warning))
         last = self._stopped or self.step == setup.config.job.steps

@@ -138,7 +138,11 @@ class FreezeControl:
             job = self._running(self._training())
             # Simulates: too long for the event loop.
             wanted = await asyncio.to_thread(
-                decided, WantedFreezing(method=command.method, r_max=command.r_max), job
+                decided,
+                WantedFreezing(
+                    method=command.method, r_max=command.r_max, alpha=command.alpha, prefix=command.prefix
+                ),
+                job,
             )
             solved = (
                 await self._solved(wanted.question, wanted.observations)

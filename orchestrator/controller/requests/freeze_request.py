@@ -12,12 +12,14 @@ from orchestrator.history.freeze_history import observation
 from orchestrator.history.freeze_record import FreezeRecord
 from orchestrator.history.job_view import JobView
 from orchestrator.spec.freeze_phases import METHODS, MONITORING_STEPS, SHARE
+from orchestrator.spec.freeze_prefix import check_prefix, check_prefix_fits
 from planner.freeze.decision import FreezeQuestion
 from planner.freeze.monitoring import MonitoringError, Observation, measure
 from planner.freezing import FreezeOverrides, FreezePlan, Phase, Phases, keeps_statistics
 from planner.ir import Schedule
 from planner.plan import Plan, PlanError
 from planner.profile import Profile
+from planner.schedule.table_format import CSV_PREFIX
 from planner.search.replan import Replanner
 from planner.wording import counted
 from workers.config import FreezeConfig
@@ -36,6 +38,8 @@ class WantedFreezing:
     method: str | None
     """None: as it is."""
     r_max: float | None
+    alpha: float | None = None
+    prefix: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +89,8 @@ def decided(wanted: WantedFreezing, job: Running) -> Adopt | Solve:
         raise JobError(
             "the job replays the freezing of a log and decides nothing itself: freeze in another run"
         )
-    method, r_max = _wanted_settings(wanted, job)
-    control = FreezeOverrides(method=method, r_max=r_max)
+    control = _wanted_settings(wanted, job)
+    method, r_max = control.method, control.r_max
     if not method.startswith("timelyfreeze"):
         return Adopt(control=control)
     if (open_control := _monitoring(job.spec, job.view)) is not None and not _monitored(
@@ -143,11 +147,11 @@ def budget_in_force(spec: FreezeConfig, view: JobView, *, replayed: bool) -> flo
     if replayed or newest is None or view.freeze.proposed is not None:
         return None
     control = newest.control
-    method, r_max = _current(spec, view)
-    if not method.startswith("timelyfreeze") or (control is not None and not control.solved):
+    now = _current(spec, view)
+    if not now.method.startswith("timelyfreeze") or (control is not None and not control.solved):
         return None
     phases = spec.phases if control is None or control.phases is None else control.phases
-    return None if phases is None else r_max
+    return None if phases is None else now.r_max
 
 
 def open_question(spec: FreezeConfig, view: JobView) -> tuple[FreezeConfig, FreezeOverrides | None] | None:
@@ -186,10 +190,8 @@ def described(control: FreezeOverrides) -> str:
     """Describe the change in words."""
     if control.method == "none":
         return "freezes nothing from a commit on"
-    if control.phases is None:
-        return f"freezes by {control.method} from a commit on"
-    named = f"{control.method} with r_max = {control.r_max:g}"
-    if control.solved:
+    named = control.named
+    if control.phases is None or control.solved:
         return f"freezes by {named} from a commit on"
     if control.since is None:
         steps = counted(control.phases.monitoring, "step")
@@ -197,16 +199,16 @@ def described(control: FreezeOverrides) -> str:
     return f"freezes by {named} once its monitoring has ended"
 
 
-def _wanted_settings(wanted: WantedFreezing, job: Running) -> tuple[str, float]:
-    """Return method and r_max.
+def _wanted_settings(wanted: WantedFreezing, job: Running) -> FreezeOverrides:
+    """Return the settings, without phases.
 
     Raises:
         JobError: they are no settings, or those that the job has.
     """
-    now_method, now_r_max = _current(job.spec, job.view)
-    if wanted.method is None and wanted.r_max is None:
-        raise JobError("a freeze request names a method, r_max, or both")
-    method = now_method if wanted.method is None else wanted.method
+    now = _current(job.spec, job.view)
+    if all(each is None for each in (wanted.method, wanted.r_max, wanted.alpha, wanted.prefix)):
+        raise JobError("a freeze request names a method, its setting (r_max, alpha or prefix), or both")
+    method = now.method if wanted.method is None else wanted.method
     if method not in METHODS:
         near = difflib.get_close_matches(method, METHODS, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
@@ -221,13 +223,48 @@ def _wanted_settings(wanted: WantedFreezing, job: Running) -> tuple[str, float]:
                 f"r_max = {wanted.r_max:g} changes nothing with method {method}: only a timelyfreeze method has a"
                 " budget; name one with it"
             )
-    r_max = now_r_max if wanted.r_max is None else float(wanted.r_max)
-    same_r_max = r_max == now_r_max or not method.startswith("timelyfreeze")
-    if method == now_method and same_r_max:
-        budget = f" with r_max = {r_max:g}" if method.startswith("timelyfreeze") else ""
-        raise JobError(f"the freeze method is {method}{budget} already: there is nothing to change")
+    _check_prefix(method, wanted, now, job)
+    then = replace(
+        now,
+        method=method,
+        r_max=now.r_max if wanted.r_max is None else float(wanted.r_max),
+        alpha=now.alpha if wanted.alpha is None else float(wanted.alpha),
+        prefix=now.prefix if wanted.prefix is None else wanted.prefix,
+    )
+    if then.named == now.named:
+        raise JobError(f"the freeze method is {then.named} already: there is nothing to change")
     _check_memory(method, job)
-    return method, r_max
+    return then
+
+
+def _check_prefix(method: str, wanted: WantedFreezing, now: FreezeOverrides, job: Running) -> None:
+    """Raises:
+    JobError: what is wanted of the prefix does not go with `method` or with the model.
+    """
+    for key, of_method in (("alpha", "pipetransformer"), ("prefix", "prefix")):
+        value = getattr(wanted, key)
+        if value is not None and method != of_method:
+            raise JobError(
+                f"{key} = {value:g} changes nothing with method {method}: it is for {of_method}; name that method with"
+                " it"
+            )
+    if wanted.alpha is not None and not 0.0 < wanted.alpha < 1.0:
+        raise JobError(
+            f"alpha = {wanted.alpha:g} is no share: give the largest share of the layers still trained that one check"
+            " freezes, more than 0 and less than 1"
+        )
+    if wanted.prefix is not None and wanted.prefix < 0:
+        raise JobError(f"prefix = {wanted.prefix} is no number of layers: give 0 or more")
+    if method == "prefix" and wanted.prefix is None and now.method != "prefix":
+        raise JobError("method prefix needs to know how many layers to freeze: give prefix too")
+    prefix = now.prefix if wanted.prefix is None else wanted.prefix
+    if method != "prefix":
+        keys = {"prefix": None, "schedule": ()}
+    else:
+        keys = {} if prefix is None else {"prefix": prefix, "schedule": ()}
+    then = job.spec.model_copy(update={"method": method, **keys})
+    check_prefix(then, table=job.plan.schedule.startswith(CSV_PREFIX))
+    check_prefix_fits(then, job.plan.layers[-1][1])
 
 
 def _check_memory(method: str, job: Running) -> None:
@@ -259,13 +296,18 @@ def _check_memory(method: str, job: Running) -> None:
         )
 
 
-def _current(spec: FreezeConfig, view: JobView) -> tuple[str, float]:
-    """Return the newest method and r_max, whether or not the ranks follow them yet."""
+def _current(spec: FreezeConfig, view: JobView) -> FreezeOverrides:
+    """Return the newest settings, without phases, whether or not the ranks follow them yet."""
     proposed, newest = view.freeze.proposed, view.freeze.newest
     for plan in (proposed, newest):
         if plan is not None and plan.control is not None:
-            return plan.control.method, plan.control.r_max
-    return spec.method, spec.r_max
+            return replace(plan.control, phases=None, since=None, solved=False)
+    return FreezeOverrides(
+        method=spec.method,
+        r_max=spec.r_max,
+        alpha=spec.alpha if spec.method == "pipetransformer" else None,
+        prefix=spec.prefix,
+    )
 
 
 def monitors(spec: FreezeConfig, view: JobView) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from orchestrator.events.reports import report_sentence
 from orchestrator.events.types import FreezeChanged
 from orchestrator.history.job_view import IssuedPlan, JobView
 from orchestrator.quantities import percent, seconds, size
@@ -72,6 +73,15 @@ def decision_log(run: JobView) -> tuple[DecisionEntry, ...]:
     ]
     freezings = sorted(run.freeze.plans.items())[-KEPT_FREEZINGS:]
     entries += [_freezing(run, start, plan) for start, plan in freezings]
+    entries += [
+        DecisionEntry(
+            time_s=_committed_s(run, first - 1),
+            step=first - 1,
+            what=f"prefix of {counted(prefix.layers, 'layer')}",
+            reason=report_sentence(prefix),
+        )
+        for first, prefix in sorted(run.freeze.prefixes.items())[-KEPT_FREEZINGS:]
+    ]
     return tuple(sorted(entries, key=lambda entry: (entry.time_s, entry.step), reverse=True))
 
 

@@ -84,6 +84,16 @@ def _tiles(run: JobView, numbers: FreezeNumbers) -> tuple[Tile, ...]:
             entries.append(
                 tile("Time to accuracy", f"{numbers.time_to_accuracy:.3f}", "predicted, over no freezing")
             )
+    prefix = run.freeze.prefix
+    if prefix is not None:
+        of = f" of {run.plan.layers[-1][1]:,}" if run.plan is not None else ""
+        entries.append(
+            tile(
+                "Frozen prefix",
+                f"{prefix.layers:,}{of}",
+                f"layers that go forward only, since step {prefix.step:,}",
+            )
+        )
     if solved is not None:
         entries.append(
             tile(
@@ -122,10 +132,12 @@ def _worth(run: JobView) -> str:
 
 
 def _over_steps(run: JobView) -> tuple[Chart, ...]:
-    """Planned and actual ratio, and the share of the gradient's energy that got through, over all steps."""
+    """The frozen prefix, planned and actual ratio, and the share of the gradient's energy that got through, over all
+    steps."""
     if not run.freeze.steps or not run.steps:
         return ()
     changes = plan_changes(run)
+    prefix = _prefix(run, changes)
     frozen = {step: run.freeze.steps.get(step, FrozenStep()) for step in sorted(run.steps)}
     ratio = Chart(
         title="Freeze ratio",
@@ -140,7 +152,7 @@ def _over_steps(run: JobView) -> tuple[Chart, ...]:
         changes=changes,
     )
     if not any(report.gradient_energy > 0 for report in run.steps.values()):
-        return (ratio,)
+        return (*prefix, ratio)
     points = tuple((step, run.steps[step].effective_update) for step in frozen)
     update = Chart(
         title="Effective update (p_eff)",
@@ -151,7 +163,30 @@ def _over_steps(run: JobView) -> tuple[Chart, ...]:
         bands=run.phases,
         changes=changes,
     )
-    return ratio, update
+    return *prefix, ratio, update
+
+
+def _prefix(run: JobView, changes: tuple[int, ...]) -> tuple[Chart, ...]:
+    """Layers frozen as a whole, over all steps; empty where there never were any."""
+    if not run.freeze.prefixes:
+        return ()
+    steps = sorted(run.steps)
+    moved = sorted(run.freeze.prefixes.items())
+    points = tuple(
+        (step, float(next((prefix.layers for first, prefix in reversed(moved) if first <= step), 0)))
+        for step in steps
+    )
+    return (
+        Chart(
+            title="Frozen prefix",
+            unit="layers that go forward only",
+            series=(Series(name="layers", points=points),),
+            format=lambda count: f"{count:,.0f}",
+            from_zero=True,
+            bands=run.phases,
+            changes=changes,
+        ),
+    )
 
 
 def _percents(frozen: Mapping[int, FrozenStep], total: Callable[[FrozenStep], float]) -> tuple[Point, ...]:

@@ -201,6 +201,14 @@ EVERY_KIND: tuple[events.Event, ...] = (
     ),
     reports.SampleReport(step=7, prompt="a", text="b"),
     reports.FreezeStarted(plan=FREEZE_PLAN),
+    reports.PrefixFrozen(
+        step=8,
+        layers=2,
+        bound=1.5,
+        norms=(0.5, 0.25, 0.125),
+        names=("embedding", "block-0"),
+        tied=("embedding",),
+    ),
     reports.FreezeReport(
         step=7,
         rank=1,

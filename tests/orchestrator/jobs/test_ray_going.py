@@ -194,7 +194,6 @@ def test_told_by_a_file_and_by_ray_ranks_leave_one_after_the_other(nodes: Nodes,
         node = homes[0].node
         drill = Drill(node=node[:16], deadline_s=30.0).to_json()
         said.append(steer("auto", "going", InjectFault(drill=drill), wait=False))
-        assert node in draining()
 
     ways: list[Callable[[], object]] = [
         lambda: (tmp_path / homes[1].node).touch(),

@@ -20,6 +20,7 @@ from orchestrator.lifecycle.recovery import (
     decide,
 )
 from planner.shards import WHOLE, Piece, Shard
+from workers.carried import Carried
 from workers.config import ElasticConfig
 from workers.control.records_digest import vector_sha256
 from workers.loss_scale import LossScale
@@ -110,19 +111,19 @@ def test_records_of_a_rank_outside_the_generation_do_not_count() -> None:
 
 def test_the_loss_scale_is_that_of_a_rank_that_has_applied_the_commit() -> None:
     """The others go on from it, also where none of them took part."""
-    new, old = LossScale(value=4.0), LossScale(value=8.0)
-    applied = replace(at(0, 5, 0, 1, 2), vector_sha256="a", loss_scale=new)
-    undecided = replace(at(2, 4, 3, 4, 5), undecided=5, loss_scale=old)
+    new, old = (Carried(loss_scale=LossScale(value=value)) for value in (4.0, 8.0))
+    applied = replace(at(0, 5, 0, 1, 2), vector_sha256="a", carried=new)
+    undecided = replace(at(2, 4, 3, 4, 5), undecided=5, carried=old)
     fresh = at(7, 0)
     for positions in ((applied, undecided, fresh), (fresh, undecided, applied)):
         recovery_plan = decide(situation(*positions))
         assert isinstance(recovery_plan, RecoveryPlan)
-        assert (recovery_plan.step, recovery_plan.loss_scale) == (5, new)
-    aside = replace(at(7, 5), vector_sha256="of another commit", loss_scale=new)
+        assert (recovery_plan.step, recovery_plan.carried) == (5, new)
+    aside = replace(at(7, 5), vector_sha256="of another commit", carried=new)
     alone = replace(undecided, holds=tuple(map(Piece, range(6))))
     recovery_plan = decide(situation(alone, aside))
     assert isinstance(recovery_plan, RecoveryPlan)
-    assert (recovery_plan.step, recovery_plan.loss_scale) == (4, old)
+    assert (recovery_plan.step, recovery_plan.carried) == (4, old)
 
 
 def test_different_records_of_one_commit_end_the_job() -> None:
@@ -179,14 +180,14 @@ def test_an_older_state_than_the_newest_checkpoint_is_not_gone_back_to() -> None
     assert (recovery_plan.step, recovery_plan.checkpoints, recovery_plan.sources) == (3, checkpoints, ())
 
 
-def kept(step: int, *layers: int, scale: LossScale | None = None) -> SnapshotHeld:
-    return SnapshotHeld(step=step, pieces=tuple(map(Piece, layers)), loss_scale=scale)
+def kept(step: int, *layers: int, carried: Carried | None = None) -> SnapshotHeld:
+    return SnapshotHeld(step=step, pieces=tuple(map(Piece, layers)), carried=carried)
 
 
 def test_where_layers_are_lost_all_go_back_to_the_newest_snapshot_that_is_whole() -> None:
-    scale = LossScale()
+    carried = Carried(loss_scale=LossScale())
     now = situation(
-        at(0, 12, 0, 1, began=13, snapshots=(kept(10, 0, 1), kept(5, 0, 1, 4, 5, scale=scale))),
+        at(0, 12, 0, 1, began=13, snapshots=(kept(10, 0, 1), kept(5, 0, 1, 4, 5, carried=carried))),
         at(2, 12, 4, 5, began=13, snapshots=(kept(10, 4, 5, 2), kept(5, 4, 5, 2, 3))),
         step=12,
         checkpoints=(CheckpointRef(path="4", step=4),),
@@ -196,7 +197,7 @@ def test_where_layers_are_lost_all_go_back_to_the_newest_snapshot_that_is_whole(
     assert (found.step, found.goes_back, found.goes_on, found.checkpoints) == (5, True, False, ())
     assert (found.reached, found.commit_outcome) == (12, CommitOutcome(step=12, reported=12))
     assert found.finishing == {0, 2}
-    assert found.loss_scale == scale
+    assert found.carried == carried
     assert found.held == {0: tuple(map(Piece, (0, 1, 4, 5))), 2: tuple(map(Piece, (4, 5, 2, 3)))}
     assert [(each.layer, each.rank) for each in found.sources] == [
         (0, 0),

@@ -16,6 +16,7 @@ from saved_checkpoints import NAMES, PLAN, Layer, job_folder, manifest, saved, t
 from benchmarks.parts.configs import changed
 from planner.codec import from_json
 from planner.plan import Plan
+from workers.carried import Carried
 from workers.checkpoint.coordination import manifest_mismatch
 from workers.checkpoint.folder import (
     checkpoint_folder,
@@ -27,6 +28,7 @@ from workers.checkpoint.folder import (
 )
 from workers.checkpoint.manifest import FORMAT, FileRecord, Manifest, layer_files
 from workers.config import OptimizerConfig
+from workers.frozen_prefix import FrozenPrefix
 from workers.protocol.errors import JobError
 from workers.state.layer_state import LayerState, digest, host_copy, load_
 from workers.state.optim import make_optimizer
@@ -77,17 +79,31 @@ def test_a_checkpoint_comes_back_bit_for_bit(output: str, tmp_path: Path) -> Non
         assert (folder / name).stat().st_size == record.bytes
 
 
-def test_a_manifest_of_format_2_names_no_line_of_the_log() -> None:
-    def as_written(fields: dict[str, Any]) -> str:
-        text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
-        return json.dumps({**fields, "sha256": hashlib.sha256(text.encode()).hexdigest()})
+def as_written(fields: dict[str, Any]) -> str:
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    return json.dumps({**fields, "sha256": hashlib.sha256(text.encode()).hexdigest()})
 
+
+def test_a_manifest_of_format_2_names_no_line_of_the_log() -> None:
     files = [file for layer, name in enumerate(NAMES) for file in layer_files(layer, name)]
     made = manifest(20, 1, [FileRecord(name=file, bytes=1, sha256="0" * 64) for file in files])
     fields = json.loads(made.to_json())
     del fields["log_sha256"], fields["sha256"]
     assert Manifest.from_json(as_written({**fields, "format": 2})).log_sha256 is None
     with pytest.raises(ValueError, match="missing or unknown fields: log_sha256"):
+        Manifest.from_json(as_written(fields))
+
+
+def test_a_manifest_of_format_6_freezes_no_prefix() -> None:
+    files = [file for layer, name in enumerate(NAMES) for file in layer_files(layer, name)]
+    made = manifest(20, 1, [FileRecord(name=file, bytes=1, sha256="0" * 64) for file in files])
+    prefix = FrozenPrefix(layers=2, bound=1.5, sums=(1.0, 2.0))
+    written = replace(made, carried=Carried(prefix=prefix)).to_json()
+    assert Manifest.from_json(written).carried.prefix == prefix
+    fields = json.loads(written)
+    del fields["prefix"], fields["sha256"]
+    assert Manifest.from_json(as_written({**fields, "format": 6})).carried == Carried()
+    with pytest.raises(ValueError, match="missing or unknown fields: prefix"):
         Manifest.from_json(as_written(fields))
 
 

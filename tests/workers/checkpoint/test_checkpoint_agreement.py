@@ -8,6 +8,7 @@ from pathlib import Path
 from jobs import job, small_config
 from test_checkpoint_writer import states
 
+from workers.carried import Carried
 from workers.checkpoint.coordination import Checkpointing
 from workers.checkpoint.folder import checkpoint_folder, checkpoints
 from workers.commit.commit import CommitRecord
@@ -33,7 +34,7 @@ class Ranks:
 
     def save(self, step: int) -> str:
         for rank, layer in zip(self.ranks, self.layers, strict=True):
-            rank.start(step, lambda layer=layer: [host_copy(layer)])
+            rank.start(step, lambda layer=layer: [host_copy(layer)], Carried())
             rank._take(rank._writer.wait())
         return checkpoint_folder(self.config.job.folder, step, 1)
 

@@ -18,13 +18,13 @@ from benchmarks.parts.rank_threads import run_threads
 from planner.rank_program import rank_programs
 from planner.shards import Piece, made_of
 from workers.build import build_layers
+from workers.carried import Carried
 from workers.checkpoint.folder import checkpoint_folder, checkpoints, read_layer, read_manifest
 from workers.config import CheckpointConfig, FreezeConfig, ModelConfig, WorkerConfig
 from workers.copies.snapshot_turns import SnapshotTurns
 from workers.copies.snapshots import Snapshots
 from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
 from workers.launch.ranks import LaunchedJob
-from workers.loss_scale import LossScale
 from workers.models.registry import build_definition
 from workers.process.host_memory import LEAST_FREE_BYTES
 from workers.protocol.orders import Assignment, StateSource
@@ -52,21 +52,21 @@ def slow(group: RankGroup, numbers: Sequence[int]) -> None:
         group.arm(number, Fault(kind=FaultKind.SLOW, factor=8.0))
 
 
-def snapshot(positions: Mapping[int, RankPosition]) -> tuple[int, list[StateSource], LossScale | None]:
+def snapshot(positions: Mapping[int, RankPosition]) -> tuple[int, list[StateSource], Carried | None]:
     """The newest one that these ranks have all layers of; and where they are."""
     kept: dict[int, dict[Piece, RankPosition]] = {}
-    scales: dict[int, LossScale | None] = {}
+    carried: dict[int, Carried | None] = {}
     for position in positions.values():
         for one in position.snapshots:
             kept.setdefault(one.step, {}).update(dict.fromkeys(one.pieces, position))
-            scales[one.step] = one.loss_scale
+            carried[one.step] = one.carried
     whole = [step for step, found in kept.items() if all(made_of(layer, set(found)) for layer in LAYERS)]
     step = max(whole)
     sources = [
         StateSource(layer=piece.layer, shard=piece.shard, rank=at.rank, host=at.host, port=at.port)
         for piece, at in kept[step].items()
     ]
-    return step, sources, scales[step]
+    return step, sources, carried[step]
 
 
 def snapshot_after(
@@ -110,9 +110,9 @@ def test_a_lost_rank_sends_the_others_back_to_one_snapshot(
         assert all(report.bytes > 0 and report.step < LOST for report in told)
         reached, positions, live = group.finish_commit()
         assert {each.layer for each in live} < {*LAYERS}, "no living rank has the layers of the lost one"
-        step, sources, scale = snapshot(positions)
+        step, sources, carried = snapshot(positions)
         assert 0 < step <= reached
-        ended = group.train(three, (0, 2, 3), step=step, sources=sources, loss_scale=scale)
+        ended = group.train(three, (0, 2, 3), step=step, sources=sources, carried=carried)
         assert state_sha256(ended) == expected
 
 

@@ -104,6 +104,8 @@ def test_an_emulated_device_spares_the_time_of_what_is_frozen() -> None:
 
     assert [lasts(token, 0.25, 1.0) for token in ("0F0", "0R0", "0I0", "0W0", "0B0")] == [3, 3, 12, 12, 24]
     assert [lasts(token) for token in ("0F0", "0R0", "0I0", "0W0", "0B0")] == [3, 3, 12, 48, 60]
+    action = Action.parse("0B0")
+    assert device.modelled_s(action, (0, 1), without_input_grad=0) == 56
 
 
 @pytest.mark.parametrize("family", ["1f1b", "zb-h1"])
@@ -113,10 +115,10 @@ def test_a_device_is_told_each_layers_frozen_share(
     told: dict[tuple[int, int], tuple[float, ...]] = {}
     original = EmulatedDevice.modelled_s
 
-    def watching(self: EmulatedDevice, action: Action, layers, frozen=()) -> float:
+    def watching(self: EmulatedDevice, action: Action, layers, frozen=(), **more) -> float:
         if action.kind in (ActionKind.WEIGHT_GRAD, ActionKind.BACKWARD):
             told[action.stage, action.index] = tuple(frozen)
-        return original(self, action, layers, frozen)
+        return original(self, action, layers, frozen, **more)
 
     monkeypatch.setattr(EmulatedDevice, "modelled_s", watching)
     ratios = tuple((1.0, 0.0, 1.0, 0.0) if layer in (1, 6) else (0.0,) * 4 for layer in range(8))
@@ -139,10 +141,10 @@ def test_an_emulated_device_spares_the_measured_time_of_what_is_frozen(
     told: set[float] = set()
     original = EmulatedDevice.modelled_s
 
-    def watching(self: EmulatedDevice, action: Action, layers, frozen=()) -> float:
+    def watching(self: EmulatedDevice, action: Action, layers, frozen=(), **more) -> float:
         if action.kind is ActionKind.BACKWARD and 1 in layers:
             told.add(round(frozen[list(layers).index(1)], 6))
-        return original(self, action, layers, frozen)
+        return original(self, action, layers, frozen, **more)
 
     monkeypatch.setattr(EmulatedDevice, "modelled_s", watching)
     config = small_config(
@@ -229,7 +231,9 @@ def test_resuming_with_another_way_to_freeze_is_named() -> None:
         ("none", set()),
         ("timelyfreeze", {"r_max", "warm_up", "monitoring", "ramp"}),
         ("apf", {"warm_up", "check_every", "apf_threshold", "apf_alpha"}),
-        ("autofreeze", {"warm_up", "check_every", "autofreeze_percentile"}),
+        ("autofreeze", {"warm_up", "check_every", "autofreeze_percentile", "frozen_mode", "thaw"}),
+        ("pipetransformer", {"warm_up", "check_every", "alpha", "rule", "frozen_mode", "thaw"}),
+        ("prefix", {"prefix", "schedule", "frozen_mode", "thaw"}),
         (
             "timelyfreeze+apf",
             {"r_max", "warm_up", "monitoring", "ramp", "check_every", "apf_threshold", "apf_alpha"},
@@ -252,6 +256,12 @@ def test_only_what_a_method_uses_must_be_as_it_was(method: str, used: set[str]) 
         "apf_threshold": 0.125,
         "apf_alpha": 0.75,
         "autofreeze_percentile": 60.0,
+        "alpha": 0.5,
+        "rule": "authors",
+        "prefix": 3,
+        "schedule": ((1, 2),),
+        "thaw": "rate",
+        "frozen_mode": "eval",
     }
     assert {"method", *others} == set(FreezeConfig.model_fields)
     freeze = FreezeConfig.model_validate({"method": method, **given})

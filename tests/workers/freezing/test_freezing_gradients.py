@@ -23,7 +23,7 @@ from workers.models.definition import ModelDefinition
 from workers.models.registry import build_definition
 from workers.protocol.errors import JobError
 from workers.state.optim import make_optimizer
-from workers.step.stage import Masks, Stage
+from workers.step.stage import Stage
 
 CPU = torch.device("cpu")
 TRAITS = (
@@ -50,6 +50,20 @@ def real(name: str, folder: Path) -> tuple[ModelDefinition, Dataset]:
     return build_definition(config, data.vocabulary), data.dataset
 
 
+Masks = Callable[[int, int], Mask]
+"""Layer, global microbatch -> what it skips."""
+
+
+class Masked:
+    """Freezing by masks alone."""
+
+    prefix = 0
+    frozen_mode = "train"
+
+    def __init__(self, masks: Masks) -> None:
+        self.mask = masks
+
+
 class Pipeline:
     """A model cut into two stages, which runs single microbatches."""
 
@@ -62,11 +76,11 @@ class Pipeline:
         layers = [layer for layer, _ in built.values()]
         dropped = frozenset(range(count) if recompute else ())
         loss = Loss(layers[-1], definition.loss, precision=precision, device=CPU)
-        self.layers = layers
+        self.layers, freezing = layers, Masked(masks)
         self._sink = GradientSink({layer.index: layer.summed for layer in layers})
         self._stages = [
-            Stage(layers[: count // 2], None, dropped, 3, self._sink, masks=masks),
-            Stage(layers[count // 2 :], loss, dropped, 3, self._sink, masks=masks),
+            Stage(layers[: count // 2], None, dropped, 3, self._sink, freezing=freezing),
+            Stage(layers[count // 2 :], loss, dropped, 3, self._sink, freezing=freezing),
         ]
         self._recompute = recompute
 

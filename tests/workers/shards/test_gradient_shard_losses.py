@@ -53,8 +53,8 @@ def test_a_killed_ranks_shards_go_on_elsewhere(
             "fewer": (with_copies(job(config, ranks=1)), (3, 0)),
             "alone": (folded(job(config, ranks=3, schedule="1f1b"), 1), (0, 2, 3)),
         }[then]
-        scale = next((p.loss_scale for p in positions.values() if p.loss_scale is not None), None)
-        ended = group.train(following, members, step=reached, sources=sources, loss_scale=scale)
+        carried = next((p.carried for p in positions.values() if p.carried is not None), None)
+        ended = group.train(following, members, step=reached, sources=sources, carried=carried)
         assert state_sha256(ended) == expected
         assert sorted(group.steps()) == list(range(1, 7))
 

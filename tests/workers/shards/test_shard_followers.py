@@ -77,7 +77,7 @@ def test_a_newcomer_has_its_shards_at_hand_with_the_same_bits(
         (told,) = group.of(CopiedAhead)
         assert (told.rank, told.error) == (NEWCOMER, None)
         assert told.layers == tuple(sorted({piece.layer for piece in pieces}))
-        scale = group.each("position")[0].loss_scale
+        carried = group.each("position")[0].carried
         for number in group.alive:
             group.tell(number, "leave", group.generation)
         reached, _, offered = group.finish_commit()
@@ -88,9 +88,7 @@ def test_a_newcomer_has_its_shards_at_hand_with_the_same_bits(
             for one in offered
             if one.rank != NEWCOMER
         ]
-        ended = group.train(
-            after, members, step=step, sources=offered, loss_scale=scale, meanwhile=group.stop
-        )
+        ended = group.train(after, members, step=step, sources=offered, carried=carried, meanwhile=group.stop)
         assert state_sha256(ended) == quiet_sha256(job(config), ended)
         skipped = "changed no weight"
         assert [warned for warned in group.of(WarningReport) if skipped not in warned.text] == []

@@ -15,6 +15,7 @@ from test_shared_states import shared
 from benchmarks.parts.rank_threads import run_threads
 from planner.rank_program import rank_programs
 from planner.shards import Piece, Shard, made_of
+from workers.carried import Carried
 from workers.checkpoint.folder import checkpoint_folder, checkpoints, read_layer, read_manifest
 from workers.config import WorkerConfig
 from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
@@ -92,8 +93,8 @@ def test_broken_links_leave_every_shard_at_one_step(
         assert step == reached
         assert {position.step for position in positions.values()} == {reached}
         assert held(positions, step) == pieces(2)
-        scale = positions[0].loss_scale
-        ended = group.train(then, range(4), step=step, sources=sources, loss_scale=scale)
+        carried = positions[0].carried
+        ended = group.train(then, range(4), step=step, sources=sources, carried=carried)
         assert state_sha256(ended) == expected
         assert sorted(group.steps()) == list(range(1, 7))
 
@@ -138,6 +139,7 @@ def test_shards_that_arrived_are_kept_when_others_do_not(tmp_path: Path) -> None
             program=rank_programs(alone.schedule)[0],
             step=step,
             sources=tuple(broken),
+            carried=Carried(),
         )
         (answer,) = group.call("follow", {2: (order,)}).values()
         assert isinstance(answer, Raised)

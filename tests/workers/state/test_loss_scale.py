@@ -14,6 +14,7 @@ from rank_group import Raised, RankGroup, drilled, parted, state_sha256, with_st
 from reference import train_plainly
 
 from benchmarks.parts.rank_threads import run_threads
+from workers.carried import Carried
 from workers.checkpoint.folder import checkpoints, read_manifest, write_manifest
 from workers.config import CheckpointConfig, ModelConfig, OptimizerConfig, WorkerConfig
 from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
@@ -110,7 +111,7 @@ def test_stop_and_resume_at_any_step(tmp_path: Path, grows_soon: None) -> None:
         settings = config(tmp_path / f"stop-{stop_at}")
         stopped = run_threads(job(settings, stop_at=stop_at, ranks=2, schedule="1f1b"))
         (newest, *_) = checkpoints(settings.job.folder)
-        scales.add(read_manifest(newest).loss_scale)
+        scales.add(read_manifest(newest).carried.loss_scale)
         resumed = run_threads(job(settings, start=newest, generation=2, ranks=1))
         assert resumed.state_sha256 == expected.state_sha256, stop_at
         assert skipped(stopped) + skipped(resumed) == skipped(expected)
@@ -147,10 +148,11 @@ def test_ranks_that_are_all_new_are_told_the_scale(tmp_path: Path) -> None:
         ended = group.train(two, (0, 1), regroup_by=0)
         assert parted(ended) == {1}
         step, positions, sources = group.finish_commit()
-        (scale,) = {position.loss_scale for position in positions.values() if position.step == step}
-        assert scale is not None
-        assert scale.value < INITIAL
-        ended = group.train(two, (2, 3), step=step, sources=sources, loss_scale=scale)
+        (carried,) = {position.carried for position in positions.values() if position.step == step}
+        assert carried is not None
+        assert carried.loss_scale is not None
+        assert carried.loss_scale.value < INITIAL
+        ended = group.train(two, (2, 3), step=step, sources=sources, carried=carried)
         assert state_sha256(ended) == expected.state_sha256
 
 
@@ -158,7 +160,7 @@ def test_a_checkpoint_without_a_scale_is_damaged(tmp_path: Path) -> None:
     settings = config(tmp_path)
     run_threads(job(settings, stop_at=2))
     (newest, *_) = checkpoints(settings.job.folder)
-    write_manifest(newest.path, replace(read_manifest(newest), loss_scale=None))
+    write_manifest(newest.path, replace(read_manifest(newest), carried=Carried()))
     rank = Rank(settings, 0, lambda report: None)
     rank.setup()
     damage = rank.follow(replace(assignment(job(settings), 0), step=2, start=newest))

@@ -101,9 +101,9 @@ def test_a_return_to_a_snapshot_forgets_no_validation_and_counts_none_twice(
         group.train(four, range(4))
         assert (1, "kill", lost, str(FaultPhase.BACKWARD)) in group.fired
         _, positions, _ = group.finish_commit()
-        step, sources, scale = snapshot(positions)
+        step, sources, carried = snapshot(positions)
         assert 0 < step < lost
-        ended = group.train(three, (0, 2, 3), step=step, sources=sources, loss_scale=scale)
+        ended = group.train(three, (0, 2, 3), step=step, sources=sources, carried=carried)
         assert {(each.step, each.plateau) for each in ended.values()} == {end}
 
 

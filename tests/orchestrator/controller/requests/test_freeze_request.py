@@ -245,7 +245,7 @@ def test_plans_have_room_for_the_copies_of_any_method_that_the_ranks_follow_or_w
 @pytest.mark.parametrize(
     ("job", "method", "r_max", "words"),
     [
-        (running(NONE), None, None, "names a method, r_max, or both"),
+        (running(NONE), None, None, "names a method, its setting \\(r_max, alpha or prefix\\), or both"),
         (running(NONE), "autofreez", None, "'autofreez' is no freeze method: did you mean autofreeze"),
         (running(TIMELY), None, 1.01, r"r_max = 1\.01 is no share"),
         (running(TIMELY), None, float("nan"), "r_max = nan is no share"),
@@ -269,3 +269,69 @@ def test_what_cannot_be_done_is_refused_in_words(
 ) -> None:
     with pytest.raises(JobError, match=words):
         asked(job, method, r_max)
+
+
+def wide(spec: FreezeConfig, *log: events.Event, step: int = 20, layers: int = 14) -> Running:
+    """A job whose model has so many layers."""
+    job = running(spec, *log, step=step)
+    plan = even_plan(2, layers=layers)
+    return replace(job, plan=plan, coming=plan)
+
+
+def test_a_prefix_is_asked_for_with_its_number_and_changed_without_its_name() -> None:
+    first = decided(WantedFreezing(method="prefix", r_max=None, prefix=6), wide(NONE))
+    assert first == Adopt(control=FreezeOverrides(method="prefix", r_max=0.8, prefix=6))
+    assert described(first.control) == "freezes by prefix of 6 layers from a commit on"
+    plan = replace(plan_of(first.control, PLAN, epoch=1, version=2), start=21)
+    assert NONE.model_copy(update=plan.settings).prefix == 6
+    more = decided(WantedFreezing(method=None, r_max=None, prefix=8), wide(NONE, FreezeStarted(plan=plan)))
+    assert more == Adopt(control=FreezeOverrides(method="prefix", r_max=0.8, prefix=8))
+    by_schedule = FreezeConfig(method="prefix", schedule=((1, 2), (50, 4)))
+    assert by_schedule.model_copy(update=plan.settings).schedule == ()
+
+
+def test_pipetransformer_is_asked_for_and_its_alpha_changed() -> None:
+    first = decided(WantedFreezing(method="pipetransformer", r_max=None), wide(NONE))
+    assert first == Adopt(control=FreezeOverrides(method="pipetransformer", r_max=0.8))
+    spec = FreezeConfig(method="pipetransformer", warm_up=0, check_every=5, alpha=0.25)
+    then = decided(WantedFreezing(method=None, r_max=None, alpha=0.5), wide(spec))
+    assert then == Adopt(control=FreezeOverrides(method="pipetransformer", r_max=0.8, alpha=0.5))
+    assert described(then.control) == "freezes by pipetransformer with alpha = 0.5 from a commit on"
+    settings = spec.model_copy(
+        update=replace(plan_of(then.control, PLAN, epoch=1, version=2), start=21).settings
+    )
+    assert (settings.alpha, settings.warm_up, settings.check_every) == (0.5, 20, 5)
+    off = decided(WantedFreezing(method="none", r_max=None), wide(spec))
+    assert off == Adopt(control=FreezeOverrides(method="none", r_max=0.8, alpha=0.25))
+
+
+@pytest.mark.parametrize(
+    ("spec", "wanted", "why"),
+    [
+        (NONE, {"method": "prefix"}, "needs to know how many layers to freeze: give prefix too"),
+        (
+            NONE,
+            {"method": "prefix", "prefix": 14},
+            "freezes 14 layers, and the model has 14: .* give 13 at most",
+        ),
+        (NONE, {"method": "prefix", "prefix": -1}, "prefix = -1 is no number of layers"),
+        (NONE, {"prefix": 3}, "prefix = 3 changes nothing with method none: it is for prefix"),
+        (NONE, {"alpha": 0.5}, "alpha = 0.5 changes nothing with method none: it is for pipetransformer"),
+        (NONE, {"method": "pipetransformer", "alpha": 1.0}, "alpha = 1 is no share"),
+        (
+            FreezeConfig(method="prefix", prefix=3),
+            {"method": "prefix", "prefix": 3},
+            "the freeze method is prefix of 3 layers already",
+        ),
+    ],
+)
+def test_a_prefix_that_cannot_be_is_refused_in_words(
+    spec: FreezeConfig, wanted: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(JobError, match=why):
+        decided(WantedFreezing(**{"method": None, "r_max": None, **wanted}), wide(spec))
+
+
+def test_a_model_with_too_few_layers_has_no_prefix_by_pipetransformer() -> None:
+    with pytest.raises(JobError, match="the model has 2 layers: it takes at least 4"):
+        decided(WantedFreezing(method="pipetransformer", r_max=None), running(NONE, step=20))
