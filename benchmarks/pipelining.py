@@ -86,6 +86,37 @@ def ours(job: LaunchedJob) -> Run:
     return Run([r.step_s for r in reports], [r.loss for r in reports], parts)
 
 
+class Contiguous(torch.autograd.Function):
+    """The same tensor, and the same gradient, contiguous in memory: torch.distributed sends no other ones."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (grad,) = grads
+        return grad.contiguous()
+
+
+class ContiguousEnds(nn.Module):
+    """A stage whose input's gradient and whose output are contiguous.
+
+    Args:
+        stage: takes one tensor.
+        first: its input carries no gradient.
+    """
+
+    def __init__(self, stage: nn.Module, *, first: bool) -> None:
+        super().__init__()
+        self.stage = stage
+        self.first = first
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Any = self.stage(x if self.first else Contiguous.apply(x))
+        return found.contiguous()
+
+
 class Clock:
     """Adds up the seconds that functions take."""
 
@@ -122,7 +153,8 @@ def _their_rank(job: LaunchedJob, rank: int, port: int, pipe: Connection) -> Non
                 *(build_module(definition, i, config.job.seed) for i in range(first, stop))
             )
             modules.append(module)
-            made: Any = pipelining.PipelineStage(module, stage, len(plan.layers), torch.device("cpu"))
+            whole = ContiguousEnds(module, first=stage == 0)
+            made: Any = pipelining.PipelineStage(whole, stage, len(plan.layers), torch.device("cpu"))
             made.forward_one_chunk = forward.timed(made.forward_one_chunk)
             made.backward_one_chunk = backward.timed(made.backward_one_chunk)
             made.backward_weight_one_chunk = backward.timed(made.backward_weight_one_chunk)
