@@ -10,7 +10,12 @@ from collections.abc import Sequence
 ROUNDING = 1e-9
 """Relative difference below which two shares count as equal: it covers the rounding of sums and quotients."""
 
-_CONTROLS = {"apf": "freeze.apf_threshold", "autofreeze": "freeze.autofreeze_percentile"}
+_CONTROLS = {
+    "apf": "freeze.apf_threshold",
+    "autofreeze": "freeze.autofreeze_percentile",
+    "pipetransformer": "freeze.alpha",
+    "prefix": "the layers that freeze.prefix or freeze.schedule freezes",
+}
 """The setting to lower for less freezing. All other methods have budgets, which freeze.r_max bounds."""
 
 

@@ -41,14 +41,7 @@ class CudaDevice(Device):
     def begin(self) -> None:
         self._begun, self.waited_s = self._mark(), 0.0
 
-    def end(
-        self,
-        action: Action,
-        layers: Sequence[int],
-        frozen: Sequence[float] = (),
-        *,
-        without_input_grad: int | None = None,
-    ) -> None:
+    def end(self, action: Action, layers: Sequence[int], frozen: Sequence[float] = ()) -> None:
         if self.slowdown > 1.0:
             done = self._mark()
             done.synchronize()

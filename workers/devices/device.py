@@ -34,19 +34,11 @@ class Device(ABC):
         """An action's computation begins; its input has arrived."""
 
     @abstractmethod
-    def end(
-        self,
-        action: Action,
-        layers: Sequence[int],
-        frozen: Sequence[float] = (),
-        *,
-        without_input_grad: int | None = None,
-    ) -> None:
+    def end(self, action: Action, layers: Sequence[int], frozen: Sequence[float] = ()) -> None:
         """The computation of `action` on `layers` has been issued.
 
         Args:
             frozen: per layer, the share of its weight-gradient time that was left out; empty for none of any.
-            without_input_grad: a layer that formed no input gradient, because all before it are frozen.
         """
 
     @abstractmethod
@@ -90,14 +82,7 @@ class CpuDevice(Device):
     def begin(self) -> None:
         self._begun_s, self.waited_s = time.perf_counter(), 0.0
 
-    def end(
-        self,
-        action: Action,
-        layers: Sequence[int],
-        frozen: Sequence[float] = (),
-        *,
-        without_input_grad: int | None = None,
-    ) -> None:
+    def end(self, action: Action, layers: Sequence[int], frozen: Sequence[float] = ()) -> None:
         if self.slowdown > 1.0:
             computed_s = time.perf_counter() - self._begun_s - self.waited_s
             time.sleep((self.slowdown - 1.0) * max(0.0, computed_s))

@@ -37,18 +37,9 @@ class EmulatedDevice(CpuDevice):
         super().start_window()
         self._overslept_s = 0.0
 
-    def end(
-        self,
-        action: Action,
-        layers: Sequence[int],
-        frozen: Sequence[float] = (),
-        *,
-        without_input_grad: int | None = None,
-    ) -> None:
+    def end(self, action: Action, layers: Sequence[int], frozen: Sequence[float] = ()) -> None:
         # A sleep that lasts too long shortens the next one: else a busy host would slow down the modelled device.
-        modelled_s = self.slowdown * self.modelled_s(
-            action, layers, frozen, without_input_grad=without_input_grad
-        )
+        modelled_s = self.slowdown * self.modelled_s(action, layers, frozen)
         until_s = self._begun_s + modelled_s - self._overslept_s
         now_s = time.perf_counter()
         if now_s < until_s:
@@ -58,22 +49,13 @@ class EmulatedDevice(CpuDevice):
             self._overslept_s -= max(0.0, modelled_s - (now_s - self._begun_s))
         self._record(action)
 
-    def modelled_s(
-        self,
-        action: Action,
-        layers: Sequence[int],
-        frozen: Sequence[float] = (),
-        *,
-        without_input_grad: int | None = None,
-    ) -> float:
-        """Modelled duration of `action`, without each layer's `frozen` share of its weight-gradient time; the other
-        arguments are those of `end`."""
+    def modelled_s(self, action: Action, layers: Sequence[int], frozen: Sequence[float] = ()) -> float:
+        """Modelled duration of `action`, without each layer's `frozen` share of its weight-gradient time."""
         total_s = 0.0
         for part in _PARTS[action.kind]:
             shares = frozen if frozen and part == "weight_grad_s" else (0.0,) * len(layers)
             for layer, share in zip(layers, shares, strict=True):
-                if part != "input_grad_s" or layer != without_input_grad:
-                    total_s += self._times[part][layer] * (1.0 - share)
+                total_s += self._times[part][layer] * (1.0 - share)
         return total_s
 
 

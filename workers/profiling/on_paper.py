@@ -52,14 +52,7 @@ class PaperDevice(Device):
     def begin(self) -> None:
         self._begun_s = self._clock.now_s
 
-    def end(
-        self,
-        action: Action,
-        layers: Sequence[int],
-        frozen: Sequence[float] = (),
-        *,
-        without_input_grad: int | None = None,
-    ) -> None:
+    def end(self, action: Action, layers: Sequence[int], frozen: Sequence[float] = ()) -> None:
         self._spans.append(ActionSpan(action=str(action), start_s=self._begun_s, end_s=self._clock.now_s))
 
     def spans(self) -> tuple[ActionSpan, ...]:

@@ -211,9 +211,7 @@ class Engine:
                 grads = stage.backward(
                     microbatch, grads, weights=action.kind is ActionKind.BACKWARD, last=last
                 )
-                self._device.end(
-                    action, stage.going_back, frozen, without_input_grad=stage.without_input_grad
-                )
+                self._device.end(action, stage.going_back, frozen)
                 if action.stage > self._program.frozen_stages:
                     self._send(self._backward_stream(action.stage - 1, 0), action.index, grads)
             case ActionKind.WEIGHT_GRAD:

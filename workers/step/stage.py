@@ -140,12 +140,6 @@ class Stage:
         """The layers that have a backward pass in this step."""
         return tuple(layer.index for layer in self.layers[self._frozen() :])
 
-    @property
-    def without_input_grad(self) -> int | None:
-        """The layer that forms no input gradient because all before it are frozen, if it is here."""
-        first = None if self._freezing is None else self._freezing.prefix
-        return first if first and first in self.going_back else None
-
     def recompute(self, microbatch: int) -> None:
         """Rebuild the dropped activations of `microbatch`."""
         for layer, done in self._passes[microbatch]:

@@ -72,6 +72,7 @@ def test_rounding_does_not_make_freezing_cost_more():
         ("timelyfreeze+apf", "freeze.r_max"),
         ("timelyfreeze+autofreeze", "freeze.r_max"),
         ("apf", "freeze.apf_threshold"),
+        ("pipetransformer", "freeze.alpha"),
         ("autofreeze", "freeze.autofreeze_percentile"),
     ],
 )
