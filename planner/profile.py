@@ -314,6 +314,18 @@ class Profile:
         layers = tuple(replace(layer, statistics_bytes=layer.kept_by(method)) for layer in self.model.layers)
         return replace(self, model=replace(self.model, layers=layers))
 
+    def with_prefix(self, layers: int) -> Profile:
+        """The profile while the first `layers` layers are frozen as a whole: they have no backward pass and no update.
+        The memory stays what they take once they are trained again."""
+        if not layers:
+            return self
+        still = {"input_grad_s": 0.0, "weight_grad_s": 0.0, "update_s": 0.0}
+        changed = tuple(
+            replace(layer, **still) if number < layers else layer
+            for number, layer in enumerate(self.model.layers)
+        )
+        return replace(self, model=replace(self.model, layers=changed))
+
     def to_json(self) -> str:
         return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1)
 

@@ -19,6 +19,7 @@ from orchestrator.cli.commands.start.profile import profile
 from orchestrator.cli.commands.start.rehearse import rehearse
 from orchestrator.cli.commands.start.schedule import schedule
 from orchestrator.cli.commands.start.submit import submit
+from orchestrator.cli.commands.start.sweep import sweep
 from orchestrator.cli.commands.start.train import train
 from orchestrator.cli.commands.steer.derived import derived
 from orchestrator.cli.commands.steer.fault import fault
@@ -42,7 +43,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 ROOMS = {
-    "Start": (train, submit, plan, profile, schedule, rehearse),
+    "Start": (train, submit, plan, profile, schedule, rehearse, sweep),
     "Watch": (dashboard, jobs, status, events, follow, logs, clusters),
     "Steer": (*(derived(kind) for kind in COMMANDS if kind.derived), fault, reap),
     "Results": (report, timeline, export, verify),

@@ -494,6 +494,7 @@ def joined(order: Order, state: Joining, stimulus: Joined) -> Step[Joining | Tra
             early=before.progress.early if recovery_plan.goes_on else (),
             began=recovery_plan.step,
             validated=min(before.progress.validated, recovery_plan.step),
+            prefix_told=min(before.progress.prefix_told, recovery_plan.step + 1),
             paused=False,
             out_of_patience=False,
             interrupted=False,

@@ -14,7 +14,14 @@ from orchestrator.history.ranks_view import KEPT_CHECKPOINTS
 from orchestrator.lifecycle.states import JobData
 from planner.freezing import FreezePlan
 from workers.protocol.orders import CheckpointRef
-from workers.protocol.reports import CheckpointReport, FreezeStarted, Report, StepReport, ValidationReport
+from workers.protocol.reports import (
+    CheckpointReport,
+    FreezeStarted,
+    PrefixFrozen,
+    Report,
+    StepReport,
+    ValidationReport,
+)
 
 
 def take_report(job: JobData, report: Report) -> tuple[JobData, tuple[Report, ...]]:
@@ -30,6 +37,10 @@ def take_report(job: JobData, report: Report) -> tuple[JobData, tuple[Report, ..
             if step <= job.progress.validated:
                 return job, ()
             return replace(job, progress=replace(job.progress, validated=step)), (report,)
+        case PrefixFrozen(step=step):
+            if step <= job.progress.prefix_told:
+                return job, ()
+            return replace(job, progress=replace(job.progress, prefix_told=step)), (report,)
         case CheckpointReport(step=step, path=path, error=None):
             if any(ref.path == path for ref in job.progress.checkpoints):
                 return job, ()

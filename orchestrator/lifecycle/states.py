@@ -131,6 +131,8 @@ class Progress:
     """The step at which the newest generation began to train."""
     validated: int = 0
     """The last step with a reported validation."""
+    prefix_told: int = 0
+    """The first step of the newest frozen prefix that was reported."""
     checkpoints: tuple[CheckpointRef, ...] = ()
     """Newest first."""
     freeze: tuple[FreezePlan, ...] = ()

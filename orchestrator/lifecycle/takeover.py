@@ -34,6 +34,7 @@ def taken_over(order: Order, view: JobView) -> Order:
             since=ranks.since or 0,
             began=ranks.began,
             validated=view.validated,
+            prefix_told=max(view.freeze.prefixes, default=0),
             checkpoints=tuple(_checkpoints(order, view)),
             freeze=with_freeze(order.freezing.plans, view.freeze.plans.values()),
             failures=ranks.failures,

@@ -13,6 +13,7 @@ from typing import Any
 from orchestrator.prepare.model_outline import ModelOutline
 from orchestrator.prepare.settling import Settled
 from orchestrator.quantities import percent, seconds
+from orchestrator.spec.freeze_prefix import lasting_prefix
 from orchestrator.spec.job_spec import Spec
 from orchestrator.spec.rules import AUTO, given_shape, pipeline_ranks
 from planner.failure_domains import lacking
@@ -126,9 +127,10 @@ def _chosen(spec: Spec, profile: Profile) -> ChosenPlan:
     """
     pipeline = spec.pipeline
     ranks = pipeline_ranks(pipeline)
+    planned = as_planned(profile, spec).with_prefix(lasting_prefix(spec.freeze))
     try:
         return choose(
-            _for_one_pipeline(as_planned(profile, spec), ranks, pipeline.replicas),
+            _for_one_pipeline(planned, ranks, pipeline.replicas),
             PlanWish(
                 ranks=ranks,
                 schedule=spec.table or (None if pipeline.schedule == AUTO else pipeline.schedule),

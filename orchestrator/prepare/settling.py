@@ -163,13 +163,20 @@ def with_steps(spec: Spec, found: ModelOutline, plan: Plan) -> Spec:
     """`spec` with the steps that its epochs take, the phases of freezing in them, and the steps between its checks.
 
     Raises:
-        JobError: the job is too short for the phases.
+        JobError: `job.steps` says otherwise than its epochs, or the job is too short for the phases.
     """
     job, samples = spec.job, step_samples(spec, plan)
     freeze = settle_checks(spec.freeze, ceil(found.train_samples / samples))
     if job.epochs is not None:
         passes = Fraction(str(job.epochs))  # as it is written: 0.1 is a tenth
-        job = job.model_copy(update={"steps": ceil(passes * found.train_samples / samples)})
+        steps = ceil(passes * found.train_samples / samples)
+        # A resolved spec says both.
+        if "steps" in job.model_fields_set and job.steps != steps:
+            raise JobError(
+                f"job.epochs = {job.epochs:g} takes {counted(steps, 'step')} of {counted(samples, 'sample')}, and"
+                f" job.steps = {job.steps} says otherwise: leave one out (--set job.epochs=null)"
+            )
+        job = job.model_copy(update={"steps": steps})
         freeze = settle_phases(freeze, spec.optimizer, job.steps)
     return spec.model_copy(update={"job": job, "freeze": freeze})
 

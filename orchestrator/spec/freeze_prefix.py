@@ -66,6 +66,12 @@ def check_prefix_fits(freeze: FreezeConfig, layers: int) -> None:
         )
 
 
+def lasting_prefix(freeze: FreezeConfig) -> int:
+    """Layers, from the input up, that the job freezes as a whole from its first step to its last."""
+    given = freeze.prefix if freeze.method == "prefix" and freeze.thaw == "never" else None
+    return given or 0
+
+
 def settle_checks(freeze: FreezeConfig, epoch_steps: int) -> FreezeConfig:
     """`freeze` with a number of steps between checks.
 

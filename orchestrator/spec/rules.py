@@ -44,7 +44,6 @@ def check(spec: Spec) -> Spec:
         pipeline = pipeline.model_copy(update=numbers)
     _check_validation(spec.job, spec.checkpoint)
     _check_optimizer(spec.optimizer)
-    _check_length(spec.job)
     freeze = spec.freeze
     check_prefix(freeze, table=pipeline.schedule.startswith(CSV_PREFIX))
     if spec.job.epochs is None:  # else the steps follow from the data
@@ -178,17 +177,6 @@ def _read_table(pipeline: PipelineConfig) -> Schedule:
             " have no backward, and a job trains all layers: give every forward of the table its backward"
         )
     return table
-
-
-def _check_length(job: JobConfig) -> None:
-    """Raises:
-    JobError: two keys say how long the job is.
-    """
-    if job.epochs is not None and "steps" in job.model_fields_set:
-        raise JobError(
-            f"job.epochs = {job.epochs:g} and job.steps = {job.steps} both say how long the job is: leave one out"
-            " (--set job.epochs=null)"
-        )
 
 
 def _check_validation(job: JobConfig, checkpoint: CheckpointConfig) -> None:

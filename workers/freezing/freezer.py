@@ -110,6 +110,7 @@ class Freezer:
         self._chances: dict[int, tuple[Chance, ...]] = {}
         self.prefix = 0
         """Layers, from the input up, that the step which has begun freezes as a whole."""
+        self._thawed = False
         self.stable_prefix = 0
         """Layers, from the input up, that AutoFreeze found stable at the newest commit."""
         self._energies: dict[int, list[float]] = {}
@@ -141,9 +142,10 @@ class Freezer:
             }
             self._stable.meet(channel, mine)
 
-    def begin(self, step: int, prefix: int = 0) -> None:
-        """Begin `step` (1 is the job's first), which freezes the first `prefix` layers as a whole."""
-        self._step, self.prefix = step, prefix
+    def begin(self, step: int, prefix: FrozenPrefix | None = None) -> None:
+        """Begin `step` (1 is the job's first), which freezes the layers of `prefix` as a whole; None: none."""
+        self._step, self.prefix = step, 0 if prefix is None else prefix.layers
+        self._thawed = prefix is not None and prefix.thawed
         if (config := self._settings.at(step)) != self._config:
             self._install(config)
             if self._channel is not None:  # all ranks are here: they follow the same plans
@@ -157,7 +159,7 @@ class Freezer:
     def _chances_of(self, step: int, layer: int, microbatches: int) -> tuple[Chance, ...]:
         if layer < self.prefix:
             return (ALWAYS,) * microbatches
-        if self._config.by_prefix and not self._checks.on:
+        if self._thawed or (self._config.by_prefix and not self._checks.on):
             return (NEVER,) * microbatches
         return self._budgets.chances(step, layer, microbatches)
 

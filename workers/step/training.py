@@ -353,7 +353,7 @@ class TrainingLoop:
             self._memory.begin_step()
         before = self._minibatch.copied_buffers()
         committed = False
-        self._freezer.begin(step, self.carried.prefix.layers)
+        self._freezer.begin(step, self.carried.prefix)
         try:
             scale = 1.0 if self.carried.loss_scale is None else self.carried.loss_scale.value
             # Statistics of freezing go with the gradients, and those of a scaled loss are still to be scaled back.
@@ -487,15 +487,16 @@ class TrainingLoop:
                 self._setup.optimizer.update_(state, layer.gradients(), decision.scale, self.step)
             self._minibatch.weights.changed(self._minibatch.untouched)
         self.upkeep.hold(step.step, self._freezer.newest_energies, decision)
-        reports: list[Report] = [*self._freezer.commit(decision)]
+        reports = self._freezer.commit(decision)
         self.upkeep.apply(step.step, step.parcels, decision, self._freezer.newest)
         self._minibatch.drop()
         self.step, self.vector = step.step, vector
         self._requests, self._between.validated = decision.requests, False
         self.torn = False
         before, self.carried = self.carried.prefix, self._carried_after(decision)
-        if self.carried.prefix.layers != before.layers and self._setup.place == 0:
-            reports.append(prefix_report(self._setup, self.carried.prefix, decision.step, decision.norms))
+        if self.carried.prefix.layers != before.layers:
+            told = prefix_report(self._setup, self.carried.prefix, decision.step, decision.norms)
+            self._announcements.add_shared(self.step, told)
         self._announce(step, decision, reports)
         if decision.bases_done:
             self._setup.withdraw()

@@ -20,7 +20,7 @@ from planner.schedule.expand import schedule_of
 from planner.schedule.registry import build
 from workers.protocol.errors import DamagedCheckpoint
 from workers.protocol.orders import CheckpointRef, Generation
-from workers.protocol.reports import FreezeStarted, SwitchReport, TimelineReport
+from workers.protocol.reports import FreezeStarted, PrefixFrozen, SwitchReport, TimelineReport
 
 PLAN = plan_of(3, epoch=3)
 SHRUNK = replace(PLAN, version=2, layers=((0, 2), (2, 3)), stage_ranks=(0, 1))
@@ -129,6 +129,20 @@ def test_a_hole_in_the_log_does_not_keep_later_steps_out_of_it() -> None:
     assert order.earlier.progress.step == 9
     job, news = take_report(order.earlier, step_report(10, generation=6))
     assert (job.progress.step, news) == (10, (step_report(10, generation=6),))
+
+
+def test_a_frozen_prefix_is_logged_once_whoever_tells_it() -> None:
+    told = PrefixFrozen(step=7, layers=2, bound=1.0, norms=(1.0, 0.5, 1.0), names=("a", "b"))
+    order = taken_over(ORDER, view(*RUN))
+    assert order.earlier is not None
+    job, news = take_report(order.earlier, told)
+    assert news == (told,)
+    assert take_report(job, told) == (job, ())
+    later = replace(told, step=8, layers=3)
+    assert take_report(job, later)[1] == (later,)
+    again = taken_over(ORDER, view(*RUN, told))
+    assert again.earlier is not None
+    assert take_report(again.earlier, told)[1] == ()
 
 
 def test_what_was_void_when_a_controller_died_stays_void() -> None:

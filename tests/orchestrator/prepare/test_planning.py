@@ -351,3 +351,14 @@ def test_what_samples_of_the_gradient_keep_is_in_the_memory() -> None:
     assert [rank.peak.standbys for rank in without.memory.ranks] == [
         rank.peak.standbys for rank in sampled.memory.ranks
     ]
+
+
+def test_layers_that_are_never_trained_count_by_their_forward_passes() -> None:
+    frozen = FreezeConfig(method="prefix", prefix=3)
+    without = planned(spec(ranks=3, partition="time"), profile(3))
+    choice = planned(spec(ranks=3, partition="time", freeze=frozen), profile(3))
+    assert counts(without) == (2, 1, 2)
+    assert counts(choice) == (3, 1, 1)
+    assert choice.prediction.step_s < without.prediction.step_s
+    alike = planned(spec(ranks=3, partition=(2, 1, 2), freeze=frozen), profile(3)).prediction
+    assert alike.peak_memory_bytes == without.prediction.peak_memory_bytes, "they may be trained again"

@@ -127,6 +127,19 @@ def test_epochs_are_as_many_steps_as_it_takes(epochs: float, samples: int, steps
     assert (done.config.job.steps, done.config.job.epochs) == (steps, epochs)
 
 
+def test_a_resolved_spec_with_epochs_is_one_to_begin_with() -> None:
+    found = replace(FOUND, train_samples=2400)
+    done = resolve_spec(passes(1, PipelineConfig(ranks=2, microbatches=3)), found, {}, epoch=1)
+    again = done.spec.model_validate(done.spec.model_dump(mode="json"))
+    assert resolve_spec(again, found, {}, epoch=1).config.job == done.config.job
+    other = again.model_copy(update={"job": again.job.model_copy(update={"steps": 7})})
+    with pytest.raises(
+        JobError,
+        match=r"job.epochs = 1 takes 200 steps of 12 samples, and job.steps = 7 says .*job.epochs=null",
+    ):
+        resolve_spec(other, found, {}, epoch=1)
+
+
 def test_phases_of_freezing_follow_the_steps_of_the_epochs() -> None:
     found = replace(FOUND, train_samples=2400)
     given = passes(1, PipelineConfig(ranks=2, microbatches=3), method="timelyfreeze")

@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from orchestrator.spec.freeze_prefix import check_prefix, check_prefix_fits, settle_checks
+from orchestrator.spec.freeze_prefix import (
+    check_prefix,
+    check_prefix_fits,
+    lasting_prefix,
+    settle_checks,
+)
 from workers.config import FreezeConfig
 from workers.protocol.errors import JobError
 
@@ -84,3 +89,17 @@ def test_alpha_is_a_share_between_0_and_1(alpha: float) -> None:
 )
 def test_steps_between_checks_are_settled(keys: dict[str, Any], steps: int) -> None:
     assert settle_checks(freeze(**keys), epoch_steps=77).check_steps == steps
+
+
+@pytest.mark.parametrize(
+    ("keys", "layers"),
+    [
+        ({"method": "prefix", "prefix": 3}, 3),
+        ({"method": "prefix", "prefix": 3, "thaw": "rate"}, 0),
+        ({"method": "prefix", "schedule": [[1, 3]]}, 0),
+        ({"method": "pipetransformer"}, 0),
+        ({}, 0),
+    ],
+)
+def test_a_plan_counts_on_a_prefix_that_lasts(keys: dict[str, Any], layers: int) -> None:
+    assert lasting_prefix(freeze(**keys)) == layers

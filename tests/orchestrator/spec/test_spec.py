@@ -527,15 +527,6 @@ def test_the_first_run_of_a_newcomer_freezes_nothing() -> None:
     assert load(ROOT / "examples" / "gpt.toml").freeze.method == "none"
 
 
-def test_one_key_says_how_long_a_job_is() -> None:
-    both = {"job": {"name": "a", "steps": 10, "epochs": 3}}
-    with pytest.raises(
-        JobError, match=r"job.epochs = 3 and job.steps = 10 both say how long .*job.epochs=null"
-    ):
-        check(Spec.model_validate(both))
-    assert check(Spec.model_validate({"job": {"name": "a", "epochs": 3}})).job.epochs == 3
-
-
 def test_patience_needs_validations() -> None:
     with pytest.raises(JobError, match=r"job.patience = 3 counts validations.*: set job.validate_every"):
         check(Spec.model_validate({"job": {"name": "a", "patience": 3}}))

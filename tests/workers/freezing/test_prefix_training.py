@@ -235,6 +235,20 @@ def test_a_prefix_that_thaws_has_one_trajectory(tmp_path: Path, thaw: str, phase
         assert state_sha256(ended) == expected.state_sha256
 
 
+def test_what_autofreeze_found_stable_is_trained_again_once_it_thaws(tmp_path: Path) -> None:
+    freeze = METHODS["autofreeze"].model_copy(update={"thaw": "rate"})
+    config = small_config(tmp_path, steps=12, freeze=freeze)
+    run = run_threads(job(config, ranks=2, schedule="1f1b"))
+    moved = prefixes(run)
+    assert [layers for _, layers in moved][-1] == 0
+    shares = {
+        r.step: [action.actual for action in r.actions] for r in run.reports if isinstance(r, FreezeReport)
+    }
+    assert any(shares[moved[-1][0] - 1])
+    assert not any(shares[moved[-1][0]])
+    assert run_threads(job(config)).state_sha256 == run.state_sha256
+
+
 def test_what_is_sent_of_a_frozen_layer_has_no_gradient_and_its_shards_are_sent_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

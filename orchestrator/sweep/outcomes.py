@@ -1,0 +1,124 @@
+"""Outcomes of the jobs of a sweep, for its CSV and its page. Pure."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import mean
+from typing import Any
+
+from orchestrator.quantities import percent, rate, seconds, significant
+from orchestrator.report.parts import Cell as TableCell
+from orchestrator.report.parts import Column, Pill, Table
+from orchestrator.sweep.grid import Cell
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One job of a sweep."""
+
+    cell: Cell
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    """By name, those that the job has."""
+    frozen_by: str = "none"
+    """Its freeze method."""
+    error: str = ""
+    """Why it has none: the last that it said; empty if it is done."""
+
+
+def outcome_of(cell: Cell, summary: Mapping[str, Any]) -> Outcome:
+    """The outcome of a job whose `--summary` is this."""
+    freeze = summary.get("freeze") or {}
+    told = {
+        "per_s": summary.get("tokens_per_s"),
+        "step_s": summary.get("step_time_s"),
+        "loss": summary.get("validation_loss"),
+        **(summary.get("metrics") or {}),
+        "time_to_target_s": summary.get("time_to_target_s"),
+        "frozen": freeze.get("average_freeze_ratio"),
+        "kappa": freeze.get("kappa"),
+        "p_eff": freeze.get("p_eff"),
+    }
+    numbers = {name: float(value) for name, value in told.items() if value is not None}
+    return Outcome(cell=cell, numbers=numbers, frozen_by=freeze.get("method", "none"))
+
+
+def csv_text(outcomes: Sequence[Outcome]) -> str:
+    """A row per job: its settings, its numbers, and why it has none."""
+    keys = [key for key, _ in outcomes[0].cell.settings]
+    names = list(dict.fromkeys(name for outcome in outcomes for name in outcome.numbers))
+    out = io.StringIO()
+    rows = csv.writer(out)
+    rows.writerow([*keys, "job.seed", *names, "error"])
+    for outcome in outcomes:
+        seed = "" if outcome.cell.seed is None else outcome.cell.seed
+        values = [value for _, value in outcome.cell.settings]
+        rows.writerow([*values, seed, *(outcome.numbers.get(name, "") for name in names), outcome.error])
+    return out.getvalue()
+
+
+_SHOWN: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("per_s", "Throughput", lambda value: f"{rate(value)}/s"),
+    ("step_s", "Step", seconds),
+    ("loss", "Validation loss", lambda value: f"{value:.4f}"),
+    ("time_to_target_s", "Time to target", seconds),
+    ("frozen", "Frozen", percent),
+    ("kappa", "kappa", lambda value: f"{value:.3f}"),
+    ("p_eff", "p_eff", lambda value: f"{value:.3f}"),
+)
+
+
+def table(outcomes: Sequence[Outcome]) -> Table:
+    """A row per setting: the mean over its seeds, with the least and the greatest where they differ; and how many times
+    as fast its steps are as those of the settings that freeze nothing."""
+    keys = [key for key, _ in outcomes[0].cell.settings]
+    metrics = dict.fromkeys(name for each in outcomes for name in each.numbers if name not in dict(_known()))
+    shown = [
+        *_SHOWN[:3],
+        *((name, name, significant) for name in metrics),
+        *_SHOWN[3:],
+    ]
+    shown = [row for row in shown if any(row[0] in each.numbers for each in outcomes)]
+    free = [
+        each.numbers["step_s"] for each in outcomes if each.frozen_by == "none" and "step_s" in each.numbers
+    ]
+    over = bool(free) and any(each.frozen_by != "none" for each in outcomes)
+    columns = [*map(Column, keys), *(Column(title, "number") for _, title, _ in shown)]
+    columns += [Column("Over none", "number")] if over else []
+    rows: list[tuple[TableCell, ...]] = []
+    for settings, group in _by_setting(outcomes).items():
+        cells: list[TableCell] = [value for _, value in settings]
+        cells += [
+            _spread([each.numbers[name] for each in group if name in each.numbers], show)
+            for name, _, show in shown
+        ]
+        if over:
+            steps = [each.numbers["step_s"] for each in group if "step_s" in each.numbers]
+            cells.append(f"{mean(free) / mean(steps):.2f}" if steps else "–")
+        failed = [each.error for each in group if each.error]
+        rows.append(
+            (*cells, Pill(f"{len(failed)} not done: {failed[0]}", "bad") if failed else Pill("done", "good"))
+        )
+    return Table(label="Settings", columns=(*columns, Column("Jobs")), rows=tuple(rows))
+
+
+def _known() -> list[tuple[str, str]]:
+    return [(name, title) for name, title, _ in _SHOWN]
+
+
+def _by_setting(outcomes: Sequence[Outcome]) -> dict[tuple[tuple[str, str], ...], list[Outcome]]:
+    found: dict[tuple[tuple[str, str], ...], list[Outcome]] = {}
+    for outcome in outcomes:
+        found.setdefault(outcome.cell.settings, []).append(outcome)
+    return found
+
+
+def _spread(values: Sequence[float], show: Callable[[float], str]) -> str:
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return "–"
+    least, most = show(min(finite)), show(max(finite))
+    return show(mean(finite)) if least == most else f"{show(mean(finite))} ({least} to {most})"

@@ -1,0 +1,166 @@
+"""Runs the jobs of a sweep, one after the other or some side by side, each as a `freshet train` of its own.
+
+A job that is done is not run again, and one that was begun goes on from its newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from orchestrator.events.segments import replace_file
+from orchestrator.report.assets import render_page
+from orchestrator.spec.job_spec import Spec
+from orchestrator.sweep.grid import Cell
+from orchestrator.sweep.outcomes import Outcome, csv_text, outcome_of, table
+from planner.wording import counted
+from workers.protocol.errors import JobError
+
+CSV_NAME, PAGE_NAME = "sweep.csv", "sweep.html"
+_SUMMARY, _ASKED, _OUTPUT = "summary.json", "asked.json", "output.txt"
+
+
+@dataclass(kw_only=True)
+class Sweep:
+    """One sweep.
+
+    Args:
+        path: the spec's file.
+        overrides: of the spec, for all jobs.
+        folder: the jobs' folders, CSV and page lie there.
+        say: takes what happens, in words.
+    """
+
+    path: Path
+    overrides: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    folder: Path
+    say: Callable[[str], None]
+    interrupted: bool = field(default=False, init=False)
+    _running: set[subprocess.Popen[bytes]] = field(default_factory=set, init=False)
+    _change: threading.Lock = field(default_factory=threading.Lock, init=False)
+
+    def run(self, spec: Spec, *, beside: int) -> list[Outcome]:
+        """Run every job that is not done, and write CSV and page.
+
+        Args:
+            spec: as it is without the grid.
+            beside: jobs that run at a time.
+
+        Raises:
+            JobError: the folder holds jobs of another sweep, or cannot be written to.
+        """
+        for cell in self.cells:
+            self._check(cell)
+        with self._passing_signals_on(), ThreadPoolExecutor(beside) as pool:
+            outcomes = list(pool.map(self._outcome, self.cells))
+        self._write(spec, outcomes)
+        return outcomes
+
+    def _check(self, cell: Cell) -> None:
+        """Note what the job of `cell` is asked.
+
+        Raises:
+            JobError: its folder holds a job that was asked something else.
+        """
+        folder = self.folder / cell.name
+        asked = {"spec": self.path.read_text(encoding="utf-8"), "set": [*self.overrides, *cell.overrides]}
+        note = folder / _ASKED
+        try:
+            if note.exists() and json.loads(note.read_text(encoding="utf-8")) != asked:
+                raise JobError(
+                    f"{folder} holds a job of a sweep with another spec or other settings: give a new folder with --out"
+                )
+            folder.mkdir(parents=True, exist_ok=True)
+            note.write_text(json.dumps(asked), encoding="utf-8")
+        except OSError as error:
+            raise JobError(f"cannot write to {folder}: {error.strerror or error}") from error
+
+    def _outcome(self, cell: Cell) -> Outcome:
+        folder = self.folder / cell.name
+        summary = folder / _SUMMARY
+        if not summary.exists():
+            if self.interrupted:
+                return Outcome(cell=cell, error="not run: the sweep was interrupted")
+            if error := self._train(cell, folder):
+                self.say(f"{cell.name}: {error}")
+                return Outcome(cell=cell, error=error)
+        outcome = outcome_of(cell, json.loads(summary.read_text(encoding="utf-8")))
+        loss = outcome.numbers.get("loss")
+        self.say(f"{cell.name}: done" + ("" if loss is None else f", validation loss {loss:.4f}"))
+        return outcome
+
+    def _train(self, cell: Cell, folder: Path) -> str:
+        """Train the job of `cell`; why it is not done, empty if it is."""
+        job, partial = folder / "job", folder / f"{_SUMMARY}.partial"
+        name = re.sub(r"[^A-Za-z0-9_-]+", "-", f"{self.folder.name}-{cell.name}").strip("-")
+        own = (f"job.output={json.dumps(str(job))}", f"job.name={json.dumps(name)}")
+        words = [*self.overrides, *cell.overrides, *own]
+        command = [sys.executable, "-m", "orchestrator", "train", str(self.path), "--summary", str(partial)]
+        command += [part for word in words for part in ("--set", word)]
+        if any((job / "checkpoints").glob("step-*")):
+            command.append("--resume")
+        elif job.exists():
+            shutil.rmtree(job)  # begun, with nothing to go on from
+        with (folder / _OUTPUT).open("ab") as output:
+            # A session of its own: Ctrl-C reaches it once, through this process.
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
+            with self._change:
+                self._running.add(process)
+            code = process.wait()
+            with self._change:
+                self._running.discard(process)
+        if self.interrupted:
+            return "stopped, with a checkpoint: the same command goes on"
+        if code != 0 or not partial.exists():
+            return _last_line(folder / _OUTPUT) or f"ended with exit status {code}"
+        partial.rename(folder / _SUMMARY)
+        return ""
+
+    @contextmanager
+    def _passing_signals_on(self) -> Iterator[None]:
+        """Have Ctrl-C stop the jobs that run, and begin no other one."""
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            self.interrupted = True
+            for process in tuple(self._running):
+                with suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGINT)
+
+        before = signal.signal(signal.SIGINT, stop)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _write(self, spec: Spec, outcomes: Sequence[Outcome]) -> None:
+        replace_file(self.folder / CSV_NAME, csv_text(outcomes).encode())
+        facts = {
+            "title": f"Sweep of {spec.job.name}",
+            "heading": f"Sweep of {spec.job.name}",
+            "text": (
+                f"{counted(len(outcomes), 'job')} of {self.path.name}; each figure is a mean over seeds, with the least"
+                " and the greatest where they differ."
+            ),
+            "charts": [],
+            "table": table(outcomes),
+        }
+        replace_file(self.folder / PAGE_NAME, render_page("chart_page.html.j2", facts).encode())
+
+
+def _last_line(file: Path) -> str:
+    lines = file.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1].removeprefix("freshet: ") if lines else ""

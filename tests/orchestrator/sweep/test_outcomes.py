@@ -1,0 +1,62 @@
+"""What the CSV and the page of a sweep say of its jobs."""
+
+import csv
+import io
+
+from orchestrator.report.parts import Pill
+from orchestrator.sweep.grid import Cell
+from orchestrator.sweep.outcomes import Outcome, csv_text, outcome_of, table
+
+
+def summary(step_s: float, loss: float, accuracy: float, method: str = "none") -> dict[str, object]:
+    freeze = {"method": method, "average_freeze_ratio": 0.25, "kappa": 0.5, "p_eff": "Infinity"}
+    return {
+        "tokens_per_s": 100.0,
+        "step_time_s": step_s,
+        "validation_loss": loss,
+        "metrics": {"accuracy": accuracy},
+        "time_to_target_s": None,
+        **({} if method == "none" else {"freeze": freeze}),
+    }
+
+
+def cell(method: str, seed: int) -> Cell:
+    return Cell(settings=(("freeze.method", method),), seed=seed)
+
+
+OUTCOMES = [
+    outcome_of(cell("none", 0), summary(0.4, 2.0, 0.5)),
+    outcome_of(cell("none", 1), summary(0.4, 2.5, 0.75)),
+    outcome_of(cell("apf", 0), summary(0.2, 3.0, 0.25, "apf")),
+    Outcome(cell=cell("apf", 1), error="no plan: too large"),
+]
+
+
+def test_the_csv_has_a_row_for_each_job() -> None:
+    rows = list(csv.DictReader(io.StringIO(csv_text(OUTCOMES))))
+    assert [row["freeze.method"] for row in rows] == ["none", "none", "apf", "apf"]
+    assert [row["job.seed"] for row in rows] == ["0", "1", "0", "1"]
+    assert [row["accuracy"] for row in rows] == ["0.5", "0.75", "0.25", ""]
+    assert rows[2]["kappa"] == "0.5"
+    assert rows[2]["p_eff"] == "inf"
+    assert [row["error"] for row in rows] == ["", "", "", "no plan: too large"]
+
+
+def test_the_table_has_a_row_for_each_setting_with_means_spreads_and_the_gain_over_none() -> None:
+    made = table(OUTCOMES)
+    names = [column.name for column in made.columns]
+    none, apf = (dict(zip(names, row, strict=True)) for row in made.rows)
+    assert none["Validation loss"] == "2.2500 (2.0000 to 2.5000)"
+    assert none["accuracy"] == "0.625 (0.500 to 0.750)"
+    assert none["Over none"] == "1.00"
+    assert none["Jobs"] == Pill("done", "good")
+    assert apf["Over none"] == "2.00"
+    assert apf["Validation loss"] == "3.0000"
+    assert apf["p_eff"] == "–"
+    assert apf["Jobs"] == Pill("1 not done: no plan: too large", "bad")
+    assert "Time to target" not in names
+
+
+def test_without_a_job_that_freezes_nothing_there_is_no_gain() -> None:
+    assert "Over none" not in [column.name for column in table(OUTCOMES[2:3]).columns]
+    assert "Over none" not in [column.name for column in table(OUTCOMES[:2]).columns]
