@@ -35,6 +35,7 @@ BENCHMARKS = (
     "telemetry",
     "freeze_program",
     "freezing",
+    "prefix",
     "redundancy",
     "sharded",
     "copies",

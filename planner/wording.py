@@ -37,3 +37,9 @@ def link_rate(bytes_per_s: float) -> str:
     """Three digits: `20.7 MB/s`; whole MB/s from 1,000 on."""
     value = bytes_per_s / 1e6
     return f"{value:.3g} MB/s" if value < 999.5 else f"{value:,.0f} MB/s"
+
+
+def some_of(names: Sequence[str]) -> str:
+    """Words for what to give, where at least one of `names` is: `a, b or both`, or `one or more of a, b, c`."""
+    told = ", ".join(names)
+    return f"{told} or both" if len(names) == 2 else f"one or more of {told}"

@@ -19,6 +19,7 @@ from orchestrator.client.jobs import Command
 from orchestrator.commands.command import FieldLimits, JobCommand, PlanCommand, metadata
 from orchestrator.commands.fault import InjectFault
 from orchestrator.commands.table import COMMANDS
+from planner.wording import some_of
 
 router = APIRouter(tags=["controls"], prefix="/jobs/{job}")
 
@@ -38,11 +39,7 @@ class Body(StrictModel):
     def _some(self) -> Body:
         some = self.kind.some
         if some and all(getattr(self, name) is None for name in some):
-            raise ValueError(
-                f"send {', '.join(some)} or both"
-                if len(some) == 2
-                else f"send one or more of {', '.join(some)}"
-            )
+            raise ValueError(f"send {some_of(some)}")
         return self
 
 

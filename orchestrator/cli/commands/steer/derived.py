@@ -10,6 +10,7 @@ import typer
 
 from orchestrator.cli.options import Address, Id, Job, Json, Wait
 from orchestrator.commands.command import Argument, Flag, JobCommand, metadata
+from planner.wording import some_of
 from workers.protocol.errors import JobError
 
 
@@ -23,8 +24,7 @@ def derived(kind: type[JobCommand]) -> Callable[..., None]:
         from orchestrator.cli.steering import sender, steer
 
         if kind.some and all(given[name] is None for name in kind.some):
-            flags = ", ".join(_flag(name) for name in kind.some)
-            raise JobError(f"{kind.question} Give {flags} or both")
+            raise JobError(f"{kind.question} Give {some_of([_flag(name) for name in kind.some])}")
         command = kind(id=id, by=sender(), **given)
         typer.echo(steer(address, job, command, wait=wait, as_json=as_json))
 
