@@ -17,7 +17,7 @@ from orchestrator.sweep.grid import Cell
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class SweptJob:
     """One job of a sweep."""
 
     cell: Cell
@@ -29,7 +29,7 @@ class Outcome:
     """Why it has none: the last that it said; empty if it is done."""
 
 
-def outcome_of(cell: Cell, summary: Mapping[str, Any]) -> Outcome:
+def outcome_of(cell: Cell, summary: Mapping[str, Any]) -> SweptJob:
     """The outcome of a job whose `--summary` is this."""
     freeze = summary.get("freeze") or {}
     told = {
@@ -43,10 +43,10 @@ def outcome_of(cell: Cell, summary: Mapping[str, Any]) -> Outcome:
         "p_eff": freeze.get("p_eff"),
     }
     numbers = {name: float(value) for name, value in told.items() if value is not None}
-    return Outcome(cell=cell, numbers=numbers, frozen_by=freeze.get("method", "none"))
+    return SweptJob(cell=cell, numbers=numbers, frozen_by=freeze.get("method", "none"))
 
 
-def csv_text(outcomes: Sequence[Outcome]) -> str:
+def csv_text(outcomes: Sequence[SweptJob]) -> str:
     """A row per job: its settings, its numbers, and why it has none."""
     keys = [key for key, _ in outcomes[0].cell.settings]
     names = list(dict.fromkeys(name for outcome in outcomes for name in outcome.numbers))
@@ -71,7 +71,7 @@ _SHOWN: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 )
 
 
-def table(outcomes: Sequence[Outcome]) -> Table:
+def table(outcomes: Sequence[SweptJob]) -> Table:
     """A row per setting: the mean over its seeds, with the least and the greatest where they differ; and how many times
     as fast its steps are as those of the settings that freeze nothing."""
     keys = [key for key, _ in outcomes[0].cell.settings]
@@ -109,8 +109,8 @@ def _known() -> list[tuple[str, str]]:
     return [(name, title) for name, title, _ in _SHOWN]
 
 
-def _by_setting(outcomes: Sequence[Outcome]) -> dict[tuple[tuple[str, str], ...], list[Outcome]]:
-    found: dict[tuple[tuple[str, str], ...], list[Outcome]] = {}
+def _by_setting(outcomes: Sequence[SweptJob]) -> dict[tuple[tuple[str, str], ...], list[SweptJob]]:
+    found: dict[tuple[tuple[str, str], ...], list[SweptJob]] = {}
     for outcome in outcomes:
         found.setdefault(outcome.cell.settings, []).append(outcome)
     return found

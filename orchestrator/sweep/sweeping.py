@@ -23,11 +23,12 @@ from orchestrator.events.segments import replace_file
 from orchestrator.report.assets import render_page
 from orchestrator.spec.job_spec import Spec
 from orchestrator.sweep.grid import Cell
-from orchestrator.sweep.outcomes import Outcome, csv_text, outcome_of, table
+from orchestrator.sweep.outcomes import SweptJob, csv_text, outcome_of, table
 from planner.wording import counted
 from workers.protocol.errors import JobError
 
 CSV_NAME, PAGE_NAME = "sweep.csv", "sweep.html"
+NOT_RUN = "not run: the sweep was interrupted"
 _SUMMARY, _ASKED, _OUTPUT = "summary.json", "asked.json", "output.txt"
 
 
@@ -51,7 +52,7 @@ class Sweep:
     _running: set[subprocess.Popen[bytes]] = field(default_factory=set, init=False)
     _change: threading.Lock = field(default_factory=threading.Lock, init=False)
 
-    def run(self, spec: Spec, *, beside: int) -> list[Outcome]:
+    def run(self, spec: Spec, *, beside: int) -> list[SweptJob]:
         """Run every job that is not done, and write CSV and page.
 
         Args:
@@ -87,15 +88,12 @@ class Sweep:
         except OSError as error:
             raise JobError(f"cannot write to {folder}: {error.strerror or error}") from error
 
-    def _outcome(self, cell: Cell) -> Outcome:
+    def _outcome(self, cell: Cell) -> SweptJob:
         folder = self.folder / cell.name
         summary = folder / _SUMMARY
-        if not summary.exists():
-            if self.interrupted:
-                return Outcome(cell=cell, error="not run: the sweep was interrupted")
-            if error := self._train(cell, folder):
-                self.say(f"{cell.name}: {error}")
-                return Outcome(cell=cell, error=error)
+        if not summary.exists() and (error := self._train(cell, folder)):
+            self.say(f"{cell.name}: {error}")
+            return SweptJob(cell=cell, error=error)
         outcome = outcome_of(cell, json.loads(summary.read_text(encoding="utf-8")))
         loss = outcome.numbers.get("loss")
         self.say(f"{cell.name}: done" + ("" if loss is None else f", validation loss {loss:.4f}"))
@@ -115,30 +113,33 @@ class Sweep:
             shutil.rmtree(job)  # begun, with nothing to go on from
         with (folder / _OUTPUT).open("ab") as output:
             # A session of its own: Ctrl-C reaches it once, through this process.
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-            )
             with self._change:
+                if self.interrupted:
+                    return NOT_RUN
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+                )
                 self._running.add(process)
             code = process.wait()
             with self._change:
                 self._running.discard(process)
+        if code == 0 and partial.exists():
+            partial.rename(folder / _SUMMARY)
+            return ""
         if self.interrupted:
             return "stopped, with a checkpoint: the same command goes on"
-        if code != 0 or not partial.exists():
-            return _last_line(folder / _OUTPUT) or f"ended with exit status {code}"
-        partial.rename(folder / _SUMMARY)
-        return ""
+        return _last_line(folder / _OUTPUT) or f"ended with exit status {code}"
 
     @contextmanager
     def _passing_signals_on(self) -> Iterator[None]:
         """Have Ctrl-C stop the jobs that run, and begin no other one."""
 
         def stop(number: int, frame: FrameType | None) -> None:
-            self.interrupted = True
-            for process in tuple(self._running):
-                with suppress(ProcessLookupError):
-                    process.send_signal(signal.SIGINT)
+            with self._change:  # only the jobs' threads hold it, and briefly
+                self.interrupted = True
+                for process in self._running:
+                    with suppress(ProcessLookupError):
+                        process.send_signal(signal.SIGINT)
 
         before = signal.signal(signal.SIGINT, stop)
         try:
@@ -146,7 +147,7 @@ class Sweep:
         finally:
             signal.signal(signal.SIGINT, before)
 
-    def _write(self, spec: Spec, outcomes: Sequence[Outcome]) -> None:
+    def _write(self, spec: Spec, outcomes: Sequence[SweptJob]) -> None:
         replace_file(self.folder / CSV_NAME, csv_text(outcomes).encode())
         facts = {
             "title": f"Sweep of {spec.job.name}",

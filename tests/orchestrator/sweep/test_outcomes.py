@@ -5,7 +5,7 @@ import io
 
 from orchestrator.report.parts import Pill
 from orchestrator.sweep.grid import Cell
-from orchestrator.sweep.outcomes import Outcome, csv_text, outcome_of, table
+from orchestrator.sweep.outcomes import SweptJob, csv_text, outcome_of, table
 
 
 def summary(step_s: float, loss: float, accuracy: float, method: str = "none") -> dict[str, object]:
@@ -28,7 +28,7 @@ OUTCOMES = [
     outcome_of(cell("none", 0), summary(0.4, 2.0, 0.5)),
     outcome_of(cell("none", 1), summary(0.4, 2.5, 0.75)),
     outcome_of(cell("apf", 0), summary(0.2, 3.0, 0.25, "apf")),
-    Outcome(cell=cell("apf", 1), error="no plan: too large"),
+    SweptJob(cell=cell("apf", 1), error="no plan: too large"),
 ]
 
 
