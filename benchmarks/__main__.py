@@ -36,6 +36,7 @@ BENCHMARKS = (
     "freeze_program",
     "freezing",
     "prefix",
+    "packed_pipelines",
     "redundancy",
     "sharded",
     "copies",

@@ -49,6 +49,8 @@ class StepTimes:
     times: tuple[StageTime, ...]
     frozen: bool
     """Whether weight gradients may have been left out."""
+    prefix: int = 0
+    """Layers of the model, from the input up, that had no backward pass."""
     halves: tuple[tuple[StageTime, ...], ...] = ()
     """The same for the earlier and the later half of the step's actions, outliers bounded; empty: there are too few."""
     surroundings: FeatureSample | None = None

@@ -120,6 +120,20 @@ class LayerProfile:
     Empty: not known."""
     tied_from: int | None = None
     """The first of the layers with which it shares parameters, directly or through others; None: it shares none."""
+    frozen: bool = False
+    """Whether it is frozen as a whole: it has no backward pass and sends no gradients. From the job, not measured."""
+    released: bool = False
+    """Whether it is frozen for good, and has no memory for gradients. From the job, not measured."""
+
+    @property
+    def exchanged_bytes(self) -> int:
+        """Gradients that a step sends to other replicas and to copies."""
+        return 0 if self.frozen else self.gradient_bytes
+
+    @property
+    def summed_bytes(self) -> int:
+        """Gradients that a rank has memory for."""
+        return 0 if self.released else self.gradient_bytes
 
     @property
     def backward_s(self) -> float:
@@ -314,16 +328,35 @@ class Profile:
         layers = tuple(replace(layer, statistics_bytes=layer.kept_by(method)) for layer in self.model.layers)
         return replace(self, model=replace(self.model, layers=layers))
 
-    def with_prefix(self, layers: int) -> Profile:
-        """The profile while the first `layers` layers are frozen as a whole: they have no backward pass and no update.
-        The memory stays what they take once they are trained again."""
+    def with_prefix(self, layers: int, released: int = 0) -> Profile:
+        """The profile while the first `layers` layers are frozen as a whole: they have no backward pass and no update,
+        and send no gradients.
+
+        Args:
+            released: layers among them that are never trained again, and keep neither activations nor gradients; the
+                memory of the others stays what they take once they are.
+        """
         if not layers:
             return self
-        still = {"input_grad_s": 0.0, "weight_grad_s": 0.0, "update_s": 0.0}
-        changed = tuple(
-            replace(layer, **still) if number < layers else layer
-            for number, layer in enumerate(self.model.layers)
-        )
+        of = self.model.layers
+        trained = {layer.tied_from for layer in of[layers:] if layer.tied_from is not None}
+        still = {"input_grad_s": 0.0, "weight_grad_s": 0.0}
+        freed = {
+            "activation_bytes": 0,
+            "input_bytes": 0,
+            "weight_grad_hold_bytes": 0,
+            "boundary_grad_bytes": 0,
+        }
+
+        def frozen(number: int, layer: LayerProfile) -> LayerProfile:
+            found = replace(layer, **still, **(freed if number < released else {}))
+            if number == layers - 1 < released:  # the layer above keeps what it hands on
+                found = replace(found, activation_bytes=layer.boundary_bytes)
+            if layer.tied_from in trained:  # the other uses of its parameters train them
+                return found
+            return replace(found, update_s=0.0, frozen=True, released=number < released)
+
+        changed = tuple(frozen(n, layer) if n < layers else layer for n, layer in enumerate(of))
         return replace(self, model=replace(self.model, layers=changed))
 
     def to_json(self) -> str:

@@ -76,6 +76,14 @@ def parts(plan: Plan) -> tuple[ReplicaPart, ...]:
     return tuple(part for replica, of_replica in enumerate(taken) for part in _in_order(replica, of_replica))
 
 
+def parts_by_window(plan: Plan) -> tuple[tuple[ReplicaPart, ...], ...]:
+    """The parts of all replicas by the window in which they are executed: a replica of each pipeline in each, or with
+    uneven shares all in one."""
+    every = parts(plan)
+    size = len(every) if plan.shares else plan.pipeline_count
+    return tuple(every[first : first + size] for first in range(0, len(every), size))
+
+
 def _in_order(replica: int, taken: dict[int, int]) -> list[ReplicaPart]:
     most, *others = sorted(taken, key=lambda pipeline: (-taken[pipeline], pipeline))
     found = [ReplicaPart(replica, 0, taken[most], most)]
@@ -92,6 +100,12 @@ def parts_of(plan: Plan, pipeline: int) -> tuple[ReplicaPart, ...]:
     return tuple(sorted(own, key=lambda part: (part.first > 0, part)))
 
 
+def gradients_held(plan: Plan, pipeline: int) -> int:
+    """Gradients of each layer that `pipeline` holds at once: with uneven shares one for each part, else its sum and
+    that of the window at hand."""
+    return parts_kept(plan, pipeline) if plan.shares else min(2, parts_kept(plan, pipeline))
+
+
 def numbers_of(plan: Plan, pipeline: int) -> tuple[int, ...]:
     """The global microbatches that `pipeline` executes with uneven shares, in this order."""
     if plan.shard == "gradients":
@@ -101,13 +115,18 @@ def numbers_of(plan: Plan, pipeline: int) -> tuple[int, ...]:
 
 
 def parts_kept(plan: Plan, pipeline: int) -> int:
-    """Number of parts that `pipeline` keeps: gradients of that many are held, and sent to siblings. Where they are
-    summed microbatch by microbatch it keeps none, or with uneven shares each microbatch's."""
+    """Number of parts that `pipeline` adds up apart, and sends to siblings in a step. Where gradients are summed
+    microbatch by microbatch there is none, or with uneven shares each microbatch's."""
     if plan.shard == "gradients":
         return plan.shares[pipeline] if plan.shares else 1
     return len(parts_of(plan, pipeline))
 
 
+def most_held(plan: Plan) -> int:
+    """The most gradients of each layer that one pipeline holds at once."""
+    return max(gradients_held(plan, pipeline) for pipeline in range(plan.pipeline_count))
+
+
 def most_parts(plan: Plan) -> int:
-    """The most parts that one pipeline keeps."""
+    """The most parts that one pipeline adds up apart."""
     return max(parts_kept(plan, pipeline) for pipeline in range(plan.pipeline_count))

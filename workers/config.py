@@ -176,6 +176,9 @@ class DataConfig(Section):
     """Order of the samples in an epoch, part of the trajectory. `permutation` sorts an array of them all, 8 bytes per
     sample on each rank that reads; `feistel` computes each place by itself and takes none. Unset: `permutation` for
     fewer than 10 million samples."""
+    buckets: Positive = 1
+    """Fixed parts of the samples: replica r draws from part r modulo `buckets` alone, each part shuffled by itself. A
+    divisor of `pipeline.replicas`; part of the trajectory."""
     validation_fraction: Fraction = 0.05
     """Share of the samples that is held out, from the end."""
     validation_batches: Positive | None = None
@@ -203,8 +206,8 @@ class PipelineConfig(Section):
     """`[pipeline]`: how the model and the batch are cut."""
 
     ranks: Positive | Auto = 1
-    """All ranks: `replicas` times the ranks of one pipeline. `auto`: as many of the cluster's as make the shortest
-    step."""
+    """All ranks: the ranks of one pipeline times `pipelines`, which is `replicas` if unset. `auto`: as many of the
+    cluster's as make the shortest step."""
     schedule: str = "1f1b"
     """`gpipe`, `1f1b`, `interleaved`, `zb-h1`, `zbv`, or `csv:PATH`. `auto`: the family with the shortest step."""
     chunks: Positive | None = None
@@ -216,6 +219,10 @@ class PipelineConfig(Section):
     replicas: Positive = 1
     """Data-parallel copies of the pipeline. Part of the trajectory: another number gives other bits, even with as many
     samples in a step."""
+    pipelines: Positive | None = None
+    """Pipelines that run at the start, at most `replicas`; unset: one per replica. With fewer, each executes several
+    replicas one after the other, with the same bits; more run once layers are frozen (`freeze.pack`) and ranks are
+    free."""
     shard: Literal["none", "optimizer", "gradients"] = "none"
     """`optimizer` shares optimizer states, and in 16 bits the 32-bit weights, out among replicas (ZeRO's first stage):
     each keeps those of an equal part of every layer. Changes no bits. `gradients` shares out the sums of gradients too
@@ -234,6 +241,11 @@ class PipelineConfig(Section):
     recompute: bool | tuple[NonNegative, ...] = False
     """Layers whose activations are recomputed in the backward pass: none, a list of layer indices, or `true`: all but
     the last. The loss keeps the last layer's outputs anyway, so recomputing that layer takes more memory, not less."""
+
+    @property
+    def pipeline_count(self) -> int:
+        """Pipelines that run at the start."""
+        return self.pipelines or self.replicas
 
     def recomputed(self, layers: int) -> tuple[int, ...]:
         """The layers that are recomputed, of a model with `layers` layers."""
@@ -301,6 +313,13 @@ class FreezeConfig(Section):
     thaw: Literal["never", "plateau", "rate"] = "never"
     """When all layers frozen from the input up are trained again, to the end: `plateau`, once a validation is no better
     than the best before it; `rate`, once the learning rate has fallen to a tenth."""
+    pack: Literal["planner", "paper", "off"] = "planner"
+    """Layout of the pipelines once their first layers are frozen as a whole; changes no bit. `planner`: once another
+    one is predicted to save more time than the change costs, the layers move to fewer ranks, and those that this frees
+    run more pipelines, up to `pipeline.replicas`. `paper`: PipeTransformer's Algorithm 1 cuts, and the ranks of a
+    pipeline are halved while its memory allows. `off`: the layout stays. All but `off` measure the model first."""
+    frozen_cost: Annotated[float, Field(ge=0, le=1)] = 1 / 6
+    """`pack = "paper"`: cost of a frozen layer over that of a trained one, the paper's lambda."""
     frozen_mode: Literal["train", "eval"] = "train"
     """Mode of the frozen layers from the input up: `train` keeps their dropout and has batch norms go on following the
     batches, `eval` has them compute as in a validation."""
@@ -315,6 +334,15 @@ class FreezeConfig(Section):
     def by_prefix(self) -> bool:
         """Whether layers are frozen as a whole, from the input up, and have no backward pass then."""
         return self.method in ("pipetransformer", "prefix", "autofreeze")
+
+    @property
+    def lasts(self) -> bool:
+        """Whether a layer that is frozen as a whole stays so to the end of the job."""
+        layers = [frozen for _, frozen in self.schedule]
+        rises = self.method in ("pipetransformer", "autofreeze") or (
+            self.method == "prefix" and layers == sorted(layers)
+        )
+        return self.thaw == "never" and rises
 
     @property
     def timely(self) -> bool:

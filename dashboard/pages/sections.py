@@ -110,7 +110,7 @@ SECTIONS = (
     PageSection(
         "freezing",
         lambda shown: freezing(shown.view),
-        ("FreezeReport", "FreezeSolved", "FreezeStarted", "PrefixFrozen", "Issued", "Submitted"),
+        ("FreezeReport", "FreezeSolved", "FreezeStarted", "PrefixFrozen", "Issued", "Regrouped", "Submitted"),
         "Freezing",
     ),
     PageSection("plan", lambda shown: planning(shown.view), PLANS, "Plan"),

@@ -13,7 +13,7 @@ from orchestrator.history.folder import PROFILE
 from orchestrator.history.job_view import JobView
 from orchestrator.pictures.heat_map import Shares
 from orchestrator.pictures.spans import Timeline
-from orchestrator.prepare.planning import as_planned
+from orchestrator.prepare.planning import as_followed
 from orchestrator.spec.job_spec import Spec
 from planner.freeze.program import layer_ratios
 from planner.freezing import Ratios
@@ -52,7 +52,7 @@ def step_memory(
     if [len(spans) for spans in timeline] != counts * pipelines or not pipelines:
         return ()
     try:
-        planned = as_planned(profile, Spec.model_validate(run.spec))
+        planned = as_followed(profile, Spec.model_validate(run.spec), run.freeze)
         ratios = layer_ratios(frozen, plan) if frozen else None
         return tuple(
             chain.from_iterable(

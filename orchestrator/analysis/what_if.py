@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from orchestrator.commands.change import KEEP, Impossible, WhatIfChange
 from orchestrator.history.job_view import JobView
-from orchestrator.prepare.planning import as_planned
+from orchestrator.prepare.planning import as_followed
 from orchestrator.spec.job_spec import Spec
 from planner.freeze.program import layer_ratios, solve
 from planner.plan import Plan, PlanError
@@ -24,6 +24,7 @@ from planner.search.shapes import shapes
 from planner.simulation.costs import bounds
 from planner.simulation.predict import Prediction, predict
 from planner.simulation.resized_cluster import resized
+from planner.wording import counted
 from workers.config import ElasticConfig
 from workers.protocol.errors import JobError
 
@@ -82,7 +83,7 @@ def what_if(view: JobView, profile: Profile | None, change: WhatIfChange) -> Wha
     try:
         # The settings that the job follows now, which a request may have changed.
         spec = Spec.model_validate({**view.spec, "freeze": dict(view.freeze_section_at(view.step))})
-        planned = as_planned(profile, spec)
+        planned = as_followed(profile, spec, view.freeze)
         today = replace(planned, cluster=_sized(planned.cluster, plan.pipeline_ranks))
         r_max = spec.freeze.r_max if spec.freeze.timely else 0.0
         now = _case(today, plan, r_max)
@@ -109,7 +110,13 @@ def _changed(
     ranks = plan.pipeline_ranks if change.ranks is None else change.ranks
     profile = replace(planned, cluster=_disturbed(_sized(planned.cluster, ranks), change))
     name = plan.schedule if change.schedule is None else change.schedule
-    same_shape = (ranks, name) == (plan.pipeline_ranks, plan.schedule)
+    pipelines = plan.pipeline_count if change.pipelines is None else change.pipelines
+    if pipelines > plan.replicas:
+        raise PlanError(
+            f"{counted(pipelines, 'pipeline')} would have {counted(plan.replicas, 'replica')} to execute: at least one"
+            " each"
+        )
+    same_shape = (ranks, pipelines, name) == (plan.pipeline_ranks, plan.pipeline_count, plan.schedule)
     if change.cut == KEEP and not same_shape:
         raise JobError(
             "today's cut is for today's ranks and schedule: choose the best cut, or give its layers"
@@ -126,7 +133,7 @@ def _changed(
     )
     if not built:
         raise PlanError("; ".join(dict.fromkeys(each.why for each in refused)))
-    places = ranks * plan.pipeline_count
+    places = ranks * pipelines
     domains = [*domains, *(f"new {place}" for place in range(places))][:places]
     evaluators = [
         Evaluator(
@@ -134,7 +141,7 @@ def _changed(
             shape,
             replicas=plan.replicas,
             recompute=plan.recompute,
-            pipelines=plan.pipelines,
+            pipelines=pipelines,
             shard=plan.shard,
             # Which rank keeps a copy of which layer depends on the cut.
             domains=domains if elastic.peer_copies else None,

@@ -15,11 +15,19 @@ from rich.console import Console
 from orchestrator.analysis.outlook import Outlook, convergence_of, outlook
 from orchestrator.cli.text.plan_text import show
 from orchestrator.pictures.forms import check_suffix
+from orchestrator.prepare.layouts import PackedLayout, layouts
 from orchestrator.prepare.model_outline import ModelOutline, absolute
 from orchestrator.prepare.on_paper import PaperCluster, paper_profile
 from orchestrator.prepare.planning import Freezing, first_plan, freezing, price_of_copies
 from orchestrator.prepare.profiling import profile_of, read, trusted
-from orchestrator.prepare.settling import elastic_of, on_cluster, opened, step_samples, with_steps
+from orchestrator.prepare.settling import (
+    elastic_of,
+    on_cluster,
+    opened,
+    step_samples,
+    with_plan,
+    with_steps,
+)
 from orchestrator.quantities import significant
 from orchestrator.report.step.plan_page import write_timeline
 from orchestrator.spec.job_spec import Spec, load
@@ -93,15 +101,16 @@ def plan_command(
     frozen = freezing(spec, choice)
     mode, copies = elastic_of(spec, choice.plan).redundancy, price_of_copies(spec, choice)
     assert mode is not None
+    packed = layouts(with_plan(spec, found, choice.plan, epoch=0, profile=measured))
     solve_s = time.perf_counter() - begun_s
     foreseen = None if convergence is None else outlook(choice, convergence)
     if timeline is not None:
         write_timeline(timeline, choice, frozen)
     if as_json:
-        told = as_dict(choice, frozen, mode, copies, solve_s, foreseen)
+        told = as_dict(choice, frozen, mode, copies, solve_s, foreseen, packed)
         typer.echo(json.dumps({**told, **asdict(length)}))
         return
-    show(Console(highlight=False), choice, frozen, mode, copies, foreseen)
+    show(Console(highlight=False), choice, frozen, mode, copies, foreseen, packed)
     typer.echo(str(length))
 
 
@@ -126,6 +135,7 @@ def as_dict(
     copies: Sequence[CopiesCost],
     solve_s: float,
     foreseen: Outlook | None = None,
+    packed: Sequence[PackedLayout] = (),
 ) -> dict[str, Any]:
     """The plan as JSON values.
 
@@ -136,7 +146,8 @@ def as_dict(
     to a step, memory on the rank that keeps most, and the most committed steps that a lost rank undoes; the numbers
     above include it. Its `copies` hold the same, the step and whether it fits, for no copy, for snapshots every so many
     steps (`every`), and for each further copy that follows every step. `gradients` says whether layers were compared
-    with plain autograd, and why some are left to it. `convergence` is present if a run's estimates were given.
+    with plain autograd, and why some are left to it. `convergence` is present if a run's estimates were given;
+    `layouts`, the pipelines for each number of frozen layers, if the job's layout follows them.
     """
     plan, prediction = choice.plan, choice.prediction
     return {
@@ -164,6 +175,20 @@ def as_dict(
             "kappa": frozen.kappa,
         },
         **({} if foreseen is None else {"convergence": _convergence(foreseen)}),
+        **({"layouts": [_layout(each) for each in packed]} if packed else {}),
+    }
+
+
+def _layout(each: PackedLayout) -> dict[str, Any]:
+    plan = each.plan
+    return {
+        "frozen": each.frozen,
+        "pipelines": plan.pipeline_count,
+        "ranks": plan.pipeline_ranks,
+        "schedule": plan.schedule,
+        "partition": [list(layers) for layers in plan.layers],
+        "predicted_step_s": plan.predicted_step_s,
+        "unpacked_step_s": each.unpacked_s,
     }
 
 

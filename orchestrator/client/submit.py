@@ -127,7 +127,7 @@ class Submission:
             JobError: the model has fewer layers than the job has stages, or cannot be opened.
         """
         pipeline = self.spec.pipeline
-        ranks = 1 if pipeline.ranks == AUTO else pipeline.ranks // pipeline.replicas
+        ranks = 1 if pipeline.ranks == AUTO else pipeline.ranks // pipeline.pipeline_count
         if ranks > MANY_RANKS * (os.cpu_count() or 1):
             self._opening.result()
 
@@ -372,6 +372,7 @@ def _start(
         timeout_s=spec.cluster.timeout_s,
         alternatives=settled.alternatives,
         freezing=freezing,
+        packs=spec.freeze.pack != "off" and settled.profile is not None,
     )
     controller = _create(order, setup, spec)
     try:

@@ -21,6 +21,8 @@ class WhatIfChange:
 
     ranks: int | None = None
     """Ranks of one pipeline."""
+    pipelines: int | None = None
+    """Pipelines that run."""
     schedule: str | None = None
     """A family of schedules."""
     cut: str | tuple[int, ...] = BEST

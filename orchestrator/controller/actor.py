@@ -56,7 +56,7 @@ from planner.observed import StepTimes
 from workers.actor import check_folder
 from workers.checkpoint.left_behind import clear
 from workers.protocol.errors import JobError
-from workers.protocol.reports import Report
+from workers.protocol.reports import FreezeStarted, Report
 
 KEPT_RECORDS = 20_000
 """Number of newest events kept in memory for drivers; the log has them all."""
@@ -352,6 +352,15 @@ class Controller:
             cut = f"its writer was killed before it had finished; {self._torn_bytes} bytes are left out"
             text = f"the last line of the event log was torn: {cut}"
             self._record(events.Warned(text=text))
+        earlier = self._order.earlier
+        step = start_of(self._order) if earlier is None else earlier.progress.step
+        for plan in self._order.freezing.plans:
+            if (plan.start or 0) <= step + 1:
+                self._runtime.fold(FreezeStarted(plan=plan))
+        for first, prefix in sorted(self._view.freeze.prefixes.items()):
+            # One that is told ranks train with, however few steps were reported since.
+            if takeover or first <= step + 1:
+                self._runtime.fold(prefix)
         self._adaptation.run()
         self._spawn(self._run())
         self._loop.spawn(self._outlets.keep_recording(self._view))

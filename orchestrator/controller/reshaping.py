@@ -146,7 +146,7 @@ class Reshaping:
         for event in known:
             match event:
                 case Scaled(id=command.id):
-                    resizes = command.arguments.get("ranks") is not None
+                    resizes = any(command.arguments.get(key) is not None for key in ("ranks", "pipelines"))
                     stimulus = stimuli.ScaleRequested(event, resizes=resizes)
                 case Noticed(id=command.id):
                     ranks = frozenset(event.ranks)
@@ -216,20 +216,27 @@ class Reshaping:
         check_base(job, command.base)
         has = await self._capacity()
         plan = job.progress.plan
-        event = scaled(command.ranks, command.spares, has, layers=plan.layers[-1][1], id=command.key)
+        event = scaled(
+            command.ranks,
+            command.spares,
+            has,
+            pipelines=command.pipelines,
+            layers=plan.layers[-1][1],
+            id=command.key,
+        )
         members = len(job.membership.members)
-        resizes = command.ranks is not None
-        if resizes and event.places != members:
-            await asyncio.to_thread(
-                check_plan, job, self._replanner, event.places, self._runtime.planning.known
-            )
+        resizes = command.ranks is not None or command.pipelines is not None
+        stays = event.places == members and event.pipelines in (0, plan.pipeline_count)
+        if resizes and not stays:
+            await asyncio.to_thread(check_plan, job, self._replanner, event, self._runtime.planning.known)
         check_base(self._training(), command.base)  # another plan may have been issued meanwhile
         await self._loop.post_and_wait(stimuli.ScaleRequested(event, resizes=resizes))
         keeps = f"keeps {counted(event.spares, 'spare rank')}"
-        if not resizes or event.places == members:
+        if not resizes or stays:
             return f"{keeps} from now on"
-        how = "at a commit" if event.places < members else "as soon as the others are up"
-        return f"goes from {counted(members, 'rank')} to {event.places} {how}, and {keeps}"
+        how = "at a commit" if event.places <= members else "as soon as the others are up"
+        forming = f" in {counted(event.pipelines, 'pipeline')}" if event.pipelines else ""
+        return f"goes from {counted(members, 'rank')} to {event.places}{forming} {how}, and {keeps}"
 
     async def _drain(self, command: Drain) -> str:
         deadline_s = command.deadline_s
@@ -259,11 +266,14 @@ class Reshaping:
     async def _capacity(self, without: str = "") -> Capacity:
         room = await self._hosts.room((without,) if without else ())
         job = self._live()
-        there = job.membership
+        there, size = job.membership, size_of(self._order, job)
+        # Ranks that are missing may have left fewer pipelines than there are to be.
+        formed = job.progress.plan if job.progress.plan.world_size == size.places else self._order.plan
         return Capacity(
             elastic=self._setup.config.elastic,
             replicas=self._order.plan.replicas,
-            size=size_of(self._order, job),
+            pipelines=formed.pipeline_count,
+            size=size,
             members=len(frozenset(there.members) & there.alive - there.going),
             up=len(there.alive - there.going) + len(there.starting),
             room=room,

@@ -360,8 +360,8 @@ class Regrouped:
 
     generation: int
     cause: str
-    """`loss`, `drain`, `join`, `capacity` (after a pause), `move`, `scale`, `memory` (a rank ran out of it), or `retry`
-    (a step failed and no rank was lost)."""
+    """`loss`, `drain`, `join`, `capacity` (after a pause), `move`, `scale`, `pack` (layers were frozen), `memory` (a
+    rank ran out of it), or `retry` (a step failed and no rank was lost)."""
     reason: str
     """Reason for the decision, in words with its numbers."""
     lost: tuple[int, ...]
@@ -441,12 +441,14 @@ class Scaled:
     """From now on the job is to have another number of ranks, as someone requested. The ranks follow at a commit."""
 
     ranks: int
-    """Ranks of one replica's pipeline."""
+    """Ranks of one pipeline."""
     spares: int
     places: int
-    """Ranks with a place, of all replicas together."""
+    """Ranks with a place, of all pipelines together."""
     id: str = ""
     """Id of the command; empty: the job returns to its size from before a command that failed."""
+    pipelines: int = 0
+    """Pipelines that they are to form; 0: as many as the planner chooses."""
 
     @property
     def level(self) -> Level:
@@ -454,7 +456,9 @@ class Scaled:
 
     @property
     def sentence(self) -> str:
-        asked = f"{counted(self.ranks, 'rank')} in a pipeline and {counted(self.spares, 'spare rank')}"
+        pipelines = f"{counted(self.pipelines, 'pipeline')} with " if self.pipelines else ""
+        each = "each" if self.pipelines else "in a pipeline"
+        asked = f"{pipelines}{counted(self.ranks, 'rank')} {each} and {counted(self.spares, 'spare rank')}"
         if self.id:
             return f"someone asked for {asked}"
         return f"the ranks that someone asked for did not come: the job keeps {asked}"
@@ -471,6 +475,25 @@ class Dismissed:
     @property
     def sentence(self) -> str:
         return f"{named('rank', self.ranks)} released: the job needs no more spares"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutWeighed:
+    """Another layout of the pipelines was weighed for the layers that are frozen; if it pays, a `Regrouped` with the
+    cause `pack` follows."""
+
+    prefix: int
+    """The first step that the frozen layers hold for."""
+    pays: bool
+    reason: str
+    """The steps that it saves against its cost, in words with their numbers."""
+
+    level: ClassVar[Level] = "progress"
+
+    @property
+    def sentence(self) -> str:
+        verdict = "takes the place of this one" if self.pays else "does not pay"
+        return f"another layout for the layers that are frozen from step {self.prefix} on {verdict}: {self.reason}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -888,6 +911,7 @@ Event = (
     | Migrated
     | Scaled
     | Dismissed
+    | LayoutWeighed
     | Paused
     | Noticed
     | Undrained

@@ -54,8 +54,9 @@ _MAY_DIFFER = {
 MAY_CHANGE = (
     "job.steps, job.epochs, job.stop_at, job.patience, job.validate_every, job.timeline_every, job.curvature_every,"
     " job.sample_tokens,"
-    " pipeline.ranks (with the same replicas), pipeline.schedule, pipeline.chunks, pipeline.partition,"
-    " pipeline.recompute, pipeline.shard between none and optimizer,"
+    " pipeline.ranks and pipeline.pipelines (with the same replicas), pipeline.schedule, pipeline.chunks,"
+    " pipeline.partition, pipeline.recompute, pipeline.shard between none and optimizer, freeze.pack,"
+    " freeze.frozen_cost,"
     f" {', '.join(sorted(_MAY_DIFFER))}, [checkpoint], [elastic], [adapt] and [cluster]"
 )
 

@@ -8,7 +8,7 @@ from orchestrator.events.types import FreezeSolved
 from planner.freeze.monitoring import Observation
 from planner.freezing import FreezePlan
 from planner.plan import Plan
-from workers.protocol.reports import TimelineReport
+from workers.protocol.reports import PrefixFrozen, TimelineReport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +25,14 @@ class FreezeHistory:
     """Where the newest decision came from."""
     proposed: FreezePlan | None = None
     """A change of the settings that was logged before the run ended, and not adopted."""
+    prefixes: tuple[PrefixFrozen, ...] = ()
+    """The layers frozen as a whole, ordered by the step from which on they are."""
     replayed: bool = False
     """The run follows `plans` and decides nothing itself."""
+
+    def prefix_after(self, step: int) -> PrefixFrozen | None:
+        """The layers frozen as a whole after `step`; None where there never were any."""
+        return next((one for one in reversed(self.prefixes) if one.step <= step + 1), None)
 
     def monitored_with(self, plan: Plan) -> tuple[TimelineReport, ...]:
         """The timelines, if `plan` cuts the model as their plan did: other stages have other times."""

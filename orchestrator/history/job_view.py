@@ -296,6 +296,7 @@ class JobView:
             plan=self.measured_with or self.plan,
             solved=self.freeze.solved,
             proposed=self.freeze.proposed if _is_request(self.freeze.proposed) else None,
+            prefixes=tuple(prefix for _, prefix in sorted(self.freeze.prefixes.items())),
         )
 
     def frozen_counts(self) -> ParameterCounts | None:
@@ -422,7 +423,8 @@ class JobView:
     def _resize(self, scaled: Scaled) -> None:
         entry = self.commands.get(scaled.id)
         # A request for other spares alone leaves the one for ranks as it is.
-        if entry is None or entry.command.arguments.get("ranks") is not None:
+        asked = {} if entry is None else entry.command.arguments
+        if entry is None or any(asked.get(key) is not None for key in ("ranks", "pipelines")):
             self.resizing = scaled.id
 
     def _issue(self, decision: IssuedPlan) -> None:

@@ -216,16 +216,19 @@ class PlanAhead:
 
 @dataclass(frozen=True)
 class Weigh:
-    """Compute whether a plan for more ranks is worth a regroup -> `Weighed`."""
+    """Compute whether the best plan for more ranks, or for the layers that are frozen by now, is worth a regroup ->
+    `Weighed`."""
 
     now: Plan
     ranks: tuple[int, ...]
-    """Ranks of the larger plan, in the order of places."""
+    """Ranks that the plan may use, in the order of places."""
     domains: tuple[str, ...]
     """The failure domain of each of them."""
     step: int
     """Steps committed so far."""
     round: int
+    prefix: int = 0
+    """The first step of the frozen prefix that it counts on, to be told again."""
 
 
 @dataclass(frozen=True)

@@ -91,14 +91,22 @@ def consider(order: Order, job: JobData) -> tuple[JobData, tuple[Effect, ...]]:
 
 
 def weigh(order: Order, job: JobData) -> tuple[Effect, ...]:
-    """Ask whether to include idle ranks, once no rank is starting any more."""
-    if not order.elastic.grow or job.membership.starting or job.intents.asked or job.intents.change:
+    """Ask whether to include idle ranks, and whether layers frozen since then are worth another layout, once no rank is
+    starting any more."""
+    there, progress = job.membership, job.progress
+    if there.starting or job.intents.asked or job.intents.change:
         return ()
-    ranks = (*job.membership.members, *sorted(job.membership.idle))[: scaling.size_of(order, job).places]
-    if len(ranks) <= len(job.membership.members):
+    ranks = (*there.members, *sorted(there.idle))[: scaling.size_of(order, job).places]
+    grows = order.elastic.grow and len(ranks) > len(there.members)
+    if not grows and not to_pack(order, job):
         return ()
-    domains = tuple(map(job.membership.domain, ranks))
-    return (Weigh(job.progress.plan, tuple(ranks), domains, job.progress.step, job.progress.round),)
+    domains = tuple(map(there.domain, ranks))
+    return (Weigh(progress.plan, tuple(ranks), domains, progress.step, progress.round, progress.prefix_told),)
+
+
+def to_pack(order: Order, job: JobData) -> bool:
+    """Whether layers have been frozen, or are trained again, since another layout was weighed."""
+    return order.packs and job.progress.packed_for != job.progress.prefix_told
 
 
 def without(job: JobData, rank: int) -> JobData:

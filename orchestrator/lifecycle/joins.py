@@ -60,11 +60,19 @@ def go_on(order: Order, state: Waiting) -> Step[Waiting | Assessed]:
 
 def weighed(order: Order, state: Training, stimulus: Weighed) -> Step[Training]:
     """If it pays, ask the ranks to regroup at their next commit."""
-    if not stimulus.pays or state.job.intents.asked is not None:
-        return state, ()
-    wanted = scaling.size_of(order, state.job).places
-    job, effects = planned_change.begin(order, state.job, "join", wanted)
-    return replace(state, job=job), effects
+    job, packs = state.job, in_training.to_pack(order, state.job)
+    told = events.LayoutWeighed(prefix=stimulus.prefix, pays=stimulus.pays, reason=stimulus.reason)
+    log: tuple[Effect, ...] = (AppendToLog(told),) if packs else ()
+    if job.intents.asked is not None:
+        return state, log
+    if not stimulus.pays:
+        job = replace(job, progress=replace(job.progress, packed_for=stimulus.prefix))
+        # The prefix may have moved meanwhile.
+        again = in_training.weigh(order, job) if in_training.to_pack(order, job) else ()
+        return replace(state, job=job), (*log, *again)
+    wanted = scaling.size_of(order, job).places
+    job, effects = planned_change.begin(order, job, "pack" if packs else "join", wanted)
+    return replace(state, job=job), (*log, *effects)
 
 
 def noticed(order: Order, state: Own, report: NoticeReport) -> Step[Own]:

@@ -96,7 +96,7 @@ from orchestrator.lifecycle.stimuli import (
 )
 from planner.freezing import FreezePlan
 from workers.protocol.orders import Request
-from workers.protocol.reports import CheckpointReport, NoticeReport, Outcome
+from workers.protocol.reports import CheckpointReport, NoticeReport, Outcome, PrefixFrozen
 from workers.reproducibility.digest import state_digest
 
 
@@ -156,6 +156,12 @@ def _reported(order: Order, state: Own, stimulus: Reported) -> Step[Own]:
             job, moving = moves.take_report(order, job, report)
             job, changing = planned_change.take_report(order, job, report)
             effects += [*moving, *changing]
+        if (
+            isinstance(state, Training)
+            and isinstance(report, PrefixFrozen)
+            and in_training.to_pack(order, job)
+        ):
+            effects += in_training.weigh(order, job)
     return replace(state, job=job), tuple(effects)
 
 

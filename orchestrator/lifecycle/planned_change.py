@@ -22,7 +22,7 @@ from orchestrator.lifecycle.effects import (
     PlanAhead,
     Switch,
 )
-from orchestrator.lifecycle.recovery import RecoveryPlan, lineup_of, reason_of
+from orchestrator.lifecycle.recovery import PACKED, RecoveryPlan, lineup_of, reason_of
 from orchestrator.lifecycle.states import Draft, JobData, LayersAhead, Order, PlannedChange
 from orchestrator.lifecycle.stimuli import CopiesOverdue, PlannedAhead
 from planner.arrivals import needed, new_copies
@@ -89,13 +89,15 @@ def _plan(job: JobData) -> Changing:
     assert change is not None
     if job.intents.migration is not None:
         return job, ()
-    job = replace(job, intents=replace(job.intents, change=replace(change, planning=True)))
+    progress = job.progress
+    change = replace(change, planning=True, prefix=progress.prefix_told, frozen=progress.frozen)
+    job = replace(job, intents=replace(job.intents, change=change))
     ahead = PlanAhead(
         now=job.progress.plan,
         members=there.members,
         lineup=change.lineup,
         domains={rank: there.domain(rank) for rank in {*there.members, *change.lineup}},
-        reason=reason_of(there.members, change.lineup, there.alive),
+        reason=PACKED if change.cause == "pack" else reason_of(there.members, change.lineup, there.alive),
         number=change.number,
     )
     return job, (ahead,)
@@ -106,6 +108,10 @@ def planned(order: Order, job: JobData, answer: PlannedAhead) -> Changing:
     change = job.intents.change
     if change is None or change.number != answer.number or job.intents.asked is not None:
         return job, ()
+    if change.cause == "pack" and (answer.plan is None or answer.schedule is None):
+        # The layout that the job has is as good as ever.
+        job = replace(job, progress=replace(job.progress, packed_for=change.prefix))
+        return replace(job, intents=replace(job.intents, change=None)), ()
     if answer.plan is None or answer.schedule is None:
         return _regroup(replace(job, intents=replace(job.intents, change=None)), change.cause)
     change = replace(change, plan=answer.plan, schedule=answer.schedule)
@@ -293,6 +299,8 @@ def instead(order: Order, job: JobData, recovery_plan: RecoveryPlan) -> tuple[Jo
     if change is None or change.plan is None or change.schedule is None:
         return None
     if recovery_plan.lineup != lineup(job) or recovery_plan.cause != change.cause:
+        return None
+    if job.progress.frozen < change.frozen:  # layers have thawed, for which it has no memory
         return None
     version = job.progress.version + 1
     plan = replace(change.plan, epoch=order.epoch, version=version)

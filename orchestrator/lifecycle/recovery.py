@@ -18,6 +18,9 @@ from workers.config import ElasticConfig
 from workers.protocol.orders import CheckpointRef, CommitOutcome, StatePart, StateSource
 from workers.protocol.reports import RankPosition, SnapshotHeld
 
+PACKED = "for the layers that are frozen by now"
+"""Reason of a plan whose layout follows the frozen prefix."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
@@ -55,6 +58,8 @@ class Situation:
     """Whether the generation had formed."""
     interrupted: bool = False
     """Whether a step was in flight when the job began to wait for ranks; it still waits."""
+    packs: bool = False
+    """Whether plans count on the layers that are frozen as a whole."""
 
     @property
     def lost(self) -> tuple[int, ...]:
@@ -253,7 +258,11 @@ def decide(now: Situation) -> RecoveryPlan | PauseDecided | Abort:
         checkpoints=() if has is not None else now.checkpoints,
         moments=now.checkpoints if salvaged else (),
         held={} if has is None else has.pieces,
-        keep_plan=lineup == now.members and not now.short,
+        keep_plan=lineup == now.members
+        and not now.short
+        and now.asked not in ("pack", "scale")
+        # Fewer layers may be frozen in an earlier step.
+        and not (now.packs and step < reached),
         lost=gone,
         joined=joined,
         rerun=1 if _interrupted(now, meeting) else 0,
@@ -511,7 +520,8 @@ def _reason(
     said = []
     if now.trouble:
         said.append(now.trouble)
-    said.append(reason_of(now.members, lineup, now.positions.keys()))
+    packs = now.asked == "pack"
+    said.append(PACKED if packs else reason_of(now.members, lineup, now.positions.keys()))
     lost = [source for source in sources if source.part is StatePart.WEIGHTS]
     if (not sources or step < reached) and now.trained:
         missing = named("layer", _missing(now, now.attainable[0]))

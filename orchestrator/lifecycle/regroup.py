@@ -168,6 +168,7 @@ def _decided(order: Order, state: Assessing) -> Step[Assessed]:
             failed_at=job.progress.failed_at,
             trained=job.progress.trained,
             interrupted=job.progress.interrupted,
+            packs=order.packs,
         )
     )
     match decision:
@@ -388,7 +389,9 @@ def _load(job: JobData, draft: Draft) -> Step[Loading]:
     return Loading(job, draft, frozenset(draft.members)), (Follow(assignments, job.progress.round),)
 
 
-def loaded(order: Order, state: Loading, stimulus: RankLoaded) -> Step[Loading | Hosting | Closing]:
+def loaded(
+    order: Order, state: Loading, stimulus: RankLoaded
+) -> Step[Loading | Planning | Hosting | Closing]:
     """One more rank has its layers, or found the checkpoint damaged: then all try the one before."""
     damage, logs = state.damage, ()
     if (
@@ -417,6 +420,10 @@ def loaded(order: Order, state: Loading, stimulus: RankLoaded) -> Step[Loading |
             reason=f"{recovery_plan.reason}; {instead} {older[0].step}, which costs {counted(cost, 'committed step')}",
         )
         job = replace(state.job, progress=replace(state.job.progress, checkpoints=known))
+        if order.packs and not recovery_plan.keep_plan and recovery_plan.cause != "start":
+            # Fewer layers may be frozen in that step.
+            after, effects = plan(order, job, recovery_plan)
+            return after, (*logs, *effects)
         loading, effects = _load(job, replace(state.draft, recovery_plan=recovery_plan))
         return loading, (*logs, *effects)
     worst = damage[0]
@@ -428,6 +435,16 @@ def loaded(order: Order, state: Loading, stimulus: RankLoaded) -> Step[Loading |
         )
     )
     return closing, (*logs, *effects)
+
+
+def _planned_for(job: JobData, recovery_plan: RecoveryPlan) -> int:
+    """The first step of the frozen prefix that the plan of a generation counts on."""
+    change = job.intents.change
+    if recovery_plan.keep_plan or recovery_plan.cause == "start":
+        return job.progress.packed_for
+    if change is not None and change.plan is not None and change.cause == recovery_plan.cause:
+        return change.prefix
+    return min(job.progress.prefix_told, recovery_plan.step + 1)
 
 
 def _with_older_moments(state: Loading, damage: DamagedCheckpoint, logs: tuple[Effect, ...]) -> Step[Loading]:
@@ -495,6 +512,7 @@ def joined(order: Order, state: Joining, stimulus: Joined) -> Step[Joining | Tra
             began=recovery_plan.step,
             validated=min(before.progress.validated, recovery_plan.step),
             prefix_told=min(before.progress.prefix_told, recovery_plan.step + 1),
+            packed_for=_planned_for(before, recovery_plan),
             paused=False,
             out_of_patience=False,
             interrupted=False,

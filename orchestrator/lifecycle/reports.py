@@ -37,10 +37,10 @@ def take_report(job: JobData, report: Report) -> tuple[JobData, tuple[Report, ..
             if step <= job.progress.validated:
                 return job, ()
             return replace(job, progress=replace(job.progress, validated=step)), (report,)
-        case PrefixFrozen(step=step):
+        case PrefixFrozen(step=step, layers=layers):
             if step <= job.progress.prefix_told:
                 return job, ()
-            return replace(job, progress=replace(job.progress, prefix_told=step)), (report,)
+            return replace(job, progress=replace(job.progress, prefix_told=step, frozen=layers)), (report,)
         case CheckpointReport(step=step, path=path, error=None):
             if any(ref.path == path for ref in job.progress.checkpoints):
                 return job, ()

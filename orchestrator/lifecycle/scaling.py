@@ -23,6 +23,11 @@ LEAST_S = 60.0
 may still be given more."""
 
 
+def size_asked(event: Scaled) -> TargetSize:
+    """The size that a request asks for."""
+    return TargetSize(places=event.places, spares=event.spares, pipelines=event.pipelines)
+
+
 def size_of(order: Order, job: JobData) -> TargetSize:
     """The size that the job is to have: as requested last, else as ordered."""
     return job.membership.size or TargetSize(places=order.wanted, spares=order.elastic.spares)
@@ -31,19 +36,19 @@ def size_of(order: Order, job: JobData) -> TargetSize:
 def begin(order: Order, job: JobData, stimulus: ScaleRequested) -> Scaling:
     """Log the request; the job pursues it from now on."""
     event, earlier, members = stimulus.event, job.intents.scaling, len(job.membership.members)
-    now, size = size_of(order, job), TargetSize(places=event.places, spares=event.spares)
+    now, size = size_of(order, job), size_asked(event)
     effects: list[Effect] = []
     if stimulus.resizes and earlier is not None and earlier.id:
         effects.append(answer(job, earlier.id, False, "another scale took its place"))
     effects.append(AppendToLog(event))
     job = replace(job, membership=replace(job.membership, size=size))
-    if stimulus.resizes and members != size.places:
+    if stimulus.resizes and not _has(job, size):
         # The controller that takes over finds the requested size in the log already.
         before = (
             earlier.before if earlier is not None else replace(now, places=members) if now == size else now
         )
         resize = Resize(id=stimulus.id, before=before)
-        if members < size.places:
+        if members < size.places or size.pipelines:
             effects.append(AwaitRanks(_patience_s(order), stimulus.id))
         return replace(job, intents=replace(job.intents, scaling=resize)), tuple(effects)
     if stimulus.id:
@@ -64,7 +69,9 @@ def overdue(order: Order, job: JobData, stimulus: RanksOverdue, *, trains: bool)
         trains: whether the job trains now; otherwise the regroup under way decides first.
     """
     resize, size, members = job.intents.scaling, size_of(order, job), len(job.membership.members)
-    if resize is None or resize.id != stimulus.id or members >= size.places:
+    if resize is None or resize.id != stimulus.id or _has(job, size):
+        return job, ()
+    if members >= size.places and not size.pipelines:
         return job, ()
     coming = job.intents.change is not None and job.intents.change.cause == "scale"
     if not trains or job.intents.asked == "scale" or coming:
@@ -76,7 +83,11 @@ def overdue(order: Order, job: JobData, stimulus: RanksOverdue, *, trains: bool)
         intents=replace(job.intents, scaling=None),
     )
     kept = Scaled(
-        ranks=before.places // order.plan.replicas, spares=before.spares, places=before.places, id=""
+        ranks=before.places // (before.pipelines or order.plan.pipeline_count),
+        spares=before.spares,
+        places=before.places,
+        id="",
+        pipelines=before.pipelines,
     )
     up = members + len(job.membership.idle)
     why = (
@@ -98,7 +109,7 @@ def pursue(order: Order, job: JobData, size: TargetSize) -> Scaling:
     there = job.membership
     if job.intents.asked is not None or job.intents.pausing:
         return job, ()
-    if job.intents.scaling is not None and len(there.members) != size.places:
+    if job.intents.scaling is not None and not _has(job, size):
         enough = not there.starting and len(there.members) + len(there.idle) >= size.places
         if enough or len(there.members) > size.places:
             return planned_change.begin(order, job, "scale", size.places)
@@ -108,6 +119,12 @@ def pursue(order: Order, job: JobData, size: TargetSize) -> Scaling:
         return job, ()
     job = replace(job, membership=replace(there, alive=there.alive - {*released}))
     return job, (AppendToLog(Dismissed(ranks=released)), Dismiss(frozenset(released)))
+
+
+def _has(job: JobData, size: TargetSize) -> bool:
+    """Whether the generation has the requested size."""
+    formed = size.pipelines in (0, job.progress.plan.pipeline_count)
+    return formed and len(job.membership.members) == size.places
 
 
 def excess(job: JobData, size: TargetSize) -> tuple[int, ...]:
@@ -124,12 +141,13 @@ def answered(job: JobData, size: TargetSize, *, last: bool) -> Scaling:
         last: whether the ranks regrouped for it: it is not tried again.
     """
     resize, places = job.intents.scaling, len(job.membership.members)
-    if resize is None or not (last or places == size.places):
+    if resize is None or not (last or _has(job, size)):
         return job, ()
     job, id = replace(job, intents=replace(job.intents, scaling=None)), resize.id
     if not id:
         return job, ()
-    if places == size.places:
-        return job, (answer(job, id, True, f"trains on with {counted(places, 'rank')}"),)
+    if _has(job, size):
+        forming = f" in {counted(size.pipelines, 'pipeline')}" if size.pipelines else ""
+        return job, (answer(job, id, True, f"trains on with {counted(places, 'rank')}{forming}"),)
     why = f"the plan for {counted(size.places, 'rank')} has places for {places}"
     return job, (answer(job, id, False, f"trains on with {counted(places, 'rank')}: {why}"),)

@@ -52,13 +52,17 @@ def start(
         after, effects = _taken_over(order, Reclaiming(job, job.membership.alive))
         return after, (Reclaim(job.membership.alive, job.progress.round), *effects)
     ranks = tuple(range(order.wanted))
+    step = order.checkpoints[0].step if order.checkpoints else 0
+    prefix = order.freezing.prefix_after(step)
     job = JobData(
         progress=Progress(
             plan=order.plan,
             schedule=order.schedule,
             generation=order.generation - 1,
             version=order.plan.version - 1,
-            step=order.checkpoints[0].step if order.checkpoints else 0,
+            step=step,
+            prefix_told=0 if prefix is None else prefix.step,
+            frozen=0 if prefix is None else prefix.layers,
             checkpoints=order.checkpoints,
             freeze=order.freezing.plans,
         ),

@@ -46,6 +46,8 @@ class Order:
     """Candidates that the plan was chosen from."""
     freezing: FreezeHistory = field(default_factory=FreezeHistory)
     """Measurements and decisions of earlier runs of the job, or of the one that is replayed."""
+    packs: bool = False
+    """Whether the layout of the pipelines follows the layers that are frozen as a whole (`freeze.pack`)."""
     earlier: JobData | None = None
     """Job that an earlier controller of the same run left, if one did: its ranks may be training."""
 
@@ -62,6 +64,8 @@ class TargetSize:
     places: int
     """Ranks with a place, of all pipelines together."""
     spares: int
+    pipelines: int = 0
+    """Pipelines that these are to form, as requested; 0: as many as the planner chooses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +137,10 @@ class Progress:
     """The last step with a reported validation."""
     prefix_told: int = 0
     """The first step of the newest frozen prefix that was reported."""
+    frozen: int = 0
+    """Layers that are frozen as a whole by it."""
+    packed_for: int = 0
+    """The first step of the frozen prefix that the plan was made for, or another layout was weighed for in vain."""
     checkpoints: tuple[CheckpointRef, ...] = ()
     """Newest first."""
     freeze: tuple[FreezePlan, ...] = ()
@@ -185,6 +193,10 @@ class PlannedChange:
     """Why the ranks will regroup."""
     lineup: tuple[int, ...]
     """The ranks of the coming generation, by place."""
+    prefix: int = 0
+    """The first step of the frozen prefix that the next plan counts on."""
+    frozen: int = 0
+    """Layers that are frozen as a whole by it."""
     planning: bool = False
     """Whether the next plan was requested; a move of layers under way is finished before."""
     plan: Plan | None = None

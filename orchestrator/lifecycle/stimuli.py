@@ -237,11 +237,13 @@ class Room:
 
 @dataclass(frozen=True)
 class Weighed:
-    """Whether the idle ranks are worth a regroup."""
+    """Whether the idle ranks, or the layers frozen by now, are worth a regroup."""
 
     pays: bool
     reason: str
     round: int = 0
+    prefix: int = 0
+    """The first step of the frozen prefix that was counted on."""
 
 
 @dataclass(frozen=True)

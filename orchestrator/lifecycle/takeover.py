@@ -7,7 +7,8 @@ from dataclasses import replace
 from orchestrator.history.job_view import JobView
 from orchestrator.history.ranks_view import KEPT_CHECKPOINTS
 from orchestrator.lifecycle.reports import with_freeze
-from orchestrator.lifecycle.states import Intents, JobData, Membership, Order, Progress, TargetSize
+from orchestrator.lifecycle.scaling import size_asked
+from orchestrator.lifecycle.states import Intents, JobData, Membership, Order, Progress
 from planner.schedule.expand import schedule_after
 from workers.protocol.orders import CheckpointRef
 
@@ -35,6 +36,7 @@ def taken_over(order: Order, view: JobView) -> Order:
             began=ranks.began,
             validated=view.validated,
             prefix_told=max(view.freeze.prefixes, default=0),
+            frozen=0 if view.freeze.prefix is None else view.freeze.prefix.layers,
             checkpoints=tuple(_checkpoints(order, view)),
             freeze=with_freeze(order.freezing.plans, view.freeze.plans.values()),
             failures=ranks.failures,
@@ -55,7 +57,7 @@ def taken_over(order: Order, view: JobView) -> Order:
             hosts=dict(ranks.hosts),
             zones=dict(ranks.zones),
             next_rank=ranks.next_rank,
-            size=TargetSize(places=ranks.scaled.places, spares=ranks.scaled.spares) if ranks.scaled else None,
+            size=size_asked(ranks.scaled) if ranks.scaled else None,
         ),
         intents=Intents(proposed=view.freeze.proposed, stopping=view.stopping, halting=view.pausing),
     )

@@ -64,10 +64,14 @@ def _read(spec: Spec, dataset: Dataset) -> Batch:
     from workers.data.sampling import train_indices, validation_indices
 
     pipeline, size = spec.pipeline, spec.pipeline.microbatch_size
-    total = pipeline.replicas * (pipeline.microbatches if isinstance(pipeline.microbatches, int) else 1)
+    count = pipeline.microbatches if isinstance(pipeline.microbatches, int) else 1
+    total, stream = (
+        pipeline.replicas * count,
+        stream_of(dataset, spec.data.buckets, pipeline.replicas, count * size),
+    )
     until_s = time.monotonic() + READ_S
     first, *others = (
-        train_indices(spec.job.seed, 0, microbatch, total, size, stream_of(dataset), spec.data.shuffle)
+        train_indices(spec.job.seed, 0, microbatch, total, size, stream, spec.data.shuffle)
         for microbatch in range(total)
     )
     batch = _read_one(spec, dataset.train, first)

@@ -105,7 +105,8 @@ def paper_profile(spec: Spec, layers: int, cluster: PaperCluster) -> Profile:
         )
     ranks = ranks_to_profile(spec, layers, cluster.count)
     if ranks > cluster.count:
-        lower = "pipeline.replicas" if spec.pipeline.ranks == AUTO else "pipeline.ranks"
+        count = "replicas" if spec.pipeline.pipelines is None else "pipelines"
+        lower = f"pipeline.{count}" if spec.pipeline.ranks == AUTO else "pipeline.ranks"
         raise JobError(
             f"the job needs {ranks} ranks at least, and --on has {counted(cluster.count, 'device')}: plan on {ranks},"
             f" or lower {lower}"

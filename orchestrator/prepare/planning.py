@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
+from orchestrator.history.freeze_record import FreezeRecord
 from orchestrator.prepare.model_outline import ModelOutline
 from orchestrator.prepare.settling import Settled
 from orchestrator.quantities import percent, seconds
@@ -31,6 +32,7 @@ from planner.simulation.costs import bounds
 from planner.simulation.predict import Prediction, predict
 from planner.simulation.simulate import simulate
 from planner.wording import counted
+from workers.config import PipelineConfig
 from workers.models.model_config import KEYS
 from workers.protocol.errors import JobError
 
@@ -69,15 +71,15 @@ class Freezing:
 
 
 def ranks_to_profile(spec: Spec, layers: int, room: int) -> int:
-    """The number of ranks, over all replicas, that a profile of the settled `spec` needs.
+    """The number of ranks, over all pipelines, that a profile of the settled `spec` needs.
 
     A search needs as many as it may choose: the cluster has room for `room`, and no pipeline has more ranks than the
     model has `layers`.
     """
     if spec.pipeline.ranks != AUTO:
         return spec.pipeline.ranks
-    replicas = spec.pipeline.replicas
-    return max(1, min(layers, room // replicas)) * replicas
+    pipelines = spec.pipeline.pipeline_count
+    return max(1, min(layers, room // pipelines)) * pipelines
 
 
 def unmeasured_plan(spec: Spec, found: ModelOutline) -> Plan:
@@ -95,6 +97,7 @@ def unmeasured_plan(spec: Spec, found: ModelOutline) -> Plan:
             found.parameters,
             counts=counts,
             replicas=pipeline.replicas,
+            pipelines=pipeline.pipelines,
             shard=pipeline.shard,
             recompute=pipeline.recomputed(len(found.layers)),
             reason=f"first plan: {counted(len(found.layers), 'layer')} cut {how}",
@@ -130,7 +133,7 @@ def _chosen(spec: Spec, profile: Profile) -> ChosenPlan:
     planned = as_planned(profile, spec).with_prefix(lasting_prefix(spec.freeze))
     try:
         return choose(
-            _for_one_pipeline(planned, ranks, pipeline.replicas),
+            _for_one_pipeline(planned, ranks, pipeline),
             PlanWish(
                 ranks=ranks,
                 schedule=spec.table or (None if pipeline.schedule == AUTO else pipeline.schedule),
@@ -138,6 +141,7 @@ def _chosen(spec: Spec, profile: Profile) -> ChosenPlan:
                 partition=pipeline.partition,
                 chunks=pipeline.chunks,
                 replicas=pipeline.replicas,
+                pipelines=pipeline.pipelines,
                 shard=pipeline.shard,
                 recompute=pipeline.recomputed(len(profile.model.layers)),
                 domains=_domains(spec, profile, spec.elastic.copies),
@@ -325,25 +329,31 @@ def as_planned(profile: Profile, spec: Spec) -> Profile:
     )
 
 
+def as_followed(profile: Profile, spec: Spec, freeze: FreezeRecord) -> Profile:
+    """`as_planned` with the layers that are frozen as a whole by now, as the log has them."""
+    layers = freeze.prefix.layers if freeze.prefix is not None else 0
+    return as_planned(profile, spec).with_prefix(layers, layers if spec.freeze.lasts else 0)
+
+
 def _refresh_every(spec: Spec, profile: Profile) -> int:
     on_host = any(spec.elastic.copies_on_host(device.kind) for device in profile.cluster.devices)
     return spec.elastic.refresh_every if on_host else 0
 
 
-def _for_one_pipeline(profile: Profile, ranks: int | None, replicas: int) -> Profile:
-    """`profile` with the devices that one replica's pipeline may use.
+def _for_one_pipeline(profile: Profile, ranks: int | None, pipeline: PipelineConfig) -> Profile:
+    """`profile` with the devices that one pipeline may use.
 
     Raises:
         JobError: there are too few devices.
     """
     cluster = profile.cluster
-    there = len(cluster.devices)
-    most = there // replicas if ranks is None else ranks
+    there, count = len(cluster.devices), pipeline.pipeline_count
+    most = there // count if ranks is None else ranks
     if not 1 <= most <= there:
         raise JobError(
             f"the profile has {counted(there, 'device')} ({profile.source}), and pipeline.ranks ="
-            f" {AUTO if ranks is None else ranks * replicas} with pipeline.replicas = {replicas} needs"
-            f" {ranks or replicas}: profile with as many ranks, or lower pipeline.ranks"
+            f" {AUTO if ranks is None else ranks * count} in {counted(count, 'pipeline')} needs {ranks or count}:"
+            " profile with as many ranks, or lower pipeline.ranks"
         )
     # The links of all pipelines stay: gradients travel between them.
     return replace(profile, cluster=replace(cluster, devices=cluster.devices[:most]))
@@ -360,6 +370,12 @@ def _domains(spec: Spec, profile: Profile, copies: int) -> tuple[str, ...] | Non
     if lacking(machines, copies) is not None:
         return tuple(f"machine {place}" for place in range(places))
     return tuple(machines[place % len(machines)] for place in range(places))
+
+
+def places_of(spec: Spec, profile: Profile, places: int) -> tuple[str, ...]:
+    """The failure domains of so many places, as the first plan has them."""
+    known = _domains(spec, profile, spec.elastic.copies) or ("",)
+    return tuple(known[place % len(known)] for place in range(places))
 
 
 def _reason(choice: ChosenPlan, profile: Profile) -> str:
@@ -389,6 +405,7 @@ def _reason(choice: ChosenPlan, profile: Profile) -> str:
 def replanner_of(settled: Settled) -> Replanner:
     """The planner of a job that has begun."""
     spec, profile = settled.spec, settled.profile
+    frozen = lasting_prefix(spec.freeze)
     return Replanner(
         first=settled.plan,
         schedule=settled.schedule,
@@ -397,4 +414,7 @@ def replanner_of(settled: Settled) -> Replanner:
         copy_every=spec.elastic.copy_every,
         profile=None if profile is None else as_planned(profile, spec),
         divisible=not settled.outline.buffers,
+        frozen=frozen,
+        first_frozen=frozen,
+        frozen_cost=spec.freeze.frozen_cost if spec.freeze.pack == "paper" else None,
     )

@@ -55,7 +55,7 @@ def obtain(
 
     Args:
         spec: settled. Unless its address is `local`, this process is connected to its cluster.
-        ranks: ranks of all replicas.
+        ranks: ranks of all pipelines.
         profile_file: a profile from elsewhere; accepted if it is of this model, whatever it was measured on.
             `planning.first_plan` checks that it was made with the job's settings.
         afresh: measure even if the cache has one.
@@ -304,7 +304,9 @@ def _measure_here(config: WorkerConfig, ranks: int, timeout_s: float) -> Profile
 def measuring_config(spec: Spec) -> WorkerConfig:
     """The sections that the measuring ranks use. They follow no plan, so it leaves out the planner's choices."""
     microbatches = 1 if spec.pipeline.microbatches == AUTO else spec.pipeline.microbatches
-    pipeline = spec.pipeline.model_copy(update={"replicas": 1, "microbatches": microbatches})
+    pipeline = spec.pipeline.model_copy(
+        update={"replicas": 1, "pipelines": None, "microbatches": microbatches}
+    )
     job = spec.job.model_copy(update={"validate_every": 0, "sample_tokens": 0, "curvature_every": 0})
     left_out = {"freeze": FreezeConfig(), "adapt": AdaptConfig(), "elastic": ElasticConfig()}
     return spec.for_ranks.model_copy(update={"job": job, "pipeline": pipeline, **left_out})

@@ -68,9 +68,10 @@ def still_right(plan: Plan, spec: Spec, layers: int) -> bool:
         not searched(pipeline)
         and as_asked
         and (plan.world_size, plan.replicas) == (pipeline.ranks, pipeline.replicas)
-        and plan.pipeline_count == plan.replicas
+        and plan.pipeline_count == pipeline.pipeline_count
         and plan.shard == pipeline.shard
         and not plan.shares  # they were for the speeds of then
+        and not (spec.freeze.by_prefix and spec.freeze.pack != "off")  # it was for the layers frozen by then
         and (plan.schedule, plan.microbatches) == (pipeline.schedule, pipeline.microbatches)
         and pipeline.chunks in (None, plan.chunks)
         and plan.layers[-1][1] == layers

@@ -83,6 +83,11 @@ def with_model(spec: Spec, found: ModelOutline) -> Spec:
             f"freeze.method = {spec.freeze.method!r}, but cluster.emulated.weight_grad_s is 0: there are no weight"
             ' gradients to skip; give them a time, or set freeze.method = "none"'
         )
+    if spec.data.buckets > max(1, found.train_samples):
+        raise JobError(
+            f"data.buckets = {spec.data.buckets}, and there are {counted(found.train_samples, 'training sample')}: use"
+            " fewer parts"
+        )
     shuffle = spec.data.shuffle or ("feistel" if found.train_samples >= LARGE else None)
     return spec.model_copy(
         update={
@@ -103,7 +108,7 @@ def on_cluster(spec: Spec, totals: Mapping[str, float]) -> Spec:
         totals: resources of the cluster, for `cluster.device = "auto"`.
     """
     pipeline = spec.pipeline
-    least = pipeline.replicas if pipeline.ranks == AUTO else pipeline.ranks
+    least = pipeline.pipeline_count if pipeline.ranks == AUTO else pipeline.ranks
     return spec.model_copy(update={"cluster": _settle_cluster(spec.cluster, least, totals)})
 
 
@@ -217,7 +222,7 @@ def check_layers(spec: Spec, found: ModelOutline) -> None:
             f"pipeline.ranks = {spec.pipeline.ranks} is more than the model can fill: {counted(shape.ranks, 'rank')}"
             f" per pipeline{each} are {counted(shape.stages, 'stage')}, and the model has {counted(layers, 'layer')}"
             f" ({', '.join(found.layers)}). Use at most"
-            f" {counted(layers // per_rank * spec.pipeline.replicas, 'rank')},"
+            f" {counted(layers // per_rank * spec.pipeline.pipeline_count, 'rank')},"
             " or more layers"
         )
 

@@ -93,7 +93,7 @@ def disturbable(spec: Spec, ranks: int | None, cores: int, say: Say) -> Spec:
     real = device != "emulated"
     if ranks is None:
         ranks = cores if pipeline.ranks == AUTO else pipeline.ranks
-        if real and ranks > cores and pipeline.replicas == 1 and isinstance(pipeline.partition, str):
+        if real and ranks > cores and pipeline.pipeline_count == 1 and isinstance(pipeline.partition, str):
             say(
                 f"{counted(cores, 'rank')} instead of {ranks}: each has one of this machine's {cores} cores, so that a"
                 " neighbour slows down one of them; --ranks sets another number"

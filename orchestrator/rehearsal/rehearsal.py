@@ -195,10 +195,10 @@ def ranks_of(spec: Spec, ranks: int | None, nodes: int) -> int:
         raise JobError(
             f"--ranks {ranks}: the trace has at most {counted(nodes, 'node')} at a time, one rank on each"
         )
-    if ranks % spec.pipeline.replicas:
-        raise JobError(
-            f"--ranks {ranks} is no multiple of pipeline.replicas = {spec.pipeline.replicas}: choose another --nodes"
-        )
+    count = spec.pipeline.pipeline_count
+    if ranks % count:
+        key = "replicas" if spec.pipeline.pipelines is None else "pipelines"
+        raise JobError(f"--ranks {ranks} is no multiple of pipeline.{key} = {count}: choose another --nodes")
     return ranks
 
 

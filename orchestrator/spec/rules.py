@@ -40,7 +40,7 @@ def check(spec: Spec) -> Spec:
             spec = spec.with_table(_read_table(pipeline))
         shape = given_shape(spec)
         _check_partition(pipeline, shape)
-        numbers = {"ranks": shape.ranks * pipeline.replicas, "microbatches": shape.microbatches}
+        numbers = {"ranks": shape.ranks * pipeline.pipeline_count, "microbatches": shape.microbatches}
         pipeline = pipeline.model_copy(update=numbers)
     _check_validation(spec.job, spec.checkpoint)
     _check_optimizer(spec.optimizer)
@@ -53,6 +53,7 @@ def check(spec: Spec) -> Spec:
     if pipeline.ranks != AUTO:
         elastic = settle_elastic(elastic, pipeline.ranks)
     _check_shard(spec)
+    _check_buckets(spec)
     _check_elastic(elastic)
     host_and_port(spec.cluster.address)
     return spec.model_copy(update={"pipeline": pipeline, "freeze": freeze, "elastic": elastic})
@@ -79,25 +80,34 @@ def needs_profile(spec: Spec) -> bool:
         or spec.cluster.memory_per_rank_bytes is not None
         or spec.adapt.policy != "off"
         or spec.elastic.redundancy == AUTO
+        or (spec.freeze.by_prefix and spec.freeze.pack != "off")
     )
 
 
 def pipeline_ranks(pipeline: PipelineConfig) -> int | None:
-    """P, the ranks of one replica's pipeline; None if not settled yet.
+    """P, the ranks of one pipeline; None if not settled yet.
 
     Raises:
-        JobError: the ranks are not a multiple of the replicas.
+        JobError: there are more pipelines than replicas, or the ranks are not a multiple of the pipelines.
     """
+    count, replicas = pipeline.pipeline_count, pipeline.replicas
+    if count > replicas:
+        raise JobError(
+            f"pipeline.pipelines = {count} is more than pipeline.replicas = {replicas}, and each pipeline executes at"
+            f" least one replica: use {replicas} pipelines at most, or more replicas (their number is part of the"
+            " trajectory)"
+        )
     if pipeline.ranks == AUTO:
         return None
-    if pipeline.ranks % pipeline.replicas:
-        below = pipeline.ranks // pipeline.replicas * pipeline.replicas
-        near = f"{below} or {below + pipeline.replicas}" if below else f"{pipeline.replicas}"
+    if pipeline.ranks % count:
+        below = pipeline.ranks // count * count
+        near = f"{below} or {below + count}" if below else f"{count}"
+        key, all_of = ("replicas", "replicas") if pipeline.pipelines is None else ("pipelines", "pipelines")
         raise JobError(
-            f"pipeline.ranks = {pipeline.ranks} is not divisible by pipeline.replicas = {pipeline.replicas}:"
-            f" ranks counts the ranks of all replicas, choose {near}"
+            f"pipeline.ranks = {pipeline.ranks} is not divisible by pipeline.{key} = {count}:"
+            f" ranks counts the ranks of all {all_of}, choose {near}"
         )
-    return pipeline.ranks // pipeline.replicas
+    return pipeline.ranks // count
 
 
 def settle_elastic(elastic: ElasticConfig, ranks: int) -> ElasticConfig:
@@ -229,6 +239,24 @@ def _check_shard(spec: Spec) -> None:
         raise JobError(
             f'pipeline.shard = "{shard}" shares states out among replicas, and pipeline.replicas = 1: use more replicas'
             " (their number is part of the trajectory), or leave shard out"
+        )
+
+
+def _check_buckets(spec: Spec) -> None:
+    """Raises:
+    JobError: replicas cannot draw from so many parts of the samples.
+    """
+    buckets, replicas = spec.data.buckets, spec.pipeline.replicas
+    if replicas % buckets:
+        divisors = [number for number in range(1, replicas + 1) if not replicas % number]
+        choices = ", ".join(map(str, divisors))
+        raise JobError(
+            f"data.buckets = {buckets} and pipeline.replicas = {replicas}: as many replicas draw from each part, so use"
+            f" a divisor of the replicas ({choices})"
+        )
+    if buckets > 1 and spec.data.weights is not None:
+        raise JobError(
+            f"data.buckets = {buckets} and data.weights: tables that are mixed by weights are not parted; leave one out"
         )
 
 

@@ -12,7 +12,7 @@ Kind = Literal["gauge", "counter"]
 
 STATES = ("pending", "starting", "training", "waiting", "paused", "finished", "stopped", "failed")
 """States of a job, as in `JobView.state`."""
-CAUSES = ("loss", "drain", "join", "capacity", "resume", "move", "scale", "memory", "retry")
+CAUSES = ("loss", "drain", "join", "capacity", "resume", "move", "scale", "pack", "memory", "retry")
 """Why a generation replaces another one, as in `Regrouped.cause`."""
 MODES = ("live", "deferred", "stop")
 """Modes in which layers move between training ranks, as in `Migrated.mode`."""

@@ -21,8 +21,7 @@ from orchestrator.events.types import (
     Submitted,
 )
 from planner.wording import counted
-from workers.data.mixture import Mixture
-from workers.data.sampling import samples_digest, train_indices
+from workers.data.sampling import SampleStream, samples_digest, train_indices
 from workers.protocol.reports import CheckpointReport, LayersChecked, Outcome, StepReport
 from workers.reproducibility.digest import state_digest
 from workers.section import Shuffle
@@ -57,7 +56,7 @@ class Batches:
         """Samples per step."""
         return self.microbatches * self.microbatch_size
 
-    def digest(self, step: int, train_samples: int | Mixture) -> str:
+    def digest(self, step: int, train_samples: SampleStream) -> str:
         """Digest of the samples of `step`, which is 1 for the first one."""
         return samples_digest(
             {
@@ -115,7 +114,7 @@ class Ledger:
         return len(self.standing)
 
 
-def audit(records: Iterable[Record], train_samples: int | Mixture | None) -> Ledger:
+def audit(records: Iterable[Record], train_samples: SampleStream | None) -> Ledger:
     """Check `records`, oldest first.
 
     Args:
@@ -307,7 +306,7 @@ class _Reading:
                 )
 
 
-def _check_samples(ledger: Ledger, train_samples: int | Mixture | None) -> None:
+def _check_samples(ledger: Ledger, train_samples: SampleStream | None) -> None:
     """Compare the samples of each standing step with those that it must use. Positions continue from step to step, so
     if every step is right, no sample is used twice or skipped."""
     reports = [report for report in ledger.standing if report is not None]
@@ -332,7 +331,7 @@ def _check_samples(ledger: Ledger, train_samples: int | Mixture | None) -> None:
     ledger.proved_samples = len(known)
 
 
-def _other_samples(report: StepReport, batches: Batches, train_samples: int | Mixture) -> str:
+def _other_samples(report: StepReport, batches: Batches, train_samples: SampleStream) -> str:
     first = (report.step - 1) * batches.samples
     text = (
         f"step {report.step} did not use the samples at positions {first} to {first + batches.samples - 1}"

@@ -18,10 +18,10 @@ from orchestrator.history.unreported import unreported
 from orchestrator.spec.job_spec import Spec
 from orchestrator.verify.chain import LogChain, read_chain
 from orchestrator.verify.checkpoint_audit import audit_checkpoints, log_heads
-from orchestrator.verify.ledger import Ledger, audit
+from orchestrator.verify.ledger import Batches, Ledger, audit
 from orchestrator.verify.rerun import audit_by_rerun
 from planner.wording import counted
-from workers.data.mixture import Mixture
+from workers.data.sampling import SampleStream
 from workers.protocol.errors import JobError
 
 MOST_SHOWN = 20
@@ -225,7 +225,7 @@ def _verdict(ledger: Ledger, checkpoints: int) -> str:
     return f"{proved}: {', '.join([*claims, *ledger.claims])}"
 
 
-def _train_samples(records: list[events.Record], location: str) -> tuple[int | Mixture | None, str | None]:
+def _train_samples(records: list[events.Record], location: str) -> tuple[SampleStream | None, str | None]:
     """The samples that the run trains on, as `train_places` has them, or why they are unknown. Imports torch."""
     from workers.data.dataset import stream_of
     from workers.data.registry import open_dataset
@@ -237,7 +237,9 @@ def _train_samples(records: list[events.Record], location: str) -> tuple[int | M
         return None, "the log has no spec"
     try:
         spec = Spec.model_validate(specs[-1])
-        return stream_of(open_dataset(spec.data, spec.model, location).dataset), None
+        dataset, batches = open_dataset(spec.data, spec.model, location).dataset, Batches.of(specs[-1])
+        replicas = spec.pipeline.replicas
+        return stream_of(dataset, spec.data.buckets, replicas, batches.samples // replicas), None
     except (JobError, OSError) as error:
         return None, str(error)
     except ValidationError as error:

@@ -69,7 +69,7 @@ class Adviser:
         """Plan -> the first step that was trained with it: it warms up and tells nothing."""
         self.newest: dict[int, float] = {}
         """Rank -> its slowdown in its newest step."""
-        self._measured_on: dict[int, tuple[tuple[int, ...], bool]] = {}
+        self._measured_on: dict[int, tuple[tuple[int, ...], bool, int]] = {}
         """Rank -> its layers, and whether weight gradients counted: the profile's errors differ between them."""
 
     def observe(
@@ -95,7 +95,12 @@ class Adviser:
         parts: list[float] = []
         for times in (observed.times, *observed.halves):
             part, why = slowdown_of(
-                self._profile, plan, plan.place(observed.place).rank, times, frozen=observed.frozen
+                self._profile,
+                plan,
+                plan.place(observed.place).rank,
+                times,
+                frozen=observed.frozen,
+                prefix=observed.prefix,
             )
             if part is not None:
                 parts.append(part)
@@ -108,7 +113,7 @@ class Adviser:
         if observed.step <= first:
             return None, None
         self.newest[observed.rank] = slowdown
-        measured_on = plan.layers_of_place(observed.place), observed.frozen
+        measured_on = plan.layers_of_place(observed.place), observed.frozen, observed.prefix
         watch = self._watches.get(observed.rank, SlowdownWatch())
         if self._measured_on.setdefault(observed.rank, measured_on) != measured_on:
             watch = rebased(watch, slowdown)

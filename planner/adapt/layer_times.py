@@ -100,7 +100,8 @@ class LayerTimeCorrections:
             kind = ActionKind(time.kind)
             if kind not in _OF_KIND:
                 continue
-            once_s = self._expected_s(plan, time.stage, _OF_KIND[kind])
+            layers = self._measured(plan, time.stage, kind, observed.prefix)
+            once_s = self._expected_s(layers, _OF_KIND[kind])
             if once_s <= 0 or time.seconds <= 0:
                 continue
             ratios[time.stage, kind] = time.seconds / (once_s * time.count)
@@ -109,7 +110,8 @@ class LayerTimeCorrections:
         for (stage, kind), ratio in ratios.items():
             factor = ratio * expected_s / measured_s
             if 1 / MOST <= factor <= MOST:
-                self._learn(range(*plan.layers[stage]), _OF_KIND[kind], math.log(factor))
+                layers = self._measured(plan, stage, kind, observed.prefix)
+                self._learn(layers, _OF_KIND[kind], math.log(factor))
         changed = any(
             abs(log - self._given.get(key, 0.0)) > math.log(MATERIAL) for key, log in self._logs.items()
         )
@@ -123,6 +125,11 @@ class LayerTimeCorrections:
                 known = self._logs.get((layer, time), 0.0)
                 self._logs[layer, time] = known + SMOOTHING * (log - known)
 
-    def _expected_s(self, plan: Plan, stage: int, times: tuple[Time, ...]) -> float:
-        layers = self._profile.model.layers[slice(*plan.layers[stage])]
-        return sum(getattr(layer, time) for layer in layers for time in times)
+    def _measured(self, plan: Plan, stage: int, kind: ActionKind, prefix: int) -> range:
+        """The layers that such an action of a stage works on, where `prefix` layers have no backward pass."""
+        first, stop = plan.layers[stage]
+        return range(first if kind is ActionKind.FORWARD else max(first, prefix), stop)
+
+    def _expected_s(self, layers: range, times: tuple[Time, ...]) -> float:
+        profiled = self._profile.model.layers
+        return sum(getattr(profiled[layer], time) for layer in layers for time in times)

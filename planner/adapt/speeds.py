@@ -50,13 +50,20 @@ NONE_KNOWN = RankSlowdowns()
 
 
 def slowdown_of(
-    profile: Profile, plan: Plan, pipeline_rank: int, times: Iterable[StageTime], *, frozen: bool
+    profile: Profile,
+    plan: Plan,
+    pipeline_rank: int,
+    times: Iterable[StageTime],
+    *,
+    frozen: bool,
+    prefix: int = 0,
 ) -> tuple[float | None, str]:
     """(the slowdown of the rank at `pipeline_rank` in one step, why there is none or "").
 
     Args:
         plan: the plan that the step was trained with.
         frozen: whether weight gradients may have been left out: then only the other actions tell.
+        prefix: layers, from the input up, that had no backward pass.
     """
     expected_s = measured_s = 0.0
     for time in times:
@@ -73,7 +80,7 @@ def slowdown_of(
         # Of an update no time is expected.
         if kind is ActionKind.UPDATE or (frozen and kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRAD)):
             continue
-        once_s = _expected_s(profile, plan, kind, time.stage)
+        once_s = _expected_s(profile, plan, kind, time.stage, prefix)
         expected_s += once_s * time.count
         measured_s += time.seconds
     if expected_s <= 0:
@@ -84,20 +91,20 @@ def slowdown_of(
     return slowdown, ""
 
 
-def _expected_s(profile: Profile, plan: Plan, kind: ActionKind, stage: int) -> float:
+def _expected_s(profile: Profile, plan: Plan, kind: ActionKind, stage: int, prefix: int) -> float:
     """Seconds of one action on a device whose slowdown is 1."""
     first, stop = plan.layers[stage]
-    layers = profile.model.layers[first:stop]
+    layers, trained = profile.model.layers, range(max(first, prefix), stop)
     match kind:
         case ActionKind.FORWARD:
-            return sum(layer.forward_s for layer in layers)
+            return sum(layer.forward_s for layer in layers[first:stop])
         case ActionKind.BACKWARD:
-            return sum(layer.backward_s for layer in layers)
+            return sum(layers[layer].backward_s for layer in trained)
         case ActionKind.INPUT_GRAD:
-            return sum(layer.input_grad_s for layer in layers)
+            return sum(layers[layer].input_grad_s for layer in trained)
         case ActionKind.WEIGHT_GRAD:
-            return sum(layer.weight_grad_s for layer in layers)
+            return sum(layers[layer].weight_grad_s for layer in trained)
         case ActionKind.RECOMPUTE:
-            return sum(layer.forward_s for i, layer in enumerate(layers, first) if i in plan.recompute)
+            return sum(layers[layer].forward_s for layer in trained if layer in plan.recompute)
         case ActionKind.UPDATE:
             raise AssertionError("updates are left out")

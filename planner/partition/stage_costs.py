@@ -187,7 +187,7 @@ class StageCosts:
 
     @cached_property
     def gradient_bytes(self) -> Matrix:
-        return self._sums(layer.gradient_bytes / self.gradient_shards for layer in self.profile.model.layers)
+        return self._sums(layer.summed_bytes / self.gradient_shards for layer in self.profile.model.layers)
 
     @cached_property
     def forward_bytes(self) -> Vector:

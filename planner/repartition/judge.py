@@ -257,8 +257,8 @@ class Judge:
         problem, layers = self._problem, self._problem.profile.model.layers
         pipelines, cluster = problem.now.pipeline_count, problem.profile.cluster
         links, devices = cluster.links, cluster.devices
-        trained = [number for number, layer in enumerate(layers) if layer.gradient_bytes]
-        sizes = np.array([layers[number].gradient_bytes / pipelines for number in trained])
+        trained = [number for number, layer in enumerate(layers) if layer.exchanged_bytes]
+        sizes = np.array([layers[number].exchanged_bytes / pipelines for number in trained])
         of_places = [
             fold_s(link, devices[place], sizes, pipelines - 1)
             for place in range(problem.ranks)

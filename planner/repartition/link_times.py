@@ -72,10 +72,10 @@ class LinkTimes:
         if pipelines == 1:
             return np.zeros(candidates.orders.shape)
         layers, links = problem.profile.model.layers, problem.profile.cluster.links
-        sent = [layer.gradient_bytes for layer in layers]
+        sent = [layer.exchanged_bytes for layer in layers]
         back = sent if plan.shards == 1 else [weight_bytes(problem.profile, layer) for layer in layers]
         sizes = [np.array([0, *accumulate(of)], dtype=np.float64) for of in (sent, back)]
-        trained = np.array([0, *accumulate(layer.gradient_bytes > 0 for layer in layers)], dtype=np.float64)
+        trained = np.array([0, *accumulate(layer.exchanged_bytes > 0 for layer in layers)], dtype=np.float64)
         cuts, others = candidates.cuts, pipelines - 1
         # Shared sums travel during the window.
         sent_copies = 0 if plan.shard == "gradients" else plan.windows

@@ -44,18 +44,23 @@ class ShapeOptions:
         return (*self.own, *self.others) if self.why_not else self.own
 
 
-def options(first: Plan, schedule: Schedule, ranks: int) -> ShapeOptions:
+def options(first: Plan, schedule: Schedule, ranks: int, pipelines: int | None = None) -> ShapeOptions:
     """The options of `ranks` ranks in place of `first`, whose schedule is `schedule`.
 
     There are at most as many pipelines as replicas, and each has at most an equal part of the ranks.
+
+    Args:
+        pipelines: how many there are to be, if there are ranks for them; None: any number.
     """
     layers, known = first.layers[-1][1], families()
     own: list[Option] = []
     others: list[Option] = []
     why_not = ""
     fully = False
-    for pipelines in range(min(first.replicas, ranks), 0, -1):
-        most = ranks // pipelines
+    highest = min(first.replicas, ranks)
+    counts = range(highest, 0, -1) if pipelines is None else (min(pipelines, highest),)
+    for count in counts:
+        most = ranks // count
         if first.schedule in known:
             family = known[first.schedule]
             found, refusal = _of_family(family, first.chunks, first.microbatches, most, layers)
@@ -64,13 +69,13 @@ def options(first: Plan, schedule: Schedule, ranks: int) -> ShapeOptions:
             found = [table] if table.ranks <= most else []
             refusal = f"its table is for {counted(table.ranks, 'rank')}, and there are {most}"
         largest = max((shape.ranks for shape in found), default=0)
-        own += [Option(shape=shape, pipelines=pipelines) for shape in found]
+        own += [Option(shape=shape, pipelines=count) for shape in found]
         rivals = [
             shapes[0]
             for family in _most_similar(first, schedule)
             if (shapes := _of_family(family, family.default_chunks, first.microbatches, most, layers)[0])
         ]
-        others += [Option(shape=shape, pipelines=pipelines) for shape in rivals]
+        others += [Option(shape=shape, pipelines=count) for shape in rivals]
         if any(shape.ranks > largest for shape in rivals):
             why_not = refusal
         else:

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Annotated
 
 from planner.codec import NOT_WRITTEN
 from planner.ir import Schedule
 from planner.plan import Plan, PlanError
-from planner.profile import Profile
+from planner.profile import ModelProfile, Profile
 from planner.schedule.expand import schedule_after, without_recompute
 from planner.schedule.validate import validate
 from planner.search.balanced_shares import balanced_shares
 from planner.search.evaluate import PROGRAMS, Evaluator
 from planner.search.fallback_shapes import Option, ShapeOptions, options
+from planner.search.packing import packed
 from planner.search.recomputing import every_recompute, least_recompute
 from planner.search.search import END_TO_END, QUICK, ChosenPlan, choose_among
 from planner.search.standbys import protected
@@ -69,6 +71,17 @@ class Replanner:
     """By place, the device of the profile whose measured links it has; None, or no entry: it has typical links."""
     divisible: bool = True
     """Whether pipelines may have uneven shares: no layer has buffers that training changes."""
+    frozen: int = 0
+    """Layers, from the input up, that are frozen as a whole now: plans count on no backward pass of theirs."""
+    first_frozen: int = 0
+    """Frozen layers for which `first` was cut: while it is as many, `first` applies again."""
+    released: int = 0
+    """Frozen layers that are trained in no step that a plan is for, and so need no memory for it."""
+    pipelines: int | None = None
+    """Pipelines that plans have, as far as there are ranks for them; None: as many as make the shortest step."""
+    frozen_cost: float | None = None
+    """Size of a frozen layer over that of a trained one, where PipeTransformer's Algorithm 1 lays pipelines out once
+    more layers are frozen; None: the search does."""
 
     _known: Annotated[dict[Sites, _Answer], NOT_WRITTEN] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -244,7 +257,11 @@ class Replanner:
         then_s = self._step_s(answer.plan, answer.schedule, sites)
         ratio = then_s / now_s
         before_s = step_s if step_s is not None else now_s if self.profile is not None else None
-        summary = f"with {counted(ranks, 'rank')} instead of {now.world_size} a step takes"
+        how = f"with {counted(ranks, 'rank')} instead of {now.world_size}"
+        if ranks == now.world_size:
+            pipelines = counted(answer.plan.pipeline_count, "pipeline")
+            how = f"as {pipelines} of {counted(answer.plan.pipeline_ranks, 'rank')}"
+        summary = f"{how} a step takes"
         if before_s is None:
             summary += f" {ratio:.1%} of what it takes now, by the number of stages alone"
             return ratio < 1 and remaining_steps > 0, f"{summary}; no step has been measured"
@@ -265,21 +282,37 @@ class Replanner:
         return answer
 
     def _new_answer(self, sites: Sites) -> _Answer:
+        if self.pipelines is None:
+            return self._made(sites)
+        try:
+            return self._made(sites)
+        except PlanError as error:
+            # As many as are asked for have no plan on these ranks.
+            answer = replace(self, pipelines=None)._made(sites)
+            why = f"{answer.why}, as {counted(self.pipelines, 'pipeline')} cannot be: {error}"
+            return replace(answer, why=why)
+
+    def _made(self, sites: Sites) -> _Answer:
         ranks, first = len(sites.domains), self.first
         as_measured = not self.linked or self.linked == tuple(range(ranks))
         alike = sites.alike and not self.links and as_measured
-        if ranks == first.world_size and (alike or self.profile is None):
+        as_asked = self.pipelines in (None, first.pipeline_count)
+        if as_asked and ranks == first.world_size and (self.profile is None or (alike and self._as_cut)):
             plan = self.with_standbys(first, sites.names)
             prediction = self._prediction(plan, self.schedule, sites)
             if prediction is None or prediction.fits:
                 if prediction is not None and sites.slowdowns is not None:
                     plan = _with_prediction(plan, prediction)
                 return _Answer(plan, self.schedule, f"as it began, on {counted(ranks, 'rank')}")
-        found = options(first, without_recompute(self.schedule), ranks)
+        found = options(first, without_recompute(self.schedule), ranks, self.pipelines)
         if not (found.own or found.others):
             raise PlanError(f"no plan for {counted(ranks, 'rank')}: {found.why_not}")
         if self.profile is None:
             return self._by_parameters(found, sites)
+        if self.frozen_cost is not None and not self._as_cut and self.pipelines is None:
+            answer = self._packed(self.profile, sites, self.frozen_cost)
+            if answer is not None:
+                return answer
         return self._as_before(self.profile, sites) or self._by_profile(self.profile, found, sites)
 
     def _as_before(self, profile: Profile, sites: Sites) -> _Answer | None:
@@ -325,9 +358,9 @@ class Replanner:
         self, profile: Profile, found: ShapeOptions, sites: Sites, recompute: tuple[int, ...]
     ) -> _Answer:
         resized_profile, pattern = self._profile_on(profile, sites), sites.domains
-        # The other programs were chosen for devices and links that are alike, and some know no memory.
+        # The other programs were chosen for devices, links and layers that are alike, and some know no memory.
         alike = sites.alike and not self.limits and not self.links and not self.linked
-        as_first = alike and self.first.partition in PROGRAMS
+        as_first = alike and self._as_cut and self.first.partition in PROGRAMS
         program = self.first.partition if as_first else END_TO_END
 
         def chosen(pool: Sequence[Option]) -> ChosenPlan:
@@ -363,6 +396,24 @@ class Replanner:
                 return _Answer(choice.plan, choice.schedule, self._why(choice.plan, why_not, len(pattern)))
         # The second refusal is of the option with the most ranks.
         raise PlanError(f"no plan for {counted(len(pattern), 'rank')}: {refusals[1]}") from refusals[1]
+
+    def _packed(self, profile: Profile, sites: Sites, frozen_cost: float) -> _Answer | None:
+        """None if Algorithm 1 has no plan that fits the memory with its copies."""
+        on, ranks = self._profile_on(profile, sites), len(sites.domains)
+        try:
+            plan, schedule = packed(on, self.first, ranks, frozen=self.frozen, frozen_cost=frozen_cost)
+        except PlanError:
+            return None
+        plan = self.with_standbys(plan, sites.names)
+        prediction = predict(on, plan, schedule)
+        if not prediction.fits:
+            return None
+        return _Answer(_with_prediction(plan, prediction), schedule, self._why(plan, "", ranks))
+
+    @property
+    def _as_cut(self) -> bool:
+        """Whether as many layers are frozen as `first` was cut for."""
+        return self.frozen == self.first_frozen
 
     def _by_parameters(self, found: ShapeOptions, sites: Sites) -> _Answer:
         first, pattern = self.first, sites.domains
@@ -413,7 +464,14 @@ class Replanner:
     def _profile_on(self, profile: Profile, sites: Sites) -> Profile:
         cluster = resized(profile.cluster, sites.domains, sites.slowdowns)
         cluster = with_links_of(cluster, profile.cluster, self.linked)
-        return replace(profile, cluster=with_slow_links(limited(cluster, self.limits), self.links))
+        cluster = with_slow_links(limited(cluster, self.limits), self.links)
+        return replace(profile, model=self._model, cluster=cluster)
+
+    @cached_property
+    def _model(self) -> ModelProfile:
+        """The profile's model with the layers that are frozen now."""
+        assert self.profile is not None
+        return self.profile.with_prefix(self.frozen, self.released).model
 
     def _step_s(self, plan: Plan, schedule: Schedule, sites: Sites) -> float:
         """The predicted step; without a profile, in units of one microbatch on one rank that holds the whole model."""

@@ -66,6 +66,8 @@ class PlanWish:
     chunks: int | None = None
     """Stages per rank; None: the family's default."""
     replicas: int = 1
+    pipelines: int | None = None
+    """Value of `Plan.pipelines`."""
     shard: str = "none"
     """Value of `Plan.shard`."""
     recompute: tuple[int, ...] = ()
@@ -252,6 +254,7 @@ def _evaluators(profile: Profile, wish: PlanWish) -> tuple[list[Evaluator], list
             profile,
             shape,
             replicas=wish.replicas,
+            pipelines=wish.pipelines,
             shard=wish.shard,
             recompute=wish.recompute,
             domains=wish.domains,

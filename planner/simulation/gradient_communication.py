@@ -17,7 +17,7 @@ from planner.plan import Plan
 from planner.profile import DeviceProfile, Link, Profile
 from planner.shares import most_parts
 from planner.simulation.places import device_of, link_between
-from planner.simulation.shard_parts import gradient_bytes, part_of, sent_bytes, weight_bytes
+from planner.simulation.shard_parts import exchanged_bytes, part_of, sent_bytes, weight_bytes
 from planner.simulation.snapshot_cost import COPIED_BYTES_PER_S
 from planner.simulation.traffic_cost import socket_s_per_byte
 
@@ -27,7 +27,7 @@ Floats = NDArray[np.float64]
 def shipped_bytes(profile: Profile, plan: Plan) -> int:
     """Bytes that all owners send to their standbys in one step."""
     return sum(
-        gradient_bytes(profile.model.layers[piece.layer], piece) * len(places)
+        exchanged_bytes(profile.model.layers[piece.layer], piece) * len(places)
         for piece, places in plan.copied
     )
 
@@ -64,10 +64,10 @@ def exchanged_s(profile: Profile, plan: Plan) -> tuple[float, ...]:
     sent = 0 if plan.shard == "gradients" else most_parts(plan)
     for rank in range(plan.pipeline_ranks):
         layers = [profile.model.layers[layer] for layer in plan.layers_of_rank(rank)]
-        part = back = sum(layer.gradient_bytes for layer in layers) / pipelines
+        part = back = sum(layer.exchanged_bytes for layer in layers) / pipelines
         if plan.shards > 1:
             back = sum(weight_bytes(profile, layer) for layer in layers) / pipelines
-        messages = sum(layer.gradient_bytes > 0 for layer in layers)
+        messages = sum(layer.exchanged_bytes > 0 for layer in layers)
         link = link_between(profile, plan, *plan.siblings(rank)[:2])
         if link is None:
             continue
@@ -98,9 +98,9 @@ def folded_s(profile: Profile, plan: Plan, formed_s: Sequence[Sequence[float]]) 
     for (first, stop), rank, times_s in zip(plan.layers, plan.stage_ranks, formed_s, strict=True):
         link = link_between(profile, plan, *plan.siblings(rank)[:2])
         trained = [
-            (layer.gradient_bytes / plan.pipeline_count, time_s)
+            (layer.exchanged_bytes / plan.pipeline_count, time_s)
             for layer, time_s in zip(profile.model.layers[first:stop], times_s, strict=True)
-            if layer.gradient_bytes
+            if layer.exchanged_bytes
         ]
         if link is None or not trained:
             seconds.append(0.0)
@@ -146,7 +146,7 @@ def shipped_s(
     in_order = sorted(plan.copied, key=lambda copied: early_s.get(copied[0].layer, float("inf")))
     for piece, places in in_order:
         source = plan.owner_of(piece)
-        size = gradient_bytes(profile.model.layers[piece.layer], piece)
+        size = exchanged_bytes(profile.model.layers[piece.layer], piece)
         for target in places:
             link = link_between(profile, plan, source, target)
             if link is None:

@@ -32,7 +32,7 @@ def gradient_memory(profile: Profile, plan: Plan, stage: int, place: int) -> Gra
     layers = profile.model.layers
     first, stop = plan.layers[stage]
     if plan.shard != "gradients":
-        return GradientMemory(summed=tuple(layer.gradient_bytes for layer in layers[first:stop]))
+        return GradientMemory(summed=tuple(layer.summed_bytes for layer in layers[first:stop]))
     shard = plan.shard_of_place(place)
 
     def summed(layer: int) -> int:

@@ -24,7 +24,7 @@ from planner.profile import Cluster, LayerProfile, Profile
 from planner.schedule.action_arrays import NONE, Integers
 from planner.schedule.graph import Graph, build_graph
 from planner.schedule.in_flight import Counts, changes_of
-from planner.shares import most_parts, parts_kept
+from planner.shares import gradients_held, most_held
 from planner.simulation.costs import boundary_bytes, check_fit
 from planner.simulation.shard_parts import gradient_bytes, kept_bytes
 from planner.simulation.simulate import Simulation
@@ -179,9 +179,9 @@ def most_bytes(
     )
     forward_bytes, backward_bytes = boundary_bytes(profile, plan)
     layers = _layers_of_ranks(profile, plan)
-    parts = most_parts(plan) - 1
+    apart = most_held(plan) - 1
     most = [
-        _steady(own, full.kept, full.copies, parts, scratch=True).total
+        _steady(own, full.kept, full.copies, apart, scratch=True).total
         for own, full in zip(layers, fullest, strict=True)
     ]
     working = [0] * plan.pipeline_ranks
@@ -227,10 +227,10 @@ def _ranks(
     _check_recomputes(graph, plan, schedule.frozen_stages)
     changes = _Recorder(graph, simulation, stages, *boundary_bytes(profile, plan), profile.cluster).by_rank()
     layers = _layers_of_ranks(profile, plan)
-    kept_parts = most_parts(plan) if pipeline is None else parts_kept(plan, pipeline)
+    held = most_held(plan) if pipeline is None else gradients_held(plan, pipeline)
     for own, full, of_rank in zip(layers, fullest, changes, strict=True):
         formed_in_place = plan.shard == "gradients" and profile.model.precision == "float32"
-        steady = _steady(own, full.kept, full.copies, kept_parts - 1, scratch=not formed_in_place)
+        steady = _steady(own, full.kept, full.copies, held - 1, scratch=not formed_in_place)
         yield steady, of_rank
 
 
@@ -455,7 +455,7 @@ def _steady(
         statistics=kept[2],
         standbys=standbys,
         scratch=sum(scratches.values()),
-        gradients=gradients_apart * sum(layer.gradient_bytes for layer in layers),
+        gradients=gradients_apart * sum(layer.summed_bytes for layer in layers),
         activations=0,
         weight_grad_holds=0,
         messages=0,

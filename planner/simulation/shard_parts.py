@@ -58,8 +58,9 @@ def sent_bytes(layer: LayerProfile, piece: Piece) -> float:
 
 
 def weight_bytes(profile: Profile, layer: LayerProfile) -> int:
-    """The trained weights with which the layer computes: in 16 bits their casts, but for those that stay in 32."""
-    return layer.gradient_bytes - master_bytes(profile, layer) // 2
+    """The trained weights with which the layer computes: in 16 bits their casts, but for those that stay in 32. None of
+    a layer frozen as a whole."""
+    return 0 if layer.frozen else layer.gradient_bytes - master_bytes(profile, layer) // 2
 
 
 def built_ahead_bytes(profile: Profile, now: Plan, then: Plan) -> tuple[int, ...]:
@@ -104,3 +105,8 @@ def shard_bytes(layer: LayerProfile, piece: Piece) -> float:
 def gradient_bytes(layer: LayerProfile, piece: Piece) -> int:
     """The gradients of `piece`."""
     return round(part_of(layer, piece) * layer.gradient_bytes)
+
+
+def exchanged_bytes(layer: LayerProfile, piece: Piece) -> int:
+    """Gradients of `piece` that a step sends."""
+    return 0 if layer.frozen else gradient_bytes(layer, piece)

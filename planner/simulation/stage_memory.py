@@ -105,7 +105,9 @@ def stage_memory(
                 weight_grad_working=max(gradients.forming, default=0),
                 held=_held(part, rows, microbatches),
                 gradients=gradients.under_way + _summed(gradients, rows),
-                keeps_output=stage >= frozen_stages and stop - 1 not in recompute,
+                keeps_output=stage >= frozen_stages
+                and stop - 1 not in recompute
+                and not layers[stop - 1].released,
             )
         )
     return stages

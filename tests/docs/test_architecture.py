@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -60,13 +60,15 @@ def within(name: str, room: str) -> bool:
     return name == room or name.startswith(room + ".")
 
 
-def imported(file: Path) -> Iterator[str]:
+@cache  # each file is asked for once for every level of rooms
+def imported(file: Path) -> tuple[str, ...]:
+    found: list[str] = []
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+    return tuple(found)
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -44,7 +44,7 @@ from orchestrator.lifecycle.effects import (
     Weigh,
 )
 from orchestrator.lifecycle.machine import handle
-from orchestrator.lifecycle.recovery import Handover
+from orchestrator.lifecycle.recovery import PACKED, Handover
 from orchestrator.lifecycle.states import (
     Closing,
     JobFailed,
@@ -88,7 +88,15 @@ from planner.shards import Piece, made_of
 from workers.config import ElasticConfig
 from workers.control.records_digest import vector_sha256
 from workers.protocol.orders import Assignment, CommitOutcome, Request, StatePart
-from workers.protocol.reports import CheckpointReport, CopiedAhead, Parted, RankPosition, Report, StepReport
+from workers.protocol.reports import (
+    CheckpointReport,
+    CopiedAhead,
+    Parted,
+    PrefixFrozen,
+    RankPosition,
+    Report,
+    StepReport,
+)
 
 LAYERS = 6
 LAST = 1 << 30
@@ -121,7 +129,14 @@ class World:
         plan = self.plan(4)
         schedule = build("1f1b", plan.pipeline_ranks, 2, 1)
         self.order = order_of(
-            4, layers=LAYERS, plan=plan, schedule=schedule, generation=1, timeout_s=1.0, elastic=elastic
+            4,
+            layers=LAYERS,
+            plan=plan,
+            schedule=schedule,
+            generation=1,
+            timeout_s=1.0,
+            elastic=elastic,
+            packs=bool(seed % 2),
         )
         self.state: State = Pending()
         self.history: list[Stimulus] = []
@@ -253,7 +268,7 @@ class World:
             case AwaitCopies(_, ranks, change):
                 self.answers.append(CopiesOverdue(ranks, change))
             case Weigh():
-                self.answers.append(Weighed(self.random.random() < 0.7, "", effect.round))
+                self.answers.append(Weighed(self.random.random() < 0.7, "", effect.round, effect.prefix))
             case Dismiss(ranks):
                 for rank in ranks:
                     self.ranks.pop(rank, None)
@@ -362,7 +377,9 @@ class World:
     def plan_ahead(self, effect: PlanAhead) -> PlannedAhead:
         if self.random.random() < 0.1:
             return PlannedAhead(effect.number, why="no plan")
-        plan = self.plan(len(effect.lineup))
+        # Packed layers may need fewer ranks than there are.
+        fewer = effect.reason == PACKED and self.random.random() < 0.5
+        plan = self.plan(self.random.randint(1, len(effect.lineup)) if fewer else len(effect.lineup))
         copying = copied_ahead(effect.now, effect.members, plan, effect.lineup)
         schedule = build("1f1b", plan.pipeline_ranks, 2, 1)
         if self.random.random() < 0.1:
@@ -470,6 +487,10 @@ class World:
             return
         self.told = step
         self.answers.append(Reported(step_report(step, self.generations[-1])))
+        if self.random.random() < 0.1:
+            layers = self.random.randrange(LAYERS)
+            frozen = PrefixFrozen(step=step + 1, layers=layers, bound=0.0, norms=(), names=())
+            self.answers.append(Reported(frozen))
         asked, self.requests = self.requests, set()
         if Request.CHECKPOINT in asked or self.random.random() < 0.1:
             path = f"/{step}.{len(self.on_disk)}"

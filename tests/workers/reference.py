@@ -160,7 +160,12 @@ def train_plainly(
                 microbatch,
                 len(numbers),
                 config.pipeline.microbatch_size,
-                stream_of(data.dataset),
+                stream_of(
+                    data.dataset,
+                    config.data.buckets,
+                    config.pipeline.replicas,
+                    config.microbatches * config.pipeline.microbatch_size,
+                ),
                 config.data.shuffle,
             )
             indices = [sample for _, sample in places]

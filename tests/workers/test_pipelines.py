@@ -24,7 +24,7 @@ def on(pipelines: int, work: LaunchedJob) -> LaunchedJob:
     return replace(work, plan=replace(work.plan, pipelines=pipelines))
 
 
-@pytest.mark.parametrize("case", ["plain", "tied", "batchnorm", "dropout", "timelyfreeze+apf"])
+@pytest.mark.parametrize("case", ["plain", "tied", "batchnorm", "dropout", "buckets", "timelyfreeze+apf"])
 def test_fewer_pipelines_give_the_same_bits(tmp_path: Path, case: str) -> None:
     about: dict[str, Any] = {}
     fields: dict[str, Any] = {"microbatches": 2, "replicas": 3, "validate_every": 2}
@@ -32,7 +32,11 @@ def test_fewer_pipelines_give_the_same_bits(tmp_path: Path, case: str) -> None:
     if case in METHODS:
         trait, fields["freeze"], fields["steps"], fields["microbatches"] = "batchnorm", METHODS[case], 8, 4
         about["freeze_plans"] = (FIRST, SECOND)
+    if case == "buckets":
+        trait = "plain"
     config = small_config(tmp_path, trait, **fields)
+    if case == "buckets":
+        config = config.model_copy(update={"data": config.data.model_copy(update={"buckets": 3})})
     expected = run_threads(job(config, ranks=2, schedule="1f1b", **about))
     for pipelines, ranks, schedule in ((1, 1, "gpipe"), (1, 2, "zb-h1"), (2, 2, "1f1b")):
         run = run_threads(on(pipelines, job(config, ranks=ranks, schedule=schedule, **about)))

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from workers.data.buckets import Buckets
 from workers.data.mixture import Mixture
 from workers.metrics.measure import Measure
 
@@ -62,9 +63,17 @@ def takes_draws(dataset: Dataset) -> bool:
         return False
 
 
-def stream_of(dataset: Dataset) -> int | Mixture:
-    """The samples that training takes in turn, as `train_places` has them: their number, or the tables that `dataset`
-    mixes, its attribute `mixture`, which those of users do not have."""
+def stream_of(
+    dataset: Dataset, buckets: int = 1, replicas: int = 1, batch: int = 1
+) -> int | Mixture | Buckets:
+    """The samples that training takes in turn, as `train_places` has them: their number, the tables that `dataset`
+    mixes, its attribute `mixture`, which those of users do not have, or `data.buckets` parts of the samples.
+
+    Args:
+        batch: samples of a replica in a step.
+    """
+    if buckets > 1:
+        return Buckets(dataset.train_samples, buckets, replicas, batch)
     mixture = getattr(dataset, "mixture", None)
     return mixture if isinstance(mixture, Mixture) else dataset.train_samples
 

@@ -6,7 +6,8 @@ where g = replica * M + microbatch and microbatches_total = R * M: two replicas 
 microbatches. Knows nothing of data.
 
 An epoch's order is an array of all samples (`permutation`), or is computed sample by sample (`feistel`), which takes no
-memory however many there are. Where tables are mixed, `mixture.py` says which of them a position takes.
+memory however many there are. Where tables are mixed, `mixture.py` says which of them a position takes, and where
+replicas draw from parts of the samples, `buckets.py` says from which.
 """
 
 from __future__ import annotations
@@ -20,8 +21,13 @@ import numpy as np
 from numpy.random import Philox
 from numpy.typing import NDArray
 
+from workers.data.buckets import Buckets
 from workers.data.mixture import Mixture
 from workers.section import Shuffle
+
+SampleStream = int | Mixture | Buckets
+"""Training samples in the order of an endless stream: so many in turn, those of tables that are mixed, or those of
+parts."""
 
 LARGE = 10_000_000
 """Samples from which on a job that names no order has that of `feistel`."""
@@ -35,7 +41,7 @@ def train_indices(
     microbatch: int,
     microbatches_total: int,
     microbatch_size: int,
-    samples: int | Mixture,
+    samples: SampleStream,
     shuffle: Shuffle | None = None,
 ) -> list[int]:
     """The training samples of one microbatch, in order; the arguments are those of `train_places`."""
@@ -49,7 +55,7 @@ def train_places(
     microbatch: int,
     microbatches_total: int,
     microbatch_size: int,
-    samples: int | Mixture,
+    samples: SampleStream,
     shuffle: Shuffle | None = None,
 ) -> list[tuple[int, int]]:
     """(epoch, training sample) of each place of one microbatch, in order.
@@ -61,13 +67,14 @@ def train_places(
         microbatches_total: microbatches of all replicas in one step, R * M.
         microbatch_size: samples per microbatch.
         samples: how many training samples there are, which may be fewer than one step needs; or the tables that are
-            mixed, whose order is that of `feistel` in any case, and whose epochs each table counts for itself.
+            mixed, or the parts that replicas draw from, whose order is that of `feistel` in any case, and which count
+            epochs each for itself.
         shuffle: the order within an epoch; None: `permutation`.
     """
     first = (step * microbatches_total + microbatch) * microbatch_size
     places = []
     for position in range(first, first + microbatch_size):
-        if isinstance(samples, Mixture):
+        if not isinstance(samples, int):
             places.append(samples.place(seed, position, feistel_sample))
             continue
         epoch, offset = divmod(position, samples)

@@ -67,10 +67,15 @@ class ReplicaExchange:
     ) -> None:
         self._taken: dict[ReplicaPart, dict[int, FlatGradients]] = {}
         """The gradients of the own parts, while they are summed."""
+        self._totals: dict[int, list[Tensor]] = {}
+        """Layer -> what this sibling sums of it, so far, where replicas are summed in several turns."""
+        self._names: dict[int, frozenset[str]] = {}
+        """Layer -> the parameters of which any replica so far has a gradient."""
         self._cuts = cuts
         self._channel = channel
         self._siblings = tuple(siblings)
-        self._parts = tuple(parts)
+        self._all = self._parts = tuple(parts)
+        """All, and those that are summed now."""
         self._own = self._siblings.index(channel.rank)
         self._others = [r for r in range(len(self._siblings)) if r != self._own]
         self._layers = {layer: summed for layer, summed in sorted(layers.items()) if summed.names}
@@ -80,7 +85,7 @@ class ReplicaExchange:
     @property
     def own_parts(self) -> list[ReplicaPart]:
         """The parts that this pipeline executes."""
-        return self._parts_of(self._own)
+        return [part for part in self._all if part.pipeline == self._own]
 
     def sum(self, taken: Mapping[ReplicaPart, Mapping[int, FlatGradients]]) -> None:
         """Have each layer's parameters, or those of the own shard, have the sum over replicas; a gradient absent
@@ -89,32 +94,60 @@ class ReplicaExchange:
         Args:
             taken: part -> layer -> its gradients, if there are any; their memory is used up.
         """
+        self.add(taken, self._all, last=True)
+
+    def add(
+        self,
+        taken: Mapping[ReplicaPart, Mapping[int, FlatGradients]],
+        parts: Sequence[ReplicaPart],
+        *,
+        last: bool,
+    ) -> None:
+        """Add whole replicas to the sum of those before them; with the last ones, as `sum`. All siblings call it
+        together.
+
+        Args:
+            taken: part -> layer -> its gradients, as for `sum`.
+            parts: of these replicas, in order of summation.
+        """
+        self._parts = tuple(parts)
         self._taken = {
             part: {layer: taken.get(part, {}).get(layer, NO_GRADIENTS) for layer in self._layers}
-            for part in self.own_parts
+            for part in self._parts_of(self._own)
         }
         present = self._agree_on_presence()
-        layers = [layer for layer in self._layers if any(present[part][layer] for part in self._parts)]
-        groups = [group for sent, summed, _ in _turns(layers) for group in self._groups(sent, summed)]
+        there = {layer for layer in self._layers if any(present[part][layer] for part in self._parts)}
+        first = not self._names
+        self._names = {
+            layer: self._names.get(layer, frozenset()).union(*(present[part][layer] for part in self._parts))
+            for layer in self._layers
+        }
+        layers = [layer for layer in self._layers if layer in there or layer in self._totals]
+        turns = [(sent if sent in there else None, *others) for sent, *others in _turns(layers)]
+        groups = [
+            group for sent, summed, _ in turns for group in self._groups(sent, summed if last else None)
+        ]
         self._channel.window([group for group in groups if group])
         totals: dict[int, list[Tensor]] = {}
-        for sent, summed, done in _turns(layers):
+        for sent, summed, done in turns:
             if sent is not None:
                 self._mark_absent(sent, present)
                 for sibling in self._others:
                     self._send(self._parts_stream(sent, self._own, sibling), self._cut(sent, sibling))
             if summed is not None:
-                totals[summed] = self._total(summed)
-                for sibling in () if summed in self._cuts else self._others:
+                totals[summed] = self._total(summed, present=summed in there, first=first)
+                for sibling in () if summed in self._cuts or not last else self._others:
                     self._send(self._sum_stream(summed, self._own, sibling), totals[summed])
-            if done is not None:
-                self._put_total(done, totals.pop(done), present)
+            if done is not None and last:
+                self._put_total(done, totals.pop(done))
         self._channel.flush()
-        self._taken = {}
+        self._taken, self._totals = {}, totals
+        if last:
+            self._names = {}
 
     def drop(self) -> None:
         """Drop what a sum that broke off has left."""
-        self._taken = {}
+        self._taken, self._totals, self._names = {}, {}, {}
 
     def _groups(self, sent: int | None, summed: int | None) -> Iterator[list[MessageStream]]:
         """The streams of one turn that begin or end here, those together whose messages travel together."""
@@ -122,7 +155,7 @@ class ReplicaExchange:
             yield [
                 self._parts_stream(sent, source, target)
                 for source, target in self._exchanges()
-                if self._ranges(sent, target)
+                if self._ranges(sent, target) and self._parts_of(source)
             ]
         if summed is not None and summed not in self._cuts:
             yield [
@@ -144,7 +177,7 @@ class ReplicaExchange:
         """Have what is absent in a part change nothing in the sum of its replica: nothing was added for it. A replica
         without a gradient has zeros."""
         layouts = self._layers[layer].layouts
-        for part in self.own_parts:
+        for part in self._taken:
             if not self._taken[part][layer].buffers:
                 self._taken[part][layer] = self._layers[layer].zeros()
             replicas = [present[other][layer] for other in self._parts if other.replica == part.replica]
@@ -169,18 +202,28 @@ class ReplicaExchange:
     def _cut(self, layer: int, sibling: int) -> list[Tensor]:
         """Gradients of this pipeline that `sibling` sums: by part, and for each by buffer."""
         return [
-            self._taken[part][layer].buffers[number][elements]
-            for part in self.own_parts
+            of_part[layer].buffers[number][elements]
+            for of_part in self._taken.values()
             for number, elements in self._ranges(layer, sibling)
         ]
 
-    def _total(self, layer: int) -> list[Tensor]:
-        """The sum over replicas of what this sibling sums, by buffer; some of it in the memory of what is summed."""
-        count = len(self._ranges(layer, self._own))
+    def _total(self, layer: int, *, present: bool, first: bool) -> list[Tensor]:
+        """The sum over replicas of what this sibling sums, by buffer; some of it in the memory of what is summed.
+
+        Args:
+            present: whether any of the replicas at hand has a gradient of the layer.
+            first: whether no replica was summed before them.
+        """
+        count, before = len(self._ranges(layer, self._own)), self._totals.get(layer)
         if not count:
             return []
+        if not present:
+            assert before is not None
+            return [total.add_(0.0) for total in before]  # these replicas have zeros
         pieces: dict[ReplicaPart, Sequence[Tensor]] = {}
         for sibling in range(len(self._siblings)):
+            if not self._parts_of(sibling):
+                continue
             if sibling == self._own:
                 received: Sequence[Tensor] = self._cut(layer, self._own)
             else:
@@ -189,19 +232,22 @@ class ReplicaExchange:
                 pieces[part] = received[number * count : (number + 1) * count]
         totals: list[Tensor] = []
         for number in range(count):
-            of_replicas = (
+            of_replicas = [
                 _added_up(pieces[part][number] for part in of_replica)
                 for _, of_replica in groupby(self._parts, key=lambda part: part.replica)
-            )
+            ]
+            if before is not None:
+                of_replicas.insert(0, before[number])
+            elif not first:
+                of_replicas[0].add_(0.0)  # those before have zeros
             totals.append(_added_up(of_replicas))
         return totals
 
-    def _put_total(
-        self, layer: int, own: Sequence[Tensor], present: Mapping[ReplicaPart, Mapping[int, frozenset[str]]]
-    ) -> None:
+    def _put_total(self, layer: int, own: Sequence[Tensor]) -> None:
         """Put the siblings' sums together, or with shards the own ones, in the memory of this pipeline's last part.
         Others' sums prove that what was sent of it has arrived."""
-        buffers = self._taken[self.own_parts[-1]][layer].buffers
+        buffers = next((of_part[layer].buffers for of_part in reversed(self._taken.values())), ())
+        buffers = buffers or self._layers[layer].zeros().buffers
         cuts = self._cuts.get(layer)
         for sibling in range(len(self._siblings)) if cuts is None else (self._own,):
             ranges = self._ranges(layer, sibling)
@@ -213,7 +259,7 @@ class ReplicaExchange:
                 target = buffers[number][elements]
                 if target.data_ptr() != total.data_ptr():
                     target.copy_(total)
-        names = frozenset[str]().union(*(present[part][layer] for part in self._parts))
+        names = self._names[layer]
         if cuts is not None:
             names &= set(cuts[self._own].names)
         summed = self._layers[layer]
@@ -222,13 +268,15 @@ class ReplicaExchange:
     def _agree_on_presence(self) -> dict[ReplicaPart, dict[int, frozenset[str]]]:
         """Part -> layer -> the parameters of which its pipeline has a gradient."""
         places = [(layer, name) for layer, summed in self._layers.items() for name in summed.names]
-        own = self.own_parts
+        own = list(self._taken)
         there = [[name in self._taken[part][layer] for layer, name in places] for part in own]
         mine = torch.tensor(there, dtype=torch.bool).reshape(len(own), len(places))
-        for sibling in self._others:
+        for sibling in self._others if own else ():
             self._channel.send(self._stream(self._own, sibling, 0), (mine,))
         rows = dict(zip(own, there, strict=True))
         for sibling in self._others:
+            if not self._parts_of(sibling):
+                continue
             theirs = self._channel.receive(self._stream(sibling, self._own, 0))[0].cpu().tolist()
             rows.update(zip(self._parts_of(sibling), theirs, strict=True))
         found: dict[ReplicaPart, dict[int, frozenset[str]]] = {}

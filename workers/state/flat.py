@@ -407,6 +407,11 @@ class GradientBuffers:
         for parameter in self._parameters.values():
             parameter.grad = None
 
+    def free(self) -> None:
+        """Drop the gradients and the memory for them."""
+        self.drop()
+        self._buffers, self._views = (), {}
+
     def zeros(self) -> FlatGradients:
         """Fresh memory in which no gradient is present."""
         ranges: list[tuple[int, int]] = []

@@ -120,7 +120,6 @@ class Engine:
             ChannelError: a neighbour is gone or sent a message that does not fit its stream.
         """
         self._numbers = numbers
-        self._sink.begin_window()
         self._begin_faults(step + 1)
         self._waited_s = 0.0
         self._device.start_window()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 from torch import Tensor
@@ -18,7 +19,7 @@ from planner.plan import Plan
 from planner.rank_program import RankProgram
 from planner.rounds import busy_pipelines, executed_by, windows_of
 from planner.shards import Piece
-from planner.shares import numbers_of, parts
+from planner.shares import numbers_of, parts_by_window
 from workers.commit.unfinished import Greeting
 from workers.copies.redundancy import Shipping, ShippingSink
 from workers.copies.snapshots import Snapshots
@@ -31,6 +32,7 @@ from workers.gradients.curvature import CurvatureProbe, Place
 from workers.gradients.exchange import ReplicaExchange, TiedUse
 from workers.gradients.parts import GradientParts
 from workers.gradients.reduce_scatter import MicrobatchReduceScatter
+from workers.gradients.replica_sums import ReplicaSums
 from workers.gradients.sink import GradientSink
 from workers.layers.layer import Layer
 from workers.layers.loss import Loss
@@ -189,9 +191,14 @@ def make_sink(setup: GenerationSetup, channel: Channel, shipping: Shipping) -> G
             device=setup.device,
             activity=setup.activity,
         )
+    if plan.replicas > 1 and plan.pipeline_count == 1:
+        return ReplicaSums(summed, plan.microbatches)
     if plan.replicas > 1:
-        exchange = ReplicaExchange(channel, setup.siblings, summed, tags, parts(plan), cuts)
-        return GradientParts(exchange, plan.microbatches, summed)
+        windows = parts_by_window(plan)
+        exchange = ReplicaExchange(
+            channel, setup.siblings, summed, tags, tuple(chain.from_iterable(windows)), cuts
+        )
+        return GradientParts(exchange, plan.microbatches, summed, windows)
     return GradientSink(summed) if setup.definition.ties else ShippingSink(summed, shipping)
 
 

@@ -139,6 +139,8 @@ class Minibatch:
         """
         self.samples = {}
         self._sink.begin_step(self._freezer.prefix)
+        for layer in self.untouched & self._setup.layers.keys():
+            self._setup.layers[layer][0].summed.free()
         self._setup.reading.begin(self._wanted(step), self._read)
         self.weights.bring()
         for stage in self._stages.values():
@@ -159,10 +161,12 @@ class Minibatch:
         own = self._setup.windows
         before = {} if len(own) == 1 else self.copied_buffers()
         begun_s = time.perf_counter()
+        self._sink.begin_window()
         window = self.engine.run(step, self._batches(step, own[0]), own[0])
         first = {} if len(own) == 1 else self.copied_buffers()
         for numbers in own[1:]:
             self.load_buffers(before)
+            self._sink.begin_window()
             offset_s = time.perf_counter() - begun_s
             further = self.engine.run(step, self._batches(step, numbers), numbers)
             window = window.followed_by(further, offset_s)
@@ -281,7 +285,12 @@ def _read(config: WorkerConfig, dataset: Dataset, draws: bool, total: int, wante
         wanted.microbatch,
         total,
         config.pipeline.microbatch_size,
-        stream_of(dataset),
+        stream_of(
+            dataset,
+            config.data.buckets,
+            config.pipeline.replicas,
+            config.microbatches * config.pipeline.microbatch_size,
+        ),
         config.data.shuffle,
     )
     samples = [sample for _, sample in places]

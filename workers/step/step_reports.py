@@ -54,12 +54,13 @@ def timeline_report(setup: GenerationSetup, step: int, window: Window, step_s: f
 
 
 def step_times(
-    setup: GenerationSetup, channel: Channel, step: int, window: Window, frozen: bool
+    setup: GenerationSetup, channel: Channel, step: int, window: Window, frozen: bool, prefix: int
 ) -> StepTimes:
     """The times of `step` on this rank, for those who look for slow ranks and links.
 
     Args:
         frozen: whether the step may leave gradients out.
+        prefix: layers that it leaves out of the backward pass.
     """
     return StepTimes(
         rank=setup.rank,
@@ -70,6 +71,7 @@ def step_times(
         halves=half_times(window.spans),
         surroundings=setup.surroundings(),
         frozen=frozen,
+        prefix=prefix,
         links=channel.link_times(),
         waited_s=window.waited_s,
     )

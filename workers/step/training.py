@@ -424,7 +424,8 @@ class TrainingLoop:
         setup = self._setup
         if setup.observe is not None:
             frozen = self._freezer.may_freeze(step)
-            setup.observe(step_times(setup, self._channel, step, window, frozen))
+            prefix = self._freezer.prefix
+            setup.observe(step_times(setup, self._channel, step, window, frozen, prefix))
 
     def _record(self, window: Window, findings: Findings) -> CommitRecord:
         setup, freezer = self._setup, self._freezer

@@ -12,9 +12,10 @@ from orchestrator.analysis.outlook import MOST_SHARED, Outlook
 from orchestrator.analysis.step_causes import simulated_causes
 from orchestrator.pictures.heat_map import heat_map
 from orchestrator.pictures.timeline_text import legend, memory_peaks, terminal
+from orchestrator.prepare.layouts import PackedLayout
 from orchestrator.prepare.planning import Freezing
 from orchestrator.quantities import percent, seconds, significant, size
-from planner.plan import PlanError
+from planner.plan import Plan, PlanError
 from planner.profile import ModelProfile
 from planner.search.copies_cost import CopiesCost
 from planner.search.search import Alternative, ChosenPlan
@@ -33,8 +34,10 @@ def show(
     mode: str,
     copies: Sequence[CopiesCost],
     outlook: Outlook | None = None,
+    layouts: Sequence[PackedLayout] = (),
 ) -> None:
-    """Print everything about `choice`; `mode` is the job's redundancy, `copies` the price of its copies."""
+    """Print everything about `choice`; `mode` is the job's redundancy, `copies` the price of its copies, `layouts` its
+    pipelines once layers are frozen."""
 
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
@@ -45,7 +48,7 @@ def show(
     plan, prediction = choice.plan, choice.prediction
     post(
         f"{plan.schedule}: {counted(plan.stages, 'stage')} on {counted(plan.pipeline_ranks, 'rank')}"
-        f"{f' x {plan.replicas} replicas' if plan.replicas > 1 else ''},"
+        f"{_pipelines(plan)},"
         f" {counted(plan.microbatches, 'microbatch', 'microbatches')}"
     )
     if plan.shares:
@@ -79,8 +82,44 @@ def show(
             " weight-gradient time frozen:"
         )
         post(heat_map(freezing.ratios, console.width))
+    if layouts:
+        console.print(_layouts(layouts))
     for limit in binding_limits(choice, freezing):
         post(f"limit: {limit}")
+
+
+def _pipelines(plan: Plan) -> str:
+    if plan.replicas == 1:
+        return ""
+    if plan.pipeline_count == plan.replicas:
+        return f" x {plan.replicas} replicas"
+    return f" in {counted(plan.pipeline_count, 'pipeline')} for {plan.replicas} replicas"
+
+
+def _layouts(layouts: Sequence[PackedLayout]) -> Table:
+    table = Table(title="pipelines once layers are frozen (freeze.pack)", title_justify="left")
+    for column in (
+        "frozen layers",
+        "pipelines",
+        "ranks each",
+        "layers per stage",
+        "step",
+        "unpacked",
+        "faster",
+    ):
+        table.add_column(column, justify="left" if column == "layers per stage" else "right")
+    for each in layouts:
+        plan, step_s = each.plan, each.plan.predicted_step_s or each.unpacked_s
+        table.add_row(
+            str(each.frozen),
+            str(plan.pipeline_count),
+            str(plan.pipeline_ranks),
+            _counts(plan.layers),
+            seconds(step_s),
+            seconds(each.unpacked_s),
+            f"{layouts[0].unpacked_s / step_s:.2f} x",
+        )
+    return table
 
 
 def comparison_text(model: ModelProfile) -> str:

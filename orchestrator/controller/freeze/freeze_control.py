@@ -135,6 +135,12 @@ class FreezeControl:
         """
         async with self._changing:
             check_base(self._training(), command.base)
+            change = self._training().intents.change
+            if change is not None and change.cause == "pack":
+                raise JobError(
+                    "the job's pipelines are being laid out anew for the layers that are frozen: ask again once they"
+                    " train"
+                )
             job = self._running(self._training())
             # Simulates: too long for the event loop.
             wanted = await asyncio.to_thread(

@@ -87,8 +87,11 @@ class CurrentReplanner:
         links: Links | None = None,
         limits: Mapping[int, int] | None = None,
         recompute: tuple[int, ...] | None = None,
+        frozen: tuple[int, int] | None = None,
+        pipelines: int | None = None,
     ) -> None:
-        """Plan for the copies of another freeze method, other speeds, times, links or limits, from now on.
+        """Plan for the copies of another freeze method, other speeds, times, links, limits or frozen layers, from now
+        on.
 
         Args:
             method: a `freeze.method`, whose copies of the weights every plan must have room for. None: as before.
@@ -97,6 +100,9 @@ class CurrentReplanner:
             links: by rank, those that are slower than the profile's. None: as before.
             limits: by rank, the most memory that a plan may take there. None: as before.
             recompute: the layers that recompute in every plan. None: as before.
+            frozen: (layers frozen as a whole, from the input up; how many of them are never trained again). None: as
+                before.
+            pipelines: that plans have; 0: as many as make the shortest step. None: as before.
         """
         self._factors = factors or self._factors
         before = self._replanner
@@ -113,9 +119,12 @@ class CurrentReplanner:
         planned = None if self._profile is None else with_factors(self._profile, self._factors)
         if planned is not None and self._method is not None:
             planned = planned.frozen_by(self._method)
-        if planned != self._replanner.profile:
-            # A new one, which remembers no answers: those of the old one are for the copies that it counts.
-            self._replanner = replace(self._replanner, profile=planned)
+        layers, released = (before.frozen, before.released) if frozen is None else frozen
+        count = before.pipelines if pipelines is None else pipelines or None
+        then = replace(self._replanner, profile=planned, frozen=layers, released=released, pipelines=count)
+        if then != self._replanner:
+            # A new one, which remembers no answers: those of the old one are for what it counted.
+            self._replanner = then
         if self._replanner is not before:
             self._special = {}
         elif not other and not special:

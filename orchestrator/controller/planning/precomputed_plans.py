@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from statistics import median
 
@@ -20,7 +21,7 @@ from planner.failure_domains import zone_of
 from planner.ir import Schedule
 from planner.plan import Plan, PlanError
 from planner.simulation.resized_cluster import Sites
-from workers.protocol.reports import StepReport
+from workers.protocol.reports import PrefixFrozen, StepReport
 
 FIRST_REGROUP_S = 2.0
 """Expected time of a regroup until one has been seen."""
@@ -51,6 +52,9 @@ class PrecomputedPlans:
         match event:
             case StepReport(step_s=step_s):
                 self._steps_s = [*self._steps_s[1 - SEEN_STEPS :], step_s]
+            case PrefixFrozen():
+                # Steps take another time from now on.
+                self._steps_s = []
             case Regrouped():
                 self._steps_s = []
                 parts = (event.detect_s, event.settle_s, event.plan_s, event.move_s, event.resume_s)
@@ -59,11 +63,17 @@ class PrecomputedPlans:
             case _:
                 pass
 
-    async def make(self, effect: MakePlan) -> PlanReady | Unplannable:
-        """Return the plan for the ranks that continue."""
+    async def make(self, effect: MakePlan, frozen: int = 0) -> PlanReady | Unplannable:
+        """Return the plan for the ranks that continue.
+
+        Args:
+            frozen: layers that are frozen as a whole in the step that they go on with, perhaps fewer than by now.
+        """
         self._made += 1
         recovery_plan = effect.recovery_plan
         replanner = self._planning.of(recovery_plan.lineup)
+        if frozen < replanner.frozen:
+            replanner = replace(replanner, frozen=frozen, released=min(frozen, replanner.released))
         domains = [effect.domains[rank] for rank in recovery_plan.lineup]
         slowdowns = self._planning.known.of(recovery_plan.lineup)
         try:
@@ -151,7 +161,7 @@ class PrecomputedPlans:
         return PlannedAhead(effect.number, plan, schedule, copying, building)
 
     async def weigh(self, effect: Weigh) -> Weighed:
-        """Decide whether more ranks are worth a regroup."""
+        """Decide whether more ranks, or the layers frozen by now, are worth a regroup."""
         try:
             pays, why = await asyncio.to_thread(
                 self._planning.of(effect.ranks).pays,
@@ -165,7 +175,7 @@ class PrecomputedPlans:
             )
         except PlanError as error:
             pays, why = False, str(error)
-        return Weighed(pays, why, effect.round)
+        return Weighed(pays, why, effect.round, effect.prefix)
 
 
 def _left(domains: Mapping[int, str]) -> Iterator[dict[int, str]]:

@@ -25,7 +25,7 @@ from orchestrator.controller.ranks.next_plans import NextPlans
 from orchestrator.controller.ranks.patience import Patience
 from orchestrator.controller.ranks.processes import RankProcesses
 from orchestrator.controller.ranks.training import GenerationTraining
-from orchestrator.events.types import Event
+from orchestrator.events.types import Event, Formed, Scaled
 from orchestrator.lifecycle.effects import (
     Ask,
     Assess,
@@ -50,6 +50,7 @@ from orchestrator.lifecycle.effects import (
 )
 from orchestrator.lifecycle.stimuli import Joined, RankLoaded, Stimulus, StoreUp
 from workers.actor import Home
+from workers.protocol.reports import FreezeStarted, PrefixFrozen
 
 
 class Runtime:
@@ -70,6 +71,10 @@ class Runtime:
         self._hosts = hosts
         self._post = post
         self._planning = CurrentReplanner(setup.replanner, lambda: self.training.look_ahead_again())
+        self._freeze = setup.config.freeze
+        """The settings that the newest steps follow."""
+        self._prefixes: dict[int, int] = {}
+        """First step -> the layers that are frozen as a whole from it on."""
         on_host = setup.config.elastic.copies_on_host(setup.config.device)
         self._precomputed = PrecomputedPlans(self._planning, setup.config.job.steps, on_host=on_host)
         self.living = LivingRanks(setup.config.job.folder, hosts, post, spawn)
@@ -152,7 +157,9 @@ class Runtime:
             case CopyAside():
                 return self._next_plans.copy_aside(effect)
             case MakePlan():
-                return self._tell_of(partial(self._precomputed.make, effect))
+                return self._tell_of(
+                    partial(self._precomputed.make, effect, self._frozen_in(effect.recovery_plan.step + 1))
+                )
             case PlanAhead():
                 return self._tell_of(partial(self._precomputed.plan_ahead, effect))
             case Weigh():
@@ -161,10 +168,37 @@ class Runtime:
                 raise AssertionError(f"{effect} is not the runtime's")
 
     def fold(self, event: Event) -> None:
-        """Learn the times of steps and regroups, the draining ranks and the requested size from a logged event."""
+        """Learn the times of steps and regroups, the draining ranks, the requested size and the frozen layers from a
+        logged event."""
+        match event:
+            case PrefixFrozen(layers=layers, step=step):
+                self._prefixes[step] = layers
+                self._plan_for(layers)
+            case Formed(step=step):
+                self._plan_for(self._frozen_in(step + 1))
+                self._prefixes = {first: of for first, of in self._prefixes.items() if first <= step + 1}
+            case FreezeStarted(plan=plan) if plan.control is not None:
+                self._freeze = self._freeze.model_copy(update=plan.settings)
+                self._plan_for(self._planning.replanner.frozen)
+            case Scaled(pipelines=pipelines):
+                self._planning.set(pipelines=pipelines)
+            case _:
+                pass
         self._precomputed.fold(event)
         self._heartbeats.fold(event)
         self._processes.fold(event)
+
+    def _frozen_in(self, step: int) -> int:
+        """Layers that are frozen as a whole in `step`, as far as it is known."""
+        known = [first for first in self._prefixes if first <= step]
+        return self._prefixes[max(known)] if known else self._planning.replanner.first_frozen
+
+    def _plan_for(self, frozen: int) -> None:
+        """Have plans count on so many frozen layers, where the layout follows them."""
+        if self._freeze.pack == "off":
+            return
+        lasts = self._freeze.lasts and self._prefixes
+        self._planning.set(frozen=(frozen, frozen if lasts else 0))
 
     async def watch_room(self) -> None:
         """Post when there is room for ranks that the job lacks, until cancelled."""

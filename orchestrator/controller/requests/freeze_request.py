@@ -233,6 +233,7 @@ def _wanted_settings(wanted: WantedFreezing, job: Running) -> FreezeOverrides:
     )
     if then.named == now.named:
         raise JobError(f"the freeze method is {then.named} already: there is nothing to change")
+    _check_thawed(now, then, job)
     _check_memory(method, job)
     return then
 
@@ -265,6 +266,27 @@ def _check_prefix(method: str, wanted: WantedFreezing, now: FreezeOverrides, job
     then = job.spec.model_copy(update={"method": method, **keys})
     check_prefix(then, table=job.plan.schedule.startswith(CSV_PREFIX))
     check_prefix_fits(then, job.plan.layers[-1][1])
+
+
+def _check_thawed(now: FreezeOverrides, then: FreezeOverrides, job: Running) -> None:
+    """Raises:
+    JobError: layers that would be trained again do not fit the memory that the job's layout has for them.
+    """
+    replanner, stays = job.replanner, 0
+    if then.method == "prefix":
+        stays = then.prefix or 0
+    elif then.method == now.method:
+        stays = replanner.released
+    if stays >= replanner.released:
+        return
+    thawed = replace(replanner, frozen=stays, released=stays)
+    try:
+        thawed.check_memory(job.plan, job.domains)
+        thawed.check_memory(job.coming, job.domains)
+    except PlanError as error:
+        raise JobError(
+            f"layers that are frozen now would be trained again, and do not fit: {error}; or keep them frozen"
+        ) from error
 
 
 def _check_memory(method: str, job: Running) -> None:

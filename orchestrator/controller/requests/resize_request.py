@@ -4,7 +4,7 @@ Pure."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orchestrator.cluster.placement import Node
 from orchestrator.events.types import Noticed, Scaled
@@ -25,6 +25,8 @@ class Capacity:
 
     elastic: ElasticConfig
     replicas: int
+    pipelines: int
+    """Pipelines that its ranks form, or formed before it lacked any."""
     size: TargetSize
     """Size as requested so far."""
     members: int
@@ -35,21 +37,37 @@ class Capacity:
     """Number of further ranks that the cluster has room for."""
 
 
-def scaled(ranks: int | None, spares: int | None, has: Capacity, *, layers: int, id: str = "") -> Scaled:
-    """Return the size that `ranks` and `spares` ask for; None: as many as before.
+def scaled(
+    ranks: int | None,
+    spares: int | None,
+    has: Capacity,
+    *,
+    pipelines: int | None = None,
+    layers: int,
+    id: str = "",
+) -> Scaled:
+    """Return the size that `ranks`, `pipelines` and `spares` ask for; None: as many as before.
 
     Args:
+        ranks: of each pipeline.
         id: of the command.
 
     Raises:
         JobError: they make no job, or the cluster has no room for them.
     """
-    if ranks is None and spares is None:
-        raise JobError("scale to what? Give a number of ranks, of spares, or both")
-    replicas, elastic = has.replicas, has.elastic
+    if ranks is None and spares is None and pipelines is None:
+        raise JobError("scale to what? Give a number of ranks, of pipelines or of spares")
+    elastic, asked = has.elastic, has.size.pipelines if pipelines is None else pipelines
+    if pipelines is not None and not 0 <= pipelines <= has.replicas:
+        raise JobError(
+            f"{counted(pipelines, 'pipeline')} are asked for, and each executes at least one of the job's"
+            f" {counted(has.replicas, 'replica')}: ask for 1 to {has.replicas}, or for 0 to leave it to the planner"
+        )
     # If only the spares change, places without a rank need no room.
-    resizes = ranks is not None
-    ranks = has.size.places // replicas if ranks is None else ranks
+    resizes = ranks is not None or pipelines is not None
+    count = has.size.pipelines or has.pipelines
+    ranks = has.size.places // count if ranks is None else ranks
+    count = asked or count
     spares = has.size.spares if spares is None else spares
     if ranks < 1:
         raise JobError(f"a pipeline has at least 1 rank, and {ranks} are asked for")
@@ -60,16 +78,16 @@ def scaled(ranks: int | None, spares: int | None, has: Capacity, *, layers: int,
             f"{ranks} ranks are asked for, and the model has {counted(layers, 'layer')}: each rank needs at least one,"
             f" so ask for {layers} at most"
         )
-    if ranks * replicas < elastic.min_ranks:
+    if ranks * count < elastic.min_ranks:
         raise JobError(
-            f"{counted(ranks * replicas, 'rank')} would be fewer than elastic.min_ranks = {elastic.min_ranks}, and it"
+            f"{counted(ranks * count, 'rank')} would be fewer than elastic.min_ranks = {elastic.min_ranks}, and it"
             " would wait for others: ask for more"
         )
     if spares and elastic.redundancy == "none":
         raise JobError(
             'elastic.redundancy = "none" ends the job with the first rank that is lost: spares would be of no use'
         )
-    event = Scaled(ranks=ranks, spares=spares, places=ranks * replicas, id=id)
+    event = Scaled(ranks=ranks, spares=spares, places=ranks * count, id=id, pipelines=asked)
     before = (has.size.places if resizes else has.members) + has.size.spares
     wanted = (event.places if resizes else has.members) + event.spares
     if wanted > max(before, has.up + has.room):
@@ -80,8 +98,8 @@ def scaled(ranks: int | None, spares: int | None, has: Capacity, *, layers: int,
     return event
 
 
-def check_plan(job: JobData, replanner: Replanner, places: int, known: RankSlowdowns = NONE_KNOWN) -> None:
-    """Check that a plan uses `places` ranks and fits their memory; takes tens of milliseconds.
+def check_plan(job: JobData, replanner: Replanner, asked: Scaled, known: RankSlowdowns = NONE_KNOWN) -> None:
+    """Check that a plan uses as many ranks as are asked for and fits their memory; takes tens of milliseconds.
 
     Args:
         known: the speeds of the job's ranks.
@@ -89,15 +107,19 @@ def check_plan(job: JobData, replanner: Replanner, places: int, known: RankSlowd
     Raises:
         JobError: there is none; says why.
     """
+    places = asked.places
     there = [*job.membership.members, *sorted(job.membership.idle)][:places]
+    wanted = replace(replanner, pipelines=asked.pipelines or None)
     try:
-        plan = _plan_for(places, there, job, replanner, known)
+        plan = _plan_for(places, there, job, wanted, known)
     except PlanError as error:
         raise JobError(str(error)) from error
+    if asked.pipelines not in (0, plan.pipeline_count):
+        raise JobError(f"no plan for {counted(asked.pipelines, 'pipeline')}: {plan.reason}")
     if plan.world_size != places:
         raise JobError(
             f"a plan for {counted(places, 'rank')} would use {plan.world_size} of them ({plan.reason}): ask for"
-            f" {plan.world_size // plan.replicas or 1} per pipeline"
+            f" {plan.pipeline_ranks} per pipeline"
         )
 
 

@@ -14,7 +14,8 @@ from orchestrator.history.job_view import JobView
 from orchestrator.pictures.charts import Chart, Point, Series
 from orchestrator.pictures.heat_map import HeatMap, heat_map_of
 from orchestrator.quantities import percent, seconds, significant
-from orchestrator.report.parts import ReportNote, Tile, tile
+from orchestrator.report.parts import ReportNote, Table, Tile, tile
+from orchestrator.report.run.layouts import layouts
 from orchestrator.report.run.what_ran import plan_changes
 
 BINS = 20
@@ -38,6 +39,8 @@ class FreezingPart:
     """Freeze counts of each parameter: TimelyFreeze, appendix H."""
     counted: str
     """The steps that the counts cover."""
+    layouts: tuple[Table, ...] = ()
+    """Pipelines and frozen layers over the steps."""
 
 
 def freezing(run: JobView) -> FreezingPart | None:
@@ -46,15 +49,17 @@ def freezing(run: JobView) -> FreezingPart | None:
     if numbers is None:
         return None
     counts, counted = _counts(run)
+    tables, pipelines = layouts(run)
     return FreezingPart(
         method=numbers.method,
         notes=() if numbers.warning is None else (ReportNote("warn", "Warning", numbers.warning),),
         tiles=_tiles(run, numbers),
         ratios=_ratios(run),
         worth=_worth(run),
-        charts=_over_steps(run),
+        charts=(*pipelines, *_over_steps(run)),
         counts=counts,
         counted=counted,
+        layouts=tables,
     )
 
 

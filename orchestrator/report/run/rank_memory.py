@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from orchestrator.history.job_view import JobView
 from orchestrator.pictures.memory_use import USES, by_use
-from orchestrator.prepare.planning import as_planned
+from orchestrator.prepare.planning import as_followed
 from orchestrator.quantities import percent, size
 from orchestrator.report.parts import Tile, tile
 from orchestrator.spec.job_spec import Spec
@@ -80,7 +80,7 @@ def rank_memory(run: JobView, profile: Profile | None) -> MemoryPart | None:
     if profile is None or plan is None:
         return None
     try:
-        planned = as_planned(profile, Spec.model_validate(run.spec))
+        planned = as_followed(profile, Spec.model_validate(run.spec), run.freeze)
         prediction = predict(planned, plan, schedule_of(plan))
     except (ValueError, IndexError):
         # The plan has more ranks than the profile has devices, or the spec is of another version.

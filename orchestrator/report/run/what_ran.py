@@ -84,8 +84,10 @@ def optimizer_text(optimizer: Mapping[str, Any]) -> str:
 def ranks_text(plan: Plan, nodes: int) -> str:
     """The numbers of ranks, replicas and nodes."""
     text = str(plan.world_size)
-    if plan.replicas > 1:
+    if plan.replicas > 1 and plan.pipeline_count == plan.replicas:
         text += f", {plan.replicas} replicas of {plan.pipeline_ranks}"
+    elif plan.replicas > 1:
+        text += f", {counted(plan.pipeline_count, 'pipeline')} of {plan.pipeline_ranks} for {plan.replicas} replicas"
     if plan.shares:
         text += f", a step with {shares_text(plan.shares)}"
     return f"{text}, on {counted(nodes, 'node')}" if nodes else text

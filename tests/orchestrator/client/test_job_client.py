@@ -144,7 +144,7 @@ def test_every_command_says_who_sends_it(monkeypatch: pytest.MonkeyPatch) -> Non
         ("fault", {"drill": {}}),
         ("drain", {"node": "node1", "deadline_s": 5.0}),
         ("undrain", {"node": "node1"}),
-        ("scale", {"ranks": None, "spares": 1}),
+        ("scale", {"ranks": None, "pipelines": None, "spares": 1}),
         ("plan", {"partition": [1, 2], "base": [1, 4]}),
     ]
 

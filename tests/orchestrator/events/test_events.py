@@ -77,6 +77,9 @@ EVERY_KIND: tuple[events.Event, ...] = (
     events.Commanded(id="a", name="move", arguments={"layers": "3-4", "rank": 1}, by="control from 10.0.0.9"),
     events.Scaled(ranks=3, spares=1, places=6),
     events.Dismissed(ranks=(7,)),
+    events.LayoutWeighed(
+        prefix=41, pays=True, reason="with 4 ranks instead of 4 a step takes 60 ms instead of 90 ms"
+    ),
     events.FreezeChanged(
         from_step=8,
         method="timelyfreeze",

@@ -153,7 +153,7 @@ def test_a_memory_limit_binds_and_is_told() -> None:
         ({"ranks": 4}, "the profile has 2 devices .made by hand., and pipeline.ranks = 4"),
         (
             {"ranks": 8, "replicas": 2},
-            "the profile has 2 devices .*, and pipeline.ranks = 8 with pipeline.replicas = 2 needs 4",
+            "the profile has 2 devices .*, and pipeline.ranks = 8 in 2 pipelines needs 4",
         ),
         (
             {"microbatch_size": 8},

@@ -240,6 +240,16 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ),
         (PipelineConfig(ranks=1, replicas=2), ClusterConfig(), "choose 2"),
         (
+            PipelineConfig(ranks=5, replicas=4, pipelines=2),
+            ClusterConfig(),
+            "pipeline.ranks = 5 is not divisible by pipeline.pipelines = 2.*all pipelines, choose 4 or 6",
+        ),
+        (
+            PipelineConfig(ranks=8, replicas=2, pipelines=4),
+            ClusterConfig(),
+            "pipeline.pipelines = 4 is more than pipeline.replicas = 2.*use 2 pipelines at most",
+        ),
+        (
             PipelineConfig(ranks=2, partition=(2, 2, 2)),
             ClusterConfig(),
             "lists 3 stages, but 1f1b on 2 ranks has 2",
@@ -433,6 +443,23 @@ def test_a_profile_is_needed_where_costs_decide(
     pipeline: PipelineConfig, cluster: ClusterConfig, needed: bool
 ) -> None:
     spec = Spec(job=JobConfig(name="a"), pipeline=pipeline, cluster=cluster)
+    assert needs_profile(spec) is needed
+
+
+@pytest.mark.parametrize(
+    ("freeze", "needed"),
+    [
+        ({"method": "prefix", "prefix": 2}, True),
+        ({"method": "pipetransformer"}, True),
+        ({"method": "pipetransformer", "pack": "paper"}, True),
+        ({"method": "pipetransformer", "pack": "off"}, False),
+        ({"method": "timelyfreeze"}, False),
+    ],
+)
+def test_a_profile_is_needed_where_pipelines_follow_what_is_frozen(
+    freeze: dict[str, object], needed: bool
+) -> None:
+    spec = Spec(job=JobConfig(name="a"), freeze=FreezeConfig.model_validate(freeze))
     assert needs_profile(spec) is needed
 
 

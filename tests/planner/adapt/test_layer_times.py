@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import small_profile
 
 from planner.adapt.layer_times import LayerTimeCorrections, with_factors
+from planner.adapt.speeds import slowdown_of
 from planner.observed import StageTime, StepTimes
 
 LAYERS = tuple(small_profile.layer(f"layer{number}") for number in range(4))
@@ -55,6 +58,19 @@ def test_frozen_steps_and_other_actions_teach_nothing() -> None:
     known = LayerTimeCorrections(PROFILE)
     assert not any(known.observe(step(number, 2.0, 1.0, frozen=True), PLAN) for number in range(20))
     assert known.factors == ((1.0, 1.0, 1.0),) * 4
+
+
+def test_a_layer_without_a_backward_pass_teaches_its_forward_alone() -> None:
+    """Two of the first rank's three layers are frozen as a whole: its backward passes are those of the third."""
+    known = LayerTimeCorrections(PROFILE)
+    one = step(1, 1.0, 1 / 3)
+    for number in range(50):
+        known.observe(replace(one, step=number, prefix=2), PLAN)
+    assert known.factors == ((1.0, 1.0, 1.0),) * 4
+    for layers, factor in ((0, 1 / 3), (2, 1.0)):
+        slowdown, why = slowdown_of(PROFILE, PLAN, 0, one.times[1:], frozen=False, prefix=layers)
+        assert not why
+        assert slowdown == pytest.approx(factor)
 
 
 def test_factors_are_three_for_each_layer() -> None:

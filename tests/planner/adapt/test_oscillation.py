@@ -165,12 +165,12 @@ MOST = {1.3: 1.02, 1.8: 0.92, 3.2: 0.75}
     ("every", "factor", "noise"),
     [
         (1, 1.8, 0.1),
-        (2, 3.2, 0.02),
-        (3, 1.3, 0.1),
+        pytest.param(2, 3.2, 0.02, marks=pytest.mark.soak),
+        pytest.param(3, 1.3, 0.1, marks=pytest.mark.soak),
         (3, 3.2, 0.02),
-        (5, 1.8, 0.02),
+        pytest.param(5, 1.8, 0.02, marks=pytest.mark.soak),
         (10, 3.2, 0.1),
-        (20, 1.3, 0.1),
+        pytest.param(20, 1.3, 0.1, marks=pytest.mark.soak),
         (50, 1.8, 0.02),
     ],
 )

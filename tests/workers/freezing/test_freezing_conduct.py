@@ -260,6 +260,8 @@ def test_only_what_a_method_uses_must_be_as_it_was(method: str, used: set[str]) 
         "schedule": ((1, 2),),
         "thaw": "rate",
         "frozen_mode": "eval",
+        "pack": "off",
+        "frozen_cost": 0.5,
     }
     assert {"method", *others} == set(FreezeConfig.model_fields)
     freeze = FreezeConfig.model_validate({"method": method, **given})

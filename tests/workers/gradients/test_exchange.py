@@ -17,6 +17,7 @@ from workers.config import OptimizerConfig
 from workers.data.registry import open_dataset
 from workers.data.sampling import train_indices
 from workers.gradients.exchange import ReplicaExchange, TiedUse, TieExchange
+from workers.gradients.replica_sums import ReplicaSums
 from workers.models.registry import build_definition
 from workers.protocol.reports import StepReport
 from workers.reproducibility import rng
@@ -168,6 +169,60 @@ def test_parts_of_a_replica_are_summed_before_the_replicas() -> None:
 
     on_threads(2, work)
     assert_sums(layers, expected)
+
+
+@pytest.mark.parametrize(("siblings", "replicas"), [(1, 4), (2, 4), (2, 5), (3, 7)])
+def test_replicas_summed_window_by_window_have_the_bits_of_all_at_once(siblings: int, replicas: int) -> None:
+    """The last window may have fewer replicas than there are siblings; layers and parameters come and go."""
+    layers = [{layer: trained() for layer in range(6)} for _ in range(siblings)]
+    every = [ReplicaPart(replica, 0, 1, replica % siblings) for replica in range(replicas)]
+    windows = [every[first : first + siblings] for first in range(0, replicas, siblings)]
+
+    def given(replica: int, layer: int, step: int) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(97 * replica + 7 * layer + step)
+        absent = torch.rand((), generator=generator) < 0.5 or layer == 5
+        return {} if absent else drawn_gradients(1000 * step + 31 * replica + layer)
+
+    def work(rank: int, channel: LocalChannel) -> None:
+        summed = {layer: GradientBuffers(parameters) for layer, parameters in layers[rank].items()}
+        exchange = ReplicaExchange(channel, range(siblings), summed, 0, every)
+        for step in range(4):
+            for number, parts in enumerate(windows):
+                taken: dict[ReplicaPart, dict[int, FlatGradients]] = {}
+                for part in parts:
+                    if part.pipeline != rank:
+                        continue
+                    for layer, parameters in layers[rank].items():
+                        for name, gradient in given(part.replica, layer, step).items():
+                            parameters[name].grad = gradient
+                        taken.setdefault(part, {})[layer] = summed[layer].taken()
+                exchange.add(taken, parts, last=number == len(windows) - 1)
+            for of_layer in summed.values():
+                of_layer.gathered()
+            if step < 3:
+                for of_layer in summed.values():
+                    of_layer.drop()
+
+    def expected(layer: int, name: str) -> Tensor | None:
+        of_replicas = [[given(replica, layer, 3)] for replica in range(replicas)]
+        return summed_by_hand(of_replicas, name, trained()[name])
+
+    on_threads(siblings, work)
+    assert_sums(layers, expected)
+    if siblings > 1:
+        return
+    alone = {layer: trained() for layer in range(6)}
+    summed = {layer: GradientBuffers(parameters) for layer, parameters in alone.items()}
+    sink = ReplicaSums(summed, 1)
+    for step in range(4):
+        sink.drop()
+        for replica in range(replicas):
+            for layer, parameters in alone.items():
+                sink.begin(layer, replica)
+                for name, gradient in given(replica, layer, step).items():
+                    parameters[name].grad = gradient
+        sink.reduce()
+    assert_sums([alone], expected)
 
 
 @pytest.mark.parametrize("ranks", [(0, 1, 2), (2, 1, 0), (1, 0, 1)])

@@ -42,6 +42,24 @@ def test_what_was_planned_before_a_change_does_not_hold_after_it() -> None:
     assert len(changes) == 2
 
 
+def test_plans_count_on_the_layers_that_are_frozen_now() -> None:
+    changes: list[str] = []
+    planning = CurrentReplanner(replanner(profiled()), lambda: changes.append("again"))
+    before = planning.replanner.profile_on(["a", "b"])
+    planning.set(frozen=(2, 0))
+    assert planning.replanner.profile_on(["a", "b"]).model == before.with_prefix(2).model
+    assert planning.of((0, 1)).frozen == 2
+    planning.set(method="apf")
+    assert planning.replanner.frozen == 2
+    planning.set(frozen=(0, 0))
+    planning.set(frozen=(0, 0))
+    planning.set(pipelines=1)
+    assert planning.replanner.pipelines == 1
+    planning.set(pipelines=0)
+    assert planning.replanner.pipelines is None
+    assert len(changes) == 5
+
+
 def test_what_changes_nothing_keeps_the_plans() -> None:
     changes: list[str] = []
     for profile in (profiled(), None):

@@ -28,7 +28,13 @@ from workers.config import ElasticConfig
 from workers.protocol.errors import JobError
 
 HAS = Capacity(
-    elastic=ElasticConfig(), replicas=1, size=TargetSize(places=3, spares=0), members=3, up=3, room=2
+    elastic=ElasticConfig(),
+    replicas=1,
+    pipelines=1,
+    size=TargetSize(places=3, spares=0),
+    members=3,
+    up=3,
+    room=2,
 )
 
 
@@ -42,7 +48,7 @@ HAS = Capacity(
         (
             2,
             None,
-            replace(HAS, replicas=2, size=TargetSize(places=2, spares=0)),
+            replace(HAS, replicas=2, pipelines=2, size=TargetSize(places=2, spares=0)),
             Scaled(ranks=2, spares=0, places=4),
         ),
         # A job that lacks ranks may still be told to have fewer than it was to have.
@@ -80,6 +86,35 @@ def test_a_size_that_cannot_be(ranks: int | None, spares: int | None, has: Capac
         scaled(ranks, spares, has, layers=9)
 
 
+FOUR = replace(HAS, replicas=4, pipelines=1, size=TargetSize(places=4, spares=0), members=4, up=4, room=8)
+"""One pipeline of four ranks for four replicas."""
+TWO = replace(FOUR, size=TargetSize(places=4, spares=0, pipelines=2))
+"""The same ranks in two pipelines, as somebody asked."""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "pipelines", "has", "size"),
+    [
+        (None, 2, FOUR, Scaled(ranks=4, spares=0, places=8, pipelines=2)),
+        (1, 4, FOUR, Scaled(ranks=1, spares=0, places=4, pipelines=4)),
+        (3, None, FOUR, Scaled(ranks=3, spares=0, places=3)),
+        (3, None, TWO, Scaled(ranks=3, spares=0, places=6, pipelines=2)),
+        (None, 3, TWO, Scaled(ranks=2, spares=0, places=6, pipelines=3)),
+        (None, 0, TWO, Scaled(ranks=2, spares=0, places=4)),
+    ],
+)
+def test_a_number_of_pipelines_that_can_be(
+    ranks: int | None, pipelines: int | None, has: Capacity, size: Scaled
+) -> None:
+    assert scaled(ranks, None, has, pipelines=pipelines, layers=9) == size
+
+
+@pytest.mark.parametrize("pipelines", [5, -1])
+def test_more_pipelines_than_replicas_are_refused(pipelines: int) -> None:
+    with pytest.raises(JobError, match=rf"{pipelines} pipelines are asked for.*4 replicas: ask for 1 to 4"):
+        scaled(None, None, FOUR, pipelines=pipelines, layers=9)
+
+
 def begun(folder: Path, memory_bytes: int | None = None) -> tuple[JobData, Replanner]:
     """A job of ten layers on four ranks, two on each of two nodes; every layer has a million parameters."""
     done = resolved(tiny(folder, "job", model={"layers": 8}))
@@ -102,15 +137,15 @@ def begun(folder: Path, memory_bytes: int | None = None) -> tuple[JobData, Repla
 
 def test_a_plan_must_use_all_ranks_and_fit_their_memory(tmp_path: Path) -> None:
     job, replanner = begun(tmp_path, 10**9)
-    check_plan(job, replanner, 3)
-    check_plan(job, replanner, 5)
+    check_plan(job, replanner, Scaled(ranks=3, spares=0, places=3))
+    check_plan(job, replanner, Scaled(ranks=5, spares=0, places=5))
     with pytest.raises(JobError, match=r"a plan for 6 ranks would use 5 of them .*ask for 5 per pipeline"):
-        check_plan(job, replanner, 6)
+        check_plan(job, replanner, Scaled(ranks=6, spares=0, places=6))
     job, replanner = begun(tmp_path, 60_000_000)
     with pytest.raises(JobError, match=r"no plan for 1 rank: .*bytes"):
-        check_plan(job, replanner, 1)
+        check_plan(job, replanner, Scaled(ranks=1, spares=0, places=1))
     with pytest.raises(JobError, match=r"a plan for 11 ranks would use 10 of them .*ask for 10 per pipeline"):
-        check_plan(*begun(tmp_path), 11)
+        check_plan(*begun(tmp_path), Scaled(ranks=11, spares=0, places=11))
 
 
 HOMES = {

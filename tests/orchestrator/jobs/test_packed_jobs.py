@@ -1,0 +1,159 @@
+"""Complete jobs on plain processes whose pipelines shrink and multiply as layers freeze: the bits stay the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_profile import made_profile
+from process_hosts import ElasticJob, Ran, assert_gone
+from ray_jobs import resolved
+from tiny_jobs import tiny
+
+from benchmarks.parts.rank_threads import run_threads
+from orchestrator.controller.planning import precomputed_plans
+from orchestrator.events import types as events
+from orchestrator.history.job_view import fold
+from orchestrator.lifecycle.states import JobFinished
+from orchestrator.prepare.settling import Settled
+from orchestrator.report.page import render
+from orchestrator.report.run.layouts import stretches
+from workers.launch.ranks import LaunchedJob
+from workers.protocol.reports import PrefixFrozen, StepReport
+
+STEPS = 24
+PASS_S = 0.002
+LAYERS = 8
+SCHEDULE = [[5, 4], [12, 6]]
+Act = Callable[[ElasticJob, events.Event], None]
+
+
+def packing(folder: Path, pass_s: float = PASS_S, **sections: dict[str, Any]) -> Settled:
+    """One pipeline of four ranks for four replicas."""
+    times = dict.fromkeys(("forward_s", "input_grad_s", "weight_grad_s"), pass_s)
+    given: dict[str, dict[str, Any]] = {
+        "job": {"steps": STEPS, "sample_tokens": 0},
+        "model": {"layers": LAYERS - 2},
+        "pipeline": {"ranks": 4, "replicas": 4, "pipelines": 1, "microbatches": 2},
+        "cluster": {"device": "emulated", "emulated": times},
+        "freeze": {"method": "prefix", "schedule": SCHEDULE},
+        "elastic": {"redundancy": "peer"},
+    }
+    for section, keys in sections.items():
+        given[section] = {**given.get(section, {}), **keys}
+    return resolved(tiny(folder, "job", **given))
+
+
+def run(done: Settled, act: Act = lambda job, event: None) -> Ran:
+    outline = done.outline
+    weights = [PASS_S / 0.01] * len(outline.layers)
+    profile = made_profile(outline.layers, outline.parameters, 4, weights=weights)
+    ran = ElasticJob(done, act, profile=profile, packs=True).run()
+    assert isinstance(ran.state, JobFinished), ran.state
+    assert ran.steps == list(range(1, STEPS + 1))
+    assert_gone(ran.pids)
+    return ran
+
+
+def expected(folder: Path, **sections: dict[str, Any]) -> str:
+    """The state in which the job ends without packing, on threads."""
+    done = packing(folder, 0.0, **sections)
+    return run_threads(LaunchedJob(done.config, done.plan, done.schedule)).state_sha256
+
+
+def packed(ran: Ran) -> list[events.Regrouped]:
+    return [event for event in ran.of(events.Regrouped) if event.cause == "pack"]
+
+
+def layouts(ran: Ran) -> list[tuple[int, int]]:
+    """(pipelines, ranks of each) of the plans, in order."""
+    found = [(event.plan.pipeline_count, event.plan.pipeline_ranks) for event in ran.of(events.Issued)]
+    return [layout for number, layout in enumerate(found) if not number or layout != found[number - 1]]
+
+
+@pytest.fixture(autouse=True)
+def _worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The jobs are too short for a regroup of seconds to pay."""
+    monkeypatch.setattr(precomputed_plans, "FIRST_REGROUP_S", 0.0)
+
+
+CASES: dict[str, dict[str, dict[str, Any]]] = {
+    "plain": {},
+    "shards": {"pipeline": {"shard": "optimizer"}},
+    "snapshots": {"elastic": {"copy_every": 3}},
+    "checkpoints": {"elastic": {"redundancy": "checkpoint"}, "checkpoint": {"every_steps": 2}},
+    "bfloat16": {"job": {"precision": "bfloat16"}},
+    "stop": {"elastic": {"migration": "stop"}},
+    "thawed": {"freeze": {"schedule": [[5, 6], [12, 0]]}},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pipelines_shrink_and_multiply_with_the_same_bits(tmp_path: Path, case: str) -> None:
+    ran = run(packing(tmp_path / "packed", **CASES[case]))
+    assert packed(ran), "no layout was changed"
+    assert len(layouts(ran)) > 1
+    assert max(pipelines for pipelines, _ in layouts(ran)) > 1
+    assert len(ran.pids) == 4, "no process was started anew"
+    assert ran.state_sha256 == expected(tmp_path / "plain", **CASES[case])
+
+
+def test_the_report_shows_pipelines_over_the_steps_and_what_each_change_cost(tmp_path: Path) -> None:
+    done = packing(tmp_path / "packed")
+    ran = run(done)
+    spec = done.spec.model_dump(mode="json")
+    begun = events.Submitted(job="job", epoch=1, spec=spec, resume=False, takeover=False)
+    view = fold(
+        events.Record(time_s=float(number), event=event) for number, event in enumerate((begun, *ran.log))
+    )
+    found = stretches(view)
+    assert (found[0].first, found[0].frozen, found[0].pipelines, found[0].ranks) == (1, 0, 1, 4)
+    assert [each.first for each in found if each.frozen] != []
+    assert found[-1].frozen == SCHEDULE[-1][1]
+    changed = [each for each in found if each.cost_s is not None]
+    assert len(changed) == len(ran.of(events.Regrouped))
+    assert all(each.cost_s is not None and 0 < each.cost_s < 60 for each in changed)
+    page = render(view)
+    assert "Pipelines and frozen layers over the steps" in page
+    assert f"{found[-1].pipelines} x " in page
+
+
+def first(kind: type[Any], then: Act, when: Callable[[Any], bool] = lambda event: True) -> Act:
+    """`then` at the first event of a kind."""
+    left = [True]
+
+    def act(running: ElasticJob, event: events.Event) -> None:
+        if left and isinstance(event, kind) and when(event):
+            left.pop()
+            then(running, event)
+
+    return act
+
+
+def kill(rank: int) -> Act:
+    return lambda running, event: running.signal(rank)
+
+
+PHASES: dict[str, Callable[[], Act]] = {
+    "freezing": lambda: first(PrefixFrozen, kill(1)),
+    "copying": lambda: first(
+        events.Issued, kill(1), lambda event: event.plan.reason.startswith("copies for the next")
+    ),
+    "regrouping": lambda: first(
+        events.Issued, kill(1), lambda event: event.plan.pipeline_count > 1 and event.plan.version > 1
+    ),
+    "formed": lambda: first(events.Regrouped, kill(1), lambda event: event.cause == "pack"),
+    "first step": lambda: first(StepReport, kill(1), lambda event: event.generation > 1),
+    "second freezing": lambda: first(PrefixFrozen, kill(2), lambda event: event.layers == 6),
+}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_rank_killed_in_any_phase_of_packing_changes_no_bit(tmp_path: Path, phase: str) -> None:
+    ran = run(packing(tmp_path / "packed"), PHASES[phase]())
+    lost = [event for event in ran.of(events.Regrouped) if event.lost]
+    assert lost, "no rank was lost"
+    assert sum(event.steps_lost for event in lost) == 0
+    assert ran.state_sha256 == expected(tmp_path / "plain")

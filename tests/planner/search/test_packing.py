@@ -1,0 +1,143 @@
+"""Pipelines of a job whose first layers are frozen: fewer ranks each, more of them, by the search and by the paper."""
+
+from dataclasses import replace
+
+import pytest
+from made_profile import made_profile
+
+from planner.plan import Plan, PlanError
+from planner.profile import Profile
+from planner.schedule.expand import schedule_of
+from planner.schedule.validate import validate
+from planner.search.packing import packed
+from planner.search.replan import Replanner
+from planner.search.search import PlanWish, choose
+from planner.simulation.predict import predict
+
+LAYERS = 12
+PARAMETERS = (1000,) * LAYERS
+DOMAINS = tuple("abcdefgh")
+
+
+def profile(ranks: int = 8, **changes: object) -> Profile:
+    names = [f"layer{number}" for number in range(LAYERS)]
+    return made_profile(names, PARAMETERS, ranks, **changes)  # pyright: ignore[reportArgumentType]
+
+
+def job(frozen: int = 0, *, measured: Profile | None = None, **changes: object) -> Replanner:
+    """One pipeline of eight ranks for eight replicas; what is frozen stays so."""
+    measured = measured or profile()
+    wish = PlanWish(ranks=8, schedule="1f1b", microbatches=8, replicas=8, pipelines=1)
+    choice = choose(measured, wish)
+    fields = {
+        "first": choice.plan,
+        "schedule": choice.schedule,
+        "parameters": PARAMETERS,
+        "copies": 0,
+        "profile": measured,
+        "frozen": frozen,
+        "released": frozen,
+        **changes,
+    }
+    return Replanner(**fields)  # pyright: ignore[reportArgumentType]
+
+
+def plan_for(made: Replanner, ranks: int = 8) -> Plan:
+    plan, schedule = made.plan_for(ranks, epoch=1, version=2, reason="", domains=DOMAINS[:ranks])
+    validate(schedule)
+    return plan
+
+
+def step_s(made: Replanner, plan: Plan) -> float:
+    return predict(made.profile_on(DOMAINS[: plan.world_size]), plan, schedule_of(plan)).step_s
+
+
+def test_the_first_plan_applies_while_nothing_else_is_frozen_than_it_was_cut_for() -> None:
+    made = job()
+    assert plan_for(made).layers == made.first.layers
+    assert plan_for(made).pipeline_count == 1
+    assert plan_for(replace(made, frozen=4, first_frozen=4)).layers == made.first.layers
+
+
+def test_layers_that_may_thaw_keep_their_memory() -> None:
+    made = job(8)
+    domains = DOMAINS[:8]
+    kept = replace(made, released=0).profile_on(domains).model.layers
+    freed = made.profile_on(domains).model.layers
+    assert [layer.summed_bytes for layer in kept] == [4000] * LAYERS
+    assert [layer.summed_bytes for layer in freed] == [0] * 8 + [4000] * 4
+    assert [layer.exchanged_bytes for layer in kept] == [layer.exchanged_bytes for layer in freed]
+
+
+def test_the_deeper_the_frozen_prefix_the_faster_the_search_packs() -> None:
+    before = step_s(job(), job().first)
+    for frozen in range(1, LAYERS):
+        made = job(frozen)
+        plan = plan_for(made)
+        then, unpacked = step_s(made, plan), step_s(made, made.first)
+        assert then == plan.predicted_step_s
+        assert then <= unpacked * (1 + 1e-9), frozen
+        assert then <= before * (1 + 1e-9), frozen
+        before = then
+        assert plan.replicas == 8
+        assert plan.world_size <= 8
+    assert plan_for(job(LAYERS - 1)).pipeline_count > 1
+
+
+def test_a_packed_job_that_is_thawed_has_its_first_plan_again() -> None:
+    made = replace(job(9), frozen=0, released=0)
+    assert plan_for(made).layers == made.first.layers
+
+
+def test_a_lost_rank_is_replaced_by_a_plan_for_the_frozen_layers() -> None:
+    made = job(9)
+    plan = plan_for(made, 7)
+    assert plan.world_size <= 7
+    even = replace(made, frozen=0, released=0)
+    assert step_s(made, plan) <= step_s(made, plan_for(even, 7)) * (1 + 1e-9)
+
+
+def test_the_papers_algorithm_halves_the_ranks_and_doubles_the_pipelines() -> None:
+    seen = {frozen: plan_for(job(frozen, frozen_cost=1 / 6)) for frozen in range(1, LAYERS)}
+    for plan in seen.values():
+        assert plan.partition == "pipetransformer"
+        assert plan.pipeline_count == min(8, 8 // plan.pipeline_ranks)
+    ranks = [plan.pipeline_ranks for plan in seen.values()]
+    assert ranks == sorted(ranks, reverse=True)
+    assert set(ranks) <= {8, 4, 2, 1}
+    assert ranks[-1] < 8
+
+
+def test_the_papers_algorithm_keeps_the_ranks_where_halves_would_take_more_memory() -> None:
+    measured = profile()
+    heavy = tuple(replace(layer, optimizer_bytes=10**8) for layer in measured.model.layers)
+    measured = replace(measured, model=replace(measured.model, layers=heavy))
+    assert plan_for(job(6, measured=measured, frozen_cost=1 / 6)).pipeline_ranks == 8
+
+
+def test_a_requested_number_of_pipelines_holds_while_there_are_ranks_for_it() -> None:
+    for count in (1, 2, 4, 8):
+        made = job(9, pipelines=count)
+        assert plan_for(made).pipeline_count == count
+        assert plan_for(replace(made, frozen=0, released=0)).pipeline_count == count
+    assert plan_for(job(9, pipelines=8), 3).pipeline_count == 3
+
+
+def test_a_table_of_the_users_own_is_not_packed_by_the_paper() -> None:
+    made = job(6, frozen_cost=1 / 6)
+    first = replace(made.first, schedule="csv:mine")
+    with pytest.raises(PlanError, match="csv:mine is a table"):
+        packed(made.profile_on(DOMAINS), first, 8, frozen=6, frozen_cost=1 / 6)
+    plan = plan_for(replace(made, first=first, schedule=replace(made.schedule, name="csv:mine")))
+    assert plan.partition != "pipetransformer"
+
+
+def test_pipelines_that_cannot_be_give_way_to_a_plan_that_can() -> None:
+    """Two pipelines of one rank each would have the whole model on a rank, which has no room for it."""
+    measured = profile()
+    heavy = tuple(replace(layer, optimizer_bytes=10**8) for layer in measured.model.layers)
+    measured = replace(measured, model=replace(measured.model, layers=heavy))
+    made = job(measured=measured, pipelines=2)
+    plan = plan_for(made, 3)
+    assert plan.pipeline_count == 1
+    assert "2 pipelines cannot be" in plan.reason
