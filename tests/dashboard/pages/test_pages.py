@@ -452,7 +452,7 @@ def test_a_job_without_a_plan_says_that_nothing_is_simulated(command: JobCommand
 def test_a_form_that_is_filled_in_badly_says_which_field() -> None:
     with pytest.raises(ProblemAnswer, match='Layers is "x", and must be a layer such as 3'):
         CONTROLS["move"].parse({"layers": "x", "rank": "1"})
-    with pytest.raises(ProblemAnswer, match="send ranks, spares or both"):
+    with pytest.raises(ProblemAnswer, match="send one or more of ranks, pipelines, spares"):
         CONTROLS["scale"].parse({"ranks": "", "spares": ""})
     assert CONTROLS["plan"].parse({"partition": "3+2, 1"}) == Apply(partition=[3, 2, 1])
 
