@@ -21,6 +21,15 @@ def named_or_counted(kind: str, numbers: Sequence[int], most: int = 8) -> str:
     return named(kind, numbers) if len(numbers) <= most else counted(len(numbers), kind)
 
 
+def pipelines_text(pipelines: int, replicas: int) -> str:
+    """How many pipelines train how many replicas, to follow the ranks of one; "" for one of one."""
+    if replicas == 1:
+        return ""
+    if pipelines == replicas:
+        return f" x {replicas} replicas"
+    return f" in {counted(pipelines, 'pipeline')} for {replicas} replicas"
+
+
 def shares_text(shares: Sequence[int]) -> str:
     """Division of a step among pipelines, as in `Plan.shares`: `10 + 6 microbatches in its pipelines`."""
     return f"{' + '.join(map(str, shares))} microbatches in its pipelines" if shares else "even shares"

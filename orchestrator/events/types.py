@@ -479,7 +479,7 @@ class Dismissed:
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutWeighed:
-    """Another layout of the pipelines was weighed for the layers that are frozen; if it pays, a `Regrouped` with the
+    """Another layout of the pipelines was weighed for the layers that are trained; if it pays, a `Regrouped` with the
     cause `pack` follows."""
 
     prefix: int
@@ -493,7 +493,7 @@ class LayoutWeighed:
     @property
     def sentence(self) -> str:
         verdict = "takes the place of this one" if self.pays else "does not pay"
-        return f"another layout for the layers that are frozen from step {self.prefix} on {verdict}: {self.reason}"
+        return f"another layout for the layers that are trained from step {self.prefix} on {verdict}: {self.reason}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from workers.config import ElasticConfig
 from workers.protocol.orders import CheckpointRef, CommitOutcome, StatePart, StateSource
 from workers.protocol.reports import RankPosition, SnapshotHeld
 
-PACKED = "for the layers that are frozen by now"
+PACKED = "for the layers that are trained now"
 """Reason of a plan whose layout follows the frozen prefix."""
 
 

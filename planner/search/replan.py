@@ -254,6 +254,8 @@ class Replanner:
         sites = Sites.of(domains or ("",) * ranks, slowdowns)
         answer = self._answer(sites)
         now_s = self._step_s(now, self._schedule_of(now), sites)
+        if ranks == now.world_size and answer.plan.same_work_as(now):
+            return False, f"the best layout of {counted(ranks, 'rank')} is the one that they have"
         then_s = self._step_s(answer.plan, answer.schedule, sites)
         ratio = then_s / now_s
         before_s = step_s if step_s is not None else now_s if self.profile is not None else None

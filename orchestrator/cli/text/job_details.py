@@ -12,7 +12,7 @@ from orchestrator.analysis.job_summary import job_summary
 from orchestrator.events.types import command_words
 from orchestrator.history.job_view import JobView
 from orchestrator.quantities import operations, percent, rate, seconds, significant
-from planner.wording import counted, shares_text
+from planner.wording import counted, pipelines_text, shares_text
 
 
 def details(view: JobView) -> dict[str, Any]:
@@ -70,7 +70,9 @@ def detail_lines(view: JobView) -> Iterator[str]:
     if (plan := view.plan) is not None:
         counts = list(plan.layers_per_stage)
         divided = f", a step with {shares_text(plan.shares)}" if plan.shares else ""
-        yield f"plan {found.plan_version}: {plan.schedule}, layers per stage {counts}{divided}: {plan.reason}"
+        pipelines = pipelines_text(plan.pipeline_count, plan.replicas)
+        ranks = f", {counted(plan.pipeline_ranks, 'rank')}{pipelines}" if pipelines else ""
+        yield f"plan {found.plan_version}: {plan.schedule}, layers per stage {counts}{ranks}{divided}: {plan.reason}"
     if found.recoveries:
         yield (
             f"{counted(found.recoveries, 'recovery', 'recoveries')} in {seconds(found.recovery_s)},"

@@ -15,11 +15,11 @@ from orchestrator.pictures.timeline_text import legend, memory_peaks, terminal
 from orchestrator.prepare.layouts import PackedLayout
 from orchestrator.prepare.planning import Freezing
 from orchestrator.quantities import percent, seconds, significant, size
-from planner.plan import Plan, PlanError
+from planner.plan import PlanError
 from planner.profile import ModelProfile
 from planner.search.copies_cost import CopiesCost
 from planner.search.search import Alternative, ChosenPlan
-from planner.wording import counted, shares_text
+from planner.wording import counted, pipelines_text, shares_text
 
 SHOWN = 12
 """Rows of alternatives; JSON has them all."""
@@ -48,7 +48,7 @@ def show(
     plan, prediction = choice.plan, choice.prediction
     post(
         f"{plan.schedule}: {counted(plan.stages, 'stage')} on {counted(plan.pipeline_ranks, 'rank')}"
-        f"{_pipelines(plan)},"
+        f"{pipelines_text(plan.pipeline_count, plan.replicas)},"
         f" {counted(plan.microbatches, 'microbatch', 'microbatches')}"
     )
     if plan.shares:
@@ -88,16 +88,8 @@ def show(
         post(f"limit: {limit}")
 
 
-def _pipelines(plan: Plan) -> str:
-    if plan.replicas == 1:
-        return ""
-    if plan.pipeline_count == plan.replicas:
-        return f" x {plan.replicas} replicas"
-    return f" in {counted(plan.pipeline_count, 'pipeline')} for {plan.replicas} replicas"
-
-
 def _layouts(layouts: Sequence[PackedLayout]) -> Table:
-    table = Table(title="pipelines once layers are frozen (freeze.pack)", title_justify="left")
+    table = Table(title="pipelines once layers are frozen (freeze.pack)", title_justify="left", box=None)
     for column in (
         "frozen layers",
         "pipelines",
@@ -105,7 +97,7 @@ def _layouts(layouts: Sequence[PackedLayout]) -> Table:
         "layers per stage",
         "step",
         "unpacked",
-        "faster",
+        "over none frozen",
     ):
         table.add_column(column, justify="left" if column == "layers per stage" else "right")
     for each in layouts:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from orchestrator.cli.text.progress import BarProgress, LineProgress
 from orchestrator.events import types as events
 from orchestrator.events.types import level_of, sentence_of
-from planner.wording import counted
+from planner.wording import counted, pipelines_text
 from workers.protocol.reports import (
     CheckpointReport,
     FaultReport,
@@ -54,8 +54,10 @@ def observer(
                 progress.note(f"starting {counted(len(ranks), 'rank')}")
             case events.Issued(plan=plan):
                 counts = list(plan.layers_per_stage)
+                pipelines = pipelines_text(plan.pipeline_count, plan.replicas)
                 progress.note(
-                    f"plan: {plan.schedule}, layers per stage {counts}, {counted(plan.world_size, 'rank')}"
+                    f"plan: {plan.schedule}, layers per stage {counts},"
+                    f" {counted(plan.pipeline_ranks, 'rank')}{pipelines}"
                 )
             case events.RankStarted(host=host):
                 known.append(host)

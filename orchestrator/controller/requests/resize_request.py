@@ -49,7 +49,7 @@ def scaled(
     """Return the size that `ranks`, `pipelines` and `spares` ask for; None: as many as before.
 
     Args:
-        ranks: of each pipeline.
+        ranks: of each pipeline; None with `pipelines`: those that there are, shared among the pipelines.
         id: of the command.
 
     Raises:
@@ -65,9 +65,8 @@ def scaled(
         )
     # If only the spares change, places without a rank need no room.
     resizes = ranks is not None or pipelines is not None
-    count = has.size.pipelines or has.pipelines
-    ranks = has.size.places // count if ranks is None else ranks
-    count = asked or count
+    count = asked or has.pipelines
+    ranks = max(1, has.size.places // count) if ranks is None else ranks
     spares = has.size.spares if spares is None else spares
     if ranks < 1:
         raise JobError(f"a pipeline has at least 1 rank, and {ranks} are asked for")

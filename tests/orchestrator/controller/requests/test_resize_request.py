@@ -88,18 +88,18 @@ def test_a_size_that_cannot_be(ranks: int | None, spares: int | None, has: Capac
 
 FOUR = replace(HAS, replicas=4, pipelines=1, size=TargetSize(places=4, spares=0), members=4, up=4, room=8)
 """One pipeline of four ranks for four replicas."""
-TWO = replace(FOUR, size=TargetSize(places=4, spares=0, pipelines=2))
+TWO = replace(FOUR, pipelines=2, size=TargetSize(places=4, spares=0, pipelines=2))
 """The same ranks in two pipelines, as somebody asked."""
 
 
 @pytest.mark.parametrize(
     ("ranks", "pipelines", "has", "size"),
     [
-        (None, 2, FOUR, Scaled(ranks=4, spares=0, places=8, pipelines=2)),
+        (None, 2, FOUR, Scaled(ranks=2, spares=0, places=4, pipelines=2)),
         (1, 4, FOUR, Scaled(ranks=1, spares=0, places=4, pipelines=4)),
         (3, None, FOUR, Scaled(ranks=3, spares=0, places=3)),
         (3, None, TWO, Scaled(ranks=3, spares=0, places=6, pipelines=2)),
-        (None, 3, TWO, Scaled(ranks=2, spares=0, places=6, pipelines=3)),
+        (None, 3, TWO, Scaled(ranks=1, spares=0, places=3, pipelines=3)),
         (None, 0, TWO, Scaled(ranks=2, spares=0, places=4)),
     ],
 )
