@@ -1,13 +1,13 @@
-"""How much faster a job trains whose layers freeze: with freezing alone, with pipelines that shrink, and that multiply.
+"""How much faster a job trains whose layers freeze: alone, with pipelines that shrink and multiply, with kept outputs.
 
     python -m benchmarks.packed_pipelines [--blocks 12,24] [--alphas 0.333,0.4,0.5] [--epochs N] [--epoch-steps N]
 
 Eight emulated ranks train 32 microbatches a step of a model of equal blocks, F = I = W; after each epoch the bound of
 PipeTransformer's eq. 1 is frozen (its rule without the gradients). The model's states and activations need all eight
 ranks at first; frozen layers give up activations and gradients. `pipeline` is one of 32 microbatches, where freed ranks
-have nothing to do; `replicas` is 4 of 8 microbatches, of which ranks that are freed run more at a time. Each is
-compared with the same job, and with `pipeline` that freezes nothing. All jobs of the same replicas end with the bits of
-the one that keeps its layout.
+have nothing to do; `replicas` is 4 of 8 microbatches, of which ranks that are freed run more at a time. `kept` is with
+`freeze.cache`: reading is real, and computing modelled. Each is compared with the same job, and with `pipeline` that
+freezes nothing. All jobs of the same replicas end with the bits of the one that keeps its layout.
 """
 
 from __future__ import annotations
@@ -33,11 +33,18 @@ from orchestrator.prepare.settling import Settled
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
 from planner.profile import Profile
 from workers.config import DataConfig, ElasticConfig, EmulatedConfig, FreezeConfig, ModelConfig
-from workers.protocol.reports import StepReport
+from workers.protocol.reports import ActivationsUsed, StepReport
 
 RANKS, MICROBATCHES = 8, 32
 SMALL = 0.05
 """Time of the first and the last layer, in those of a block."""
+WAYS = (
+    ("frozen only", False, "off"),
+    ("kept", False, "auto"),
+    ("packed", True, "off"),
+    ("packed, kept", True, "auto"),
+)
+"""What is done beside freezing: name, whether layouts follow, `freeze.cache`."""
 STATE, ACTIVATIONS = 16 * 10**6, 8 * 10**6
 """Bytes of a block: weights, moments and gradients; activations of a microbatch."""
 
@@ -52,14 +59,23 @@ def bounds(blocks: int, alpha: float, epochs: int) -> list[int]:
 
 
 def job(
-    folder: Path, name: str, blocks: int, frozen: Sequence[int], given: argparse.Namespace, **pipeline: Any
+    folder: Path,
+    name: str,
+    blocks: int,
+    frozen: Sequence[int],
+    given: argparse.Namespace,
+    *,
+    cache: str = "off",
+    **pipeline: Any,
 ) -> Settled:
     pass_s = given.pass_ms / 1e3 * 12 / blocks
     text = folder / "text.txt"
-    text.write_text("".join(f"{number} sheep jump over {number + 1} fences\n" for number in range(2000)))
+    # An epoch's samples of 8 characters, and a tenth to be held out.
+    lines = "".join(f"{number} sheep jump over {number + 1} fences\n" for number in range(2000))
+    text.write_text(lines[: int(MICROBATCHES * given.epoch_steps * 8 / 0.9) + 8])
     times = (SMALL * pass_s, *[pass_s] * blocks, SMALL * pass_s)
     schedule = [(epoch * given.epoch_steps + 1, layers) for epoch, layers in enumerate(frozen, 1) if layers]
-    freeze: dict[str, Any] = {"method": "prefix", "schedule": schedule} if schedule else {}
+    freeze: dict[str, Any] = {"method": "prefix", "schedule": schedule, "cache": cache} if schedule else {}
     spec = Spec(
         job=JobConfig(
             name=name, output=str(folder / name), steps=given.epochs * given.epoch_steps, sample_tokens=0
@@ -114,11 +130,15 @@ def told(name: str, ran: Ran, same_s: float, plain_s: float) -> str:
         for event in ran.of(events.Regrouped)
     ]
     steps_s = [report.step_s for report in ran.of(StepReport)]
+    used = ran.of(ActivationsUsed)
+    found = sum(each.hits for each in used)
+    passed = found + sum(each.partly + each.misses for each in used)
+    found_of = f", {found / passed:.0%} found" if passed else ""
     pause = f", pauses {1e3 * median(pauses):.0f} (most {1e3 * max(pauses):.0f}) ms" if pauses else ""
     return (
         f"{name:<34} {train_s(ran):6.1f} s  {same_s / train_s(ran):5.2f} of the same job, {plain_s / train_s(ran):5.2f}"
         f" of one pipeline; steps {1e3 * steps_s[1]:.0f} -> {1e3 * median(steps_s[-5:]):.0f} ms;"
-        f" {', '.join(kept)}{pause}; bits {str(ran.state_sha256)[:8]}"
+        f" {', '.join(kept)}{pause}{found_of}; bits {str(ran.state_sha256)[:8]}"
     )
 
 
@@ -156,11 +176,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 frozen = bounds(blocks, alpha, given.epochs)
                 print(f"alpha {alpha:.2f}: frozen after each epoch {frozen}", flush=True)
                 for shape, pipeline in shapes.items():
-                    for packs in (False, True):
+                    for way, packs, cache in WAYS:
                         number += 1
-                        done = job(folder, f"job-{number}", blocks, frozen, given, **pipeline)
+                        done = job(folder, f"job-{number}", blocks, frozen, given, cache=cache, **pipeline)
                         ran = run(done, given, packs=packs)
-                        what = f"{blocks} blocks, {shape}, {'packed' if packs else 'frozen only'}"
+                        what = f"{blocks} blocks, {shape}, {way}"
                         print(told(what, ran, plain[shape], plain["pipeline"]), flush=True)
 
 

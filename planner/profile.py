@@ -124,6 +124,9 @@ class LayerProfile:
     """Whether it is frozen as a whole: it has no backward pass and sends no gradients. From the job, not measured."""
     released: bool = False
     """Whether it is frozen for good, and has no memory for gradients. From the job, not measured."""
+    kept_s: float = 0.0
+    """Time of its forward pass on any stage but the first, which keeps its outputs and computes none. From the job, not
+    measured."""
 
     @property
     def exchanged_bytes(self) -> int:
@@ -328,13 +331,14 @@ class Profile:
         layers = tuple(replace(layer, statistics_bytes=layer.kept_by(method)) for layer in self.model.layers)
         return replace(self, model=replace(self.model, layers=layers))
 
-    def with_prefix(self, layers: int, released: int = 0) -> Profile:
+    def with_prefix(self, layers: int, released: int = 0, kept: int = 0) -> Profile:
         """The profile while the first `layers` layers are frozen as a whole: they have no backward pass and no update,
         and send no gradients.
 
         Args:
             released: layers among them that are never trained again, and keep neither activations nor gradients; the
                 memory of the others stays what they take once they are.
+            kept: layers among them whose outputs the first stage keeps, as far as it has them.
         """
         if not layers:
             return self
@@ -352,6 +356,8 @@ class Profile:
             found = replace(layer, **still, **(freed if number < released else {}))
             if number == layers - 1 < released:  # the layer above keeps what it hands on
                 found = replace(found, activation_bytes=layer.boundary_bytes)
+            if number < kept:
+                found = replace(found, forward_s=0.0, kept_s=layer.forward_s)
             if layer.tied_from in trained:  # the other uses of its parameters train them
                 return found
             return replace(found, update_s=0.0, frozen=True, released=number < released)

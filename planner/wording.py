@@ -22,7 +22,7 @@ def named_or_counted(kind: str, numbers: Sequence[int], most: int = 8) -> str:
 
 
 def pipelines_text(pipelines: int, replicas: int) -> str:
-    """How many pipelines train how many replicas, to follow the ranks of one; "" for one of one."""
+    """Number of pipelines and of the replicas that they train, to follow the ranks of one; "" for one of one."""
     if replicas == 1:
         return ""
     if pipelines == replicas:

@@ -323,6 +323,14 @@ class FreezeConfig(Section):
     frozen_mode: Literal["train", "eval"] = "train"
     """Mode of the frozen layers from the input up: `train` keeps their dropout and has batch norms go on following the
     batches, `eval` has them compute as in a validation."""
+    cache: str = "auto"
+    """Where what frozen layers make of samples is kept for the next epochs, from the input up; changes no bit.
+    `auto`: in shared memory of the node, then on disk in the job's folder, if reading them takes less time than
+    computing them; a folder: there, likewise; `off`: nowhere."""
+    cache_bytes: NonNegative | None = None
+    """`cache = "auto"`: the most that this takes of a node's shared memory; unset: a quarter of what is free."""
+    cache_disk_bytes: NonNegative | None = None
+    """The most that this takes on disk; unset: a tenth of what is free."""
 
     @property
     def check_steps(self) -> int:

@@ -110,7 +110,16 @@ SECTIONS = (
     PageSection(
         "freezing",
         lambda shown: freezing(shown.view),
-        ("FreezeReport", "FreezeSolved", "FreezeStarted", "PrefixFrozen", "Issued", "Regrouped", "Submitted"),
+        (
+            "ActivationsUsed",
+            "FreezeReport",
+            "FreezeSolved",
+            "FreezeStarted",
+            "PrefixFrozen",
+            "Issued",
+            "Regrouped",
+            "Submitted",
+        ),
         "Freezing",
     ),
     PageSection("plan", lambda shown: planning(shown.view), PLANS, "Plan"),

@@ -15,6 +15,8 @@ from orchestrator.events.level import Level, shortened
 from orchestrator.quantities import percent, rate, seconds, significant, size
 from planner.wording import counted, named
 from workers.protocol.reports import (
+    ActivationsKept,
+    ActivationsUsed,
     CheckpointReport,
     CopiedAhead,
     CurvatureReport,
@@ -148,6 +150,25 @@ def _prefix_text(prefix: PrefixFrozen) -> str:
     return text
 
 
+def _kept_text(kept: ActivationsKept) -> str:
+    layers, samples = counted(kept.layers, "frozen layer"), "held-out samples" if kept.held_out else "samples"
+    if kept.why_not and not kept.read_s:
+        return f"what {layers} make of {samples} is not kept: {kept.why_not}"
+    times = f"to read a microbatch takes {seconds(kept.read_s)}, to compute it {seconds(kept.computed_s)}"
+    if kept.why_not:
+        return f"what {layers} make of {samples} is not kept: {times}"
+    return f"rank {kept.rank} keeps what {layers} make of {samples} from step {kept.step} on: {times}"
+
+
+def _used_text(used: ActivationsUsed) -> str:
+    partly = f", {used.partly:,} of fewer layers" if used.partly else ""
+    return (
+        f"rank {used.rank} found what {counted(used.layers, 'frozen layer')} make of"
+        f" {used.hits:,} of {used.hits + used.partly + used.misses:,} microbatches{partly}, up to step {used.step}:"
+        f" {size(used.bytes)} kept"
+    )
+
+
 def _low_text(low: MemoryLow) -> str:
     return (
         f"the device of rank {low.rank} has {size(low.left_bytes)} left beside what step {low.step} takes of it, less"
@@ -202,6 +223,8 @@ _ALL: tuple[Row[Any], ...] = (
         "progress",
     ),
     Row(PrefixFrozen, _prefix_text, "progress"),
+    Row(ActivationsKept, _kept_text, lambda it: "detail" if it.held_out else "progress"),
+    Row(ActivationsUsed, _used_text),
     Row(
         FreezeReport,
         lambda it: (

@@ -18,8 +18,25 @@ from orchestrator.history.freeze_history import still_proposed
 from orchestrator.history.frozen_counts import CountedSteps
 from orchestrator.history.thinning import Grid, thin, up_to
 from planner.freezing import FreezePlan
-from workers.protocol.reports import FreezeReport, FreezeStarted, FrozenAction, PrefixFrozen
+from workers.protocol.reports import (
+    ActivationsKept,
+    ActivationsUsed,
+    FreezeReport,
+    FreezeStarted,
+    FrozenAction,
+    PrefixFrozen,
+)
 
+FreezeEvent = (
+    FreezeSolved
+    | FreezeChanged
+    | FreezeStarted
+    | FreezeReport
+    | PrefixFrozen
+    | ActivationsKept
+    | ActivationsUsed
+)
+"""Events about freezing."""
 RECENT_STEPS = 50
 """Newest steps of which every action is kept."""
 RECENT_ACTIONS = 2_000
@@ -69,6 +86,10 @@ class FreezeRecord:
     """The actions of the newest `RECENT_STEPS` such steps."""
     prefixes: dict[int, PrefixFrozen] = field(default_factory=dict)
     """The layers frozen as a whole, by the step from which on they are."""
+    kept: dict[int, ActivationsKept] = field(default_factory=dict)
+    """Layers -> the newest trial of whether what they make of training samples is kept while they are frozen."""
+    used: list[ActivationsUsed] = field(default_factory=list)
+    """The newest `RECENT_STEPS` reports of how often that was found."""
     counted: CountedSteps = field(default_factory=CountedSteps)
     """Freeze counts of each parameter, step by step."""
 
@@ -87,7 +108,7 @@ class FreezeRecord:
         changed = [(start, plan) for start, plan in sorted(self.plans.items()) if plan.control is not None]
         return (1, spec), *((start, {**spec, **plan.settings}) for start, plan in changed)
 
-    def fold(self, event: FreezeSolved | FreezeChanged | FreezeStarted | FreezeReport | PrefixFrozen) -> None:
+    def fold(self, event: FreezeEvent) -> None:
         """Fold one more event in."""
         match event:
             case FreezeSolved(plan=plan):
@@ -103,6 +124,11 @@ class FreezeRecord:
                     self.start = plan.start
             case PrefixFrozen():
                 self.prefixes[event.step] = event
+            case ActivationsKept(held_out=held_out, layers=layers):
+                if not held_out:
+                    self.kept[layers] = event
+            case ActivationsUsed():
+                self.used = [*self.used, event][-RECENT_STEPS:]
             case FreezeReport():
                 self._add(event)
 
@@ -115,6 +141,7 @@ class FreezeRecord:
             self.proposed = None
         if not resume:
             self.solved, self.plans, self.prefixes = None, {}, {}
+            self.kept, self.used = {}, []
         for _, plan in sorted(self.plans.items()):
             self._follow(plan)
 

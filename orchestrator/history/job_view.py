@@ -64,6 +64,8 @@ from planner.plan import Plan
 from planner.search.alternatives import Alternative
 from workers.protocol.orders import Request
 from workers.protocol.reports import (
+    ActivationsKept,
+    ActivationsUsed,
     CheckpointReport,
     CurvatureReport,
     FreezeReport,
@@ -78,7 +80,7 @@ from workers.protocol.reports import (
     ValidationReport,
 )
 
-VERSION = 22
+VERSION = 23
 """Version of a view's contents and of its fold: a snapshot of another version is not read."""
 RECENT_TIMELINES = 20
 """Newest measured steps whose timelines are kept, besides those of the monitoring phase."""
@@ -315,7 +317,13 @@ class JobView:
             case StepReport() as step:
                 self._commit(step, record.time_s)
             case (
-                FreezeSolved() | FreezeChanged() | FreezeStarted() | FreezeReport() | PrefixFrozen() as frozen
+                FreezeSolved()
+                | FreezeChanged()
+                | FreezeStarted()
+                | FreezeReport()
+                | PrefixFrozen()
+                | ActivationsKept()
+                | ActivationsUsed() as frozen
             ):
                 self.freeze.fold(frozen)
             case TimelineReport() as timeline:

@@ -96,7 +96,7 @@ from orchestrator.lifecycle.stimuli import (
 )
 from planner.freezing import FreezePlan
 from workers.protocol.orders import Request
-from workers.protocol.reports import CheckpointReport, NoticeReport, Outcome, PrefixFrozen
+from workers.protocol.reports import ActivationsKept, CheckpointReport, NoticeReport, Outcome, PrefixFrozen
 from workers.reproducibility.digest import state_digest
 
 
@@ -158,7 +158,7 @@ def _reported(order: Order, state: Own, stimulus: Reported) -> Step[Own]:
             effects += [*moving, *changing]
         if (
             isinstance(state, Training)
-            and isinstance(report, PrefixFrozen)
+            and isinstance(report, PrefixFrozen | ActivationsKept)
             and in_training.to_pack(order, job)
         ):
             effects += in_training.weigh(order, job)

@@ -15,6 +15,7 @@ from orchestrator.lifecycle.states import JobData
 from planner.freezing import FreezePlan
 from workers.protocol.orders import CheckpointRef
 from workers.protocol.reports import (
+    ActivationsKept,
     CheckpointReport,
     FreezeStarted,
     PrefixFrozen,
@@ -41,6 +42,9 @@ def take_report(job: JobData, report: Report) -> tuple[JobData, tuple[Report, ..
             if step <= job.progress.prefix_told:
                 return job, ()
             return replace(job, progress=replace(job.progress, prefix_told=step, frozen=layers)), (report,)
+        case ActivationsKept(held_out=False, why_not="") if not job.progress.keeps:
+            # Layouts are worth something else now.
+            return replace(job, progress=replace(job.progress, keeps=True, packed_for=-1)), (report,)
         case CheckpointReport(step=step, path=path, error=None):
             if any(ref.path == path for ref in job.progress.checkpoints):
                 return job, ()

@@ -139,6 +139,8 @@ class Progress:
     """The first step of the newest frozen prefix that was reported."""
     frozen: int = 0
     """Layers that are frozen as a whole by it."""
+    keeps: bool = False
+    """Whether a rank keeps what frozen layers make of samples."""
     packed_for: int = 0
     """The first step of the frozen prefix that the plan was made for, or another layout was weighed for in vain."""
     checkpoints: tuple[CheckpointRef, ...] = ()

@@ -77,6 +77,9 @@ class Replanner:
     """Frozen layers for which `first` was cut: while it is as many, `first` applies again."""
     released: int = 0
     """Frozen layers that are trained in no step that a plan is for, and so need no memory for it."""
+    kept: int = 0
+    """Frozen layers whose outputs the first stage keeps, as far as it has them: from the next epoch on it computes none
+    of these."""
     pipelines: int | None = None
     """Pipelines that plans have, as far as there are ranks for them; None: as many as make the shortest step."""
     frozen_cost: float | None = None
@@ -414,8 +417,8 @@ class Replanner:
 
     @property
     def _as_cut(self) -> bool:
-        """Whether as many layers are frozen as `first` was cut for."""
-        return self.frozen == self.first_frozen
+        """Whether as many layers are frozen as `first` was cut for, and none of their outputs are kept."""
+        return self.frozen == self.first_frozen and not self.kept
 
     def _by_parameters(self, found: ShapeOptions, sites: Sites) -> _Answer:
         first, pattern = self.first, sites.domains
@@ -473,7 +476,7 @@ class Replanner:
     def _model(self) -> ModelProfile:
         """The profile's model with the layers that are frozen now."""
         assert self.profile is not None
-        return self.profile.with_prefix(self.frozen, self.released).model
+        return self.profile.with_prefix(self.frozen, self.released, min(self.kept, self.frozen)).model
 
     def _step_s(self, plan: Plan, schedule: Schedule, sites: Sites) -> float:
         """The predicted step; without a profile, in units of one microbatch on one rank that holds the whole model."""

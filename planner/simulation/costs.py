@@ -52,7 +52,12 @@ def action_costs(
         return tuple(sum(layers) * slow for layers, slow in zip(of_layer, slowdown, strict=True))
 
     per_kind = {
-        ActionKind.FORWARD: seconds([[layer.forward_s for layer in stage] for stage in stages]),
+        ActionKind.FORWARD: seconds(
+            [
+                [layer.forward_s + (layer.kept_s if number else 0.0) for layer in stage]
+                for number, stage in enumerate(stages)
+            ]
+        ),
         ActionKind.BACKWARD: seconds([[layer.backward_s for layer in stage] for stage in stages]),
         ActionKind.INPUT_GRAD: seconds([[layer.input_grad_s for layer in stage] for stage in stages]),
         ActionKind.WEIGHT_GRAD: seconds([[layer.weight_grad_s for layer in stage] for stage in stages]),

@@ -21,6 +21,10 @@ class Batch:
     """Inputs of the first layer, each [B, ...]."""
     targets: tuple[Tensor, ...]
     """Arguments of the loss after the last layer's outputs, each [B, ...]."""
+    through: int = 0
+    """Layers of the model that the inputs have gone through already, where these were kept."""
+    samples: tuple[int, ...] = ()
+    """The samples, where what layers make of them may be kept."""
 
 
 class Dataset(Protocol):

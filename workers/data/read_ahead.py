@@ -42,6 +42,8 @@ class WantedRead:
     inputs: bool
     """Whether the rank's device needs them."""
     targets: bool
+    through: int = 0
+    """Layers that the inputs may have gone through already, where that is kept."""
 
 
 @dataclass(frozen=True)
@@ -228,7 +230,8 @@ class ReadAhead:
         assert ahead.staged is not None
         tensors = ahead.staged.collect()
         inputs = len(ahead.found.batch.inputs)
-        return replace(ahead.found, batch=Batch(tensors[:inputs], tensors[inputs:]))
+        batch = replace(ahead.found.batch, inputs=tensors[:inputs], targets=tensors[inputs:])
+        return replace(ahead.found, batch=batch)
 
     def stop(self) -> None:
         """Forget what is to come, and read nothing ahead until `begin`. The thread ends with the read under way, which
@@ -310,8 +313,10 @@ class ReadAhead:
                 found = read(wanted)
             if draws.any:  # it made do without
                 raise RuntimeError("the source draws from torch's generator while layers do")
-            batch = Batch(
-                found.batch.inputs if wanted.inputs else (), found.batch.targets if wanted.targets else ()
+            batch = replace(
+                found.batch,
+                inputs=found.batch.inputs if wanted.inputs else (),
+                targets=found.batch.targets if wanted.targets else (),
             )
             tensors: tuple[Tensor, ...] = (*batch.inputs, *batch.targets)
             return _Ahead(replace(found, batch=batch), self._staging.begin(tensors))

@@ -49,6 +49,10 @@ class EmulatedDevice(CpuDevice):
             self._overslept_s -= max(0.0, modelled_s - (now_s - self._begun_s))
         self._record(action)
 
+    def forward_s(self, layers: Sequence[int], measured_s: float) -> float:
+        """The modelled time."""
+        return sum(self._times["forward_s"][layer] for layer in layers)
+
     def modelled_s(self, action: Action, layers: Sequence[int], frozen: Sequence[float] = ()) -> float:
         """Modelled duration of `action`, without each layer's `frozen` share of its weight-gradient time."""
         total_s = 0.0

@@ -421,7 +421,7 @@ class Layer:
         with (
             torch.enable_grad(),
             autocast(self._precision, self.device),
-            _attributes_kept(self.module),
+            attributes_kept(self.module),
         ):
             return compiled.warm(lambda: cast_floats(self._requiring(inputs()), self._cast))
 
@@ -555,7 +555,7 @@ def _persistent_buffers(module: nn.Module) -> list[tuple[nn.Module, str, Tensor]
 
 
 @contextmanager
-def _attributes_kept(module: nn.Module) -> Iterator[None]:
+def attributes_kept(module: nn.Module) -> Iterator[None]:
     """Undo what a forward pass that is traced sets on its modules: a counter, for instance."""
     before = [(part.__dict__, dict(part.__dict__)) for part in module.modules()]
     try:

@@ -129,4 +129,5 @@ def _cluster(devices: Sequence[DeviceProfile], link: Link) -> Cluster:
 
 
 def _on_paper(batch: Batch) -> Batch:
-    return Batch(*(tuple(tensor.to(META) for tensor in part) for part in (batch.inputs, batch.targets)))
+    inputs, targets = (tuple(tensor.to(META) for tensor in part) for part in (batch.inputs, batch.targets))
+    return Batch(inputs, targets)

@@ -219,6 +219,42 @@ class PrefixFrozen:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ActivationsKept:
+    """Whether a rank keeps what its frozen layers make of samples; sent once it has tried one microbatch."""
+
+    step: int
+    rank: int
+    layers: int
+    """Frozen layers, from the input up."""
+    held_out: bool = False
+    """Whether of held-out samples."""
+    why_not: str = ""
+    """Why none are kept; empty if they are."""
+    read_s: float
+    """Time to read a microbatch's."""
+    computed_s: float
+    """Time to compute them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActivationsUsed:
+    """Count of the microbatches of which a rank found kept what its frozen layers make, since its last such report."""
+
+    step: int
+    rank: int
+    layers: int
+    """Frozen layers, from the input up."""
+    hits: int
+    """Microbatches found."""
+    partly: int
+    """Microbatches found of fewer layers, which went through the others."""
+    misses: int
+    """Microbatches that went through all frozen layers."""
+    bytes: int
+    """Memory and disk that the node's files of the job take."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class FrozenAction:
     """Shares that a backward pass of one stage and microbatch skipped."""
 
@@ -357,6 +393,8 @@ Report = (
     | SampleReport
     | FreezeStarted
     | PrefixFrozen
+    | ActivationsKept
+    | ActivationsUsed
     | FreezeReport
     | FrozenCounts
     | CurvatureReport

@@ -459,8 +459,13 @@ def digest(state: LayerState) -> str:
 
     Optimizer state is left out: the digest tells whether two models are the same, bit for bit.
     """
+    return digest_of(state.weights, state.buffers)
+
+
+def digest_of(*groups: Mapping[str, Tensor]) -> str:
+    """sha256 (hex) over groups of tensors, each in name order, as `digest` has them."""
     sha256 = hashlib.sha256()
-    for group in (state.weights, state.buffers):
+    for group in groups:
         for name in sorted(group):
             tensor = group[name]
             sha256.update(json.dumps([name, _dtype(tensor), list(tensor.shape)]).encode())

@@ -59,6 +59,8 @@ class RankTraining:
         try:
             while isinstance(end := self._newest.run(), NextPlan):
                 setup = self._switch(end, setup, generation, channel)
+            if isinstance(end, Outcome):
+                self._equipment.kept.end(done=not end.stopped)
             return end
         except BaseException as error:
             # The neighbours must learn of it at once, and their neighbours from them.
@@ -66,6 +68,7 @@ class RankTraining:
             self._short = shortage_in(error) is not None
             raise
         finally:
+            self._equipment.kept.pause()
             # Standbys of a plan switch that failed half-way have not been trained with yet.
             self._place.holdings.end_training()
             self._take_over(self._newest)

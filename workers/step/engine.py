@@ -167,7 +167,12 @@ class Engine:
                 stage = self._stages[action.stage]
                 data = self._read(action, batches)
                 received = self._received(action, purpose)
-                outputs = stage.evaluate((*received, *data.inputs), data.targets or None)
+                outputs = stage.evaluate(
+                    (*received, *data.inputs),
+                    data.targets or None,
+                    through=data.through,
+                    samples=data.samples,
+                )
                 if action.stage == self._program.stages - 1:
                     results[action.index] = outputs
                 else:
@@ -194,8 +199,10 @@ class Engine:
                 data = self._read(action, batches)
                 inputs = (*received, *data.inputs)
                 sent = self._compare_ahead(action, step, microbatch, inputs)
-                outputs = stage.forward(microbatch, step, inputs, data.targets or None)
-                self._device.end(action, [layer.index for layer in stage.layers])
+                outputs = stage.forward(
+                    microbatch, step, inputs, data.targets or None, through=data.through, samples=data.samples
+                )
+                self._device.end(action, [layer.index for layer in stage.layers[data.through :]])
                 if action.stage == self._program.stages - 1:
                     losses[microbatch] = outputs
                 elif not sent:
@@ -252,8 +259,10 @@ class Engine:
         batch = batches(action.index)
         inputs, targets = batch.inputs if first else (), batch.targets if last else ()
         device = self._device.torch_device
-        return Batch(
-            tuple(to_device(t, device) for t in inputs), tuple(to_device(t, device) for t in targets)
+        return replace(
+            batch,
+            inputs=tuple(to_device(t, device) for t in inputs),
+            targets=tuple(to_device(t, device) for t in targets),
         )
 
     def _send(self, stream: MessageStream, microbatch: int, tensors: Tensors) -> None:

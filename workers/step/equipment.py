@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 from planner.features import FeatureSample
 from planner.observed import StepTimes
+from workers.activation_cache.cache import ActivationCache
+from workers.activation_cache.cache_folders import CacheFolders
 from workers.config import WorkerConfig
 from workers.control.activity import Activity
 from workers.control.mailbox import Mailbox
 from workers.control.rescues import Rescues
-from workers.data.dataset import OpenData
+from workers.data.dataset import OpenData, takes_draws
 from workers.data.read_ahead import ReadAhead
 from workers.data.registry import open_dataset
 from workers.devices.device import Device
+from workers.devices.machine import arithmetic
 from workers.devices.registry import make_device
 from workers.fault_injection.points import FaultPoints
 from workers.layer_check.check import LayerCheck
@@ -50,6 +54,8 @@ class Equipment:
     """Peers outside the group that follow layers of this rank."""
     faults: FaultPoints
     activity: Activity
+    kept: ActivationCache
+    """Activations after the frozen layers that it begins with."""
     check: LayerCheck
     """Compares its layers with plain autograd."""
     compiler: Compiler | None = None
@@ -119,6 +125,7 @@ def equip(
         followers=Followers(),
         faults=faults,
         activity=activity,
+        kept=_activation_cache(config, data, device, rank, report),
         check=LayerCheck(lambda text: report(WarningReport(rank=rank, text=text)), config.job.precision),
         compiler=compiler,
         rescues=rescues,
@@ -126,4 +133,41 @@ def equip(
         log_sha256=log_sha256,
         observe=observe,
         surroundings=lambda: None if sampler is None else sampler.newest,
+    )
+
+
+def _activation_cache(
+    config: WorkerConfig, data: OpenData, device: Device, rank: int, report: Callable[[Report], None]
+) -> ActivationCache:
+    """The rank's kept activations, by `freeze.cache`."""
+    freeze, dataset, folders = config.freeze, data.dataset, None
+    if freeze.cache != "off":
+        folders = CacheFolders(
+            config.job.folder,
+            None if freeze.cache == "auto" else Path(freeze.cache),
+            freeze.cache_bytes,
+            freeze.cache_disk_bytes,
+        )
+        folders.check()
+    return ActivationCache(
+        folders,
+        {
+            "model": config.model.model_dump(mode="json"),
+            "data": config.data.model_dump(mode="json"),
+            "tokens": data.sha256,
+            "samples": [dataset.train_samples, dataset.validation_samples],
+            "rows": config.pipeline.microbatch_size,
+            "seed": config.job.seed,
+            "precision": config.job.precision,
+            "compiled": config.job.compile,
+            "arithmetic": arithmetic(config.device),
+        },
+        rank=rank,
+        device=device.torch_device,
+        held_out_from=dataset.train_samples,
+        compares=":" in config.data.source,
+        report=report,
+        warn=lambda text: report(WarningReport(rank=rank, text=text)),
+        why_not="the samples are drawn anew in each epoch (augmentation)" if takes_draws(dataset) else "",
+        takes_s=device.forward_s,
     )

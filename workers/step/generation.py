@@ -228,6 +228,7 @@ def make_stages(setup: GenerationSetup, freezer: Freezer, sink: GradientSink) ->
             freezing=freezer,
             forward_only=stage < setup.program.frozen_stages,
             check=setup.check,
+            kept=setup.kept if stage == 0 else None,
         )
     return stages
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from planner.ir import ActionKind
 from planner.shards import kept_whole
+from workers.activation_cache.cache import ActivationCache
 from workers.checkpoint.collecting import Collector
 from workers.commit.freezing_scores import Energy, Moves, total_of
 from workers.config import WorkerConfig
@@ -97,7 +98,7 @@ class Minibatch:
         """A window's reads in the order of its actions: microbatch, whether inputs and whether targets are needed."""
         # Of no layer: a thread may hold it longer than the rank holds these.
         dataset, total = setup.data.dataset, plan.replicas * plan.microbatches
-        self._read = partial(_read, setup.config, dataset, takes_draws(dataset), total)
+        self._read = partial(_read, setup.config, dataset, takes_draws(dataset), total, setup.kept)
         self.samples: dict[int, list[int]] = {}
         """Global microbatch -> the samples read for it in the newest step."""
         groups = tied_uses(setup)
@@ -141,8 +142,9 @@ class Minibatch:
         self._sink.begin_step(self._freezer.prefix)
         for layer in self.untouched & self._setup.layers.keys():
             self._setup.layers[layer][0].summed.free()
-        self._setup.reading.begin(self._wanted(step), self._read)
         self.weights.bring()
+        self._begin_kept(step)
+        self._setup.reading.begin(self._wanted(step), self._read)
         for stage in self._stages.values():
             if stage.loss is not None:
                 stage.loss.scale = loss_scale
@@ -155,6 +157,17 @@ class Minibatch:
                 for summed in layer.gradients().buffers:
                     summed.mul_(1.0 / loss_scale)
         return window, buffers
+
+    def _begin_kept(self, step: int) -> None:
+        """Have what the first stage's frozen layers make kept, up to the first that another layer's gradient trains."""
+        first = self._stages.get(0)
+        final = [] if first is None else [layer.index in self.untouched for layer in first.layers]
+        count = final.index(False) if False in final else len(final)
+        self._setup.kept.begin(
+            () if first is None else first.layers[:count],
+            step + 1,
+            training=self._freezer.frozen_mode == "train",
+        )
 
     def _run_windows(self, step: int) -> Window:
         """Run the windows, each from the same buffers. Those of the first are then live."""
@@ -258,7 +271,7 @@ class Minibatch:
             index = numbers[microbatch]
             found = self._setup.reading.collect(step, index)
             self.samples[index] = found.samples
-            return found.batch
+            return replace(found.batch, samples=tuple(found.samples))
 
         return batch
 
@@ -272,13 +285,15 @@ class Minibatch:
 
     def _reads_of(self, step: int) -> list[WantedRead]:
         return [
-            WantedRead(step, numbers[index], inputs, targets)
+            WantedRead(step, numbers[index], inputs, targets, self._setup.kept.depth if inputs else 0)
             for numbers in self._setup.windows
             for index, inputs, targets in self._reads
         ]
 
 
-def _read(config: WorkerConfig, dataset: Dataset, draws: bool, total: int, wanted: WantedRead) -> ReadResult:
+def _read(
+    config: WorkerConfig, dataset: Dataset, draws: bool, total: int, kept: ActivationCache, wanted: WantedRead
+) -> ReadResult:
     places = train_places(
         config.job.seed,
         wanted.step,
@@ -294,9 +309,18 @@ def _read(config: WorkerConfig, dataset: Dataset, draws: bool, total: int, wante
         config.data.shuffle,
     )
     samples = [sample for _, sample in places]
-    train: Any = dataset.train if wanted.inputs else getattr(dataset, "train_targets", dataset.train)
+    found = kept.find(samples) if wanted.through else None
+    if found is not None and not wanted.targets:
+        return ReadResult(samples, Batch(found[1], (), through=found[0]))
+    inputs = wanted.inputs and found is None
+    train: Any = dataset.train if inputs else getattr(dataset, "train_targets", dataset.train)
+    if found is not None:
+        return ReadResult(samples, replace(train(samples), inputs=found[1], through=found[0]))
     if not draws:
-        return ReadResult(samples, train(samples))
+        batch = train(samples)
+        if wanted.through:
+            kept.check_samples(samples, batch, train)
+        return ReadResult(samples, batch)
     return ReadResult(
         samples, train(samples, [rng.key(config.job.seed, "sample", *place) for place in places])
     )

@@ -34,6 +34,27 @@ class StepFreezing(Protocol):
         ...
 
 
+class KeptActivations(Protocol):
+    """Activations kept after the frozen layers: see `workers.activation_cache.cache.ActivationCache`."""
+
+    @property
+    def depth(self) -> int:
+        """Layers of the model, from the input up, whose outputs it may keep."""
+        ...
+
+    def passed(
+        self,
+        samples: Sequence[int],
+        through: int,
+        inputs: Tensors,
+        outputs: Tensors,
+        *,
+        held_out: bool = False,
+    ) -> None:
+        """A microbatch has gone through `depth` layers, the first `through` of them by what was kept."""
+        ...
+
+
 class Stage:
     """Layers in order, and what they keep of each microbatch in flight.
 
@@ -46,6 +67,7 @@ class Stage:
         freezing: what freezes; None: nothing.
         forward_only: no backward pass follows: this stage, and all before it, are frozen permanently.
         check: compares each layer with plain autograd as it falls due; None: nobody does.
+        kept: activations after its first layers, if it is the first stage; None: nobody keeps any.
     """
 
     def __init__(
@@ -59,6 +81,7 @@ class Stage:
         freezing: StepFreezing | None = None,
         forward_only: bool = False,
         check: LayerCheck | None = None,
+        kept: KeptActivations | None = None,
     ) -> None:
         self.layers = tuple(layers)
         self.loss = loss
@@ -68,6 +91,7 @@ class Stage:
         self._freezing = freezing
         self._forward_only = forward_only
         self._check = None if forward_only else check
+        self._kept = kept
         self._passes: dict[int, list[tuple[Layer, Pass]]] = {}
         """Microbatch -> the layers that go back through it, and what they keep of it."""
         self._loss_passes: dict[int, tuple[Pass, Tensor | None]] = {}
@@ -87,9 +111,23 @@ class Stage:
         keys = [rng.key(self._seed, "forward", step, microbatch, layer.name) for layer in self.layers]
         return self._check.compare_ahead(self.layers, inputs, keys, step, hand_on)
 
-    def forward(self, microbatch: int, step: int, inputs: Tensors, targets: Tensors | None) -> Tensors:
+    def forward(
+        self,
+        microbatch: int,
+        step: int,
+        inputs: Tensors,
+        targets: Tensors | None,
+        *,
+        through: int = 0,
+        samples: Sequence[int] = (),
+    ) -> Tensors:
         """Run the forward pass of (global) `microbatch`; with a loss, the outputs are the scalar loss and, if it says
-        so, the share of the targets that it is a mean over."""
+        so, the share of the targets that it is a mean over.
+
+        Args:
+            through: frozen layers, the first ones, that `inputs` have gone through already.
+            samples: those of the microbatch, if what frozen layers make of them may be kept.
+        """
         tensors = inputs
         passes: list[tuple[Layer, Pass]] = []
         freezing, frozen = self._freezing, self._frozen()
@@ -99,7 +137,12 @@ class Stage:
         for number, (layer, mask) in enumerate(zip(self.layers, masks, strict=True)):
             draw_key = rng.key(self._seed, "forward", step, microbatch, layer.name)
             if freezing is not None and number < frozen:
-                tensors = layer.forward_frozen(tensors, draw_key, training=freezing.frozen_mode == "train")
+                if number >= through:
+                    tensors = layer.forward_frozen(
+                        tensors, draw_key, training=freezing.frozen_mode == "train"
+                    )
+                if self._kept is not None and number + 1 == self._kept.depth:
+                    self._kept.passed(samples, through, inputs, tensors)
                 continue
             if self._check is not None:
                 self._check.compare(layer, tensors, draw_key, step)
@@ -184,19 +227,25 @@ class Stage:
         if last:
             self._sink.finished(layer.index)
 
-    def evaluate(self, inputs: Tensors, targets: Tensors | None) -> Tensors:
-        """Forward pass in evaluation mode.
+    def evaluate(
+        self, inputs: Tensors, targets: Tensors | None, *, through: int = 0, samples: Sequence[int] = ()
+    ) -> Tensors:
+        """Forward pass in evaluation mode; `through` and `samples` as for `forward`.
 
         Returns:
             The outputs; if a loss follows and `targets` are given, the scalar loss, its share of the targets (1 if it
             does not say) and the statistics of each sample, float64[B, K].
         """
-        for layer in self.layers:
-            inputs = layer.evaluate(inputs)
+        tensors = inputs
+        for number, layer in enumerate(self.layers):
+            if number >= through:
+                tensors = layer.evaluate(tensors)
+            if self._kept is not None and number + 1 == self._kept.depth:
+                self._kept.passed(samples, through, inputs, tensors, held_out=True)
         if self.loss is None or targets is None:
-            return inputs
-        loss, share = self.loss.evaluate(inputs, targets), self.loss.share(targets)
-        return loss, torch.ones(()) if share is None else share, self.loss.measured(inputs, targets)
+            return tensors
+        loss, share = self.loss.evaluate(tensors, targets), self.loss.share(targets)
+        return loss, torch.ones(()) if share is None else share, self.loss.measured(tensors, targets)
 
     def drop(self) -> None:
         """Drop the microbatches in flight."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 
+from planner.ir import Action, ActionKind
 from planner.observed import StepTimes
 from workers.commit.commit import CommitDecision
 from workers.data.sampling import samples_digest
 from workers.frozen_prefix import FrozenPrefix
 from workers.profiling.stage_times import half_times, stage_times
-from workers.protocol.reports import MemoryLow, PrefixFrozen, StepReport, TimelineReport
+from workers.protocol.reports import ActionSpan, MemoryLow, PrefixFrozen, StepReport, TimelineReport
 from workers.step.engine import Window
 from workers.step.generation import GenerationSetup
 from workers.transport.channel import Channel
@@ -62,19 +63,28 @@ def step_times(
         frozen: whether the step may leave gradients out.
         prefix: layers that it leaves out of the backward pass.
     """
+    # A forward pass that went on from what was kept tells nothing of its layers.
+    spans = window.spans
+    if setup.kept.hit:
+        spans = tuple(span for span in spans if not _is_first_forward(span))
     return StepTimes(
         rank=setup.rank,
         place=setup.place,
         step=step,
         plan=setup.plan.key,
-        times=stage_times(window.spans),
-        halves=half_times(window.spans),
+        times=stage_times(spans),
+        halves=half_times(spans),
         surroundings=setup.surroundings(),
         frozen=frozen,
         prefix=prefix,
         links=channel.link_times(),
         waited_s=window.waited_s,
     )
+
+
+def _is_first_forward(span: ActionSpan) -> bool:
+    action = Action.parse(span.action)
+    return action.kind is ActionKind.FORWARD and action.stage == 0
 
 
 def prefix_report(

@@ -9,7 +9,7 @@ import json
 import math
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -53,8 +53,12 @@ def validate(setup: GenerationSetup, engine: Engine, channel: Channel) -> Valida
 
         def batch(number: int) -> Batch:
             position = positions[number]
+            indices = validation_indices(position, size, samples)
             with rng.keyed(rng.key(config.job.seed, "validation data", position)):
-                return dataset.validation(validation_indices(position, size, samples))
+                read = dataset.validation(indices)
+            if (found := setup.kept.find(indices, held_out=True)) is None:
+                return replace(read, samples=tuple(indices))
+            return replace(read, inputs=found[1], through=found[0], samples=tuple(indices))
 
         for number, (loss, share, of_samples) in engine.evaluate(
             batch, len(positions), purpose=purpose

@@ -87,7 +87,7 @@ class CurrentReplanner:
         links: Links | None = None,
         limits: Mapping[int, int] | None = None,
         recompute: tuple[int, ...] | None = None,
-        frozen: tuple[int, int] | None = None,
+        frozen: tuple[int, int, int] | None = None,
         pipelines: int | None = None,
     ) -> None:
         """Plan for the copies of another freeze method, other speeds, times, links, limits or frozen layers, from now
@@ -100,8 +100,8 @@ class CurrentReplanner:
             links: by rank, those that are slower than the profile's. None: as before.
             limits: by rank, the most memory that a plan may take there. None: as before.
             recompute: the layers that recompute in every plan. None: as before.
-            frozen: (layers frozen as a whole, from the input up; how many of them are never trained again). None: as
-                before.
+            frozen: (layers frozen as a whole, from the input up; how many of them are never trained again; of how many
+                the outputs are kept). None: as before.
             pipelines: that plans have; 0: as many as make the shortest step. None: as before.
         """
         self._factors = factors or self._factors
@@ -119,9 +119,11 @@ class CurrentReplanner:
         planned = None if self._profile is None else with_factors(self._profile, self._factors)
         if planned is not None and self._method is not None:
             planned = planned.frozen_by(self._method)
-        layers, released = (before.frozen, before.released) if frozen is None else frozen
+        layers, released, kept = frozen or (before.frozen, before.released, before.kept)
         count = before.pipelines if pipelines is None else pipelines or None
-        then = replace(self._replanner, profile=planned, frozen=layers, released=released, pipelines=count)
+        then = replace(
+            self._replanner, profile=planned, frozen=layers, released=released, kept=kept, pipelines=count
+        )
         if then != self._replanner:
             # A new one, which remembers no answers: those of the old one are for what it counted.
             self._replanner = then

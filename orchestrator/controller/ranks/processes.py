@@ -111,7 +111,9 @@ class RankProcesses:
             self._avoid_node_of(rank)
             await self._hosts.end(rank)
             wait_s = self._setup.config.cluster.wait_s
-            self._post(RankLost(rank, f"did not start within {wait_s:g} s: raise cluster.wait_s for slow machines"))
+            self._post(
+                RankLost(rank, f"did not start within {wait_s:g} s: raise cluster.wait_s for slow machines")
+            )
         except RankGone as error:
             self._avoid_node_of(rank)
             await self._hosts.end(rank)

@@ -50,7 +50,7 @@ from orchestrator.lifecycle.effects import (
 )
 from orchestrator.lifecycle.stimuli import Joined, RankLoaded, Stimulus, StoreUp
 from workers.actor import Home
-from workers.protocol.reports import FreezeStarted, PrefixFrozen
+from workers.protocol.reports import ActivationsKept, FreezeStarted, PrefixFrozen
 
 
 class Runtime:
@@ -75,6 +75,8 @@ class Runtime:
         """The settings that the newest steps follow."""
         self._prefixes: dict[int, int] = {}
         """First step -> the layers that are frozen as a whole from it on."""
+        self._keeps, self._keeps_most = False, len(setup.replanner.parameters)
+        """Whether ranks keep what these layers make of samples, and of how many layers at most."""
         on_host = setup.config.elastic.copies_on_host(setup.config.device)
         self._precomputed = PrecomputedPlans(self._planning, setup.config.job.steps, on_host=on_host)
         self.living = LivingRanks(setup.config.job.folder, hosts, post, spawn)
@@ -174,6 +176,10 @@ class Runtime:
             case PrefixFrozen(layers=layers, step=step):
                 self._prefixes[step] = layers
                 self._plan_for(layers)
+            case ActivationsKept(held_out=False, layers=layers, why_not=why_not):
+                self._keeps = self._keeps or not why_not
+                self._keeps_most = min(self._keeps_most, layers - 1) if why_not else self._keeps_most
+                self._plan_for(self._planning.replanner.frozen)
             case Formed(step=step):
                 self._plan_for(self._frozen_in(step + 1))
                 self._prefixes = {first: of for first, of in self._prefixes.items() if first <= step + 1}
@@ -198,7 +204,8 @@ class Runtime:
         if self._freeze.pack == "off":
             return
         lasts = self._freeze.lasts and self._prefixes
-        self._planning.set(frozen=(frozen, frozen if lasts else 0))
+        kept = min(frozen, self._keeps_most) if self._keeps else 0
+        self._planning.set(frozen=(frozen, frozen if lasts else 0, kept))
 
     async def watch_room(self) -> None:
         """Post when there is room for ranks that the job lacks, until cancelled."""

@@ -37,6 +37,10 @@ class Stretch:
     """Pause of training before it; None: the ranks did not regroup."""
     step_s: float | None
     """Median of its steps; None: none is left in the log."""
+    found: int = 0
+    """Microbatches of which what frozen layers make was kept."""
+    passed: int = 0
+    """Microbatches that went through frozen layers from the first one on, or from what was kept of fewer."""
 
 
 def layouts(run: JobView) -> tuple[tuple[Table, ...], tuple[Chart, ...]]:
@@ -64,6 +68,7 @@ def stretches(run: JobView) -> tuple[Stretch, ...]:
         if plan is None:
             continue
         times = [report.step_s for step, report in run.steps.items() if first <= step < stop]
+        used = [each for each in run.freeze.used if first < each.step <= stop]
         found.append(
             Stretch(
                 first=first,
@@ -73,6 +78,8 @@ def stretches(run: JobView) -> tuple[Stretch, ...]:
                 schedule=plan.schedule,
                 cost_s=paused.get(first),
                 step_s=median(times) if times else None,
+                found=sum(each.hits for each in used),
+                passed=sum(each.partly + each.misses for each in used),
             )
         )
     return tuple(found)
@@ -108,6 +115,7 @@ def _table(found: tuple[Stretch, ...]) -> Table:
             "–" if each.step_s is None else seconds(each.step_s),
             "–" if each.step_s is None or begun_s is None else f"{begun_s / each.step_s:.2f}",
             "–" if each.cost_s is None else seconds(each.cost_s),
+            f"{each.found:,} of {each.found + each.passed:,}" if each.found + each.passed else "–",
         )
         for each in shown
     )
@@ -122,6 +130,7 @@ def _table(found: tuple[Stretch, ...]) -> Table:
             Column("Step, median", "number"),
             Column("Times as fast", "number"),
             Column("Pause before", "number"),
+            Column("Found kept", "number"),
         ),
         rows=rows,
         more=f"{counted(left, 'earlier stretch', 'earlier stretches')} left out" if left else "",

@@ -212,6 +212,8 @@ EVERY_KIND: tuple[events.Event, ...] = (
         names=("embedding", "block-0"),
         tied=("embedding",),
     ),
+    reports.ActivationsKept(step=9, rank=0, layers=2, read_s=0.001, computed_s=0.004),
+    reports.ActivationsUsed(step=20, rank=0, layers=2, hits=30, partly=4, misses=6, bytes=4096),
     reports.FreezeReport(
         step=7,
         rank=1,

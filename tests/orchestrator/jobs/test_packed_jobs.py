@@ -20,8 +20,9 @@ from orchestrator.lifecycle.states import JobFinished
 from orchestrator.prepare.settling import Settled
 from orchestrator.report.page import render
 from orchestrator.report.run.layouts import stretches
+from workers.activation_cache.cache_folders import CacheFolders
 from workers.launch.ranks import LaunchedJob
-from workers.protocol.reports import PrefixFrozen, StepReport
+from workers.protocol.reports import ActivationsKept, ActivationsUsed, PrefixFrozen, StepReport
 
 STEPS = 24
 PASS_S = 0.002
@@ -157,3 +158,33 @@ def test_a_rank_killed_in_any_phase_of_packing_changes_no_bit(tmp_path: Path, ph
     assert lost, "no rank was lost"
     assert sum(event.steps_lost for event in lost) == 0
     assert ran.state_sha256 == expected(tmp_path / "plain")
+
+
+def short_epochs(folder: Path) -> dict[str, dict[str, Any]]:
+    """Six steps are an epoch."""
+    folder.mkdir(exist_ok=True)
+    text = folder / "short.txt"
+    text.write_text("".join(f"{number} sheep jump\n" for number in range(200))[: int(97 * 16 / 0.9)])
+    return {"data": {"path": str(text)}}
+
+
+@pytest.mark.parametrize("phase", ["quiet", "filling", "found"])
+def test_what_frozen_layers_make_is_kept_while_pipelines_multiply_and_ranks_die(
+    tmp_path: Path, phase: str
+) -> None:
+    acts = {
+        "quiet": lambda running, event: None,
+        "filling": first(ActivationsKept, kill(0)),
+        "found": first(ActivationsUsed, kill(0), lambda event: event.hits + event.partly > 0),
+    }
+    short = short_epochs(tmp_path / "text")
+    ran = run(packing(tmp_path / "packed", **short), acts[phase])
+    assert bool([event for event in ran.of(events.Regrouped) if event.lost]) == (phase != "quiet")
+    assert max(pipelines for pipelines, _ in layouts(ran)) > 1
+    assert {event.why_not for event in ran.of(ActivationsKept)} == {""}
+    assert sum(event.hits for event in ran.of(ActivationsUsed)) > 10
+    short["freeze"] = {"cache": "off"}
+    assert ran.state_sha256 == expected(tmp_path / "plain", **short)
+    assert not (tmp_path / "packed" / "job" / "activations").exists()
+    folders = CacheFolders(str(tmp_path / "packed" / "job"), None)
+    assert not folders._memory_folder.exists()

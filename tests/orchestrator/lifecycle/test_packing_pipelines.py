@@ -18,7 +18,7 @@ from planner.plan import Plan
 from planner.schedule.registry import build
 from workers.config import ElasticConfig
 from workers.protocol.orders import CheckpointRef, Request
-from workers.protocol.reports import Parted, PrefixFrozen, StandbyReport
+from workers.protocol.reports import ActivationsKept, Parted, PrefixFrozen, StandbyReport
 
 ORDER = order_of(4, layers=8, packs=True, elastic=ElasticConfig(wait_s=60, grow=False))
 ORDER = replace(ORDER, plan=replace(ORDER.plan, replicas=2, pipelines=1))
@@ -56,6 +56,19 @@ def test_a_prefix_that_moves_while_a_layout_is_weighed_is_weighed_too() -> None:
     assert weighed(job)[-1].prefix == 6
     job.take(Weighed(False, "", asked.round, 6))
     assert [each.prefix for each in weighed(job)] == [5, 6, 6]
+
+
+def test_layouts_are_weighed_again_once_outputs_of_frozen_layers_are_kept() -> None:
+    job = training().take(Reported(FROZEN))
+    job.take(Weighed(False, "", weighed(job)[-1].round, 5))
+    told = ActivationsKept(step=6, rank=0, layers=4, read_s=0.001, computed_s=0.01)
+    job.take(Reported(replace(told, why_not="it draws")), Reported(replace(told, held_out=True)))
+    assert len(weighed(job)) == 1
+    job.take(Reported(told))
+    assert [each.prefix for each in weighed(job)] == [5, 5]
+    job.take(Weighed(False, "", weighed(job)[-1].round, 5))
+    job.take(Reported(replace(told, rank=2)), Reported(replace(told, step=9, layers=5)))
+    assert len(weighed(job)) == 2
 
 
 @pytest.mark.parametrize("packs", [True, False])

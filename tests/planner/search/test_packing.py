@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from made_profile import made_profile
 
+from planner.ir import ActionKind
 from planner.plan import Plan, PlanError
 from planner.profile import Profile
 from planner.schedule.expand import schedule_of
@@ -12,6 +13,7 @@ from planner.schedule.validate import validate
 from planner.search.packing import packed
 from planner.search.replan import Replanner
 from planner.search.search import PlanWish, choose
+from planner.simulation.costs import action_costs
 from planner.simulation.predict import predict
 
 LAYERS = 12
@@ -141,3 +143,29 @@ def test_pipelines_that_cannot_be_give_way_to_a_plan_that_can() -> None:
     plan = plan_for(made, 3)
     assert plan.pipeline_count == 1
     assert "2 pipelines cannot be" in plan.reason
+
+
+def test_layers_whose_outputs_are_kept_cost_the_first_stage_alone_no_forward_pass() -> None:
+    made = job(6, kept=6)
+    plan = plan_for(made)
+    _, stop = plan.layers[0]
+    assert stop >= 6, "all of them go to the first stage"
+    assert step_s(made, plan) < 0.8 * step_s(job(6), plan_for(job(6)))
+    layers = made.profile_on(DOMAINS).model.layers
+    assert [layer.forward_s > 0 for layer in layers] == [False] * 6 + [True] * 6
+    # The first plan has one or two of them on its first stage, and computes the others.
+    costs = action_costs(made.profile_on(DOMAINS), made.first, made.schedule).seconds[ActionKind.FORWARD]
+    plain = action_costs(job(6).profile_on(DOMAINS), made.first, made.schedule).seconds[ActionKind.FORWARD]
+    assert costs[0] == 0 < plain[0]
+    assert costs[1:] == plain[1:]
+
+
+def test_outputs_of_no_more_layers_are_kept_than_are_frozen() -> None:
+    assert job(4, kept=9).profile_on(DOMAINS) == job(4, kept=4).profile_on(DOMAINS)
+    assert job(0, kept=9).profile_on(DOMAINS) == job().profile_on(DOMAINS)
+
+
+def test_where_the_first_plan_was_cut_for_what_is_frozen_it_is_cut_anew_once_that_is_kept() -> None:
+    made = job(6, first_frozen=6)
+    assert plan_for(made).layers == made.first.layers
+    assert plan_for(replace(made, kept=6)).layers != made.first.layers

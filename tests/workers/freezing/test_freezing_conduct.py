@@ -262,6 +262,9 @@ def test_only_what_a_method_uses_must_be_as_it_was(method: str, used: set[str]) 
         "frozen_mode": "eval",
         "pack": "off",
         "frozen_cost": 0.5,
+        "cache": "off",
+        "cache_bytes": 5,
+        "cache_disk_bytes": 6,
     }
     assert {"method", *others} == set(FreezeConfig.model_fields)
     freeze = FreezeConfig.model_validate({"method": method, **given})

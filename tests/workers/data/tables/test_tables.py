@@ -166,7 +166,8 @@ def test_some_tokens_are_hidden_and_other_ones_in_each_epoch(opened: Open) -> No
     whole = tokens(f"[CLS] {' '.join(WORDS)} [SEP]")
     hidden, asked, replaced = 0, 0, 0
     for draw in range(200):
-        (inputs, mask), (targets,) = (each for each in vars(data.train([0], [draw])).values())
+        batch = data.train([0], [draw])
+        (inputs, mask), (targets,) = batch.inputs, batch.targets
         assert mask[0].tolist() == [1] * len(whole) + [0] * (24 - len(whole))
         for place, token in enumerate(whole):
             if targets[0][place] == IGNORED:

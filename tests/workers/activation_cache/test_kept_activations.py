@@ -1,0 +1,299 @@
+"""What frozen layers have made of a sample is kept for the next epochs: the bits are those without."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from jobs import job, small_config
+from rank_group import RankGroup, drilled, state_sha256, with_standbys
+from small_models import WIDTH, Vectors
+from torch import Tensor
+
+from benchmarks.parts.configs import changed
+from benchmarks.parts.rank_threads import run_threads
+from workers.activation_cache import cache_folders
+from workers.activation_cache.trial import WAY_OUT
+from workers.checkpoint.folder import checkpoints
+from workers.config import ClusterConfig, DataConfig, EmulatedConfig, FreezeConfig, WorkerConfig
+from workers.data.dataset import Batch
+from workers.devices.device import CpuDevice
+from workers.fault_injection.fault import Fault
+from workers.fault_injection.kinds import FaultKind
+from workers.fault_injection.points import FaultPhase
+from workers.launch.ranks import LaunchedRun
+from workers.layers.layer import Layer
+from workers.protocol.errors import JobError
+from workers.protocol.reports import ActivationsKept, ActivationsUsed, WarningReport
+
+STEPS = 28
+"""Three and a half epochs of 8 steps, with 4 microbatches of 2 samples each."""
+BY_HAND = FreezeConfig(method="prefix", schedule=((2, 3), (11, 5)))
+"""More in the second epoch."""
+SHAPES = [
+    {"ranks": 1},
+    {"ranks": 2, "schedule": "1f1b", "counts": (6, 2)},
+    {"ranks": 3, "schedule": "zb-h1", "counts": (3, 3, 2)},
+    {"ranks": 2, "schedule": "interleaved"},
+    {"ranks": 2, "schedule": "1f1b", "counts": (6, 2), "recompute": True},
+]
+
+
+@pytest.fixture(autouse=True)
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Shared memory of its own, and layers that take long: keeping always pays."""
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    monkeypatch.setattr(cache_folders.CacheFolders, "memory", folder)
+    monkeypatch.setattr(CpuDevice, "forward_s", lambda *_: 1.0)
+    return folder
+
+
+def kept(run: LaunchedRun, *, held_out: bool = False) -> list[tuple[int, str]]:
+    """Layers whose outputs were to be kept, and why not."""
+    found = [r for r in run.reports if isinstance(r, ActivationsKept) and r.held_out == held_out]
+    return [(r.layers, r.why_not) for r in found]
+
+
+def used(run: LaunchedRun) -> tuple[int, int]:
+    """Microbatches found, and computed, some of them from fewer layers on."""
+    found = [r for r in run.reports if isinstance(r, ActivationsUsed)]
+    return sum(r.hits for r in found), sum(r.partly + r.misses for r in found)
+
+
+def without(config: WorkerConfig) -> WorkerConfig:
+    """The same job that keeps nothing."""
+    return changed(config, freeze=config.freeze.model_copy(update={"cache": "off"}))
+
+
+def compared(config: WorkerConfig, ranks: int) -> LaunchedRun:
+    """A run of `config`, which must have the bits of one that keeps nothing."""
+    run = run_threads(job(config, ranks=ranks))
+    expected = run_threads(job(without(config)))
+    assert run.state_sha256 == expected.state_sha256
+    assert used(expected) == (0, 0)
+    return run
+
+
+@pytest.mark.parametrize("trait", ["plain", "two-outputs", "transposed", "attention"])
+def test_the_bits_are_those_without(tmp_path: Path, memory: Path, trait: str) -> None:
+    config = small_config(tmp_path, trait, steps=STEPS, freeze=BY_HAND)
+    expected = run_threads(job(without(config)))
+    for shape, after, hits in zip(
+        SHAPES, ([3, 5], [3, 5], [3], [2], [3, 5]), (39, 39, 72, 72, 39), strict=True
+    ):
+        run = run_threads(job(config, **shape))
+        assert run.state_sha256 == expected.state_sha256, shape
+        assert kept(run) == [(layers, "") for layers in after], shape
+        assert used(run) == (hits, 27 * 4 - hits + 4), shape  # with 4 held-out ones
+    assert [*memory.iterdir()] == []
+    assert not (Path(config.job.folder) / "activations").exists()
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "bfloat16-autocast"])
+def test_in_16_bits_and_with_replicas_too(tmp_path: Path, precision: str) -> None:
+    config = small_config(tmp_path, steps=STEPS, freeze=BY_HAND, precision=precision, replicas=2)
+    assert used(compared(config, ranks=1))[0] > 100
+    assert used(compared(config, ranks=2))[0] > 100
+
+
+def test_no_sample_goes_through_a_frozen_layer_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes: Counter[int] = Counter()
+    forward = Layer.forward_frozen
+
+    def counted(layer: Layer, inputs: tuple[Tensor, ...], draw_key: int, *, training: bool):
+        passes[layer.index] += len(inputs[0])
+        return forward(layer, inputs, draw_key, training=training)
+
+    monkeypatch.setattr(Layer, "forward_frozen", counted)
+    # Whole epochs, in an order in which microbatches hold the same samples each time.
+    monkeypatch.setattr("workers.step.minibatch.train_places", in_order)
+    freeze = FreezeConfig(method="prefix", schedule=((1, 3), (12, 5)))
+    run = run_threads(job(small_config(tmp_path, steps=24, freeze=freeze)))
+    tried = 2 * 3 + 2
+    """Samples of the trials of a depth: one microbatch in three orders, and a held-out one."""
+    assert passes == dict.fromkeys(range(5), 64 + tried)
+    assert used(run) == (24 * 4 - 64, 64 + 4)
+    assert sum(r.partly for r in run.reports if isinstance(r, ActivationsUsed)) == 32
+
+
+def in_order(
+    seed: int, step: int, microbatch: int, total: int, size: int, samples: int, shuffle: str | None
+) -> list[tuple[int, int]]:
+    first = (step * total + microbatch) * size
+    return [divmod(place, samples) for place in range(first, first + size)]
+
+
+@pytest.mark.parametrize(
+    ("trait", "why"),
+    [
+        ("dropout", f"frozen layer l3 draws anew in each step: {WAY_OUT}"),
+        ("batchnorm", f"the buffers of frozen layer l3 go on following the batches: {WAY_OUT}"),
+    ],
+)
+def test_what_changes_from_step_to_step_is_not_kept(tmp_path: Path, trait: str, why: str) -> None:
+    run = compared(small_config(tmp_path, trait, steps=STEPS, freeze=BY_HAND), ranks=2)
+    assert kept(run) == [(3, ""), (4, why)]
+    assert used(run)[0] >= 70, "those before are"
+    at_once = FreezeConfig(method="prefix", prefix=7)
+    run = compared(small_config(tmp_path / "once", trait, steps=STEPS, freeze=at_once), ranks=1)
+    assert kept(run) == [(7, why), (3, "")]
+    calm = BY_HAND.model_copy(update={"frozen_mode": "eval"})
+    run = compared(small_config(tmp_path / "calm", trait, steps=STEPS, freeze=calm), ranks=2)
+    assert {said for _, said in kept(run)} == {""}
+    assert used(run)[0] > 30
+
+
+def test_held_out_samples_are_kept_beside(tmp_path: Path) -> None:
+    freeze = FreezeConfig(method="prefix", prefix=4)
+    config = small_config(tmp_path, "dropout", steps=6, freeze=freeze, validate_every=1)
+    run = compared(config, ranks=1)
+    assert kept(run) == [(4, f"frozen layer l3 draws anew in each step: {WAY_OUT}"), (3, "")]
+    assert kept(run, held_out=True) == [(3, "")]
+    # 8 held-out samples in 4 microbatches, after each of 6 steps; of training samples none.
+    assert used(run) == (5 * 4, 4 + 6 * 4 - 1)
+
+
+def test_thawed_layers_are_trained_and_what_was_kept_before_is_never_found_again(tmp_path: Path) -> None:
+    freeze = FreezeConfig(method="prefix", schedule=((2, 5), (11, 2), (12, 0), (14, 5), (25, 6)))
+    run = compared(small_config(tmp_path, steps=STEPS + 8, freeze=freeze), ranks=2)
+    assert [layers for layers, _ in kept(run)] == [4, 2, 4]
+    assert used(run)[0] > 20
+
+
+class Noisy(Vectors):
+    """Draws beside its samples, from torch's generator."""
+
+    def train(self, indices: list[int]) -> Batch:
+        batch = super().train(indices)
+        return replace(batch, inputs=tuple(t + torch.randn(t.shape) for t in batch.inputs))
+
+
+class Keyed(Vectors):
+    """Draws with the keys that it is given."""
+
+    def train(self, indices: list[int], draws: list[int]) -> Batch:  # type: ignore[override]
+        noise = [torch.full((WIDTH,), (key % 100) / 100) for key in draws]
+        batch = super().train(indices)
+        return replace(batch, inputs=tuple(t + torch.stack(noise) for t in batch.inputs))
+
+    def validation(self, indices: list[int]) -> Batch:
+        return Vectors().validation(indices)
+
+
+class Padded(Vectors):
+    """Fills samples up to the longest of their microbatch; the layers see what of it is filling."""
+
+    def train(self, indices: list[int]) -> Batch:
+        batch = super().train(indices)
+        longest = max(index % 7 for index in indices)
+        return replace(batch, inputs=tuple(t + longest for t in batch.inputs))
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("Noisy", "a sample is not the same whenever it is read"),
+        ("Padded", "a sample is not the same whenever it is read"),
+        ("Keyed", "the samples are drawn anew in each epoch (augmentation)"),
+    ],
+)
+def test_samples_that_change_are_not_kept(tmp_path: Path, source: str, why: str) -> None:
+    config = small_config(tmp_path, steps=STEPS, freeze=BY_HAND)
+    config = changed(config, data=DataConfig(source=f"{__name__}:{source}"))
+    run = compared(config, ranks=1)
+    assert {said for _, said in kept(run)} == {why}
+    assert used(run) == (0, 0)
+
+
+def test_what_takes_longer_to_read_than_to_compute_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuDevice, "forward_s", lambda *_: 1e-9)
+    run = compared(small_config(tmp_path, steps=STEPS, freeze=BY_HAND), ranks=1)
+    assert kept(run) == [(layers, "reading them takes longer than computing them") for layers in (3, 5)]
+    assert used(run) == (0, 0)
+    (told, _) = (r for r in run.reports if isinstance(r, ActivationsKept))
+    assert 0 < told.computed_s < told.read_s < 1
+
+
+def test_a_resumed_job_finds_what_it_kept_in_a_folder_and_no_flipped_bit(tmp_path: Path) -> None:
+    freeze = BY_HAND.model_copy(update={"cache": str(tmp_path / "kept")})
+    config = small_config(tmp_path / "run", steps=STEPS, freeze=freeze)
+    expected = run_threads(job(without(config)))
+    for case in ("whole", "flipped", "other"):
+        again = changed(config, output=str(tmp_path / case))
+        run_threads(job(again, stop_at=20))
+        (newest,) = checkpoints(again.job.folder)
+        (file,) = (tmp_path / "kept").glob("*/*.slots")
+        if case == "flipped":
+            raw = bytearray(file.read_bytes())
+            slot = int(file.stem) + 20
+            for sample in range(64):
+                raw[sample * slot + sample] ^= 1 << sample % 8
+            file.write_bytes(raw)
+        if case == "other":
+            raw = file.read_bytes()
+            slot = int(file.stem) + 20
+            file.write_bytes(raw[slot : 64 * slot] + raw[:slot])
+        resumed = run_threads(job(again, start=newest, generation=2))
+        assert resumed.state_sha256 == expected.state_sha256, case
+        found, computed = used(resumed)
+        assert found + computed == 8 * 4 + 4
+        assert found == (25 if case == "whole" else 4), case
+        assert [*(tmp_path / "kept").iterdir()] == [], "the job is done"
+
+
+def test_a_bound_is_kept_and_what_has_no_room_is_computed(tmp_path: Path, memory: Path) -> None:
+    slot = WIDTH * 4 + 20
+    bounds = {"cache_bytes": 4096, "cache_disk_bytes": 0}
+    config = small_config(tmp_path, steps=STEPS, freeze=BY_HAND.model_copy(update=bounds))
+    run = compared(config, ranks=1)
+    most = max(r.bytes for r in run.reports if isinstance(r, ActivationsUsed))
+    assert slot < most <= 4096
+    assert 0 < used(run)[0] < 39, "36 of 64 samples have room"
+    assert [*memory.iterdir()] == []
+    beside = BY_HAND.model_copy(update={"cache_bytes": 4096})
+    assert used(compared(small_config(tmp_path / "disk", steps=STEPS, freeze=beside), ranks=1))[0] == 39
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    freeze = BY_HAND.model_copy(update={"cache": str(tmp_path / "file")})
+    with pytest.raises(
+        JobError, match=r"freeze.cache: cannot keep activations in .*file: Not a directory; name a"
+    ):
+        run_threads(job(small_config(tmp_path, freeze=freeze)))
+
+
+@pytest.mark.parametrize(
+    ("step", "phase", "found", "alone"),
+    [
+        (3, FaultPhase.FORWARD, 58, 51),  # as it is filled
+        (11, FaultPhase.FORWARD, 52, 33),  # with two layers more
+        (11, FaultPhase.IN_COMMIT, 50, 25),
+        (14, FaultPhase.BACKWARD, 43, 16),  # as it is read
+    ],
+)
+def test_the_rank_that_takes_the_place_of_a_killed_one_goes_on_from_what_that_kept(
+    tmp_path: Path, step: int, phase: FaultPhase, found: int, alone: int
+) -> None:
+    config = drilled(small_config(tmp_path, steps=STEPS, freeze=BY_HAND))
+    cluster = ClusterConfig(device="emulated", emulated=EmulatedConfig(forward_s=0.002))
+    config = config.model_copy(update={"cluster": cluster})
+    expected = run_threads(job(without(config)))
+    two = job(config, ranks=2, schedule="1f1b", counts=(6, 2))
+    folder = cache_folders.CacheFolders(config.job.folder, None, memory=cache_folders.MEMORY)._memory_folder
+    with RankGroup(config, 3) as group:
+        group.arm(0, Fault(kind=FaultKind.KILL, step=step, phase=phase))
+        group.train(two, (0, 1), plan=with_standbys(two))
+        assert (0, "kill", step, phase) in group.fired
+        assert folder.exists()
+        reached, _, sources = group.finish_commit()
+        ended = group.train(two, (2, 1), plan=with_standbys(two), step=reached, sources=sources)
+        assert state_sha256(ended) == expected.state_sha256
+        by_other = [r for r in group.of(ActivationsUsed) if r.rank == 2]
+        assert sum(r.hits + r.partly for r in by_other) == found > alone, "it would find by itself"
+    assert not folder.exists()
+    assert not group.of(WarningReport)

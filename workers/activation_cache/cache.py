@@ -1,0 +1,383 @@
+"""The activations that one rank keeps at the end of the frozen layers that its first stage begins with.
+
+Kept by sample, number of layers and a digest of these layers: what was kept before other weights, another mode or
+another kind of device is never found again. As the prefix grows, a sample goes on from what is kept of fewer layers,
+and that is overwritten. Nothing is kept that changes a bit or does not pay, see `trial.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from workers.activation_cache.cache_folders import CacheFolders
+from workers.activation_cache.row_form import RowForm, rows_of
+from workers.activation_cache.slot_files import MARK_BYTES, SlotFiles
+from workers.activation_cache.trial import TrialResult, tried
+from workers.data.dataset import Batch
+from workers.layers.layer import Layer
+from workers.protocol.reports import ActivationsKept, ActivationsUsed, Report
+from workers.reproducibility import rng
+from workers.state.layer_state import digest_of
+
+READS = 3
+"""Reads of one microbatch that tell how long one takes."""
+REPORT_EVERY = 100
+"""Steps between two reports of how often something was kept."""
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Facts about the activations after some layers."""
+
+    form: RowForm
+    computed_s: float
+    """Time to compute a microbatch through all of these layers."""
+    read_s: float = 0.0
+    """Time to read it."""
+    why_not: str = ""
+    """Why none are kept; empty if they are."""
+
+    def to_json(self) -> str:
+        times = {"computed_s": self.computed_s, "read_s": self.read_s}
+        return json.dumps({"form": self.form.to_json(), **times})
+
+    @staticmethod
+    def from_json(text: str) -> _Kept | None:
+        """None if `text` tells of nothing that is kept."""
+        try:
+            match json.loads(text):
+                case {"form": str(form), "computed_s": float(computed_s), "read_s": float(read_s)}:
+                    return _Kept(RowForm.from_json(form), computed_s, read_s)
+        except (ValueError, TypeError):
+            pass
+        return None
+
+
+class ActivationCache:
+    """One rank's, through all its generations. One thread calls `begin`, `passed` and `end`; another may `find`.
+
+    Args:
+        folders: where to keep them; None: nowhere.
+        identity: what besides the layers decides about activations: data, model, precision, kind of device.
+        held_out_from: number of training samples, from which held-out ones are counted on.
+        compares: whether to compare samples with themselves, read alone.
+        why_not: why this job can keep none, as its samples change; empty if it can.
+        takes_s: layers and the time in which they computed a microbatch -> the time that counts.
+    """
+
+    def __init__(
+        self,
+        folders: CacheFolders | None,
+        identity: object,
+        *,
+        rank: int,
+        device: torch.device,
+        held_out_from: int,
+        compares: bool = True,
+        report: Callable[[Report], None],
+        warn: Callable[[str], None],
+        why_not: str = "",
+        takes_s: Callable[[Sequence[int], float], float] = lambda _, seconds: seconds,
+    ) -> None:
+        self._folders = folders
+        self._base = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).digest()
+        self._rank = rank
+        self._device = device
+        self._held_out_from = held_out_from
+        self._compares = compares
+        self._report = report
+        self._warn = warn
+        self._why_not = why_not
+        self._takes_s = takes_s
+        self._slots: SlotFiles | None = None
+        self._layers: tuple[Layer, ...] = ()
+        self._training = True
+        self._step = 0
+        self._digests: list[bytes] = []
+        """Digests of the first of `_layers`."""
+        self._keys: tuple[bytes, ...] = ()
+        """Key of what the first n of `_layers` make, by n."""
+        self._kept: dict[bytes, _Kept] = {}
+        """By key, as far as this process, or another one before it, has computed any."""
+        self._told: set[bytes] = set()
+        self._hits = self._partly = self._misses = 0
+        self.hit = False
+        """Whether anything was found since the step began."""
+
+    def begin(self, layers: Sequence[Layer], step: int, *, training: bool) -> None:
+        """`step` begins, in which `layers`, from the input up, are frozen as a whole and have final weights.
+
+        Args:
+            training: mode of these layers.
+        """
+        self._step, self.hit = step, False
+        layers = () if self._folders is None else tuple(layers)
+        same = [a is b for a, b in zip(layers, self._layers, strict=False)]
+        if training != self._training or not all(same):
+            self._renew()
+        if len(layers) != len(self._layers) or step % REPORT_EVERY == 0:
+            self._tell_use()
+        if layers and self._slots is None and self._folders is not None:
+            self._slots = SlotFiles(self._folders.open(self._warn), self._warn)
+        if not layers and self._slots is not None and self._folders is not None:
+            self._close(self._folders)
+        self._layers, self._training = layers, training
+        del self._digests[len(layers) :]
+        for layer in layers[len(self._digests) :]:
+            module = layer.module
+            held = digest_of(dict(module.named_parameters()), dict(module.named_buffers()))
+            self._digests.append(bytes.fromhex(held))
+        if len(self._keys) != len(layers) + 1:
+            keys = [hashlib.sha256(self._base + bytes([training])).digest()]
+            for digest in self._digests:
+                keys.append(hashlib.sha256(keys[-1] + digest).digest())
+            self._keys = tuple(keys)
+            self._look_up()
+
+    def _look_up(self) -> None:
+        """Learn what others have kept here: on the same kind of device, and so after a trial."""
+        if self._slots is not None and self._compares and not self._why_not:
+            self._why_not = self._slots.noted(self._base.hex()) or ""
+        for key in self._keys[1:]:
+            for of in (self._key(key, False), self._key(key, True)):
+                text = None if of in self._kept or self._slots is None else self._slots.noted(of.hex())
+                if text is not None and (kept := _Kept.from_json(text)) is not None:
+                    self._kept[of] = kept
+
+    @property
+    def depth(self) -> int:
+        """Layers whose outputs may be kept in this step, from the input up; 0: none."""
+        if self._why_not and self._told:
+            return 0
+        for through in range(len(self._keys) - 1, 0, -1):
+            known = self._kept.get(self._keys[through])
+            if known is None or not known.why_not:
+                return through
+        return 0
+
+    def check_samples(self, samples: Sequence[int], read: Batch, again: Callable[[list[int]], Batch]) -> None:
+        """Keep nothing from now on if a sample of a microbatch that was `read` is another one when it is read alone, by
+        `again`: if the data draw, or fill samples up to the longest of their microbatch."""
+        if not self._compares or self._why_not:
+            return
+        for row, sample in enumerate(samples):
+            alone = again([sample]).inputs
+            if len(alone) != len(read.inputs) or not all(
+                a.dtype == b.dtype and torch.equal(a, b[row : row + 1])
+                for a, b in zip(alone, read.inputs, strict=True)
+            ):
+                self._why_not = "a sample is not the same whenever it is read"
+                if self._slots is not None:
+                    self._slots.note(self._base.hex(), self._why_not)
+                if self._told:
+                    self._warn(f"what frozen layers make of samples is no longer kept: {self._why_not}")
+                return
+
+    def find(
+        self, samples: Sequence[int], *, held_out: bool = False
+    ) -> tuple[int, tuple[Tensor, ...]] | None:
+        """Find a microbatch: the layers that it has gone through, and what the last of them handed on, as fresh
+        canonical tensors of the host. None: not of all its samples."""
+        slots, keys = self._slots, self._keys
+        if slots is None or not samples:
+            return None
+        for through in range(len(keys) - 1, 0, -1):
+            key = self._key(keys[through], held_out)
+            kept = self._kept.get(key)
+            if kept is None or kept.why_not:
+                continue
+            found = kept.form.empty(len(samples))
+            if all(
+                slots.read(self._slot(sample, held_out), row, _mark(key, sample))
+                for sample, row in zip(samples, rows_of(found), strict=True)
+            ):
+                return through, found
+        return None
+
+    def passed(
+        self,
+        samples: Sequence[int],
+        through: int,
+        inputs: tuple[Tensor, ...],
+        outputs: tuple[Tensor, ...],
+        *,
+        held_out: bool = False,
+    ) -> None:
+        """A microbatch has gone through the first `depth` layers, `through` of them by what was kept.
+
+        Args:
+            inputs: of the layers after those.
+            outputs: of the last of them; canonical, each [B, ...].
+        """
+        depth = self.depth
+        if self._slots is None or not samples or not depth:
+            return
+        self.hit = self.hit or through > 0
+        key = self._key(self._keys[depth], held_out)
+        kept = self._kept.get(key)
+        if through == depth and kept is not None:
+            self._hits += 1
+            self._tell(key, depth, kept, held_out)
+            return
+        if kept is None:
+            kept = self._weighed(self._slots, depth, samples, through, inputs, outputs, held_out=held_out)
+            self._kept[key] = kept
+        elif not kept.why_not and RowForm.of(outputs) == kept.form:
+            self._write(self._slots, key, samples, outputs, held_out)
+        if not kept.why_not:
+            self._partly += through > 0
+            self._misses += not through
+
+    def _weighed(
+        self,
+        slots: SlotFiles,
+        depth: int,
+        samples: Sequence[int],
+        through: int,
+        inputs: tuple[Tensor, ...],
+        outputs: tuple[Tensor, ...],
+        *,
+        held_out: bool,
+    ) -> _Kept:
+        """Try the layers on a microbatch, and keep it; whether that pays."""
+        layers, key = self._layers[through:depth], self._key(self._keys[depth], held_out)
+        trial = TrialResult(self._why_not)
+        if not self._why_not:
+            trial = tried(
+                layers,
+                inputs,
+                outputs,
+                training=self._training and not held_out,
+                mixed=not held_out,
+                key=rng.key(self._step, "activations", self._rank),
+                wait=self._wait,
+            )
+        computed_s = self._takes_s([layer.index for layer in layers], trial.computed_s)
+        if through:
+            computed_s += self._kept[self._key(self._keys[through], held_out)].computed_s
+        form, why_not, read_s = RowForm.of(outputs), trial.why_not, 0.0
+        if not why_not and self._write(slots, key, samples, outputs, held_out):
+            self._kept[key] = _Kept(form, computed_s)
+            read_s = median(self._read_s(samples, held_out) for _ in range(READS))
+            if read_s >= computed_s:
+                why_not = "reading them takes longer than computing them"
+        if why_not:
+            for fewer in range(through + trial.fine + 1, depth):
+                self._kept[self._key(self._keys[fewer], held_out)] = _Kept(form, 0.0, why_not=why_not)
+        kept = _Kept(form, computed_s, read_s, why_not)
+        self._tell(key, depth, kept, held_out)
+        if not why_not:
+            slots.note(key.hex(), kept.to_json())
+        return kept
+
+    def _tell(self, key: bytes, depth: int, kept: _Kept, held_out: bool) -> None:
+        """Report once whether anything is kept under `key`."""
+        if key in self._told:
+            return
+        self._told.add(key)
+        self._report(
+            ActivationsKept(
+                step=self._step,
+                rank=self._rank,
+                layers=depth,
+                held_out=held_out,
+                why_not=kept.why_not,
+                read_s=kept.read_s,
+                computed_s=kept.computed_s,
+            )
+        )
+
+    def _read_s(self, samples: Sequence[int], held_out: bool) -> float:
+        begun_s = time.perf_counter()
+        found = self.find(samples, held_out=held_out)
+        for tensor in found[1] if found is not None else ():
+            tensor.to(self._device)
+        self._wait()
+        return time.perf_counter() - begun_s
+
+    def _write(
+        self,
+        slots: SlotFiles,
+        key: bytes,
+        samples: Sequence[int],
+        outputs: tuple[Tensor, ...],
+        held_out: bool,
+    ) -> bool:
+        """Whether there was room for all samples."""
+        written = [
+            slots.write(self._slot(sample, held_out), row, _mark(key, sample))
+            for sample, row in zip(samples, rows_of(outputs), strict=True)
+        ]
+        return all(written)
+
+    def _slot(self, sample: int, held_out: bool) -> int:
+        return sample + self._held_out_from if held_out else sample
+
+    def _key(self, key: bytes, held_out: bool) -> bytes:
+        """Held-out samples go through the layers in evaluation mode, and always beside the same others."""
+        return hashlib.sha256(key + b"held out").digest() if held_out else key
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def _tell_use(self) -> None:
+        if not (self._hits or self._partly or self._misses):
+            return
+        self._report(
+            ActivationsUsed(
+                step=self._step,
+                rank=self._rank,
+                layers=len(self._layers),
+                hits=self._hits,
+                partly=self._partly,
+                misses=self._misses,
+                bytes=0 if self._slots is None else self._slots.taken_bytes(),
+            )
+        )
+        self._hits = self._partly = self._misses = 0
+
+    def pause(self) -> None:
+        """A generation ends: the next one may be of another step."""
+        self._tell_use()
+        self._renew()
+        if self._slots is not None and self._folders is not None:
+            self._slots.close()
+            self._slots = None
+            self._folders.release()
+
+    def end(self, *, done: bool) -> None:
+        """Training ends; give memory back.
+
+        Args:
+            done: whether the job is: else what is on disk stays for when it goes on.
+        """
+        self._tell_use()
+        if self._folders is not None:
+            self._close(self._folders)
+            if done:
+                self._folders.remove()
+
+    def _renew(self) -> None:
+        """Take no layer for known."""
+        self._layers, self._digests, self._keys = (), [], ()
+
+    def _close(self, folders: CacheFolders) -> None:
+        if self._slots is not None:
+            self._slots.close()
+            self._slots = None
+        folders.close()
+        self._kept.clear()
+        self._renew()
+
+
+def _mark(key: bytes, sample: int) -> bytes:
+    return hashlib.blake2b(key + sample.to_bytes(8, "little"), digest_size=MARK_BYTES).digest()

@@ -1,0 +1,147 @@
+"""Folders in which the ranks of a job keep activations on their node: in shared memory, and on disk.
+
+Whoever uses the folder in memory holds a lock on it, and the last one to let go removes it. A kill leaves it, for the
+rank that takes the place; what nobody takes up again, the next job on the node removes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from workers.activation_cache.slot_files import Tier
+from workers.protocol.errors import JobError
+
+MEMORY = Path("/dev/shm")
+"""Shared memory of a Linux host."""
+MEMORY_SHARE, DISK_SHARE = 1 / 4, 1 / 10
+"""Parts of what is free that activations may take, unless the job says how much."""
+ABANDONED_S = 3600.0
+"""After so long, a folder that nobody uses is nobody's."""
+_PREFIX = "freshet-activations-"
+_LOCK = "lock"
+
+
+@dataclass
+class CacheFolders:
+    """One rank's part in its job's folders."""
+
+    job: str
+    """Folder of the job."""
+    on_disk: Path | None
+    """Where to keep them on disk, named by the user; None: in the job's folder, after those in memory."""
+    memory_bytes: int | None = None
+    """The most in memory; None: a quarter of what is free."""
+    disk_bytes: int | None = None
+    """The most on disk; None: a tenth of what is free."""
+    memory: Path = MEMORY
+    _lock: int | None = field(default=None, init=False)
+
+    def check(self) -> None:
+        """Check that a folder that a user named can be written to.
+
+        Raises:
+            JobError: it cannot.
+        """
+        if self.on_disk is None:
+            return
+        try:
+            self._disk_folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise JobError(
+                f"freeze.cache: cannot keep activations in {self.on_disk}: {error.strerror}; name a folder that can be"
+                ' written to on every node, or set freeze.cache to "auto" or "off"'
+            ) from error
+
+    def open(self, warn: Callable[[str], None]) -> list[Tier]:
+        """Take part in the folders, and make them if they are not there."""
+        tiers = [self._in_memory()] if self.on_disk is None else []
+        try:
+            self._disk_folder.mkdir(parents=True, exist_ok=True)
+            tiers.append(_tier(self._disk_folder, self.disk_bytes, DISK_SHARE))
+        except OSError as error:
+            warn(f"no activations of frozen layers are kept in {self._disk_folder}: {error.strerror}")
+        return [tier for tier in tiers if tier is not None and tier.bound_bytes]
+
+    def _in_memory(self) -> Tier | None:
+        if not os.access(self.memory, os.W_OK | os.X_OK):
+            return None
+        self._remove_abandoned()
+        folder = self._memory_folder
+        for _ in range(3):  # the last one to leave may remove it meanwhile
+            try:
+                folder.mkdir(mode=0o700, exist_ok=True)
+                found = folder.lstat()
+                if folder.is_symlink() or found.st_uid != os.getuid():
+                    return None
+                lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            except OSError:
+                continue
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            if (folder / _LOCK).exists() and os.fstat(lock).st_ino == (folder / _LOCK).stat().st_ino:
+                os.utime(folder / _LOCK)
+                self._lock = lock
+                return _tier(folder, self.memory_bytes, MEMORY_SHARE)
+            os.close(lock)
+        return None
+
+    def release(self) -> None:
+        """Take part no more, and leave all as it is."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def close(self) -> None:
+        """Take part no more; whoever is the last one removes what is in memory."""
+        self.release()
+        _remove_unused(self._memory_folder)
+
+    def remove(self) -> None:
+        """Remove what is on disk: the job is done. Others that still read have their files open."""
+        shutil.rmtree(self._disk_folder, ignore_errors=True)
+
+    @property
+    def _name(self) -> str:
+        return _PREFIX + hashlib.sha256(os.path.abspath(self.job).encode()).hexdigest()[:16]
+
+    @property
+    def _memory_folder(self) -> Path:
+        return self.memory / self._name
+
+    @property
+    def _disk_folder(self) -> Path:
+        return Path(self.job) / "activations" if self.on_disk is None else self.on_disk / self._name
+
+    def _remove_abandoned(self) -> None:
+        for folder in self.memory.glob(f"{_PREFIX}*"):
+            if folder != self._memory_folder:
+                _remove_unused(folder, ABANDONED_S)
+
+
+def _tier(folder: Path, most_bytes: int | None, share: float) -> Tier:
+    if most_bytes is None:
+        system = os.statvfs(folder)
+        most_bytes = int(share * system.f_bavail * system.f_frsize)
+    return Tier(folder, most_bytes)
+
+
+def _remove_unused(folder: Path, since_s: float = 0.0) -> None:
+    """Remove `folder` if nobody holds its lock, nor has taken it for `since_s`."""
+    try:
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(lock).st_mtime <= time.time() - since_s:
+            shutil.rmtree(folder, ignore_errors=True)
+    except OSError:  # somebody does
+        pass
+    finally:
+        os.close(lock)
