@@ -37,6 +37,7 @@ BENCHMARKS = (
     "freezing",
     "prefix",
     "packed_pipelines",
+    "activation_cache",
     "redundancy",
     "sharded",
     "copies",

@@ -59,7 +59,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         steps = given.steps * len(plan)
         job = one_rank_job(steps, Path(folder), given.layers, given.width, "float32", gpu=False)
-        freeze = FreezeConfig(method="prefix", schedule=plan)
+        freeze = FreezeConfig(method="prefix", schedule=plan, cache="off")
         profile = profile_of(job)
         frozen = replace(job, config=changed(job.config, freeze=freeze))
         reports = [report for report in run_processes(frozen).reports if isinstance(report, StepReport)]

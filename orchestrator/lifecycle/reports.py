@@ -43,8 +43,9 @@ def take_report(job: JobData, report: Report) -> tuple[JobData, tuple[Report, ..
                 return job, ()
             return replace(job, progress=replace(job.progress, prefix_told=step, frozen=layers)), (report,)
         case ActivationsKept(held_out=False, why_not="") if not job.progress.keeps:
-            # Layouts are worth something else now.
-            return replace(job, progress=replace(job.progress, keeps=True, packed_for=-1)), (report,)
+            # Layouts are worth something else now: also the one that was weighed for this prefix, if it is told of yet.
+            again = -1 if job.progress.frozen else job.progress.packed_for
+            return replace(job, progress=replace(job.progress, keeps=True, packed_for=again)), (report,)
         case CheckpointReport(step=step, path=path, error=None):
             if any(ref.path == path for ref in job.progress.checkpoints):
                 return job, ()

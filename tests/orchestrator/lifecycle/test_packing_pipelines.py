@@ -71,6 +71,14 @@ def test_layouts_are_weighed_again_once_outputs_of_frozen_layers_are_kept() -> N
     assert len(weighed(job)) == 2
 
 
+def test_what_is_kept_before_the_prefix_is_told_of_waits_for_it() -> None:
+    told = ActivationsKept(step=5, rank=0, layers=4, read_s=0.001, computed_s=0.01)
+    job = training().take(Reported(told))
+    assert weighed(job) == []
+    job.take(Reported(FROZEN))
+    assert [each.prefix for each in weighed(job)] == [5]
+
+
 @pytest.mark.parametrize("packs", [True, False])
 def test_a_job_whose_layout_stays_weighs_nothing(packs: bool) -> None:
     job = training(replace(ORDER, packs=packs)).take(Reported(FROZEN))
