@@ -28,10 +28,11 @@ FILES = (
     "data.cache",
     "pipeline.schedule",
     "elastic.notice_file",
+    "freeze.cache",
     "cluster.emulated.profile",
 )
 """Keys that may name a file or a folder."""
-NO_FILES = {"data.tokenizer": ("bytes",)}
+NO_FILES = {"data.tokenizer": ("bytes",), "freeze.cache": ("auto", "off")}
 """Values of these keys that name none."""
 DESTINATIONS = {"logging.mlflow": (), "logging.otel": ("console",), "logging.wandb": ("offline",)}
 """Keys that may say where data is sent, and values of theirs that send none."""

@@ -163,10 +163,13 @@ class StageCosts:
     @cached_property
     def compute_s(self) -> Matrix:
         """`time_s` on a device of slowdown 1."""
-        return self._sums(
+        layers = self.profile.model.layers
+        own = self._sums(
             layer.forward_s * (2 if index in self.recompute else 1) + layer.backward_s
-            for index, layer in enumerate(self.profile.model.layers)
+            for index, layer in enumerate(layers)
         )
+        own[:, 1:] += self._sums(layer.kept_s for layer in layers)[:, 1:]  # ranges after the first stage
+        return own
 
     @cached_property
     def state_bytes(self) -> Matrix:

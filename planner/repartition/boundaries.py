@@ -35,7 +35,7 @@ def blocks_of(problem: RepartitionProblem, *, pivotal: int | None = None) -> Blo
     )
     return condense(
         [
-            layer.backward_s + layer.forward_s * (2 if number in again else 1)
+            layer.backward_s + layer.kept_s + layer.forward_s * (2 if number in again else 1)
             for number, layer in enumerate(layers)
         ],
         [(layer.boundary_bytes + layer.boundary_grad_bytes) / slowest for layer in layers],
@@ -124,11 +124,15 @@ def quick_cuts(problem: RepartitionProblem, cut: Integers, orders: Integers) -> 
     """
     layers, stages = problem.layers, problem.stages
     again = frozenset(problem.now.recompute)
-    seconds = [
-        layer.backward_s + layer.forward_s * (2 if number in again else 1)
-        for number, layer in enumerate(problem.profile.model.layers)
-    ]
-    sums = np.concatenate([[0.0], np.cumsum(seconds)])
+    seconds = np.array(
+        [
+            (layer.backward_s + layer.forward_s * (2 if number in again else 1), layer.kept_s)
+            for number, layer in enumerate(problem.profile.model.layers)
+        ]
+    )
+    of_first, of_others = (
+        np.concatenate([[0.0], np.cumsum(s)]) for s in (seconds[:, 0], seconds.sum(axis=1))
+    )
     slow = problem.slowdowns.of(np.tile(cut, (len(orders), 1)), orders).max(axis=1)
     slow = np.maximum(slow[:, list(problem.stage_ranks)], 1e-9)
 
@@ -136,15 +140,18 @@ def quick_cuts(problem: RepartitionProblem, cut: Integers, orders: Integers) -> 
         """Every stage takes what it can; (the cuts, their slowest stages)."""
         cuts = np.zeros((len(orders), stages + 1), dtype=np.int64)
         for stage in range(stages - 1):
+            sums = of_others if stage else of_first
             reach = sums[cuts[:, stage]] + limit_s / slow[:, stage]
             stops = np.searchsorted(sums, reach * (1 + 1e-12), side="right") - 1
             cuts[:, stage + 1] = np.minimum(
                 np.maximum(stops, cuts[:, stage] + 1), layers - stages + stage + 1
             )
         cuts[:, -1] = layers
-        return cuts, ((sums[cuts[:, 1:]] - sums[cuts[:, :-1]]) * slow).max(axis=1)
+        stage_s = of_others[cuts[:, 1:]] - of_others[cuts[:, :-1]]
+        stage_s[:, 0] = of_first[cuts[:, 1]]
+        return cuts, (stage_s * slow).max(axis=1)
 
-    low = sums[-1] / (1 / slow).sum(axis=1)
+    low = of_first[-1] / (1 / slow).sum(axis=1)
     cuts, high = packed(low)
     for _ in range(_FIT_ROUNDS):
         middle = (low + high) / 2

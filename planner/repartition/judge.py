@@ -147,6 +147,11 @@ class Judge:
         return {name: np.array([0.0, *accumulate(of)]) for name, of in values.items()}
 
     @cached_property
+    def _kept_sums(self) -> Floats:
+        """float[L + 1]: as `_sums`, what the forward passes of stages after the first take beside that."""
+        return np.array([0.0, *accumulate(layer.kept_s for layer in self._problem.profile.model.layers)])
+
+    @cached_property
     def _update_sums(self) -> list[Floats]:
         """float[L + 1] per shard of a layer: seconds of its update in the layers before each, on a device of slowdown
         1."""
@@ -173,7 +178,11 @@ class Judge:
 
     def _stage_s(self, cuts: Integers, slow: Floats) -> dict[str, Floats]:
         """float[N, S] per kind of time."""
-        return {name: (sums[cuts[:, 1:]] - sums[cuts[:, :-1]]) * slow for name, sums in self._sums.items()}
+        times = {name: (sums[cuts[:, 1:]] - sums[cuts[:, :-1]]) * slow for name, sums in self._sums.items()}
+        times["forward"][:, 1:] += (self._kept_sums[cuts[:, 2:]] - self._kept_sums[cuts[:, 1:-1]]) * slow[
+            :, 1:
+        ]
+        return times
 
     def _seconds(self, candidates: Candidates, slow: Floats, times: dict[str, Floats]) -> Floats:
         """float[G, N] by group of actions; float[A, N] by action if weight gradients are frozen."""

@@ -418,7 +418,7 @@ class Replanner:
     @property
     def _as_cut(self) -> bool:
         """Whether as many layers are frozen as `first` was cut for, and none of their outputs are kept."""
-        return self.frozen == self.first_frozen and not self.kept
+        return self.frozen == self.first_frozen and not min(self.kept, self.frozen)
 
     def _by_parameters(self, found: ShapeOptions, sites: Sites) -> _Answer:
         first, pattern = self.first, sites.domains

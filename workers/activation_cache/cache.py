@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from workers.activation_cache.cache_folders import CacheFolders
+from workers.activation_cache.code import code_of
 from workers.activation_cache.row_form import RowForm, rows_of
 from workers.activation_cache.slot_files import MARK_BYTES, SlotFiles
 from workers.activation_cache.trial import TrialResult, tried
@@ -109,22 +110,28 @@ class ActivationCache:
         """By key, as far as this process, or another one before it, has computed any."""
         self._told: set[bytes] = set()
         self._hits = self._partly = self._misses = 0
-        self.hit = False
-        """Whether anything was found since the step began."""
+        self.used = False
+        """Whether anything was found, tried or written since the step began: its times tell little of the layers."""
+        self._again = (True, True)
+        """Whether training and held-out samples come again."""
 
-    def begin(self, layers: Sequence[Layer], step: int, *, training: bool) -> None:
+    def begin(
+        self, layers: Sequence[Layer], step: int, *, training: bool, again: tuple[bool, bool] = (True, True)
+    ) -> None:
         """`step` begins, in which `layers`, from the input up, are frozen as a whole and have final weights.
 
         Args:
             training: mode of these layers.
+            again: whether training samples, and held-out ones, come again before the job ends: else no more are kept.
         """
-        self._step, self.hit = step, False
+        self._step, self.used, self._again = step, False, again
         layers = () if self._folders is None else tuple(layers)
-        same = [a is b for a, b in zip(layers, self._layers, strict=False)]
-        if training != self._training or not all(same):
-            self._renew()
         if len(layers) != len(self._layers) or step % REPORT_EVERY == 0:
             self._tell_use()
+        same = [a is b for a, b in zip(layers, self._layers, strict=False)]
+        if training != self._training or not all(same):
+            self._tell_use()
+            self._renew()
         if layers and self._slots is None and self._folders is not None:
             self._slots = SlotFiles(self._folders.open(self._warn), self._warn)
         if not layers and self._slots is not None and self._folders is not None:
@@ -134,7 +141,7 @@ class ActivationCache:
         for layer in layers[len(self._digests) :]:
             module = layer.module
             held = digest_of(dict(module.named_parameters()), dict(module.named_buffers()))
-            self._digests.append(bytes.fromhex(held))
+            self._digests.append(bytes.fromhex(held) + code_of(module))
         if len(self._keys) != len(layers) + 1:
             keys = [hashlib.sha256(self._base + bytes([training])).digest()]
             for digest in self._digests:
@@ -220,13 +227,18 @@ class ActivationCache:
         depth = self.depth
         if self._slots is None or not samples or not depth:
             return
-        self.hit = self.hit or through > 0
+        self.used = self.used or through > 0
         key = self._key(self._keys[depth], held_out)
         kept = self._kept.get(key)
         if through == depth and kept is not None:
             self._hits += 1
             self._tell(key, depth, kept, held_out)
             return
+        if not self._again[held_out]:
+            self._partly += through > 0
+            self._misses += kept is not None and not kept.why_not and not through
+            return
+        self.used = True
         if kept is None:
             kept = self._weighed(self._slots, depth, samples, through, inputs, outputs, held_out=held_out)
             self._kept[key] = kept
@@ -312,8 +324,11 @@ class ActivationCache:
         held_out: bool,
     ) -> bool:
         """Whether there was room for all samples."""
+        # Of one depth, training and held-out samples may differ in length.
+        of_depth = [self._kept.get(self._key(self._keys[self.depth], other)) for other in (False, True)]
+        beside = [kept.form.row_bytes for kept in of_depth if kept is not None and not kept.why_not]
         written = [
-            slots.write(self._slot(sample, held_out), row, _mark(key, sample))
+            slots.write(self._slot(sample, held_out), row, _mark(key, sample), beside)
             for sample, row in zip(samples, rows_of(outputs), strict=True)
         ]
         return all(written)

@@ -15,13 +15,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from workers.activation_cache.slot_files import Tier
+from workers.activation_cache.slot_files import Tier, taken_bytes
+from workers.process.host_memory import free_host_bytes
 from workers.protocol.errors import JobError
 
 MEMORY = Path("/dev/shm")
 """Shared memory of a Linux host."""
 MEMORY_SHARE, DISK_SHARE = 1 / 4, 1 / 10
-"""Parts of what is free that activations may take, unless the job says how much."""
+"""Parts of what would be free without them that activations may take, unless the job says how much."""
 ABANDONED_S = 3600.0
 """After so long, a folder that nobody uses is nobody's."""
 _PREFIX = "freshet-activations-"
@@ -40,8 +41,10 @@ class CacheFolders:
     """The most in memory; None: a quarter of what is free."""
     disk_bytes: int | None = None
     """The most on disk; None: a tenth of what is free."""
-    memory: Path = MEMORY
+    memory: Path = field(default_factory=lambda: MEMORY)
     _lock: int | None = field(default=None, init=False)
+    _in_use: bool = field(default=False, init=False)
+    """Whether it has taken part in the folder in memory, and has not left it for good."""
 
     def check(self) -> None:
         """Check that a folder that a user named can be written to.
@@ -52,21 +55,25 @@ class CacheFolders:
         if self.on_disk is None:
             return
         try:
+            assert self._disk_folder is not None
             self._disk_folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
             raise JobError(
-                f"freeze.cache: cannot keep activations in {self.on_disk}: {error.strerror}; name a folder that can be"
+                f"freeze.cache: cannot keep activations in {self.on_disk}: {reason}; name a folder that can be"
                 ' written to on every node, or set freeze.cache to "auto" or "off"'
             ) from error
 
     def open(self, warn: Callable[[str], None]) -> list[Tier]:
         """Take part in the folders, and make them if they are not there."""
         tiers = [self._in_memory()] if self.on_disk is None else []
-        try:
-            self._disk_folder.mkdir(parents=True, exist_ok=True)
-            tiers.append(_tier(self._disk_folder, self.disk_bytes, DISK_SHARE))
-        except OSError as error:
-            warn(f"no activations of frozen layers are kept in {self._disk_folder}: {error.strerror}")
+        disk = self._disk_folder
+        if disk is not None:
+            try:
+                disk.mkdir(parents=True, exist_ok=True)
+                tiers.append(_tier(disk, self.disk_bytes, DISK_SHARE, _free_disk_bytes(disk)))
+            except OSError as error:
+                warn(f"no activations of frozen layers are kept in {disk}: {error.strerror}")
         return [tier for tier in tiers if tier is not None and tier.bound_bytes]
 
     def _in_memory(self) -> Tier | None:
@@ -83,11 +90,16 @@ class CacheFolders:
                 lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             except OSError:
                 continue
-            fcntl.flock(lock, fcntl.LOCK_SH)
-            if (folder / _LOCK).exists() and os.fstat(lock).st_ino == (folder / _LOCK).stat().st_ino:
-                os.utime(folder / _LOCK)
-                self._lock = lock
-                return _tier(folder, self.memory_bytes, MEMORY_SHARE)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH)
+                if os.fstat(lock).st_ino == (folder / _LOCK).stat().st_ino:
+                    os.utime(folder / _LOCK)
+                    free_bytes = min(_free_disk_bytes(folder), free_host_bytes())
+                    tier = _tier(folder, self.memory_bytes, MEMORY_SHARE, free_bytes)
+                    self._lock, self._in_use = lock, True
+                    return tier
+            except OSError:
+                pass
             os.close(lock)
         return None
 
@@ -100,11 +112,14 @@ class CacheFolders:
     def close(self) -> None:
         """Take part no more; whoever is the last one removes what is in memory."""
         self.release()
-        _remove_unused(self._memory_folder)
+        if self._in_use:
+            self._in_use = False
+            _remove_unused(self._memory_folder)
 
     def remove(self) -> None:
         """Remove what is on disk: the job is done. Others that still read have their files open."""
-        shutil.rmtree(self._disk_folder, ignore_errors=True)
+        if self._disk_folder is not None:
+            shutil.rmtree(self._disk_folder, ignore_errors=True)
 
     @property
     def _name(self) -> str:
@@ -115,20 +130,28 @@ class CacheFolders:
         return self.memory / self._name
 
     @property
-    def _disk_folder(self) -> Path:
-        return Path(self.job) / "activations" if self.on_disk is None else self.on_disk / self._name
+    def _disk_folder(self) -> Path | None:
+        """None: the job's folder is no folder of a file system."""
+        if self.on_disk is not None:
+            return self.on_disk / self._name
+        job = self.job.removeprefix("file://")
+        return None if "://" in job else Path(job) / "activations"
 
     def _remove_abandoned(self) -> None:
-        for folder in self.memory.glob(f"{_PREFIX}*"):
+        for folder in [*self.memory.glob(f"{_PREFIX}*")]:
             if folder != self._memory_folder:
                 _remove_unused(folder, ABANDONED_S)
 
 
-def _tier(folder: Path, most_bytes: int | None, share: float) -> Tier:
+def _tier(folder: Path, most_bytes: int | None, share: float, free_bytes: int) -> Tier:
     if most_bytes is None:
-        system = os.statvfs(folder)
-        most_bytes = int(share * system.f_bavail * system.f_frsize)
+        most_bytes = int(share * (free_bytes + taken_bytes(folder)))
     return Tier(folder, most_bytes)
+
+
+def _free_disk_bytes(folder: Path) -> int:
+    system = os.statvfs(folder)
+    return system.f_bavail * system.f_frsize
 
 
 def _remove_unused(folder: Path, since_s: float = 0.0) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,6 +46,11 @@ class RowForm:
             raise ValueError(f"{entry!r} is no form of a tensor")
         return RowForm(tuple(tensors))
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a sample's rows."""
+        return sum(dtype.itemsize * math.prod(shape) for dtype, shape, _ in self.tensors)
+
     def empty(self, rows: int) -> tuple[Tensor, ...]:
         """Fresh canonical tensors of the host for `rows` samples, with undefined content."""
         return tuple(
@@ -61,7 +67,7 @@ def why_not_by_rows(tensors: Sequence[Tensor], rows: int) -> str:
     """Why `tensors` are no rows of `rows` samples; empty if they are."""
     for number, tensor in enumerate(tensors):
         if not tensor.dim() or tensor.shape[0] != rows or not tensor.numel():
-            return f"output {number} has the shape {list(tensor.shape)}, and not a row for each of {rows} samples"
+            return f"tensor {number} has the shape {list(tensor.shape)}, and not a row for each of {rows} samples"
     return ""
 
 

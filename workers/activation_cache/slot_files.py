@@ -13,11 +13,10 @@ import os
 import struct
 import threading
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 MARK_BYTES = 16
 _END = struct.Struct(f"<I{MARK_BYTES}s")
@@ -35,11 +34,6 @@ class Tier:
     """The most that files there may take."""
 
 
-class _File(NamedTuple):
-    descriptor: int
-    path: Path
-
-
 class SlotFiles:
     """The slots of one process, in the folders of `tiers`; a number has its slot in the first that has room for it.
 
@@ -52,11 +46,13 @@ class SlotFiles:
     def __init__(self, tiers: Sequence[Tier], warn: Callable[[str], None]) -> None:
         self._tiers = [*tiers]
         self._warn = warn
-        self._files: dict[tuple[int, int], _File] = {}
-        """(number of the tier, bytes of data) -> file."""
+        self._files: dict[tuple[int, int], int] = {}
+        """(number of the tier, bytes of data) -> descriptor."""
         self._unusable: set[int] = set()
         """Tiers that failed."""
         self._opening = threading.Lock()
+        """Held as files are opened and closed."""
+        self._closed = False
 
     def read(self, number: int, into: Sequence[memoryview], mark: bytes) -> bool:
         """Read the data of `number` into the buffers `into`, in order; whether it was there, whole and with `mark`. If
@@ -74,19 +70,25 @@ class SlotFiles:
                     continue
                 if os.preadv(descriptor, [*into, end], at) != data_bytes + len(end):
                     continue
-            except OSError:  # a disk that fails, or the files were closed meanwhile
+            except OSError:  # a disk that fails, or the files have been closed meanwhile
                 continue
             checksum, found = _END.unpack(end)
             if found == mark and checksum == _checksum(into, mark):
                 return True
         return False
 
-    def write(self, number: int, data: Sequence[memoryview], mark: bytes) -> bool:
-        """Write the data of `number`; whether there was room."""
+    def write(
+        self, number: int, data: Sequence[memoryview], mark: bytes, beside: Collection[int] = ()
+    ) -> bool:
+        """Write the data of `number`; whether there was room.
+
+        Args:
+            beside: lengths of other data, in bytes, that make no room for these.
+        """
         data_bytes = sum(part.nbytes for part in data)
         slot_bytes = data_bytes + _END.size
         at, end = number * slot_bytes, _END.pack(_checksum(data, mark), mark)
-        for tier in self._in_turn(data_bytes, at):
+        for tier in self._in_turn(data_bytes, at, {data_bytes, *beside}):
             descriptor = self._file(tier, data_bytes, create=True)
             if descriptor is None:
                 continue
@@ -98,7 +100,7 @@ class SlotFiles:
                 self._give_up(tier, "it is full" if error.errno in _FULL else str(error))
         return False
 
-    def _in_turn(self, data_bytes: int, at: int) -> list[int]:
+    def _in_turn(self, data_bytes: int, at: int, lengths: Collection[int]) -> list[int]:
         """The tiers to write to: that which has the slot's blocks already, else those with room for it."""
         free: list[int] = []
         for tier, place in enumerate(self._tiers):
@@ -107,9 +109,9 @@ class SlotFiles:
                 return [tier]
             if tier in self._unusable:
                 continue
-            if self.taken_bytes(tier) + slot_bytes > place.bound_bytes:
-                self._remove_others(tier, data_bytes)
-            if self.taken_bytes(tier) + slot_bytes <= place.bound_bytes:
+            if taken_bytes(place.folder) + slot_bytes > place.bound_bytes:
+                self._remove_others(tier, lengths)
+            if taken_bytes(place.folder) + slot_bytes <= place.bound_bytes:
                 free.append(tier)
         return free
 
@@ -124,45 +126,47 @@ class SlotFiles:
                 own.write_text(text)
                 own.replace(path)
                 return
-            own.unlink(missing_ok=True)
+            with suppress(OSError):
+                own.unlink(missing_ok=True)
 
     def noted(self, name: str) -> str | None:
         """The text that was left under `name`."""
         for place in self._tiers:
-            with suppress(OSError):
+            with suppress(OSError, ValueError):  # it is not there, or no text
                 return (place.folder / f"{name}.json").read_text()
         return None
 
-    def taken_bytes(self, tier: int | None = None) -> int:
-        """Bytes that the files of one tier take, or those of all, by whichever process they were written."""
-        return sum(
-            os.fstat(file.descriptor).st_blocks * _BLOCK_BYTES
-            for (place, _), file in [*self._files.items()]
-            if tier in (None, place)
-        )
+    def taken_bytes(self) -> int:
+        """Bytes that all slots take, by whichever process they were written."""
+        return sum(taken_bytes(tier.folder) for tier in self._tiers)
 
-    def _remove_others(self, tier: int, data_bytes: int) -> None:
+    def _remove_others(self, tier: int, lengths: Collection[int]) -> None:
         """Give up the data of other lengths: those of fewer frozen layers than now."""
-        for place, length in [*self._files]:
-            if place == tier and length != data_bytes:
-                file = self._files.pop((place, length))
-                file.path.unlink(missing_ok=True)
-                os.close(file.descriptor)
+        for path in _slots_in(self._tiers[tier].folder):
+            if path.stem not in map(str, lengths):
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
+        with self._opening:
+            for place, length in [*self._files]:
+                if place == tier and length not in lengths:
+                    os.close(self._files.pop((place, length)))
 
     def _file(self, tier: int, data_bytes: int, *, create: bool) -> int | None:
-        """None: there is none, or it cannot be opened."""
-        if (file := self._files.get((tier, data_bytes))) is not None:
-            return file.descriptor
-        path = self._tiers[tier].folder / f"{data_bytes}.slots"
-        if tier in self._unusable or not (create or path.exists()):
-            return None
+        """Descriptor of a file. None: there is none, or it cannot be opened."""
+        known = self._files.get((tier, data_bytes))
+        if known is not None or tier in self._unusable:
+            return known
+        how = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         with self._opening:
+            if self._closed or (tier, data_bytes) in self._files:
+                return self._files.get((tier, data_bytes))
             try:
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+                descriptor = os.open(self._tiers[tier].folder / f"{data_bytes}.slots", how, 0o600)
             except OSError as error:
-                self._give_up(tier, error.strerror or str(error))
+                if create or not isinstance(error, FileNotFoundError):
+                    self._give_up(tier, error.strerror or str(error))
                 return None
-            self._files[tier, data_bytes] = _File(descriptor, path)
+            self._files[tier, data_bytes] = descriptor
         return descriptor
 
     def _give_up(self, tier: int, why: str) -> None:
@@ -175,10 +179,28 @@ class SlotFiles:
             )
 
     def close(self) -> None:
-        """Close the files."""
-        for file in self._files.values():
-            os.close(file.descriptor)
-        self._files.clear()
+        """Close the files; nothing is found or written any more."""
+        with self._opening:
+            self._closed = True
+            files, self._files = self._files, {}
+            for descriptor in files.values():
+                os.close(descriptor)
+
+
+def taken_bytes(folder: Path) -> int:
+    """Bytes that the slots in `folder` take, whoever wrote them."""
+    taken = 0
+    for path in _slots_in(folder):
+        with suppress(OSError):
+            taken += path.stat().st_blocks * _BLOCK_BYTES
+    return taken
+
+
+def _slots_in(folder: Path) -> list[Path]:
+    try:
+        return [folder / name for name in os.listdir(folder) if name.endswith(".slots")]
+    except OSError:
+        return []
 
 
 def _has_blocks(descriptor: int, at: int, length: int) -> bool:

@@ -51,10 +51,12 @@ def tried(
         wait: returns once the device has done what it was given.
     """
     rows = inputs[0].shape[0] if inputs and inputs[0].dim() else 0
-    if why_not := why_not_by_rows(inputs, rows) or why_not_by_rows(outputs, rows):
-        return TrialResult(f"of layer {layers[-1].name} {why_not}")
     if not rows:
-        return TrialResult(f"layer {layers[0].name} has no inputs")
+        return TrialResult(f"layer {layers[0].name} has no inputs that are a row for each sample")
+    if why_not := why_not_by_rows(inputs, rows):
+        return TrialResult(f"of the inputs of layer {layers[0].name} {why_not}")
+    if why_not := why_not_by_rows(outputs, rows):
+        return TrialResult(f"of the outputs of layer {layers[-1].name} {why_not}")
     buffers = [buffer for layer in layers for buffer in layer.module.buffers()]
     before = [buffer.clone() for buffer in buffers]
 

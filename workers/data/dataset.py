@@ -67,6 +67,12 @@ def takes_draws(dataset: Dataset) -> bool:
         return False
 
 
+def draws_anew(dataset: Dataset) -> bool:
+    """Whether what it makes of a sample differs from epoch to epoch. `TaskRows` says so; of others it is assumed, if
+    they take keys to draw with."""
+    return getattr(dataset, "draws_anew", takes_draws(dataset))
+
+
 def stream_of(
     dataset: Dataset, buckets: int = 1, replicas: int = 1, batch: int = 1
 ) -> int | Mixture | Buckets:

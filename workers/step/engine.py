@@ -259,10 +259,12 @@ class Engine:
         batch = batches(action.index)
         inputs, targets = batch.inputs if first else (), batch.targets if last else ()
         device = self._device.torch_device
-        return replace(
-            batch,
+        return Batch(
             inputs=tuple(to_device(t, device) for t in inputs),
             targets=tuple(to_device(t, device) for t in targets),
+            # Of the inputs alone: a rank may hold the first stage and the last one.
+            through=batch.through if first else 0,
+            samples=batch.samples if first else (),
         )
 
     def _send(self, stream: MessageStream, microbatch: int, tensors: Tensors) -> None:

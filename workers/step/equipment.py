@@ -11,11 +11,12 @@ from planner.features import FeatureSample
 from planner.observed import StepTimes
 from workers.activation_cache.cache import ActivationCache
 from workers.activation_cache.cache_folders import CacheFolders
+from workers.activation_cache.code import code_of_source
 from workers.config import WorkerConfig
 from workers.control.activity import Activity
 from workers.control.mailbox import Mailbox
 from workers.control.rescues import Rescues
-from workers.data.dataset import OpenData, takes_draws
+from workers.data.dataset import OpenData, draws_anew
 from workers.data.read_ahead import ReadAhead
 from workers.data.registry import open_dataset
 from workers.devices.device import Device
@@ -112,6 +113,8 @@ def equip(
     compiler = compiler_of(config, definition, data, device.torch_device) if config.job.compile else None
     if compiler is not None:
         closing.callback(compiler.close)
+    kept = _activation_cache(config, data, device, rank, report)
+    closing.callback(kept.end, done=False)
     return Equipment(
         config=config,
         rank=rank,
@@ -125,7 +128,7 @@ def equip(
         followers=Followers(),
         faults=faults,
         activity=activity,
-        kept=_activation_cache(config, data, device, rank, report),
+        kept=kept,
         check=LayerCheck(lambda text: report(WarningReport(rank=rank, text=text)), config.job.precision),
         compiler=compiler,
         rescues=rescues,
@@ -155,11 +158,13 @@ def _activation_cache(
             "model": config.model.model_dump(mode="json"),
             "data": config.data.model_dump(mode="json"),
             "tokens": data.sha256,
+            "source": code_of_source(config.data.source),
             "samples": [dataset.train_samples, dataset.validation_samples],
             "rows": config.pipeline.microbatch_size,
             "seed": config.job.seed,
             "precision": config.job.precision,
             "compiled": config.job.compile,
+            "threads": config.job.threads,
             "arithmetic": arithmetic(config.device),
         },
         rank=rank,
@@ -168,6 +173,6 @@ def _activation_cache(
         compares=":" in config.data.source,
         report=report,
         warn=lambda text: report(WarningReport(rank=rank, text=text)),
-        why_not="the samples are drawn anew in each epoch (augmentation)" if takes_draws(dataset) else "",
+        why_not="the samples are drawn anew in each epoch (augmentation)" if draws_anew(dataset) else "",
         takes_s=device.forward_s,
     )

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -160,13 +161,17 @@ class Minibatch:
 
     def _begin_kept(self, step: int) -> None:
         """Have what the first stage's frozen layers make kept, up to the first that another layer's gradient trains."""
-        first = self._stages.get(0)
-        final = [] if first is None else [layer.index in self.untouched for layer in first.layers]
-        count = final.index(False) if False in final else len(final)
-        self._setup.kept.begin(
-            () if first is None else first.layers[:count],
+        first, setup = self._stages.get(0), self._setup
+        final = self.untouched - {piece.layer for piece, _ in setup.held}
+        layers = () if first is None else first.layers
+        config, data = setup.config, setup.data.dataset
+        per_step = setup.plan.replicas * setup.plan.microbatches * config.pipeline.microbatch_size
+        epoch, last = ((n * per_step - 1) // data.train_samples for n in (step + 1, config.job.steps))
+        setup.kept.begin(
+            tuple(takewhile(lambda layer: layer.index in final, layers)),
             step + 1,
             training=self._freezer.frozen_mode == "train",
+            again=(epoch < last, bool(config.job.validate_every) and step + 1 < config.job.steps),
         )
 
     def _run_windows(self, step: int) -> Window:
@@ -314,16 +319,13 @@ def _read(
         return ReadResult(samples, Batch(found[1], (), through=found[0]))
     inputs = wanted.inputs and found is None
     train: Any = dataset.train if inputs else getattr(dataset, "train_targets", dataset.train)
+    keys = ([rng.key(config.job.seed, "sample", *place) for place in places],) if draws else ()
+    batch = train(samples, *keys)
     if found is not None:
-        return ReadResult(samples, replace(train(samples), inputs=found[1], through=found[0]))
-    if not draws:
-        batch = train(samples)
-        if wanted.through:
-            kept.check_samples(samples, batch, train)
-        return ReadResult(samples, batch)
-    return ReadResult(
-        samples, train(samples, [rng.key(config.job.seed, "sample", *place) for place in places])
-    )
+        return ReadResult(samples, replace(batch, inputs=found[1], through=found[0]))
+    if wanted.through and not draws:
+        kept.check_samples(samples, batch, train)
+    return ReadResult(samples, batch)
 
 
 def _met_here(groups: Sequence[Sequence[TiedUse]], setup: GenerationSetup) -> list[Sequence[TiedUse]]:

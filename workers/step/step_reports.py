@@ -63,9 +63,9 @@ def step_times(
         frozen: whether the step may leave gradients out.
         prefix: layers that it leaves out of the backward pass.
     """
-    # A forward pass that went on from what was kept tells nothing of its layers.
+    # A forward pass that read or wrote what is kept tells nothing of its layers.
     spans = window.spans
-    if setup.kept.hit:
+    if setup.kept.used:
         spans = tuple(span for span in spans if not _is_first_forward(span))
     return StepTimes(
         rank=setup.rank,

@@ -178,7 +178,8 @@ class Runtime:
                 self._plan_for(layers)
             case ActivationsKept(held_out=False, layers=layers, why_not=why_not):
                 self._keeps = self._keeps or not why_not
-                self._keeps_most = min(self._keeps_most, layers - 1) if why_not else self._keeps_most
+                most = self._keeps_most
+                self._keeps_most = min(most, layers - 1) if why_not else max(most, layers)
                 self._plan_for(self._planning.replanner.frozen)
             case Formed(step=step):
                 self._plan_for(self._frozen_in(step + 1))

@@ -132,6 +132,12 @@ def test_a_recording_keeps_all_that_plans_are_made_with() -> None:
         "divisible": False,
         "first": replace(PLAN, version=9),
         "schedule": replace(REPLANNER.schedule, name="another"),
+        "frozen": 2,
+        "released": 1,
+        "kept": 1,
+        "pipelines": 2,
+        "frozen_cost": 1 / 6,
+        "first_frozen": 1,
     }
     assert set(changed) == {one.name for one in fields(Replanner) if one.init}
     for name, value in changed.items():

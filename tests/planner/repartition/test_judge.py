@@ -16,12 +16,13 @@ from planner.repartition.slowdowns import Known
 from planner.simulation.predict import predict
 
 
-@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize(("frozen", "kept"), [(False, 0), (True, 0), (False, 2), (False, 9)])
 @pytest.mark.parametrize("seed", range(12))
-def test_steps_are_the_predictors_and_bounds_are_below(seed: int, frozen: bool) -> None:
+def test_steps_are_the_predictors_and_bounds_are_below(seed: int, frozen: bool, kept: int) -> None:
     job = pipeline(seed)
     rng = np.random.default_rng(seed)
-    profile = job.profile
+    layers = len(job.profile.model.layers) - 1
+    profile = job.profile.with_prefix(min(kept, layers), 0, min(kept, layers))
     ratios = None
     if frozen:
         shares = rng.uniform(0, 1, (len(profile.model.layers), job.now.microbatches))

@@ -1,5 +1,7 @@
 """What frozen layers have made of a sample is kept for the next epochs: the bits are those without."""
 
+import importlib
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +11,11 @@ import torch
 from jobs import job, small_config
 from rank_group import RankGroup, drilled, state_sha256, with_standbys
 from small_models import WIDTH, Vectors
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.parts.configs import changed
 from benchmarks.parts.rank_threads import run_threads
-from workers.activation_cache import cache_folders
+from workers.activation_cache import cache_folders, code
 from workers.activation_cache.trial import WAY_OUT
 from workers.checkpoint.folder import checkpoints
 from workers.config import ClusterConfig, DataConfig, EmulatedConfig, FreezeConfig, WorkerConfig
@@ -25,7 +27,7 @@ from workers.fault_injection.points import FaultPhase
 from workers.launch.ranks import LaunchedRun
 from workers.layers.layer import Layer
 from workers.protocol.errors import JobError
-from workers.protocol.reports import ActivationsKept, ActivationsUsed, WarningReport
+from workers.protocol.reports import ActivationsKept, ActivationsUsed, ValidationReport, WarningReport
 
 STEPS = 28
 """Three and a half epochs of 8 steps, with 4 microbatches of 2 samples each."""
@@ -45,7 +47,7 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Shared memory of its own, and layers that take long: keeping always pays."""
     folder = tmp_path / "memory"
     folder.mkdir()
-    monkeypatch.setattr(cache_folders.CacheFolders, "memory", folder)
+    monkeypatch.setattr(cache_folders, "MEMORY", folder)
     monkeypatch.setattr(CpuDevice, "forward_s", lambda *_: 1.0)
     return folder
 
@@ -86,7 +88,7 @@ def test_the_bits_are_those_without(tmp_path: Path, memory: Path, trait: str) ->
         run = run_threads(job(config, **shape))
         assert run.state_sha256 == expected.state_sha256, shape
         assert kept(run) == [(layers, "") for layers in after], shape
-        assert used(run) == (hits, 27 * 4 - hits + 4), shape  # with 4 held-out ones
+        assert used(run) == (hits, 27 * 4 - hits), shape
     assert [*memory.iterdir()] == []
     assert not (Path(config.job.folder) / "activations").exists()
 
@@ -111,10 +113,10 @@ def test_no_sample_goes_through_a_frozen_layer_again(tmp_path: Path, monkeypatch
     monkeypatch.setattr("workers.step.minibatch.train_places", in_order)
     freeze = FreezeConfig(method="prefix", schedule=((1, 3), (12, 5)))
     run = run_threads(job(small_config(tmp_path, steps=24, freeze=freeze)))
-    tried = 2 * 3 + 2
-    """Samples of the trials of a depth: one microbatch in three orders, and a held-out one."""
+    tried = 2 * 3
+    """Samples of the trials of a depth: one microbatch in three orders."""
     assert passes == dict.fromkeys(range(5), 64 + tried)
-    assert used(run) == (24 * 4 - 64, 64 + 4)
+    assert used(run) == (24 * 4 - 64, 64)
     assert sum(r.partly for r in run.reports if isinstance(r, ActivationsUsed)) == 32
 
 
@@ -147,12 +149,74 @@ def test_what_changes_from_step_to_step_is_not_kept(tmp_path: Path, trait: str, 
 
 def test_held_out_samples_are_kept_beside(tmp_path: Path) -> None:
     freeze = FreezeConfig(method="prefix", prefix=4)
-    config = small_config(tmp_path, "dropout", steps=6, freeze=freeze, validate_every=1)
+    config = small_config(tmp_path, "dropout", steps=10, freeze=freeze, validate_every=1)
     run = compared(config, ranks=1)
     assert kept(run) == [(4, f"frozen layer l3 draws anew in each step: {WAY_OUT}"), (3, "")]
     assert kept(run, held_out=True) == [(3, "")]
-    # 8 held-out samples in 4 microbatches, after each of 6 steps; of training samples none.
-    assert used(run) == (5 * 4, 4 + 6 * 4 - 1)
+    # 8 held-out samples in 4 microbatches, after each of 10 steps, of which the last 2 are of the second epoch. The
+    # first microbatch was tried with one layer more.
+    assert used(run) == (9 * 4 + 2 * 4, 4 + 8 * 4 - 1)
+
+
+def test_a_rank_with_the_first_stage_and_the_last_validates_as_others_do(tmp_path: Path) -> None:
+    config = small_config(tmp_path, steps=20, freeze=BY_HAND, validate_every=4)
+    losses = [
+        [r.loss for r in run.reports if isinstance(r, ValidationReport)]
+        for run in (
+            run_threads(job(without(config))),
+            run_threads(job(config)),
+            run_threads(job(config, ranks=2, schedule="zbv")),
+            run_threads(job(config, ranks=1, schedule="interleaved")),
+        )
+    ]
+    assert len(losses[0]) == 5
+    assert losses == [losses[0]] * 4
+
+
+def test_nothing_is_kept_of_samples_that_never_come_again(tmp_path: Path) -> None:
+    once = FreezeConfig(method="prefix", prefix=4, cache=str(tmp_path / "kept"))
+    run = compared(small_config(tmp_path, steps=8, freeze=once), ranks=1)
+    assert kept(run) == kept(run, held_out=True) == []
+    run = compared(small_config(tmp_path / "more", steps=9, freeze=once), ranks=1)
+    assert kept(run) == [(4, "")]
+    assert kept(run, held_out=True) == []
+    assert used(run) == (4, 32)
+
+
+class Broken(Vectors):
+    """Cannot be read to its end."""
+
+    reads = 0
+
+    def train(self, indices: list[int]) -> Batch:
+        Broken.reads += 1
+        if Broken.reads > 100:
+            raise RuntimeError("the disk is gone")
+        return super().train(indices)
+
+
+def test_a_job_that_fails_leaves_nothing_in_memory(tmp_path: Path, memory: Path) -> None:
+    config = small_config(tmp_path, steps=STEPS, freeze=BY_HAND)
+    config = changed(config, data=DataConfig(source=f"{__name__}:Broken"))
+    with pytest.raises(Exception, match="the disk is gone"):
+        run_threads(job(config))
+    assert [*memory.iterdir()] == []
+
+
+def test_other_code_of_a_layer_finds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "code_of_a_user.py"
+    body = "from torch import nn\nclass Own(nn.Module):\n    def forward(self, x):\n        return x{}\n"
+    monkeypatch.syspath_prepend(tmp_path)
+    digests = []
+    for change in ("", " + 1", ""):
+        file.write_text(body.format(change))
+        code._content.cache_clear()
+        sys.modules.pop("code_of_a_user", None)
+        own = importlib.import_module("code_of_a_user").Own()
+        digests.append((code.code_of(nn.Sequential(own)), code.code_of_source("code_of_a_user:Own")))
+    assert digests[0] == digests[2]
+    assert all(a != b for a, b in zip(digests[0], digests[1], strict=True))
+    assert code.code_of_source("table") == ""
 
 
 def test_thawed_layers_are_trained_and_what_was_kept_before_is_never_found_again(tmp_path: Path) -> None:
@@ -240,7 +304,7 @@ def test_a_resumed_job_finds_what_it_kept_in_a_folder_and_no_flipped_bit(tmp_pat
         resumed = run_threads(job(again, start=newest, generation=2))
         assert resumed.state_sha256 == expected.state_sha256, case
         found, computed = used(resumed)
-        assert found + computed == 8 * 4 + 4
+        assert found + computed == 8 * 4
         assert found == (25 if case == "whole" else 4), case
         assert [*(tmp_path / "kept").iterdir()] == [], "the job is done"
 
@@ -284,7 +348,7 @@ def test_the_rank_that_takes_the_place_of_a_killed_one_goes_on_from_what_that_ke
     config = config.model_copy(update={"cluster": cluster})
     expected = run_threads(job(without(config)))
     two = job(config, ranks=2, schedule="1f1b", counts=(6, 2))
-    folder = cache_folders.CacheFolders(config.job.folder, None, memory=cache_folders.MEMORY)._memory_folder
+    folder = cache_folders.CacheFolders(config.job.folder, None, memory=Path("/dev/shm"))._memory_folder
     with RankGroup(config, 3) as group:
         group.arm(0, Fault(kind=FaultKind.KILL, step=step, phase=phase))
         group.train(two, (0, 1), plan=with_standbys(two))

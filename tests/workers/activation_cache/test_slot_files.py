@@ -14,9 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from workers.activation_cache import cache_folders
 from workers.activation_cache.cache_folders import ABANDONED_S, CacheFolders
 from workers.activation_cache.row_form import RowForm, rows_of
-from workers.activation_cache.slot_files import MARK_BYTES, SlotFiles, Tier
+from workers.activation_cache.slot_files import MARK_BYTES, SlotFiles, Tier, taken_bytes
 from workers.reproducibility.canonical import has_channels_last
 
 ONE, OTHER = b"1" * MARK_BYTES, b"2" * MARK_BYTES
@@ -127,11 +128,47 @@ def test_tiers_are_filled_one_after_the_other_within_their_bounds(tmp_path: Path
     slots = SlotFiles(tiers, pytest.fail)
     room = [slots.write(number, data, ONE) for number in range(12)]
     assert 7 <= sum(room) <= 9
-    assert all(slots.taken_bytes(number) <= 40_000 for number in (0, 1))
+    assert all(taken_bytes(tier.folder) <= 40_000 for tier in tiers)
     assert slots.write(0, data, OTHER), "it has its slot"
     # Data of another length take the place of those.
     assert slots.write(0, [memoryview(bytearray(20_000))], ONE)
     assert [file.name for file in tiers[0].folder.iterdir()] == ["20000.slots"]
+    slots.close()
+
+
+def test_data_of_other_lengths_stay_that_are_needed_beside(tmp_path: Path) -> None:
+    slots, other = (SlotFiles([Tier(tmp_path, 40_000)], pytest.fail) for _ in range(2))
+    long, short = ([memoryview(bytearray(size))] for size in (20_000, 100))
+    assert other.write(0, short, ONE)
+    assert slots.taken_bytes() == other.taken_bytes() > 0, "whoever wrote them"
+    assert slots.write(0, long, ONE)
+    assert not slots.write(1, long, ONE, beside=(100,))
+    assert slots.read(0, [memoryview(bytearray(100))], ONE)
+    assert not slots.write(1, long, ONE)
+    assert [file.name for file in tmp_path.iterdir()] == ["20000.slots"]
+    other.close()
+    slots.close()
+
+
+def test_closed_files_are_misses(slots: SlotFiles) -> None:
+    assert slots.write(1, ROW, ONE)
+    slots.close()
+    assert not slots.read(1, empty(), ONE)
+    assert not slots.write(1, ROW, ONE)
+
+
+def test_files_that_are_none_are_misses(tmp_path: Path) -> None:
+    said: list[str] = []
+    slots = SlotFiles([Tier(tmp_path, 10**6)], said.append)
+    (tmp_path / f"{sum(part.nbytes for part in ROW)}.slots").mkdir()
+    (tmp_path / "ab.json").write_bytes(b"\xff\xfe")
+    (tmp_path / "cd.json").mkdir()
+    assert slots.noted("ab") is slots.noted("cd") is slots.noted("ef") is None
+    slots.note("cd", "no room for it")
+    assert not slots.read(1, empty(), ONE)
+    assert not slots.write(1, ROW, ONE)
+    (only,) = said
+    assert "Is a directory" in only
     slots.close()
 
 
@@ -147,6 +184,7 @@ def test_tiers_are_filled_one_after_the_other_within_their_bounds(tmp_path: Path
 def test_rows_of_a_microbatch_come_back_as_they_were(tensors: tuple[Tensor, ...]) -> None:
     form = RowForm.from_json(RowForm.of(tensors).to_json())
     assert form == RowForm.of(tensors)
+    assert form.row_bytes == sum(tensor[0].nbytes for tensor in tensors)
     found = form.empty(3)
     for new, old in zip(rows_of(found), rows_of(tensors), strict=True):
         for into, part in zip(new, old, strict=True):
@@ -202,6 +240,36 @@ def test_what_a_kill_left_is_kept_for_its_job_and_removed_by_another_once_nobody
     other.open(pytest.fail)
     assert not tier.folder.exists()
     other.close()
+
+
+def test_bounds_are_parts_of_what_would_be_free_without_what_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_folders, "free_host_bytes", lambda: 80_000)
+    places = [CacheFolders(str(tmp_path / "job"), None, memory=tmp_path) for _ in range(2)]
+    tiers = places[0].open(pytest.fail)
+    assert tiers[0].bound_bytes == 20_000, "as much memory is free, and more of the file system"
+    slots = SlotFiles(tiers, pytest.fail)
+    assert slots.write(0, ROW, ONE)
+    slots.close()
+    taken = taken_bytes(tiers[0].folder)
+    assert taken > 0
+    assert places[1].open(pytest.fail)[0].bound_bytes == (80_000 + taken) // 4
+    for place in places:
+        place.close()
+
+
+@pytest.mark.parametrize(("job", "disk"), [("s3://bucket/run", None), ("file://{}/run", "run/activations")])
+def test_a_job_whose_folder_is_an_address_has_files_where_that_is_one_of_this_host(
+    tmp_path: Path, job: str, disk: str | None
+) -> None:
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    place = CacheFolders(job.format(tmp_path), None, memory=memory)
+    folders = [tier.folder for tier in place.open(pytest.fail)]
+    assert folders[1:] == ([] if disk is None else [tmp_path / disk])
+    place.close()
+    place.remove()
 
 
 def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path) -> None:

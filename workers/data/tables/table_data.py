@@ -70,6 +70,11 @@ class TaskRows:
         self.mixture = None if weights is None else Mixture(self._train.lengths, weights)
 
     @property
+    def draws_anew(self) -> bool:
+        """Whether its task makes something else of a training sample in each epoch."""
+        return self._task.draws
+
+    @property
     def measure(self) -> Measure | None:
         """Metrics of the task that need the held-out rows."""
         return self._task.measure(self._held_out) if isinstance(self._task, JudgedTogether) else None

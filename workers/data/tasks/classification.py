@@ -26,6 +26,7 @@ class Classification:
 
     roles: tuple[str, ...] = ("text", "label")
     optional: tuple[str, ...] = ("pair",)
+    draws = False
 
     def __init__(self, setting: Setting) -> None:
         if setting.classes < 1:

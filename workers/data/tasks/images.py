@@ -50,6 +50,7 @@ class Images:
         self._setting, self._preparer = setting, ImagePreparer(setting.preparation)
         augment = setting.augment
         self._augmentation = None if augment is None else Augmentation(augment, self._preparer)
+        self.draws = augment is not None
 
     def rows(self, columns: Columns, where: str, first: int) -> Iterator[EncodedRow]:
         """Rows of images in the form of `datasets.Image` (bytes and path), as bytes, or as paths below the folder of

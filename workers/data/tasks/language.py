@@ -22,6 +22,7 @@ class NextToken:
     """Rows of at most T + 1 tokens: all but the last are inputs, all but the first targets where they are asked for."""
 
     optional: tuple[str, ...] = ()
+    draws = False
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting

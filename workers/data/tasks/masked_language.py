@@ -21,6 +21,7 @@ class MaskedLanguage:
 
     roles: tuple[str, ...] = ("text",)
     optional: tuple[str, ...] = ()
+    draws = True
 
     def __init__(self, setting: Setting) -> None:
         mask = setting.tokenizer.mask

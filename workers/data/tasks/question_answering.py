@@ -29,6 +29,7 @@ class QuestionAnswering:
 
     roles: tuple[str, ...] = ("question", "context", "answers")
     optional: tuple[str, ...] = ()
+    draws = False
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting

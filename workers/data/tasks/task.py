@@ -65,6 +65,11 @@ class Task(Protocol):
     optional: tuple[str, ...]
     """Columns that it takes if they are there."""
 
+    @property
+    def draws(self) -> bool:
+        """Whether it draws as it makes a microbatch."""
+        ...
+
     def rows(self, columns: Columns, where: str, first: int) -> Iterator[EncodedRow]:
         """Rows for training of consecutive rows of a table; one may give several, or none.
 

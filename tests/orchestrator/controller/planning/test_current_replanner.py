@@ -46,18 +46,21 @@ def test_plans_count_on_the_layers_that_are_frozen_now() -> None:
     changes: list[str] = []
     planning = CurrentReplanner(replanner(profiled()), lambda: changes.append("again"))
     before = planning.replanner.profile_on(["a", "b"])
-    planning.set(frozen=(2, 0))
+    planning.set(frozen=(2, 0, 0))
     assert planning.replanner.profile_on(["a", "b"]).model == before.with_prefix(2).model
     assert planning.of((0, 1)).frozen == 2
     planning.set(method="apf")
     assert planning.replanner.frozen == 2
-    planning.set(frozen=(0, 0))
-    planning.set(frozen=(0, 0))
+    planning.set(frozen=(2, 0, 2))
+    of = planning.replanner.profile_on(["a", "b"]).model.layers
+    assert [layer.kept_s for layer in of[:2]] == [layer.forward_s for layer in before.model.layers[:2]]
+    planning.set(frozen=(0, 0, 0))
+    planning.set(frozen=(0, 0, 0))
     planning.set(pipelines=1)
     assert planning.replanner.pipelines == 1
     planning.set(pipelines=0)
     assert planning.replanner.pipelines is None
-    assert len(changes) == 5
+    assert len(changes) == 6
 
 
 def test_what_changes_nothing_keeps_the_plans() -> None:

@@ -16,7 +16,7 @@ import torch
 from image_files import CLASSES, encoded, image_of, write_folder
 
 from workers.config import AugmentConfig, DataConfig, ModelConfig
-from workers.data.dataset import OpenData, takes_draws
+from workers.data.dataset import OpenData, draws_anew, takes_draws
 from workers.data.images.decoding import decoder_versions
 from workers.data.images.preparing import ImagePreparer
 from workers.data.registry import open_dataset
@@ -182,6 +182,8 @@ def test_a_batch_is_a_function_of_samples_and_keys(tmp_path: Path) -> None:
     augment = {"crop": 0.3, "flip": 0.5, "operations": 2}
     dataset: Any = opened(as_folder(tmp_path), tmp_path, augment=augment).dataset
     assert takes_draws(dataset)
+    assert draws_anew(dataset)
+    assert not draws_anew(opened(as_folder(tmp_path), tmp_path).dataset)
     one = dataset.train([3, 1, 4], [10, 11, 12]).inputs[0]
     assert torch.equal(one, dataset.train([3, 1, 4], [10, 11, 12]).inputs[0])
     assert torch.equal(one[1:], dataset.train([1, 4], [11, 12]).inputs[0])

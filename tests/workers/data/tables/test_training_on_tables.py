@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hugging_face_models import saved_model, section_of
 from jobs import job, small_config
 from reference import train_plainly
@@ -16,10 +17,13 @@ from benchmarks.parts.configs import changed
 from benchmarks.parts.rank_threads import run_threads
 from orchestrator.verify.ledger import Batches
 from workers.checkpoint.folder import checkpoints
-from workers.config import DataConfig, OptimizerConfig, WorkerConfig
+from workers.config import DataConfig, FreezeConfig, OptimizerConfig, WorkerConfig
+from workers.data.dataset import draws_anew
 from workers.data.mixture import Mixture
+from workers.data.registry import open_dataset
+from workers.devices.device import CpuDevice
 from workers.models.registry import build_definition
-from workers.protocol.reports import StepReport, ValidationReport
+from workers.protocol.reports import ActivationsKept, ActivationsUsed, StepReport, ValidationReport
 
 TASKS = {
     "chat": ("llama", {"perplexity"}),
@@ -104,6 +108,28 @@ def test_replicas_with_shards_and_another_order_have_bits_of_their_own(tmp_path:
     other = run_threads(job(feistel, ranks=1, layers=5)).state_sha256
     assert other != alone
     assert run_threads(job(feistel, ranks=2, schedule="1f1b", counts=(2, 3), layers=5)).state_sha256 == other
+
+
+def test_what_frozen_layers_make_of_rows_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CpuDevice, "forward_s", lambda *_: 1.0)
+    freeze = FreezeConfig(method="prefix", prefix=2, frozen_mode="eval")
+    config = config_of("classification", tmp_path, steps=14, freeze=freeze)
+    layers = len(build_definition(config.model, None).layers)
+    run = run_threads(job(config, layers=layers))
+    without = changed(config, freeze=freeze.model_copy(update={"cache": "off"}))
+    assert run.state_sha256 == run_threads(job(without, layers=layers)).state_sha256
+    (told,) = (each for each in run.reports if isinstance(each, ActivationsKept))
+    assert told.why_not == ""
+    assert sum(each.hits for each in run.reports if isinstance(each, ActivationsUsed)) > 30
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_one_task_makes_something_else_of_a_row_in_each_epoch(task: str, tmp_path: Path) -> None:
+    config = config_of(task, tmp_path)
+    dataset: Any = open_dataset(config.data, config.model, config.job.folder).dataset
+    batches = [dataset.train([0, 1, 2, 3], [key] * 4) for key in (1, 2)]
+    other = any(not torch.equal(a, b) for a, b in zip(*(b.inputs for b in batches), strict=True))
+    assert draws_anew(dataset) == other == (task == "masked-language")
 
 
 def validation_of(config: WorkerConfig, **how: Any) -> ValidationReport:
