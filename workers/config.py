@@ -328,9 +328,10 @@ class FreezeConfig(Section):
     `auto`: in shared memory of the node, then on disk in the job's folder, if reading them takes less time than
     computing them; a folder: there, likewise; `off`: nowhere."""
     cache_bytes: NonNegative | None = None
-    """`cache = "auto"`: the most that this takes of a node's shared memory; unset: a quarter of what is free."""
+    """`cache = "auto"`: the most that this takes of a node's shared memory; unset: a quarter of what would be
+    free without it."""
     cache_disk_bytes: NonNegative | None = None
-    """The most that this takes on disk; unset: a tenth of what is free."""
+    """The most that this takes on disk; unset: a tenth of what would be free without it."""
 
     @property
     def check_steps(self) -> int:

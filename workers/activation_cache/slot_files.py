@@ -104,6 +104,7 @@ class SlotFiles:
         """The tiers to write to: that which has the slot's blocks already, else those with room for it."""
         free: list[int] = []
         for tier, place in enumerate(self._tiers):
+            self._leave_removed(tier)
             descriptor, slot_bytes = self._file(tier, data_bytes, create=False), data_bytes + _END.size
             if descriptor is not None and _has_blocks(descriptor, at, slot_bytes):
                 return [tier]
@@ -149,7 +150,15 @@ class SlotFiles:
         with self._opening:
             for place, length in [*self._files]:
                 if place == tier and length not in lengths:
-                    os.close(self._files.pop((place, length)))
+                    _close(self._files.pop((place, length)))
+
+    def _leave_removed(self, tier: int) -> None:
+        """Close files that another process has removed: nobody counts what they take."""
+        for key, descriptor in [*self._files.items()]:
+            with suppress(OSError):
+                if key[0] == tier and not os.fstat(descriptor).st_nlink:
+                    with self._opening:
+                        _close(self._files.pop(key))
 
     def _file(self, tier: int, data_bytes: int, *, create: bool) -> int | None:
         """Descriptor of a file. None: there is none, or it cannot be opened."""
@@ -184,7 +193,7 @@ class SlotFiles:
             self._closed = True
             files, self._files = self._files, {}
             for descriptor in files.values():
-                os.close(descriptor)
+                _close(descriptor)
 
 
 def taken_bytes(folder: Path) -> int:
@@ -194,6 +203,11 @@ def taken_bytes(folder: Path) -> int:
         with suppress(OSError):
             taken += path.stat().st_blocks * _BLOCK_BYTES
     return taken
+
+
+def _close(descriptor: int) -> None:
+    with suppress(OSError):  # some file systems tell only now that there was no room
+        os.close(descriptor)
 
 
 def _slots_in(folder: Path) -> list[Path]:

@@ -68,10 +68,10 @@ class RankTraining:
             self._short = shortage_in(error) is not None
             raise
         finally:
-            self._equipment.kept.pause()
             # Standbys of a plan switch that failed half-way have not been trained with yet.
             self._place.holdings.end_training()
             self._take_over(self._newest)
+            self._equipment.kept.pause()
 
     def finish_commit(self, commit_outcome: CommitOutcome) -> None:
         """Apply or drop the undecided commit."""

@@ -1,18 +1,20 @@
 """Pipelines of a job whose first layers are frozen: fewer ranks each, more of them, by the search and by the paper."""
 
 from dataclasses import replace
+from functools import lru_cache
 
 import pytest
 from made_profile import made_profile
 
 from planner.ir import ActionKind
+from planner.partition.stage_costs import StageCosts
 from planner.plan import Plan, PlanError
 from planner.profile import Profile
 from planner.schedule.expand import schedule_of
 from planner.schedule.validate import validate
 from planner.search.packing import packed
 from planner.search.replan import Replanner
-from planner.search.search import PlanWish, choose
+from planner.search.search import ChosenPlan, PlanWish, choose
 from planner.simulation.costs import action_costs
 from planner.simulation.predict import predict
 
@@ -26,11 +28,15 @@ def profile(ranks: int = 8, **changes: object) -> Profile:
     return made_profile(names, PARAMETERS, ranks, **changes)  # pyright: ignore[reportArgumentType]
 
 
+@lru_cache
+def chosen(measured: Profile) -> ChosenPlan:
+    return choose(measured, PlanWish(ranks=8, schedule="1f1b", microbatches=8, replicas=8, pipelines=1))
+
+
 def job(frozen: int = 0, *, measured: Profile | None = None, **changes: object) -> Replanner:
     """One pipeline of eight ranks for eight replicas; what is frozen stays so."""
     measured = measured or profile()
-    wish = PlanWish(ranks=8, schedule="1f1b", microbatches=8, replicas=8, pipelines=1)
-    choice = choose(measured, wish)
+    choice = chosen(measured)
     fields = {
         "first": choice.plan,
         "schedule": choice.schedule,
@@ -69,6 +75,12 @@ def test_layers_that_may_thaw_keep_their_memory() -> None:
     assert [layer.summed_bytes for layer in kept] == [4000] * LAYERS
     assert [layer.summed_bytes for layer in freed] == [0] * 8 + [4000] * 4
     assert [layer.exchanged_bytes for layer in kept] == [layer.exchanged_bytes for layer in freed]
+
+
+def test_a_stage_after_the_first_computes_what_that_finds() -> None:
+    costs = StageCosts.of(job(8, kept=6).profile_on(DOMAINS), schedule_of(job().first))
+    assert costs.compute_s[12, 0] == pytest.approx(4 * 0.03 + 2 * 0.01)
+    assert costs.compute_s[12, 1] == pytest.approx(4 * 0.03 + 7 * 0.01)
 
 
 def test_the_deeper_the_frozen_prefix_the_faster_the_search_packs() -> None:

@@ -146,6 +146,8 @@ def test_data_of_other_lengths_stay_that_are_needed_beside(tmp_path: Path) -> No
     assert slots.read(0, [memoryview(bytearray(100))], ONE)
     assert not slots.write(1, long, ONE)
     assert [file.name for file in tmp_path.iterdir()] == ["20000.slots"]
+    assert other.write(7, short, ONE), "to a file that is there"
+    assert slots.read(7, [memoryview(bytearray(100))], ONE)
     other.close()
     slots.close()
 
