@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from benchmarks.parts.configs import changed
 from benchmarks.parts.rank_threads import run_threads
-from workers.activation_cache import cache_folders, code
+from workers.activation_cache import cache, cache_folders, code
 from workers.activation_cache.trial import WAY_OUT
 from workers.checkpoint.folder import checkpoints
 from workers.config import ClusterConfig, DataConfig, EmulatedConfig, FreezeConfig, WorkerConfig
@@ -28,6 +28,7 @@ from workers.launch.ranks import LaunchedRun
 from workers.layers.layer import Layer
 from workers.protocol.errors import JobError
 from workers.protocol.reports import ActivationsKept, ActivationsUsed, ValidationReport, WarningReport
+from workers.step import equipment
 
 STEPS = 28
 """Three and a half epochs of 8 steps, with 4 microbatches of 2 samples each."""
@@ -282,11 +283,13 @@ def test_what_takes_longer_to_read_than_to_compute_is_computed(
     assert 0 < told.computed_s < told.read_s < 1
 
 
-def test_a_resumed_job_finds_what_it_kept_in_a_folder_and_no_flipped_bit(tmp_path: Path) -> None:
+def test_a_resumed_job_finds_what_it_kept_in_a_folder_and_no_flipped_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     freeze = BY_HAND.model_copy(update={"cache": str(tmp_path / "kept")})
     config = small_config(tmp_path / "run", steps=STEPS, freeze=freeze)
     expected = run_threads(job(without(config)))
-    for case in ("whole", "flipped", "other"):
+    for case in ("whole", "flipped", "other", "code", "source"):
         again = changed(config, output=str(tmp_path / case))
         run_threads(job(again, stop_at=20))
         (newest,) = checkpoints(again.job.folder)
@@ -301,7 +304,12 @@ def test_a_resumed_job_finds_what_it_kept_in_a_folder_and_no_flipped_bit(tmp_pat
             raw = file.read_bytes()
             slot = int(file.stem) + 20
             file.write_bytes(raw[slot : 64 * slot] + raw[:slot])
-        resumed = run_threads(job(again, start=newest, generation=2))
+        with monkeypatch.context() as changed_since:
+            if case == "code":
+                changed_since.setattr(cache, "code_of", lambda _: b"other code")
+            if case == "source":
+                changed_since.setattr(equipment, "code_of_source", lambda _: "other data")
+            resumed = run_threads(job(again, start=newest, generation=2))
         assert resumed.state_sha256 == expected.state_sha256, case
         found, computed = used(resumed)
         assert found + computed == 8 * 4
