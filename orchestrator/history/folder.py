@@ -56,7 +56,7 @@ MAY_CHANGE = (
     " job.sample_tokens,"
     " pipeline.ranks and pipeline.pipelines (with the same replicas), pipeline.schedule, pipeline.chunks,"
     " pipeline.partition, pipeline.recompute, pipeline.shard between none and optimizer, freeze.pack,"
-    " freeze.frozen_cost,"
+    " freeze.frozen_cost, freeze.cache, freeze.cache_bytes, freeze.cache_disk_bytes,"
     f" {', '.join(sorted(_MAY_DIFFER))}, [checkpoint], [elastic], [adapt] and [cluster]"
 )
 

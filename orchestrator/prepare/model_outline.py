@@ -61,7 +61,7 @@ def _all_absolute(path: str | tuple[str, ...] | None) -> tuple[str, ...] | None:
 
 def absolute(spec: Spec) -> Spec:
     """`spec` with every path absolute: ranks run in another folder than the user."""
-    data, cluster, notice_file = spec.data, spec.cluster, spec.elastic.notice_file
+    data, freeze, cluster, notice_file = spec.data, spec.freeze, spec.cluster, spec.elastic.notice_file
     model = spec.model.located(_absolute)
     tokenizer = data.tokenizer or model.own_tokenizer or "bytes"
     changes = {
@@ -78,6 +78,9 @@ def absolute(spec: Spec) -> Spec:
         "logging": spec.logging.model_copy(
             update={"mlflow": _absolute(spec.logging.mlflow) if spec.logging.mlflow is not None else None}
         ),
+        "freeze": freeze
+        if freeze.cache in ("auto", "off")
+        else freeze.model_copy(update={"cache": _absolute(freeze.cache)}),
         "elastic": spec.elastic.model_copy(
             update={"notice_file": _absolute(notice_file) if notice_file is not None else None}
         ),

@@ -276,11 +276,16 @@ class ActivationCache:
         if through:
             computed_s += self._kept[self._key(self._keys[through], held_out)].computed_s
         form, why_not, read_s = RowForm.of(outputs), trial.why_not, 0.0
-        if not why_not and self._write(slots, key, samples, outputs, held_out):
+        if not why_not:
             self._kept[key] = _Kept(form, computed_s)
-            read_s = median(self._read_s(samples, held_out) for _ in range(READS))
-            if read_s >= computed_s:
-                why_not = "reading them takes longer than computing them"
+            written = self._write(slots, key, samples, outputs, held_out)
+            if not written:
+                why_not = "there is no room for any of them"
+            else:
+                read_s = median(self._read_s(written, held_out) for _ in range(READS))
+                read_s *= len(samples) / len(written)
+                if read_s >= computed_s:
+                    why_not = "reading them takes longer than computing them"
         if why_not:
             for fewer in range(through + trial.fine + 1, depth):
                 self._kept[self._key(self._keys[fewer], held_out)] = _Kept(form, 0.0, why_not=why_not)
@@ -322,16 +327,16 @@ class ActivationCache:
         samples: Sequence[int],
         outputs: tuple[Tensor, ...],
         held_out: bool,
-    ) -> bool:
-        """Whether there was room for all samples."""
+    ) -> list[int]:
+        """Write rows; returns the samples for which there was room."""
         # Of one depth, training and held-out samples may differ in length.
         of_depth = [self._kept.get(self._key(self._keys[self.depth], other)) for other in (False, True)]
         beside = [kept.form.row_bytes for kept in of_depth if kept is not None and not kept.why_not]
-        written = [
-            slots.write(self._slot(sample, held_out), row, _mark(key, sample), beside)
+        return [
+            sample
             for sample, row in zip(samples, rows_of(outputs), strict=True)
+            if slots.write(self._slot(sample, held_out), row, _mark(key, sample), beside)
         ]
-        return all(written)
 
     def _slot(self, sample: int, held_out: bool) -> int:
         return sample + self._held_out_from if held_out else sample

@@ -143,6 +143,13 @@ class CacheFolders:
                 _remove_unused(folder, ABANDONED_S)
 
 
+def left_behind(job: str) -> bool:
+    """Remove what ranks of a job that has ended have left in this node's memory; whether some of them still have it."""
+    folder = CacheFolders(job, None)._memory_folder
+    _remove_unused(folder)
+    return folder.exists()
+
+
 def _tier(folder: Path, most_bytes: int | None, share: float, free_bytes: int) -> Tier:
     if most_bytes is None:
         most_bytes = int(share * (free_bytes + taken_bytes(folder)))

@@ -49,8 +49,12 @@ from orchestrator.lifecycle.effects import (
     Weigh,
 )
 from orchestrator.lifecycle.stimuli import Joined, RankLoaded, Stimulus, StoreUp
+from workers.activation_cache.cache_folders import left_behind
 from workers.actor import Home
 from workers.protocol.reports import ActivationsKept, FreezeStarted, PrefixFrozen
+
+DYING_POLLS, DYING_S = 20, 0.1
+"""Number and interval of looks whether ranks that are ended have let go of what they kept in memory."""
 
 
 class Runtime:
@@ -75,6 +79,7 @@ class Runtime:
         """The settings that the newest steps follow."""
         self._prefixes: dict[int, int] = {}
         """First step -> the layers that are frozen as a whole from it on."""
+        self._folder = setup.config.job.folder
         self._keeps, self._keeps_most = False, len(setup.replanner.parameters)
         """Whether ranks keep what these layers make of samples, and of how many layers at most."""
         on_host = setup.config.elastic.copies_on_host(setup.config.device)
@@ -217,6 +222,10 @@ class Runtime:
         self.living.homes.clear()
         self.living.training.clear()
         await self._hosts.release()
+        for _ in range(DYING_POLLS):
+            if not left_behind(self._folder):
+                return
+            await asyncio.sleep(DYING_S)
 
     async def _tell_of(self, ask: Callable[[], Awaitable[Stimulus]]) -> None:
         # It asks itself: a job that ends may cancel it before its first turn, and nobody else would await the answer.

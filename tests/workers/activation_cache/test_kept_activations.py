@@ -330,6 +330,13 @@ def test_a_bound_is_kept_and_what_has_no_room_is_computed(tmp_path: Path, memory
     assert used(compared(small_config(tmp_path / "disk", steps=STEPS, freeze=beside), ranks=1))[0] == 39
 
 
+def test_without_any_room_nothing_is_said_to_be_kept(tmp_path: Path) -> None:
+    freeze = BY_HAND.model_copy(update={"cache_bytes": 0, "cache_disk_bytes": 0})
+    run = compared(small_config(tmp_path, steps=STEPS, freeze=freeze), ranks=1)
+    assert {why for _, why in kept(run)} == {"there is no room for any of them"}
+    assert used(run) == (0, 0)
+
+
 def test_a_folder_that_cannot_be_written_to_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     freeze = BY_HAND.model_copy(update={"cache": str(tmp_path / "file")})

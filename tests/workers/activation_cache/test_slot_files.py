@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from workers.activation_cache import cache_folders
-from workers.activation_cache.cache_folders import ABANDONED_S, CacheFolders
+from workers.activation_cache.cache_folders import ABANDONED_S, CacheFolders, left_behind
 from workers.activation_cache.row_form import RowForm, rows_of
 from workers.activation_cache.slot_files import MARK_BYTES, SlotFiles, Tier, taken_bytes
 from workers.reproducibility.canonical import has_channels_last
@@ -272,6 +272,19 @@ def test_a_job_whose_folder_is_an_address_has_files_where_that_is_one_of_this_ho
     assert folders[1:] == ([] if disk is None else [tmp_path / disk])
     place.close()
     place.remove()
+
+
+def test_what_killed_ranks_of_a_job_left_is_removed_as_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_folders, "MEMORY", tmp_path)
+    place = CacheFolders(str(tmp_path / "job"), None)
+    tier = place.open(pytest.fail)[0]
+    assert left_behind(place.job), "a rank is still there"
+    place.release()
+    assert not left_behind(place.job)
+    assert not tier.folder.exists()
+    assert not left_behind("s3://bucket/run")
 
 
 def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path) -> None:
