@@ -19,9 +19,9 @@ def estimate(
 ) -> list[Energy]:
     """The energy of each parameter of one layer or shard, and the part of it that the step lets through in expectation.
 
-    The squared norm of a sum of similar gradients grows with the square of their number. So the estimate divides the
-    norm of those formed by the expected square of their share, given that any is formed. Where none was, the last
-    estimate stays.
+    Gradients of single microbatches are mostly noise, so the squared norm of their sum grows with their number
+    (docs/decisions/effective-update.md). The estimate divides the norm of those formed by their expected share, given
+    that any is formed. Where none was, the last estimate stays.
 
     Args:
         chances: per (global) microbatch.
@@ -30,19 +30,19 @@ def estimate(
     """
     of_stable = [1.0 - chance.stable for chance in chances]
     of_others = [1.0 - chance.others for chance in chances]
-    formed_squares = {True: _formed_square(of_stable), False: _formed_square(of_others)}
+    formed_shares = {True: _formed_share(of_stable), False: _formed_share(of_others)}
     through_shares = {True: sum(of_stable) / len(chances), False: sum(of_others) / len(chances)}
     energies: list[Energy] = []
     for name, energy in zip(parameters.names, known, strict=True):
         kind = name in stable
-        if formed_squares[kind] > 0.0 and name in squared_norms:
-            energy = squared_norms[name] / formed_squares[kind]
+        if formed_shares[kind] > 0.0 and name in squared_norms:
+            energy = squared_norms[name] / formed_shares[kind]
         energies.append((energy, through_shares[kind] * energy))
     return energies
 
 
-def _formed_square(probabilities: Sequence[float]) -> float:
-    """The expected square of the share of microbatches that form a gradient, given that one does; 0 if none can.
+def _formed_share(probabilities: Sequence[float]) -> float:
+    """The expected share of microbatches that form a gradient, given that one does; 0 if none can.
 
     Args:
         probabilities: with which each of them does, by itself.
@@ -50,6 +50,4 @@ def _formed_square(probabilities: Sequence[float]) -> float:
     none = math.prod(1.0 - p for p in probabilities)
     if none == 1.0:
         return 0.0
-    mean = sum(probabilities)
-    square = mean * mean + sum(p * (1.0 - p) for p in probabilities)
-    return square / (1.0 - none) / len(probabilities) ** 2
+    return sum(probabilities) / (1.0 - none) / len(probabilities)

@@ -15,15 +15,15 @@ NORM = 2.5
 
 
 def energy_of_a(chances: Sequence[Chance], formed: int, stable: frozenset[str] = frozenset()) -> float:
-    """The estimated energy of `a` when `formed` microbatches have formed a gradient, all the same one."""
-    norms = {"a": (formed * NORM) ** 2} if formed else {}
+    """The estimated energy of `a` when `formed` microbatches have formed gradients at right angles to each other."""
+    norms = {"a": formed * NORM**2} if formed else {}
     (energy, _), _ = estimate(HELD, stable, chances, norms, [77.0, 0.0])
     return energy
 
 
 @pytest.mark.parametrize("frozen", [(0.8,), (0.8,) * 4, (0.1, 0.6, 0.95), (0.0, 0.9), (1.0, 0.3, 1.0)])
 @pytest.mark.parametrize("stable", [False, True])
-def test_alike_gradients_give_their_energy_in_expectation(frozen: tuple[float, ...], stable: bool) -> None:
+def test_unlike_gradients_give_their_energy_in_expectation(frozen: tuple[float, ...], stable: bool) -> None:
     """The expectation is over all masks, by probability, except the one that leaves nothing."""
     chances = [Chance(p, 0.5) if stable else Chance(0.5, p) for p in frozen]
     names = frozenset({"a"} if stable else ())
@@ -35,7 +35,7 @@ def test_alike_gradients_give_their_energy_in_expectation(frozen: tuple[float, .
         if not all(mask):
             seen += likely
             expected += likely * energy_of_a(chances, len(mask) - sum(mask), names)
-    assert expected / seen == pytest.approx((len(frozen) * NORM) ** 2)
+    assert expected / seen == pytest.approx(len(frozen) * NORM**2)
 
 
 def test_a_single_microbatch_that_is_formed_is_all_there_is() -> None:
@@ -43,7 +43,7 @@ def test_a_single_microbatch_that_is_formed_is_all_there_is() -> None:
 
 
 def test_with_nothing_frozen_the_norm_is_the_energy() -> None:
-    assert energy_of_a([Chance(0.0, 0.0)] * 8, 8) == (8 * NORM) ** 2
+    assert energy_of_a([Chance(0.0, 0.0)] * 8, 8) == 8 * NORM**2
 
 
 def test_the_last_estimate_stands_where_nothing_was_formed() -> None:
