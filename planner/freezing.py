@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from planner.wording import counted
 
@@ -20,6 +20,12 @@ Ratios = tuple[tuple[float, ...], ...]
 """`ratios[layer][microbatch]`, each in [0, 1]."""
 Weights = tuple[tuple[tuple[str, int], ...], ...]
 """`weights[layer]`: (matrix, nanoseconds that its gradient of one microbatch was measured to take)."""
+
+
+AUTO = "auto"
+"""In place of a budget: freeze what makes the time to a given accuracy least."""
+Budget = float | Literal["auto"]
+"""The largest mean freeze ratio of a stage, in [0, 1], or `AUTO`."""
 
 
 class Phase(StrEnum):
@@ -67,6 +73,16 @@ def statistics_scalars(method: str, scalars: int) -> int:
     return 3 * -(-scalars // apf_stride(scalars)) if method.endswith("apf") else 0
 
 
+REFERENCE_EVERY, REFERENCE_AT = 20, 11
+"""With `AUTO`, of every so many steps this one freezes nothing, to be compared with those around it: a machine's pace
+changes over a job. Not a round number, as steps with timelines are."""
+
+
+def budget_text(r_max: Budget) -> str:
+    """A budget in words."""
+    return r_max if isinstance(r_max, str) else f"{r_max:g}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Phases:
     """The last step of warm-up, monitoring and progressive freezing: T_w, T_m, T_f. Step 1 is a job's first.
@@ -108,17 +124,26 @@ class Phases:
         return min(1.0, (step - self.monitoring) / (self.ramp - self.monitoring))
 
 
+def is_reference(step: int, phases: Phases | None, r_max: Budget) -> bool:
+    """Whether `step`, which may freeze by its phase, freezes nothing so that its time can be compared."""
+    if r_max != AUTO or phases is None or step % REFERENCE_EVERY != REFERENCE_AT:
+        return False
+    return phases.of(step) in (Phase.RAMP, Phase.STABLE)
+
+
 @dataclass(frozen=True, kw_only=True)
 class FreezeOverrides:
     """The freeze settings that a request gave a running job in place of its spec's."""
 
     method: str
     """A `freeze.method`."""
-    r_max: float
+    r_max: Budget
     alpha: float | None = None
     """PipeTransformer's; None: as it was."""
     prefix: int | None = None
     """Layers that the method `prefix` freezes; None: as it was."""
+    least_update: float | None = None
+    """With `AUTO`, the least share of the gradient's energy that is to reach the weights; None: as it was."""
     phases: Phases | None = None
     """Counted from the step before `since`; None for a method without a freeze program."""
     since: int | None = None
@@ -130,7 +155,9 @@ class FreezeOverrides:
     def named(self) -> str:
         """The method with its setting, in words."""
         if self.method.startswith("timelyfreeze"):
-            return f"{self.method} with r_max = {self.r_max:g}"
+            least = self.least_update if self.r_max == AUTO else None
+            bounded = "" if least is None else f" and least_update = {least:g}"
+            return f"{self.method} with r_max = {budget_text(self.r_max)}{bounded}"
         if self.method == "pipetransformer" and self.alpha is not None:
             return f"{self.method} with alpha = {self.alpha:g}"
         if self.method == "prefix" and self.prefix is not None:
@@ -169,6 +196,7 @@ class FreezePlan:
         return {
             **prefix,
             **({} if control.alpha is None else {"alpha": control.alpha}),
+            **({} if control.least_update is None else {"least_update": control.least_update}),
             "method": control.method,
             "r_max": control.r_max,
             "warm_up": before if phases is None else before + phases.warm_up,

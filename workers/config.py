@@ -275,14 +275,17 @@ class FreezeConfig(Section):
     layers that are stable; with a `+`, the first determines how much and the second which. `pipetransformer` freezes
     more and more layers from the input up, as their gradients become small; `prefix` as many as `prefix` or `schedule`
     say. Frozen layers from the input up, those of `autofreeze` too, have no backward pass at all."""
-    r_max: Annotated[float, Field(ge=0, le=1)] = 0.8
-    """TimelyFreeze: largest mean freeze ratio of a stage."""
+    r_max: Annotated[float, Field(ge=0, le=1)] | Literal["auto"] = 0.8
+    """TimelyFreeze: largest mean freeze ratio of a stage. `auto`: each layer freezes as much as makes the time to a
+    given accuracy least, by the times and the gradients of the monitored steps, which may be nothing."""
+    least_update: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """`r_max = "auto"`: least share of a step's progress that is to be left."""
     warm_up: NonNegative | None = None
     """Last step without freezing, T_w; unset: `optimizer.warmup_steps`, or a tenth of the job if that is 0.
     Unset phases shrink to fit a short job."""
     monitoring: Positive | None = None
-    """Last step of monitoring, T_m: nothing is frozen in its first half, everything in its second. Unset: 10
-    steps after `warm_up`."""
+    """Last step of monitoring, T_m: nothing is frozen in its first half, everything in its second. Unset: 10 steps
+    after `warm_up`, 4 with `r_max = "auto"`."""
     ramp: Positive | None = None
     """Last step of the ramp, T_f, after which ratios apply in full; unset: a tenth of the job after
     `monitoring`."""
@@ -323,10 +326,10 @@ class FreezeConfig(Section):
     frozen_mode: Literal["train", "eval"] = "train"
     """Mode of the frozen layers from the input up: `train` keeps their dropout and has batch norms go on following the
     batches, `eval` has them compute as in a validation."""
-    cache: str = "auto"
+    cache: Annotated[str, Field(pattern="^(auto|off|.*/.*)$")] = "auto"
     """Where what frozen layers make of samples is kept for the next epochs, from the input up; changes no bit.
     `auto`: in shared memory of the node, then on disk in the job's folder, if reading them takes less time than
-    computing them; a folder: there, likewise; `off`: nowhere."""
+    computing them; a folder, as a path with a slash: there, likewise; `off`: nowhere."""
     cache_bytes: NonNegative | None = None
     """`cache = "auto"`: the most that this takes of a node's shared memory; unset: a quarter of what would be
     free without it."""
@@ -365,7 +368,7 @@ class FreezeConfig(Section):
             return frozenset({"method"})
         keys = {"method", "warm_up"}
         if self.timely:
-            keys |= {"r_max", "monitoring", "ramp"}
+            keys |= {"r_max", "monitoring", "ramp"} | ({"least_update"} if self.r_max == "auto" else set())
         if self.method.endswith("apf"):
             keys |= {"check_every", "apf_threshold", "apf_alpha"}
         if self.method.endswith("autofreeze"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -16,10 +17,12 @@ from planner.freeze.time_to_accuracy import (
     time_to_accuracy_ratio,
     warning,
 )
-from planner.freezing import Phase
+from planner.freezing import AUTO, Phase, is_reference
 from workers.protocol.reports import StepReport
 
 Side = Literal["unfrozen", "frozen"]
+FEWEST, NEWEST = 5, 25
+"""Reference steps that a kappa takes at least, and at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,16 +38,19 @@ class FreezeNumbers:
     """The same, as the freeze program predicted it."""
     p_eff: float | None
     """Share of gradient energy that reached the weights in the steps with full freezing (definition D.8)."""
+    progress: float | None
+    """Share of a step's progress that is left, as the freeze program predicted it with r_max = auto."""
     time_to_accuracy: float | None
-    """Predicted time to the same accuracy over that without freezing: kappa / p_eff (eq. 13); infinite if p_eff is
-    0."""
+    """Predicted time to the same accuracy over that without freezing: kappa / p_eff (eq. 13), or with r_max = auto
+    kappa / progress; infinite if nothing is left."""
 
     @property
     def warning(self) -> str | None:
         """A warning for people while freezing costs more than it gains."""
-        if self.kappa is None or self.p_eff is None:
+        left = self.p_eff if self.progress is None else self.progress
+        if self.kappa is None or self.p_eff is None or left is None:
             return None
-        return warning(self.kappa, self.p_eff, self.method)
+        return warning(self.kappa, left, self.method)
 
 
 def freeze_numbers(run: JobView) -> FreezeNumbers | None:
@@ -56,6 +62,8 @@ def freeze_numbers(run: JobView) -> FreezeNumbers | None:
     unfrozen, full = compared(run)
     solved = run.freeze.solved
     measured = measured_kappa([step.step_s for step in full], [step.step_s for step in unfrozen])
+    if freeze.get("r_max") == AUTO and phases_of(freeze) is not None:
+        measured = _paired_kappa(unfrozen, full)
     predicted = solved.kappa if solved is not None else None
     p_eff = None
     if full:
@@ -63,14 +71,17 @@ def freeze_numbers(run: JobView) -> FreezeNumbers | None:
             [step.effective_update for step in full], [step.gradient_energy for step in full]
         )
     best = measured if measured is not None else predicted
+    progress = solved.progress if solved is not None else None
+    left = p_eff if progress is None else progress
     return FreezeNumbers(
         method=method,
         average_freeze_ratio=run.freeze.average_ratio(run.step),
         kappa=measured,
         predicted_kappa=predicted,
         p_eff=p_eff,
-        time_to_accuracy=time_to_accuracy_ratio(best, p_eff)
-        if best is not None and p_eff is not None
+        progress=progress,
+        time_to_accuracy=time_to_accuracy_ratio(best, left)
+        if best is not None and p_eff is not None and left is not None
         else None,
     )
 
@@ -101,11 +112,47 @@ def side(step: StepReport, freeze: Mapping[str, Any], start: int | None) -> Side
         unfrozen = step.step <= (freeze.get("warm_up") or 0)
         full = not unfrozen
     else:
-        unfrozen = phases.of(step.step) is Phase.UPPER
+        reference = is_reference(step.step, phases, freeze.get("r_max", 0.0))
+        unfrozen = reference or phases.of(step.step) is Phase.UPPER
         full = phases.of(step.step) is Phase.STABLE and start is not None and step.step >= start
     if unfrozen:
         return "unfrozen"
     return "frozen" if full and anything_frozen(step.effective_update) else None
+
+
+class PairedKappa:
+    """Kappa of a job that runs a step whole now and then (`planner.freezing.is_reference`): the median, over these
+    steps, of those with full freezing around it."""
+
+    def __init__(self) -> None:
+        self._before_s: list[float] = []
+        self._reference_s: float | None = None
+        self._after_s: list[float] = []
+        """Since the reference."""
+        self._ratios: deque[float] = deque(maxlen=NEWEST)
+
+    def add(self, of: Side, step_s: float) -> bool:
+        """Take the next step's time; whether there is a new kappa."""
+        if of == "frozen":
+            self._after_s.append(step_s)
+            return False
+        paired = self._reference_s is not None and self._before_s and self._after_s
+        if paired:
+            self._ratios.append(kappa(median(self._before_s + self._after_s), self._reference_s or 0.0))
+        self._before_s, self._reference_s, self._after_s = self._after_s, step_s, []
+        return bool(paired) and self.kappa is not None
+
+    @property
+    def kappa(self) -> float | None:
+        """None before the first `FEWEST` reference steps."""
+        return median(self._ratios) if len(self._ratios) >= FEWEST else None
+
+
+def _paired_kappa(unfrozen: Sequence[StepReport], full: Sequence[StepReport]) -> float | None:
+    pairs, whole = PairedKappa(), {step.step for step in unfrozen}
+    for step in sorted((*unfrozen, *full), key=lambda each: each.step):
+        pairs.add("unfrozen" if step.step in whole else "frozen", step.step_s)
+    return pairs.kappa
 
 
 def measured_kappa(frozen_s: Sequence[float], unfrozen_s: Sequence[float]) -> float | None:

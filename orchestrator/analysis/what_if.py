@@ -13,7 +13,8 @@ from orchestrator.commands.change import KEEP, Impossible, WhatIfChange
 from orchestrator.history.job_view import JobView
 from orchestrator.prepare.planning import as_followed
 from orchestrator.spec.job_spec import Spec
-from planner.freeze.program import layer_ratios, solve
+from planner.freeze.decision import profiled
+from planner.freezing import Budget
 from planner.plan import Plan, PlanError
 from planner.profile import Cluster, Profile
 from planner.schedule.expand import schedule_of
@@ -21,7 +22,6 @@ from planner.schedule.registry import families
 from planner.search.evaluate import Evaluator
 from planner.search.search import END_TO_END, QUICK, choose_among
 from planner.search.shapes import shapes
-from planner.simulation.costs import bounds
 from planner.simulation.predict import Prediction, predict
 from planner.simulation.resized_cluster import resized
 from planner.wording import counted
@@ -37,7 +37,7 @@ class Case:
     """With the ratios frozen, if any."""
     unfrozen_s: float
     """The step with nothing frozen."""
-    r_max: float
+    r_max: Budget
     ratios: tuple[tuple[int, int, float], ...]
     """(stage, microbatch, frozen share of weight-gradient time)."""
 
@@ -86,13 +86,13 @@ def what_if(view: JobView, profile: Profile | None, change: WhatIfChange) -> Wha
         planned = as_followed(profile, spec, view.freeze)
         today = replace(planned, cluster=_sized(planned.cluster, plan.pipeline_ranks))
         r_max = spec.freeze.r_max if spec.freeze.timely else 0.0
-        now = _case(today, plan, r_max)
+        now = _case(today, plan, r_max, spec)
     except ValueError as error:
         raise JobError(f"today's plan cannot be simulated: {error}") from error
     try:
         then_r_max = r_max if change.r_max is None else change.r_max
         domains = [*map(view.ranks.domain, view.ranks.members)]
-        then = _case(*_changed(planned, plan, change, domains, spec.elastic), then_r_max)
+        then = _case(*_changed(planned, plan, change, domains, spec.elastic), then_r_max, spec)
     except ValueError as error:
         raise Impossible(str(error)) from error
     return WhatIf(now=now, then=then)
@@ -188,13 +188,14 @@ def _disturbed(cluster: Cluster, change: WhatIfChange) -> Cluster:
     return replace(cluster, devices=devices, links=links)
 
 
-def _case(profile: Profile, plan: Plan, r_max: float) -> Case:
+def _case(profile: Profile, plan: Plan, r_max: Budget, spec: Spec) -> Case:
     """The predicted step of `plan`, with what the freeze program freezes."""
     schedule = schedule_of(plan)
     unfrozen = predict(profile, plan, schedule)
     freezable = any(layer.weight_grad_s for layer in profile.model.layers)
-    if r_max <= 0 or not freezable:
+    if r_max == 0 or not freezable:
         return Case(prediction=unfrozen, unfrozen_s=unfrozen.step_s, r_max=0.0, ratios=())
-    solution = solve(schedule, *bounds(profile, plan, schedule), r_max)
-    frozen = predict(profile, plan, schedule, layer_ratios(solution.ratios, plan))
+    least, adaptive = spec.freeze.least_update, spec.optimizer.adaptive
+    solution, ratios = profiled(profile, plan, schedule, r_max, least, adaptive=adaptive)
+    frozen = predict(profile, plan, schedule, ratios)
     return Case(prediction=frozen, unfrozen_s=unfrozen.step_s, r_max=r_max, ratios=solution.ratios)

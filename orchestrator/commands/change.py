@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planner.freezing import Budget
 from workers.protocol.errors import JobError
 
 
@@ -27,7 +28,7 @@ class WhatIfChange:
     """A family of schedules."""
     cut: str | tuple[int, ...] = BEST
     """`keep`, `best`, or the layers per stage."""
-    r_max: float | None = None
+    r_max: Budget | None = None
     """0: nothing is frozen."""
     slow_rank: int | None = None
     slowdown: float = 1.0

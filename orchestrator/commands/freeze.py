@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, Union
 
 from pydantic import Field, ValidationError
 
@@ -16,12 +16,15 @@ from orchestrator.commands.command import (
     refused_fields,
 )
 from orchestrator.commands.seen import NO_PLAN, SeenJob, plan_of
+from planner.freezing import budget_text
 from planner.wording import counted
 
 if TYPE_CHECKING:
     from orchestrator.commands.entry import CommandEntry
     from orchestrator.events.types import Answered, Event
 
+_Budget = Union[Annotated[float, Field(ge=0, le=1)], Literal["auto"], None]  # noqa: UP007
+"""Type of `r_max` over REST."""
 REPLACED = "another freeze request took its place"
 
 
@@ -39,16 +42,25 @@ class Freeze(PlanCommand, json_schema_extra={"examples": [{"method": "timelyfree
 
     name = "freeze"
     forms = (Form("freeze", "Freeze"),)
-    some = ("method", "r_max", "alpha", "prefix")
+    some = ("method", "r_max", "least_update", "alpha", "prefix")
     question = "change what?"
 
     method: Annotated[str | None, Input("Method", choices=methods)] = Field(
         default=None, description="As freeze.method in a spec; none turns freezing off."
     )
     r_max: Annotated[
-        float | None, FieldLimits({"ge": 0, "le": 1}), Input("r_max", hint="0 to 1", step="any", most="1")
+        float | Literal["auto"] | None,
+        FieldLimits({}, _Budget),
+        Input("r_max", hint="0 to 1, or auto"),
     ] = None
-    """Largest mean share of a stage's weight gradients to leave out, 0 to 1."""
+    """Largest mean share of a stage's weight gradients to leave out, 0 to 1; auto: as much as makes the time to a given
+    accuracy least."""
+    least_update: Annotated[
+        float | None,
+        FieldLimits({"gt": 0, "le": 1}),
+        Input("Least update", hint="r_max auto: 0 to 1", step="any", most="1"),
+    ] = None
+    """With r_max auto: least share of a step's progress that is to be left."""
     alpha: Annotated[
         float | None,
         FieldLimits({"gt": 0, "lt": 1}),
@@ -64,7 +76,8 @@ class Freeze(PlanCommand, json_schema_extra={"examples": [{"method": "timelyfree
         if self.method == "none":
             return "Nothing is frozen any more, from a commit on. The log says so, and --replay repeats it."
         what = [f"method {self.method}" if self.method is not None else ""]
-        what.append(f"r_max {self.r_max:g}" if self.r_max is not None else "")
+        what.append(f"r_max {budget_text(self.r_max)}" if self.r_max is not None else "")
+        what.append(f"least_update {self.least_update:g}" if self.least_update is not None else "")
         what.append(f"alpha {self.alpha:g}" if self.alpha is not None else "")
         what.append(f"{counted(self.prefix, 'layer')} frozen" if self.prefix is not None else "")
         return (
@@ -78,7 +91,7 @@ class Freeze(PlanCommand, json_schema_extra={"examples": [{"method": "timelyfree
 
         if plan_of(job) is None:
             return NO_PLAN
-        wanted = self.model_dump(include={"method", "r_max", "alpha", "prefix"}, exclude_none=True)
+        wanted = self.model_dump(include=set(self.some), exclude_none=True)
         try:
             then = Spec.model_validate(
                 {**job.spec, "freeze": {**job.freeze_section_at(job.step), **wanted}}

@@ -27,7 +27,7 @@ from orchestrator.controller.client_commands import Commands
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.event_loop import EventLoop, Work
 from orchestrator.controller.freeze.freeze_control import FreezeControl
-from orchestrator.controller.freeze.freeze_watch import FreezeWatch
+from orchestrator.controller.freeze.freeze_watch import Costly, FreezeWatch
 from orchestrator.controller.log_writer import LogWriter, Publisher
 from orchestrator.controller.outlets import Outlets
 from orchestrator.controller.planning.planner_process import PlannerProcess
@@ -555,8 +555,13 @@ class Controller:
             self._writer.keep(self._view.to_json())
 
     def _watch_freezing(self, record: Record) -> None:
-        if (warning := self._watch.fold(record.event)) is not None:
-            self._loop.post(Noted(warning))
+        match self._watch.fold(record.event):
+            case None:
+                pass
+            case Costly() as costly:
+                self._spawn(self._freezing.freeze_less(costly))
+            case warning:
+                self._loop.post(Noted(warning))
 
     def _watch_profile(self, record: Record) -> None:
         if (doubt := self._profile_watch.fold(record.event)) is not None:

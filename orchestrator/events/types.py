@@ -22,7 +22,7 @@ from orchestrator.events.rehearsed import Disturbed, Rehearsed
 from orchestrator.events.reports import report_level, report_sentence
 from orchestrator.quantities import operations, seconds, size
 from planner.adapt.past import Past
-from planner.freezing import FreezeOverrides, FreezePlan
+from planner.freezing import Budget, FreezeOverrides, FreezePlan
 from planner.plan import Plan
 from planner.search.alternatives import Alternative
 from planner.simulation.slow_links import SlowLink
@@ -305,6 +305,11 @@ class FreezeSolved:
     solve_s: float
     spread: float | None = None
     """Mean step over a step in which every draw takes its expectation; None if no profile says how draws spread."""
+    p_eff: float | None = None
+    """Expected share of the gradient's energy that reaches the weights: TimelyFreeze definition D.7; None if nobody has
+    measured the energy of layers."""
+    progress: float | None = None
+    """With r_max = auto: the expected share of a step's progress that is left, which under SGD is p_eff."""
 
     @property
     def level(self) -> Level:
@@ -322,6 +327,8 @@ class FreezeSolved:
     @property
     def gain(self) -> str:
         """The expected gain in words."""
+        if not any(ratio for _, _, ratio in self.ratios):
+            return f"nothing, which is worth more than any of it: a window takes {seconds(self.unfrozen_s)}"
         times = f"{seconds(self.unfrozen_s)} -> {seconds(self.solved_s)}"
         by = ", by the profile's times" if self.measured_unfrozen_s is None else ""
         return f"expected compute per step: {times} ({seconds(self.all_frozen_s)} with everything frozen){by}"
@@ -335,7 +342,7 @@ class FreezeChanged:
     from_step: int
     """The first step that may follow it."""
     method: str
-    r_max: float
+    r_max: Budget
     by: str
     """Who sent the request and from where; empty: not said."""
     plan: FreezePlan

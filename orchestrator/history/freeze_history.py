@@ -51,6 +51,7 @@ def observation(report: TimelineReport) -> Observation:
         rank=report.rank,
         step_s=report.step_s,
         spans=tuple((span.action, span.start_s, span.end_s) for span in report.spans),
+        energies=report.energies,
     )
 
 

@@ -17,7 +17,7 @@ from orchestrator.history.columns import Columns
 from orchestrator.history.freeze_history import still_proposed
 from orchestrator.history.frozen_counts import CountedSteps
 from orchestrator.history.thinning import Grid, thin, up_to
-from planner.freezing import FreezePlan
+from planner.freezing import Budget, FreezePlan
 from workers.protocol.reports import (
     ActivationsKept,
     ActivationsUsed,
@@ -68,7 +68,7 @@ class FreezeRecord:
 
     method: str = "none"
     """The settings that the newest steps follow: the spec's, until someone changes them."""
-    r_max: float | None = None
+    r_max: Budget | None = None
     """None where the method has no budget."""
     since: int = 1
     """The first step that follows these settings."""

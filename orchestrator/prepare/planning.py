@@ -18,7 +18,7 @@ from orchestrator.spec.freeze_prefix import lasting_prefix
 from orchestrator.spec.job_spec import Spec
 from orchestrator.spec.rules import AUTO, given_shape, pipeline_ranks
 from planner.failure_domains import lacking
-from planner.freeze.program import layer_ratios, solve
+from planner.freeze.decision import profiled
 from planner.freeze.time_to_accuracy import approximate_kappa, kappa
 from planner.ir import FREEZABLE
 from planner.plan import Plan, PlanError, undone_steps
@@ -44,7 +44,8 @@ class Freezing:
     prediction: Prediction
     """A step with these ratios."""
     r_max: float
-    """The limit that the ratios were solved with; 0 for a method without a solver."""
+    """The limit that the ratios were solved with, or with `AUTO` the largest mean of a stage; 0 for a method without a
+    solver."""
     unfrozen_s: float
     solved_s: float
     all_frozen_s: float
@@ -230,7 +231,7 @@ def freezing(spec: Spec, choice: ChosenPlan) -> Freezing:
         JobError: there is nothing to freeze.
     """
     plan, schedule, base = choice.plan, choice.schedule, choice.prediction
-    upper, lower = bounds(base.profile, plan, schedule)
+    _, lower = bounds(base.profile, plan, schedule)
     if not spec.freeze.timely:
         makespan_s = base.simulation.makespan_s
         actions = [action for program in schedule.programs for action in program if action.kind in FREEZABLE]
@@ -245,13 +246,14 @@ def freezing(spec: Spec, choice: ChosenPlan) -> Freezing:
             duals=(0.0,) * schedule.stages,
         )
     try:
-        solution = solve(schedule, upper, lower, spec.freeze.r_max)
+        r_max, least, adaptive = spec.freeze.r_max, spec.freeze.least_update, spec.optimizer.adaptive
+        solution, ratios = profiled(base.profile, plan, schedule, r_max, least, adaptive=adaptive)
     except ValueError as error:
         raise JobError(f'{error}; or set freeze.method = "none"') from error
-    frozen = predict(base.profile, plan, schedule, layer_ratios(solution.ratios, plan))
+    frozen = predict(base.profile, plan, schedule, ratios)
     return Freezing(
         prediction=frozen,
-        r_max=spec.freeze.r_max,
+        r_max=max(solution.mean_per_stage) if r_max == AUTO else r_max,
         unfrozen_s=solution.unfrozen_s,
         solved_s=solution.solved_s,
         all_frozen_s=solution.all_frozen_s,

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from typing import get_args
 
-from planner.freezing import Phases
+from planner.freezing import AUTO, Budget, Phases
 from workers.config import FreezeConfig, OptimizerConfig
 from workers.protocol.errors import JobError
 
 METHODS: tuple[str, ...] = get_args(FreezeConfig.model_fields["method"].annotation)
 SHARE = 10
 """Warm-up and ramp last a tenth of the job by default."""
-MONITORING_STEPS = 10
+MONITORING_STEPS, FEWER_STEPS = 10, 4
+"""Steps of monitoring, half of which freeze everything and lose their updates; fewer with r_max = auto, which goes on
+comparing times."""
+
+
+def monitoring_steps(r_max: Budget) -> int:
+    """Steps of monitoring where nobody says how many."""
+    return FEWER_STEPS if r_max == AUTO else MONITORING_STEPS
 
 
 def settle_phases(freeze: FreezeConfig, optimizer: OptimizerConfig, steps: int) -> FreezeConfig:
@@ -36,7 +43,7 @@ def settle_phases(freeze: FreezeConfig, optimizer: OptimizerConfig, steps: int) 
             )
         return freeze.model_copy(update={"warm_up": warm_up})
     if monitoring is None:
-        monitoring = warm_up + min(MONITORING_STEPS, max(2, (steps - warm_up) // 2))
+        monitoring = warm_up + min(monitoring_steps(freeze.r_max), max(2, (steps - warm_up) // 2))
     if ramp is None:
         ramp = max(monitoring, min(monitoring + steps // SHARE, steps))
     try:

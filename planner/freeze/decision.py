@@ -5,13 +5,20 @@ Pure, so that a restarted planner reaches the same decision from the same observ
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from planner.freeze.monitoring import Bounds, MonitoringError, Observation, measure
+from planner.freeze.fractional import (
+    energy_shares,
+    expected_progress,
+    expected_update,
+    progress_shares,
+    solve_for_accuracy,
+)
+from planner.freeze.monitoring import Bounds, MonitoringError, Observation, measure, observed_energies
 from planner.freeze.program import FreezeSolution, layer_ratios, solve
-from planner.freeze.time_to_accuracy import kappa
-from planner.freezing import FreezeOverrides, FreezePlan, Phases, Ratios, Weights
+from planner.freeze.time_to_accuracy import kappa, pays
+from planner.freezing import AUTO, Budget, FreezeOverrides, FreezePlan, Phases, Ratios, Weights
 from planner.ir import Schedule
 from planner.plan import Plan
 from planner.profile import Profile
@@ -21,6 +28,8 @@ from planner.simulation.monte_carlo import expected_step_s
 from planner.simulation.predict import predict
 from planner.simulation.resized_cluster import resized
 
+LEAST_UPDATE = 0.5
+"""Unless the job says how much."""
 SAMPLES = 200
 """Sampled steps, to estimate how much randomness lengthens a step."""
 
@@ -32,8 +41,12 @@ class FreezeQuestion:
     plan: Plan
     schedule: Schedule
     phases: Phases
-    r_max: float
-    """Largest mean freeze ratio of a stage."""
+    r_max: Budget
+    """Largest mean freeze ratio of a stage; `AUTO`: that with the least time to a given accuracy."""
+    least_update: float = LEAST_UPDATE
+    """With `AUTO`: the least share of a step's progress that is to be left, in (0, 1]."""
+    adaptive: bool = False
+    """Whether the update rule divides by the size of gradients."""
     profile: Profile | None = None
     """The job's profile, if it has one: its links give the cost of messages, and it replaces a half of the monitoring
     that was not observed. It may have fewer devices than the plan now uses."""
@@ -51,6 +64,11 @@ class FreezeDecision:
     spread: float | None
     """Mean step over a step of mean times, at least 1; None without a profile, whose matrices determine the
     variance."""
+    p_eff: float | None
+    """Expected share of the gradient's energy that reaches the weights (definition D.7); None: nobody has measured the
+    energy of layers."""
+    progress: float | None = None
+    """With `AUTO`: the expected share of a step's progress that is left."""
 
     def freeze_plan(
         self, plan: Plan, *, epoch: int, version: int = 1, control: FreezeOverrides | None = None
@@ -88,20 +106,72 @@ def decide(question: FreezeQuestion, observations: Iterable[Observation]) -> Fre
         ValueError: the program has no solution.
     """
     question = replace(question, profile=_with_devices_for(question.profile, question.plan.pipeline_ranks))
-    bounds = _bounds(question, observations)
-    solution = solve(question.schedule, bounds.upper, bounds.lower, question.r_max)
-    ratios = layer_ratios(solution.ratios, question.plan)
+    seen = tuple(observations)
+    bounds, energies = _bounds(question, seen), observed_energies(seen, question.phases)
+    if question.r_max != AUTO:
+        return _by_budget(question, bounds, energies, question.r_max)
+    adaptive = question.adaptive
+    shares = progress_shares(energies, question.plan, question.profile, adaptive=adaptive)
+    solution, ratios = solve_for_accuracy(
+        question.schedule,
+        question.plan,
+        bounds.upper,
+        bounds.lower,
+        profile=question.profile,
+        shares=shares,
+        adaptive=adaptive,
+        rest_s=bounds.outside_s,
+        least_update=question.least_update,
+    )
+    progress = expected_progress(ratios, shares, adaptive=adaptive)
+    found = replace(_decision(question, bounds, energies, solution, ratios), progress=progress)
+    # Draws lengthen a step beyond the program's.
+    if pays(found.kappa, progress):
+        return found
+    return replace(_by_budget(question, bounds, energies, 0.0), progress=1.0)
+
+
+def _by_budget(
+    question: FreezeQuestion, bounds: Bounds, energies: Sequence[float], r_max: float
+) -> FreezeDecision:
+    solution = solve(question.schedule, bounds.upper, bounds.lower, r_max)
+    return _decision(question, bounds, energies, solution, layer_ratios(solution.ratios, question.plan))
+
+
+def _decision(
+    question: FreezeQuestion,
+    bounds: Bounds,
+    energies: Sequence[float],
+    solution: FreezeSolution,
+    ratios: Ratios,
+) -> FreezeDecision:
+    profile = question.profile
     return FreezeDecision(
         solution=solution,
         ratios=ratios,
-        weights=measured_weights(question.profile),
+        weights=measured_weights(profile),
         bounds=bounds,
         spread=_spread(question, ratios),
+        p_eff=expected_update(ratios, energy_shares(energies, question.plan, profile)) if energies else None,
     )
 
 
-def profiled_ratios(profile: Profile, plan: Plan, schedule: Schedule, r_max: float) -> Ratios:
-    """The ratios of `decide` without observations, to the bit.
+def profiled_ratios(profile: Profile, plan: Plan, schedule: Schedule, r_max: Budget) -> Ratios:
+    """The ratios of `profiled`."""
+    return profiled(profile, plan, schedule, r_max)[1]
+
+
+def profiled(
+    profile: Profile,
+    plan: Plan,
+    schedule: Schedule,
+    r_max: Budget,
+    least_update: float = LEAST_UPDATE,
+    *,
+    adaptive: bool = False,
+) -> tuple[FreezeSolution, Ratios]:
+    """The solution of `decide` without observations, and its ratios to the bit. With `AUTO`, layers count by their
+    parameters.
 
     Args:
         profile: with a device for each place.
@@ -110,7 +180,20 @@ def profiled_ratios(profile: Profile, plan: Plan, schedule: Schedule, r_max: flo
         ValueError: the program has no solution.
     """
     upper, lower = profiled_bounds(profile, plan, schedule)
-    return layer_ratios(solve(schedule, upper, lower, r_max).ratios, plan)
+    if r_max != AUTO:
+        solution = solve(schedule, upper, lower, r_max)
+        return solution, layer_ratios(solution.ratios, plan)
+    return solve_for_accuracy(
+        schedule,
+        plan,
+        upper,
+        lower,
+        profile=profile,
+        shares=progress_shares((), plan, profile, adaptive=adaptive),
+        adaptive=adaptive,
+        rest_s=outside_s(profile, plan),
+        least_update=least_update,
+    )
 
 
 def measured_weights(profile: Profile | None) -> Weights:

@@ -36,6 +36,8 @@ class Observation:
     """Global: replica * P + pipeline rank."""
     step_s: float
     spans: Spans
+    energies: tuple[float, ...] = ()
+    """Per layer, the squared norm of its gradient in a step that froze nothing; empty: told by another rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +60,13 @@ def complete(observations: Iterable[Observation], phases: Phases, world_size: in
     """Whether every rank has reported the last step of monitoring; each reports its steps in order."""
     reported = {seen.rank for seen in observations if seen.step == phases.monitoring}
     return len(reported) == world_size
+
+
+def observed_energies(observations: Iterable[Observation], phases: Phases) -> tuple[float, ...]:
+    """Per layer, the energy of its gradient over the steps that froze nothing; empty if nobody told any. Steps weigh as
+    their gradients do (definition D.8)."""
+    told = [seen.energies for seen in observations if seen.energies and phases.of(seen.step) is Phase.UPPER]
+    return tuple(map(sum, zip(*told, strict=True)))
 
 
 def measure(schedule: Schedule, phases: Phases, observations: Iterable[Observation]) -> Bounds:

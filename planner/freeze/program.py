@@ -5,6 +5,7 @@ Knows time bounds and a schedule; not which parameters freeze, not when, and not
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from planner.freezing import Ratios
 from planner.ir import FREEZABLE, Action, Schedule
 from planner.plan import Plan
 from planner.schedule.graph import Graph, build_graph
-from planner.simulation.longest_path import Floats, Network, build_network
+from planner.simulation.longest_path import Floats, Integers, Network, build_network
 from planner.simulation.simulate import Costs
 
 _SLACK = 1e-7
@@ -44,6 +45,40 @@ class FreezeSolution:
     """Per stage, seconds by which a window shortens per unit of the stage's `r_max`."""
 
 
+LayerRatios = dict[tuple[int, int], float]
+"""(layer, microbatch) -> ratio."""
+
+
+@dataclass(frozen=True)
+class StageLayers:
+    """The layers of a stage whose weight gradients can be frozen."""
+
+    parts: tuple[tuple[int, float, float], ...]
+    """(layer, part of the time of the stage's weight gradients, share of a step's progress that freezing it costs). A
+    layer has one or several. Parts of a stage add up to 1, shares of all stages to 1 at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Times:
+    """Times of a schedule's actions, and what can be saved of them."""
+
+    network: Network
+    longest: Floats
+    """float[A], with nothing frozen."""
+    shortest: Floats
+    """float[A], with everything frozen."""
+    nodes: Integers
+    """int[K], the actions that compute weight gradients."""
+    savings: Floats
+    """float[K], seconds that freezing all of them saves."""
+    stage_of: Integers
+    """int[K], their stages."""
+
+    def count_of(self, stages: int) -> Integers:
+        """int[S], per stage the actions that freezing shortens."""
+        return np.bincount(self.stage_of[self.savings > 0], minlength=stages)
+
+
 class FreezeProgram:
     """The program of one schedule, for repeated solves as times change: each starts from the previous basis."""
 
@@ -69,6 +104,80 @@ class FreezeProgram:
                 f"r_max is {r_max}: it is the largest mean share of a stage's weight gradients that is frozen,"
                 " and must lie in [0, 1]"
             )
+        times = self._times(upper, lower)
+        count = times.count_of(self.schedule.stages)
+        optimum = self._model.solve(
+            Instance(
+                network=times.network,
+                longest=times.longest,
+                freezable=times.nodes,
+                savings=times.savings,
+                limit_of=times.stage_of,
+                weights=np.ones(len(times.nodes)),
+                limits=(r_max * count).astype(np.float64),
+            )
+        )
+        ratios = np.where(times.savings > 0, optimum.ratios, 0.0)
+        return self._solution(times, ratios, tuple((optimum.limit_values * count).tolist()))
+
+    def solve_for_accuracy(
+        self, upper: Costs, lower: Costs, layers: Sequence[StageLayers], *, rest_s: float, least_update: float
+    ) -> tuple[FreezeSolution, LayerRatios]:
+        """Minimise the time to a given accuracy: the step over the share of its progress that is left (eq. 13), which
+        is linear in ratios where each layer of a stage has its own.
+
+        Args:
+            layers: of each stage.
+            rest_s: seconds of a step outside of the window.
+            least_update: the least share of a step's progress that is to be left, in (0, 1].
+
+        Returns:
+            The solution, in which a stage's ratio is the mean over its layers by their times; and the layers' ratios.
+
+        Raises:
+            ValueError: as `solve`; `least_update` is not in (0, 1]; no layer of a stage takes time.
+        """
+        if not 0 < least_update <= 1:
+            raise ValueError(
+                f"least_update is {least_update}: it is the least share of a step's progress that is left, and must be"
+                " above 0 and at most 1"
+            )
+        times = self._times(upper, lower)
+        microbatches = np.bincount(times.stage_of, minlength=self.schedule.stages)
+        parts = [
+            (number, layer, part, energy / microbatches[stage])
+            for number, stage in enumerate(times.stage_of.tolist())
+            for layer, part, energy in layers[stage].parts
+        ]
+        action_of, layer_of, part_of, shares = (np.array(column) for column in zip(*parts, strict=True))
+        savings = times.savings[action_of] * part_of
+        optimum = self._model.solve_quotient(
+            Instance(
+                network=times.network,
+                longest=times.longest,
+                freezable=times.nodes[action_of],
+                savings=savings,
+                limit_of=np.zeros(len(parts), dtype=np.int64),
+                weights=shares,
+                limits=np.array([1.0 - least_update]),
+            ),
+            shares,
+            rest_s,
+        )
+        found = np.where(savings > 0, optimum.ratios, 0.0)
+        ratios = np.bincount(action_of, weights=found * part_of, minlength=len(times.nodes)).astype(
+            np.float64
+        )
+        actions = self._graph.actions
+        frozen, of = defaultdict[tuple[int, int], float](float), defaultdict[tuple[int, int], float](float)
+        for layer, action, ratio, part in zip(layer_of, action_of, found, part_of, strict=True):
+            place = (int(layer), actions[times.nodes[action]].index)
+            frozen[place] += float(ratio * part)
+            of[place] += float(part)
+        of_layers = {place: min(1.0, frozen[place] / of[place]) for place in frozen}
+        return self._solution(times, ratios, (0.0,) * self.schedule.stages), of_layers
+
+    def _times(self, upper: Costs, lower: Costs) -> _Times:
         graph = self._graph
         longest = _seconds(upper, graph, "with nothing frozen")
         freezable = [node for node, action in enumerate(graph.actions) if action.kind in FREEZABLE]
@@ -78,40 +187,35 @@ class FreezeProgram:
         savings = longest - shortest
         if not savings.any():
             raise ValueError(_nothing_to_freeze(self.schedule, bool(freezable)))
-        network = self._network(upper, shortest)
         nodes = np.array(freezable)
-        stage_of = np.array([graph.actions[node].stage for node in freezable])
-        gains = savings[nodes] > 0
-        count = np.bincount(stage_of[gains], minlength=self.schedule.stages)
-
-        optimum = self._model.solve(
-            Instance(
-                network=network,
-                longest=longest,
-                savings=savings,
-                freezable=nodes,
-                stage_of=stage_of,
-                budgets=(r_max * count).astype(np.float64),
-            )
+        return _Times(
+            network=self._network(upper, shortest),
+            longest=longest,
+            shortest=shortest,
+            nodes=nodes,
+            savings=savings[nodes],
+            stage_of=np.array([graph.actions[node].stage for node in freezable]),
         )
-        ratios = np.where(gains, optimum.ratios, 0.0)
-        seconds = longest.copy()
-        seconds[nodes] -= savings[nodes] * ratios
+
+    def _solution(self, times: _Times, ratios: Floats, duals: tuple[float, ...]) -> FreezeSolution:
+        network, actions = times.network, self._graph.actions
+        seconds = times.longest.copy()
+        seconds[times.nodes] -= times.savings * ratios
         start = network.starts(seconds.tolist())
-        solved_s = start[network.sink]
-        sums = np.bincount(stage_of, weights=ratios, minlength=self.schedule.stages)
+        sums = np.bincount(times.stage_of, weights=ratios, minlength=self.schedule.stages)
+        count = times.count_of(self.schedule.stages)
         return FreezeSolution(
             ratios=tuple(
-                (graph.actions[node].stage, graph.actions[node].index, float(ratio))
-                for node, ratio in zip(freezable, ratios, strict=True)
+                (actions[node].stage, actions[node].index, float(ratio))
+                for node, ratio in zip(times.nodes.tolist(), ratios, strict=True)
             ),
             start_s=tuple(start[: network.actions]),
-            unfrozen_s=network.starts(longest.tolist())[network.sink],
-            solved_s=solved_s,
-            all_frozen_s=network.starts(shortest.tolist())[network.sink],
+            unfrozen_s=network.starts(times.longest.tolist())[network.sink],
+            solved_s=start[network.sink],
+            all_frozen_s=network.starts(times.shortest.tolist())[network.sink],
             critical=_critical(network, seconds.tolist(), start),
             mean_per_stage=tuple((sums / np.maximum(count, 1)).tolist()),
-            duals=tuple((optimum.budget_values * count).tolist()),
+            duals=duals,
         )
 
     def _network(self, costs: Costs, shortest: Floats) -> Network:

@@ -96,6 +96,11 @@ def time_to_accuracy_ratio(kappa: float, p_eff: float) -> float:
     return kappa / p_eff if p_eff > 0 else float("inf")
 
 
+def pays(kappa: float, p_eff: float) -> bool:
+    """Whether freezing gains more than it costs (eq. 55)."""
+    return _above(p_eff, kappa)
+
+
 def anything_frozen(p_eff: float) -> bool:
     """Whether less than the whole gradient reaches the weights."""
     return _above(1.0, p_eff)
@@ -108,7 +113,7 @@ def warning(kappa: float, p_eff: float, method: str) -> str | None:
     Args:
         method: `freeze.method`, whose setting the text names.
     """
-    if not anything_frozen(p_eff) or not _above(kappa, p_eff):
+    if not costs(kappa, p_eff):
         return None
     longer = (
         f"so the same loss is expected to take {time_to_accuracy_ratio(kappa, p_eff):.2f} times as long"
@@ -116,10 +121,24 @@ def warning(kappa: float, p_eff: float, method: str) -> str | None:
         else "so the loss is expected to stay where it is"
     )
     return (
-        f"freezing costs more than it brings: a step takes {kappa:.2f} of its time (kappa), but {p_eff:.2f} of the"
-        f" gradient's energy reaches the weights, {longer}. Lower {_CONTROLS.get(method, 'freeze.r_max')}, or set"
+        f"{cost_text(kappa, p_eff)}, {longer}. Lower {_CONTROLS.get(method, 'freeze.r_max')}, or set"
         " freeze.method to none"
     )
+
+
+def costs(kappa: float, p_eff: float) -> bool:
+    """Whether freezing costs more than it gains, as for `warning`."""
+    return anything_frozen(p_eff) and _above(kappa, p_eff)
+
+
+def cost_text(kappa: float, share: float, left: str = "the gradient's energy reaches the weights") -> str:
+    """Cost and gain of freezing, in words.
+
+    Args:
+        share: of what is `left`.
+    """
+    cost = f"a step takes {kappa:.2f} of its time (kappa), but {share:.2f} of {left}"
+    return f"freezing costs more than it brings: {cost}"
 
 
 def _above(larger: float, smaller: float) -> bool:

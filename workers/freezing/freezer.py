@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from planner.freezing import FreezePlan, Weights
+from planner.freezing import FreezePlan, Phase, Weights, is_reference
 from workers.commit.commit import CommitDecision, Prepared
 from workers.commit.freezing_scores import Energy
 from workers.config import FreezeConfig
@@ -159,7 +159,7 @@ class Freezer:
     def _chances_of(self, step: int, layer: int, microbatches: int) -> tuple[Chance, ...]:
         if layer < self.prefix:
             return (ALWAYS,) * microbatches
-        if self._thawed or (self._config.by_prefix and not self._checks.on):
+        if self._thawed or self._is_reference(step) or (self._config.by_prefix and not self._checks.on):
             return (NEVER,) * microbatches
         return self._budgets.chances(step, layer, microbatches)
 
@@ -291,7 +291,14 @@ class Freezer:
 
     def may_freeze(self, step: int) -> bool:
         """Whether something, on any rank, may be frozen in `step`."""
-        return self._on and step > self._unfrozen_until
+        return self._on and step > self._unfrozen_until and not self._is_reference(step)
+
+    def _is_reference(self, step: int) -> bool:
+        return is_reference(step, self._phases, self._config.r_max)
+
+    def measures_whole_steps(self, step: int) -> bool:
+        """Whether `step` is there to be timed with nothing frozen."""
+        return self._phases is not None and self._phases.of(step) is Phase.UPPER
 
     def monitoring(self, step: int) -> bool:
         """Whether `step` is there to be timed."""

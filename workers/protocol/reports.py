@@ -374,6 +374,8 @@ class TimelineReport:
     spans: tuple[ActionSpan, ...]
     memory_bytes: int
     """Device memory that the rank takes: the peak of its tensors on a GPU, else its process's resident memory."""
+    energies: tuple[float, ...] = ()
+    """Per layer, the squared norm of its gradient; told by the first place in a monitored step that froze nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)

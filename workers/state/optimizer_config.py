@@ -90,3 +90,8 @@ class OptimizerConfig(Section):
     max_skipped_steps: Positive = 20
     """A step whose gradient norm is not finite changes no weight. After this many such steps in a row the job
     ends."""
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the rule divides an update by the size of gradients."""
+        return self.name != "sgd"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from planner.ir import Action, ActionKind
 from planner.observed import StepTimes
@@ -43,14 +44,21 @@ def step_report(
     )
 
 
-def timeline_report(setup: GenerationSetup, step: int, window: Window, step_s: float) -> TimelineReport:
-    """When this rank did what in the window of `step`."""
+def timeline_report(
+    setup: GenerationSetup, step: int, window: Window, step_s: float, norms: Sequence[float] = ()
+) -> TimelineReport:
+    """When this rank did what in the window of `step`.
+
+    Args:
+        norms: per layer, of its gradient, if the planner is to know them.
+    """
     return TimelineReport(
         step=step,
         rank=setup.place,
         step_s=step_s,
         spans=window.spans,
         memory_bytes=setup.device.memory_bytes(),
+        energies=tuple(norm * norm for norm in norms),
     )
 
 

@@ -531,7 +531,9 @@ class TrainingLoop:
         last = self._stopped or self.step == setup.config.job.steps
         asked = setup.config.job.timeline_every and self.step % setup.config.job.timeline_every == 0
         if last or asked or self._freezer.monitoring(self.step):
-            reports.append(timeline_report(setup, self.step, step.window, step_s))
+            whole = setup.place == 0 and self._freezer.measures_whole_steps(self.step)
+            norms = decision.norms if whole and not decision.skipped else ()
+            reports.append(timeline_report(setup, self.step, step.window, step_s, norms))
         reports += self.upkeep.news(self.step)
         reports += self._snapshot_turns.commit(
             self.step, setup.plan.snapshot_every, decision.snapshot, decision.snapshot_given_up

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from orchestrator.commands.entry import CommandEntry
 from orchestrator.commands.freeze import Freeze
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.event_loop import EventLoop
+from orchestrator.controller.freeze.freeze_watch import Costly
 from orchestrator.controller.freeze.planner_link import TASK, PlannerLink, link_planner, solution_of
 from orchestrator.controller.planning.current_replanner import CurrentReplanner
 from orchestrator.controller.planning.planner_process import PlannerProcess
@@ -38,10 +40,12 @@ from orchestrator.lifecycle.states import JobData, Live, Order, Training, in_wor
 from orchestrator.lifecycle.stimuli import FreezeAsked, Noted, Solved
 from planner.freeze.decision import FreezeDecision, FreezeQuestion, decide
 from planner.freeze.monitoring import Observation
-from planner.freezing import Ratios
+from planner.freezing import AUTO, Ratios
 from workers.protocol.errors import JobError
 from workers.protocol.reports import FreezeStarted
 
+MOST_UPDATE = 0.98
+"""Least update above which nothing is frozen any more."""
 MATERIAL = 0.02
 """Share of a weight gradient by which a ratio must differ for ranks to adopt new ones."""
 
@@ -145,9 +149,7 @@ class FreezeControl:
             # Simulates: too long for the event loop.
             wanted = await asyncio.to_thread(
                 decided,
-                WantedFreezing(
-                    method=command.method, r_max=command.r_max, alpha=command.alpha, prefix=command.prefix
-                ),
+                WantedFreezing(**command.model_dump(include=set(command.some))),
                 job,
             )
             solved = (
@@ -179,6 +181,20 @@ class FreezeControl:
             )
             await self._loop.post_and_wait(FreezeAsked(change, solution))
         return described(wanted.control)
+
+    async def freeze_less(self, costly: Costly) -> None:
+        """Freezing costs more than it brings, and the job leaves it to us how much to freeze: freeze less, down to
+        nothing."""
+        least = 1.0 - (1.0 - costly.progress) / 2
+        off = least > MOST_UPDATE
+        wanted: dict[str, Any] = {"method": "none"} if off else {"least_update": round(least, 4)}
+        then = "nothing is frozen" if off else f"at least {least:.2f} of it is left"
+        try:
+            await self.change(Freeze(by=AUTO, id="", **wanted))
+            text = f"{costly.reason}: {then} from a commit on"
+        except JobError as error:
+            text = f"{costly.reason}, and stays as it is: {error}"
+        self._loop.post(Noted(Warned(text=text)))
 
     def solve_again(self) -> None:
         """Speeds, times or layers have changed: have the freeze program solved for them, if the ranks follow one, and
@@ -230,7 +246,8 @@ class FreezeControl:
     def budget(self) -> float | None:
         """r_max of the program that `solve_again` has solved; None: there is none."""
         replayed = self._order.freezing.replayed
-        return budget_in_force(self._setup.config.freeze, self._view(), replayed=replayed)
+        found = budget_in_force(self._setup.config.freeze, self._view(), replayed=replayed)
+        return None if found == AUTO else found
 
     def again(self, entry: CommandEntry) -> bool:
         """Whether a command of the previous controller needs no answer yet: the plan that it asked for, or one that
@@ -247,6 +264,7 @@ class FreezeControl:
     def _running(self, job: JobData) -> Running:
         return Running(
             spec=self._setup.config.freeze,
+            adaptive=self._setup.config.optimizer.adaptive,
             view=copied(self._view()),
             plan=job.progress.plan,
             schedule=job.progress.schedule,

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestrator.analysis.freeze_numbers import Side, measured_kappa, side
+from orchestrator.analysis.freeze_numbers import PairedKappa, Side, measured_kappa, side
 from orchestrator.events.types import Event, Formed, FreezeSolved, Issued, Submitted, Warned
 from orchestrator.history.freeze_history import FreezeHistory, cut
 from orchestrator.history.job_view import JobView
-from planner.freeze.time_to_accuracy import RunningUpdate, warning
-from planner.freezing import FreezePlan
+from planner.freeze.time_to_accuracy import RunningUpdate, cost_text, costs, warning
+from planner.freezing import AUTO, FreezePlan
 from planner.plan import Plan
 from workers.protocol.reports import FreezeStarted, StepReport, SwitchReport
 
@@ -22,12 +22,22 @@ NEWEST = 1000
 """Number of newest steps compared."""
 
 
+@dataclass(frozen=True)
+class Costly:
+    """Freezing that costs more than it brings, where the job leaves it to us how much to freeze."""
+
+    reason: str
+    progress: float
+    """Share of a step's progress that is left."""
+
+
 class FreezeWatch:
     """Warns once when kappa is above the average effective update probability of this run's steps since freezing began
     (TimelyFreeze eq. 13, definition D.8).
 
     Without a predicted kappa, as without a freeze program and in a replay, kappa is measured: steps with full
-    freezing are compared with those without any.
+    freezing are compared with those without any. With r_max = auto, each step that runs whole is compared with those
+    before it, and less is frozen in place of a warning.
 
     Args:
         history: of earlier runs of the job.
@@ -35,6 +45,7 @@ class FreezeWatch:
 
     def __init__(self, history: FreezeHistory) -> None:
         self._predicted = history.solved.kappa if history.solved is not None else None
+        self._progress = history.solved.progress if history.solved is not None else None
         self._start = history.plans[0].start if history.plans else None
         """The first step that follows solved ratios."""
         self._freeze: Mapping[str, Any] = {}
@@ -45,12 +56,14 @@ class FreezeWatch:
         """The part of the plan in force that the time of a step depends on."""
         self._times_s = _no_times()
         """Times of the steps that are compared if no kappa was predicted."""
+        self._pairs = PairedKappa()
+        """Pairs of steps that are compared with r_max = auto."""
         self._frozen = 0
         """Number of frozen steps compared."""
         self._average = RunningUpdate()
         self._warned = False
 
-    def fold(self, event: Event) -> Warned | None:
+    def fold(self, event: Event) -> Warned | Costly | None:
         """Process a logged event; return a warning if one is due."""
         match event:
             case Submitted(spec=spec, takeover=False):
@@ -62,8 +75,8 @@ class FreezeWatch:
             case SwitchReport(epoch=epoch, version=version) if self._issued is not None:
                 if (epoch, version) == (self._issued.epoch, self._issued.version):
                     self._follow(self._issued)
-            case FreezeSolved(kappa=kappa):
-                self._predicted = kappa
+            case FreezeSolved(kappa=kappa, progress=progress):
+                self._predicted, self._progress = kappa, progress
             case FreezeStarted(plan=plan) if plan.control is not None:
                 self._begin_again(plan)
             case FreezeStarted(plan=plan) if self._start is None:
@@ -112,7 +125,7 @@ class FreezeWatch:
         shape = (cut(plan), plan.windows, plan.shares)
         if shape != self._shape:
             # Step times change with the plan, whatever is frozen.
-            self._times_s = _no_times()
+            self._times_s, self._pairs = _no_times(), PairedKappa()
         self._shape = shape
 
     def _begin_again(self, plan: FreezePlan) -> None:
@@ -123,8 +136,19 @@ class FreezeWatch:
             self._predicted = None
         self._start = plan.start if plan.control.solved else None
         self._average, self._warned = RunningUpdate(), False
+        self._times_s["frozen"].clear()
+        self._pairs, self._frozen = PairedKappa(), 0
 
-    def _judge(self, report: StepReport) -> Warned | None:
+    @property
+    def _automatic(self) -> bool:
+        """Whether the job leaves it to us how much to freeze."""
+        return self._freeze.get("r_max") == AUTO and str(self._freeze.get("method")).startswith(
+            "timelyfreeze"
+        )
+
+    def _judge(self, report: StepReport) -> Warned | Costly | None:
+        if self._automatic:
+            return self._judge_in_pairs(report)
         if not self._counts(report):
             return None
         self._average.add(report.effective_update, report.gradient_energy)
@@ -136,6 +160,19 @@ class FreezeWatch:
             return None
         self._warned = True
         return Warned(text=text)
+
+    def _judge_in_pairs(self, report: StepReport) -> Costly | None:
+        of = side(report, self._freeze, self._start)
+        if of is None:
+            return None
+        if of == "frozen":
+            self._average.add(report.effective_update, report.gradient_energy)
+        kappa = self._pairs.kappa if self._pairs.add(of, report.step_s) else None
+        progress = self._average.share if self._progress is None else self._progress
+        if kappa is None or not costs(kappa, progress):
+            return None
+        self._warned = True
+        return Costly(cost_text(kappa, progress, "a step's progress is left"), progress)
 
     def _counts(self, report: StepReport) -> bool:
         """Whether the step counts for the average; also keeps the step's time if needed."""

@@ -139,6 +139,8 @@ def solution_of(decision: FreezeDecision, plan: FreezePlan, solve_s: float) -> F
         critical=tuple(str(action) for action in solution.critical),
         solve_s=solve_s,
         spread=decision.spread,
+        p_eff=decision.p_eff,
+        progress=decision.progress,
     )
 
 
@@ -164,7 +166,13 @@ def link_planner(
     freeze, control = found
     assert freeze.phases is not None, "only a method with a freeze program has a question"
     question = FreezeQuestion(
-        plan=plan, schedule=schedule, phases=freeze.phases, r_max=freeze.r_max, profile=setup.profile
+        plan=plan,
+        schedule=schedule,
+        phases=freeze.phases,
+        r_max=freeze.r_max,
+        least_update=freeze.least_update,
+        adaptive=setup.config.optimizer.adaptive,
+        profile=setup.profile,
     )
     return PlannerLink(
         planner, question, view.freeze_history(), order.epoch, post, version=version, control=control

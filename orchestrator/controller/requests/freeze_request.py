@@ -11,11 +11,20 @@ from typing import Any
 from orchestrator.history.freeze_history import observation
 from orchestrator.history.freeze_record import FreezeRecord
 from orchestrator.history.job_view import JobView
-from orchestrator.spec.freeze_phases import METHODS, MONITORING_STEPS, SHARE
+from orchestrator.spec.freeze_phases import METHODS, SHARE, monitoring_steps
 from orchestrator.spec.freeze_prefix import check_prefix, check_prefix_fits
 from planner.freeze.decision import FreezeQuestion
 from planner.freeze.monitoring import MonitoringError, Observation, measure
-from planner.freezing import FreezeOverrides, FreezePlan, Phase, Phases, keeps_statistics
+from planner.freezing import (
+    AUTO,
+    Budget,
+    FreezeOverrides,
+    FreezePlan,
+    Phase,
+    Phases,
+    budget_text,
+    keeps_statistics,
+)
 from planner.ir import Schedule
 from planner.plan import Plan, PlanError
 from planner.profile import Profile
@@ -37,9 +46,10 @@ class WantedFreezing:
 
     method: str | None
     """None: as it is."""
-    r_max: float | None
+    r_max: Budget | None
     alpha: float | None = None
     prefix: int | None = None
+    least_update: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +58,8 @@ class Running:
 
     spec: FreezeConfig
     """Its resolved `[freeze]` section."""
+    adaptive: bool
+    """Whether its update rule divides by the size of gradients."""
     view: JobView
     plan: Plan
     schedule: Schedule
@@ -96,7 +108,9 @@ def decided(wanted: WantedFreezing, job: Running) -> Adopt | Solve:
     if (open_control := _monitoring(job.spec, job.view)) is not None and not _monitored(
         open_control, job.view.step
     ):
-        return Adopt(control=replace(open_control, method=method, r_max=r_max))
+        return Adopt(
+            control=replace(open_control, method=method, r_max=r_max, least_update=control.least_update)
+        )
     for since, phases in _measured_phases(job):
         control = replace(control, phases=phases, since=since, solved=True)
         absolute = _shifted(phases, since)
@@ -106,10 +120,18 @@ def decided(wanted: WantedFreezing, job: Running) -> Adopt | Solve:
         except MonitoringError:
             continue
         question = FreezeQuestion(
-            plan=job.plan, schedule=job.schedule, phases=absolute, r_max=r_max, profile=job.profile
+            plan=job.plan,
+            schedule=job.schedule,
+            phases=absolute,
+            r_max=r_max,
+            least_update=_least(control, job.spec),
+            adaptive=job.adaptive,
+            profile=job.profile,
         )
         return Solve(control=control, question=question, observations=observations)
-    return Adopt(control=FreezeOverrides(method=method, r_max=r_max, phases=_phases_from_here(job)))
+    least = control.least_update
+    phases = _phases_from_here(job, r_max)
+    return Adopt(control=FreezeOverrides(method=method, r_max=r_max, least_update=least, phases=phases))
 
 
 def question_for_new_times(
@@ -122,7 +144,7 @@ def question_for_new_times(
         profile: of the ranks as they are now, a device for each place. The steps that were monitored do not count.
     """
     r_max = budget_in_force(job.spec, job.view, replayed=job.replayed)
-    if r_max is None:
+    if r_max is None or r_max == AUTO:  # the times that are known are not those of its monitored gradients
         return None
     newest, phases, since = job.view.freeze.newest, job.spec.phases, 1
     assert newest is not None, "ranks that follow a program have its plan"
@@ -141,7 +163,7 @@ def question_for_new_times(
     return question, control
 
 
-def budget_in_force(spec: FreezeConfig, view: JobView, *, replayed: bool) -> float | None:
+def budget_in_force(spec: FreezeConfig, view: JobView, *, replayed: bool) -> Budget | None:
     """Return r_max of the freeze program that the ranks follow; None: they follow none, or will not for long."""
     newest = view.freeze.newest
     if replayed or newest is None or view.freeze.proposed is not None:
@@ -206,7 +228,7 @@ def _wanted_settings(wanted: WantedFreezing, job: Running) -> FreezeOverrides:
         JobError: they are no settings, or those that the job has.
     """
     now = _current(job.spec, job.view)
-    if all(each is None for each in (wanted.method, wanted.r_max, wanted.alpha, wanted.prefix)):
+    if all(value is None for value in vars(wanted).values()):
         raise JobError("a freeze request names a method, its setting (r_max, alpha or prefix), or both")
     method = now.method if wanted.method is None else wanted.method
     if method not in METHODS:
@@ -214,28 +236,55 @@ def _wanted_settings(wanted: WantedFreezing, job: Running) -> FreezeOverrides:
         hint = f"did you mean {near[0]}? " if near else ""
         raise JobError(f"{method!r} is no freeze method: {hint}There are {', '.join(METHODS)}")
     if wanted.r_max is not None:
-        if not (math.isfinite(wanted.r_max) and 0.0 <= wanted.r_max <= 1.0):
+        budget = wanted.r_max
+        if budget != AUTO and not (math.isfinite(budget) and 0.0 <= budget <= 1.0):
             raise JobError(
-                f"r_max = {wanted.r_max:g} is no share: give the largest mean freeze ratio of a stage, from 0 to 1"
+                f"r_max = {budget:g} is no share: give the largest mean freeze ratio of a stage, from 0 to 1, or auto"
             )
         if not method.startswith("timelyfreeze"):
             raise JobError(
-                f"r_max = {wanted.r_max:g} changes nothing with method {method}: only a timelyfreeze method has a"
+                f"r_max = {budget_text(budget)} changes nothing with method {method}: only a timelyfreeze method has a"
                 " budget; name one with it"
             )
+    _check_least(wanted, now, method)
     _check_prefix(method, wanted, now, job)
     then = replace(
         now,
         method=method,
-        r_max=now.r_max if wanted.r_max is None else float(wanted.r_max),
+        r_max=now.r_max if wanted.r_max is None else wanted.r_max,
         alpha=now.alpha if wanted.alpha is None else float(wanted.alpha),
         prefix=now.prefix if wanted.prefix is None else wanted.prefix,
+        least_update=now.least_update if wanted.least_update is None else wanted.least_update,
     )
     if then.named == now.named:
         raise JobError(f"the freeze method is {then.named} already: there is nothing to change")
     _check_thawed(now, then, job)
     _check_memory(method, job)
     return then
+
+
+def _check_least(wanted: WantedFreezing, now: FreezeOverrides, method: str) -> None:
+    """Raises:
+    JobError: the least update that is wanted is no share, or nothing looks at it.
+    """
+    least = wanted.least_update
+    if least is None:
+        return
+    if not 0.0 < least <= 1.0:
+        raise JobError(
+            f"least_update = {least:g} is no share: give the least share of a step's progress that is to be left, more"
+            " than 0 and at most 1"
+        )
+    budget = now.r_max if wanted.r_max is None else wanted.r_max
+    if budget != AUTO or not method.startswith("timelyfreeze"):
+        raise JobError(
+            f"least_update = {least:g} changes nothing with method {method} and r_max = {budget_text(budget)}: give"
+            " r_max auto with it"
+        )
+
+
+def _least(control: FreezeOverrides, spec: FreezeConfig) -> float:
+    return spec.least_update if control.least_update is None else control.least_update
 
 
 def _check_prefix(method: str, wanted: WantedFreezing, now: FreezeOverrides, job: Running) -> None:
@@ -390,8 +439,8 @@ def _phases(section: Mapping[str, Any]) -> Phases | None:
     return FreezeConfig.model_validate(section).phases
 
 
-def _phases_from_here(job: Running) -> Phases:
-    """Return the phases of monitoring that begins with the next step, as a spec's unset ones would be.
+def _phases_from_here(job: Running, r_max: Budget) -> Phases:
+    """Return the phases of monitoring for `r_max` that begins with the next step, as a spec's unset ones would be.
 
     Raises:
         JobError: too few steps are left.
@@ -403,7 +452,7 @@ def _phases_from_here(job: Running) -> Phases:
             f"the job has {left} of {counted(steps, 'step')} left and no monitored times of its plan: monitoring needs"
             f" at least {FEWEST_STEPS}; a method without a freeze program (apf, autofreeze) needs none"
         )
-    monitoring = min(MONITORING_STEPS, max(2, left // 4))
+    monitoring = min(monitoring_steps(r_max), max(2, left // 4))
     return Phases(warm_up=0, monitoring=monitoring, ramp=min(monitoring + steps // SHARE, left))
 
 

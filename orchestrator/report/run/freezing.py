@@ -81,7 +81,12 @@ def _tiles(run: JobView, numbers: FreezeNumbers) -> tuple[Tile, ...]:
     elif numbers.predicted_kappa is not None:
         entries.append(tile("kappa", f"{numbers.predicted_kappa:.3f}", "predicted"))
     if numbers.p_eff is not None:
-        entries.append(tile("p_eff", f"{numbers.p_eff:.3f}", "share of gradient energy let through"))
+        detail = "share of gradient energy let through"
+        if solved is not None and solved.p_eff is not None:
+            detail += f"; predicted {solved.p_eff:.3f}"
+        entries.append(tile("p_eff", f"{numbers.p_eff:.3f}", detail))
+    if numbers.progress is not None:
+        entries.append(tile("Progress", f"{numbers.progress:.3f}", "of a step without freezing, predicted"))
     if numbers.time_to_accuracy is not None:
         if math.isinf(numbers.time_to_accuracy):
             entries.append(tile("Time to accuracy", "∞", "no update is let through"))

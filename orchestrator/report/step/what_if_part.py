@@ -13,6 +13,7 @@ from orchestrator.quantities import percent, seconds, size
 from orchestrator.report.parts import Cell, Column, Pill, Table
 from orchestrator.report.run.rank_memory import RankPeak, memory_of
 from orchestrator.report.step.idle_table import idle_table
+from planner.freezing import budget_text
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def _column(case: Case) -> dict[str, Cell]:
         "Ranks of a pipeline": str(plan.pipeline_ranks),
         "Schedule": plan.schedule,
         "Layers per stage": " + ".join(map(str, case.cut)),
-        "r_max": f"{case.r_max:g}" if case.r_max else "nothing frozen",
+        "r_max": budget_text(case.r_max) if case.r_max else "nothing frozen",
         "Peak memory of the fullest rank": size(peak),
         "Memory": Pill("fits", "good") if prediction.fits else Pill("does not fit", "bad"),
     }

@@ -376,14 +376,17 @@ def test_every_control_sends_what_the_service_takes(tmp_path: Path) -> None:
         ("drain", {"node": "10.0.0.7", "deadline_s": 5.0}),
         ("undrain", {"node": "10.0.0.7"}),
         ("scale", {"ranks": None, "pipelines": None, "spares": 1}),
-        ("freeze", {"method": None, "r_max": 0.5, "alpha": None, "prefix": None}),
+        ("freeze", {"method": None, "r_max": 0.5, "least_update": None, "alpha": None, "prefix": None}),
         ("faults", {"node": "ab"}),
         ('plan If-Match: "3.4"', {"partition": [1, 2]}),
         ("plan", {"partition": [1, 2]}),
         ('move If-Match: "3.4"', {"layers": "3", "rank": 1}),
         ('drain If-Match: "3.4"', {"node": "10.0.0.7", "deadline_s": 30.0}),
         ('scale If-Match: "3.4"', {"ranks": None, "pipelines": None, "spares": 1}),
-        ('freeze If-Match: "3.4"', {"method": None, "r_max": 0.5, "alpha": None, "prefix": None}),
+        (
+            'freeze If-Match: "3.4"',
+            {"method": None, "r_max": 0.5, "least_update": None, "alpha": None, "prefix": None},
+        ),
     ]
 
 
@@ -472,7 +475,7 @@ def test_freshet_submit_knows_a_service_from_other_servers(
         (("plan", "--job", "a", "--partition", "3,0"), "expected the layers per stage, such as 3,1,2,2"),
         (("timeline",), "Give a job's output folder, or --job"),
         (("scale", "a"), "Give one or more of --ranks, --pipelines, --spares"),
-        (("freeze", "a"), "Give one or more of --method, --r-max, --alpha, --prefix"),
+        (("freeze", "a"), "Give one or more of --method, --r-max, --least-update, --alpha, --prefix"),
         (("follow", "a", "--address", "http://127.0.0.1:8270"), "freshet events a --follow"),
     ],
 )

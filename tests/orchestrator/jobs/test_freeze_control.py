@@ -16,6 +16,7 @@ from tiny_jobs import tiny
 from benchmarks.parts.rank_threads import run_threads
 from orchestrator.commands.table import parsed
 from orchestrator.controller.freeze.freeze_control import FreezeControl
+from orchestrator.controller.freeze.freeze_watch import Costly
 from orchestrator.events import types as events
 from orchestrator.events.log import EventLog
 from orchestrator.events.types import Record
@@ -24,7 +25,7 @@ from orchestrator.lifecycle.states import JobFinished
 from orchestrator.lifecycle.stimuli import SaveOrStop
 from orchestrator.prepare.replay import recorded
 from orchestrator.prepare.settling import Settled
-from planner.freezing import FreezeOverrides, FreezePlan
+from planner.freezing import REFERENCE_AT, REFERENCE_EVERY, FreezeOverrides, FreezePlan
 from workers.launch.ranks import LaunchedJob
 from workers.protocol.errors import JobError
 from workers.protocol.orders import CheckpointRef, Request
@@ -33,6 +34,7 @@ from workers.protocol.reports import FreezeReport, FreezeStarted, StepReport
 STEPS = 60
 OFF, ON, MORE, STOPPED = 14, 22, 30, 42
 """The steps after which something is asked."""
+REFERENCE = REFERENCE_AT + REFERENCE_EVERY
 FREEZE = {"method": "timelyfreeze", "r_max": 0.8, "warm_up": 1, "monitoring": 9, "ramp": 10}
 EMULATED = {
     "device": "emulated",
@@ -40,7 +42,7 @@ EMULATED = {
 }
 
 
-def job(folder: Path, name: str = "changed") -> Settled:
+def job(folder: Path, name: str = "changed", **freeze: object) -> Settled:
     return resolved(
         tiny(
             folder,
@@ -49,7 +51,7 @@ def job(folder: Path, name: str = "changed") -> Settled:
             pipeline={"ranks": 3, "microbatches": 2},
             cluster=EMULATED,
             elastic={"grow": False},
-            freeze=FREEZE,
+            freeze={**FREEZE, **freeze},
         )
     )
 
@@ -135,6 +137,38 @@ def shares(log: list[events.Event]) -> dict[int, float]:
     return {step: mean(each) if each else 0.0 for step, each in sorted(found.items())}
 
 
+def test_a_job_freezes_as_much_as_pays_and_less_where_it_costs(tmp_path: Path) -> None:
+    """Down to nothing, as a user would have it."""
+
+    def less(progress: float) -> Callable[[ControlledJob], object]:
+        return lambda it: it.running.loop.spawn(it.control.freeze_less(Costly("it costs", progress)))
+
+    made = job(tmp_path, r_max="auto", least_update=0.4)
+    asks = {OFF: lambda it: it.ask(least_update=0.3), ON: less(0.95), STOPPED: less(0.97)}
+    ran = ControlledJob(made, JobView(), asks)
+    log = ran.run().log
+    first, second = (each for each in log if isinstance(each, events.FreezeSolved))
+    assert first.progress is not None
+    assert second.progress is not None
+    assert 0.3 - 1e-6 <= first.progress <= 1.0
+    assert 0.975 - 1e-6 <= second.progress <= 1.0
+    assert any(ratio for _, _, ratio in first.ratios), "weight gradients take most of a step"
+    assert first.kappa < first.progress
+    changes = [each for each in log if isinstance(each, events.FreezeChanged)]
+    assert [(each.method, each.r_max, each.by) for each in changes] == [
+        ("timelyfreeze", "auto", "a test"),
+        ("timelyfreeze", "auto", "auto"),
+        ("none", "auto", "auto"),
+    ]
+    warned = [each.text for each in log if isinstance(each, events.Warned)]
+    assert "it costs: at least 0.97 of it is left from a commit on" in warned
+    assert "it costs: nothing is frozen from a commit on" in warned
+    planned = shares(log)
+    assert planned[ON] > planned[STOPPED] > 0.0
+    assert planned[REFERENCE - 1] > planned[REFERENCE] == 0.0 < planned[REFERENCE + 1]
+    assert planned[STEPS] == 0.0
+
+
 def test_changes_survive_a_loss_a_resume_and_a_replay(tmp_path: Path) -> None:
     made = job(tmp_path)
     first = ControlledJob(
@@ -158,7 +192,7 @@ def test_changes_survive_a_loss_a_resume_and_a_replay(tmp_path: Path) -> None:
     assert first.said == [
         "'timelyfrieze' is no freeze method: did you mean timelyfreeze? There are none, timelyfreeze, apf, autofreeze,"
         " timelyfreeze+apf, timelyfreeze+autofreeze, pipetransformer, prefix",
-        "r_max = 1.5 is no share: give the largest mean freeze ratio of a stage, from 0 to 1",
+        "r_max = 1.5 is no share: give the largest mean freeze ratio of a stage, from 0 to 1, or auto",
         "freezes nothing from a commit on",
         "freezes by timelyfreeze with r_max = 0.3 from a commit on",
         "freezes by timelyfreeze with r_max = 0.9 from a commit on",

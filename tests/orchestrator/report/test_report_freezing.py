@@ -34,6 +34,7 @@ from orchestrator.report.page import render
 from orchestrator.report.run import freezing
 from orchestrator.report.step.step_timeline import measured_step
 from orchestrator.report.step.timeline import timeline
+from planner.freezing import AUTO, is_reference
 from planner.search.alternatives import Alternative
 from workers.protocol.orders import CheckpointRef, Generation
 from workers.protocol.reports import FreezeReport, FrozenAction, StepReport, TimelineReport
@@ -424,6 +425,28 @@ def test_where_nothing_was_frozen_noise_is_no_cost_of_freezing(freeze: dict[str,
         assert numbers is not None
         assert (numbers.kappa, numbers.p_eff, numbers.warning) == (None, None, None)
         assert "freezing costs more" not in render(run)
+
+
+def test_steps_that_run_whole_are_compared_with_those_around_them() -> None:
+    """However much slower the machine has become since the monitored steps."""
+    run = slowed(0.9, 0.8, **TIMELY, r_max=AUTO)
+    run.freeze.start = PHASES.ramp + 1
+    for number, step in run.steps.items():
+        whole = is_reference(number, PHASES, AUTO)
+        run.steps[number] = replace(
+            step,
+            step_s=(1.0 if whole else step.step_s) * (1 + number / 20),
+            effective_update=1.0 if whole else step.effective_update,
+        )
+    numbers = freeze_numbers(run)
+    assert numbers is not None
+    assert numbers.kappa == pytest.approx(0.8, rel=0.02)
+    assert numbers.p_eff == pytest.approx(0.9)
+    for number in [number for number in run.steps if number > 111]:
+        del run.steps[number]
+    numbers = freeze_numbers(run)
+    assert numbers is not None
+    assert numbers.kappa is None, "four pairs are too few"
 
 
 def test_full_freezing_begins_with_the_step_that_follows_the_solution() -> None:

@@ -265,6 +265,7 @@ def test_only_what_a_method_uses_must_be_as_it_was(method: str, used: set[str]) 
         "cache": "off",
         "cache_bytes": 5,
         "cache_disk_bytes": 6,
+        "least_update": 0.25,
     }
     assert {"method", *others} == set(FreezeConfig.model_fields)
     freeze = FreezeConfig.model_validate({"method": method, **given})
@@ -280,6 +281,12 @@ def test_only_what_a_method_uses_must_be_as_it_was(method: str, used: set[str]) 
     )
     now = config.model_copy(update={"freeze": freeze.model_copy(update=others)})
     assert set(manifest_mismatch(manifest, now)) == {f"freeze.{key}" for key in used}
+
+
+def test_a_bound_of_what_reaches_the_weights_is_used_where_we_say_how_much_is_frozen() -> None:
+    keys = [FreezeConfig(method="timelyfreeze", r_max=r_max).used for r_max in ("auto", 0.5)]
+    assert keys[0] - keys[1] == {"least_update"}
+    assert FreezeConfig(method="apf", r_max="auto").used == FreezeConfig(method="apf").used
 
 
 def test_the_commit_carries_scores_and_energies_bit_for_bit() -> None:

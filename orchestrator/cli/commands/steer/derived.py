@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
+from pydantic import ValidationError
 
 from orchestrator.cli.options import Address, Id, Job, Json, Wait
-from orchestrator.commands.command import Argument, Flag, JobCommand, metadata
+from orchestrator.commands.command import Argument, Flag, JobCommand, metadata, refused_fields
 from planner.wording import some_of
 from workers.protocol.errors import JobError
 
@@ -25,7 +26,10 @@ def derived(kind: type[JobCommand]) -> Callable[..., None]:
 
         if kind.some and all(given[name] is None for name in kind.some):
             raise JobError(f"{kind.question} Give {some_of([_flag(name) for name in kind.some])}")
-        command = kind(id=id, by=sender(), **given)
+        try:
+            command = kind(id=id, by=sender(), **given)
+        except ValidationError as error:
+            raise JobError(refused_fields(error)) from error
         typer.echo(steer(address, job, command, wait=wait, as_json=as_json))
 
     taken: dict[str, tuple[Any, Any]] = {"job": (Job, inspect.Parameter.empty)}
@@ -36,7 +40,9 @@ def derived(kind: type[JobCommand]) -> Callable[..., None]:
         else:
             shown = typer.Option(flag.name if flag is not None else _flag(name), help=info.description)
         default = inspect.Parameter.empty if info.is_required() else info.default
-        taken[name] = (Annotated[info.annotation, shown], default)
+        # A number or a word is text to Typer, and the command reads it.
+        either = str in {type(each) for part in get_args(info.annotation) for each in get_args(part)}
+        taken[name] = (Annotated[str | None if either else info.annotation, shown], default)
     taken |= {
         "wait": (Wait, kind.waits),
         "id": (Id, None),

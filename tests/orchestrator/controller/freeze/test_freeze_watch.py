@@ -10,13 +10,13 @@ import pytest
 from synthetic_run import PHASES, freezing_records
 from synthetic_run import plan as pipeline_plan
 
-from orchestrator.analysis.freeze_numbers import freeze_numbers
-from orchestrator.controller.freeze.freeze_watch import EVERY, FreezeWatch
+from orchestrator.analysis.freeze_numbers import FEWEST, freeze_numbers
+from orchestrator.controller.freeze.freeze_watch import EVERY, Costly, FreezeWatch
 from orchestrator.events import types as events
 from orchestrator.history.freeze_history import FreezeHistory
 from orchestrator.history.job_view import JobView, fold
 from planner.freeze.time_to_accuracy import warning
-from planner.freezing import FreezeOverrides, FreezePlan
+from planner.freezing import REFERENCE_AT, REFERENCE_EVERY, FreezeOverrides, FreezePlan, Phases
 from planner.plan import Plan
 from workers.protocol.reports import FreezeStarted, StepReport, SwitchReport
 
@@ -84,7 +84,10 @@ def switched(plan: Plan) -> SwitchReport:
 
 
 def warnings(watch: FreezeWatch, *log: events.Event) -> list[str]:
-    return [warning.text for event in log if (warning := watch.fold(event)) is not None]
+    found = [watch.fold(event) for event in log]
+    return [
+        each.text if isinstance(each, events.Warned) else each.reason for each in found if each is not None
+    ]
 
 
 def test_the_average_counts_by_energy_and_warns_once() -> None:
@@ -133,6 +136,40 @@ def test_without_a_prediction_the_measured_steps_are_held_against_each_other() -
     assert warnings(watch, *(step(number, 1.0, step_s=1.1) for number in range(11, 41))) == []
     told = [warnings(watch, step(number, 0.5, step_s=0.75)) for number in range(41, 71)]
     assert told == [*[[]] * (EVERY - 1), [warning(0.75, 0.5, "apf")], *[[]] * (30 - EVERY)]
+
+
+def test_where_the_job_leaves_it_to_us_measured_freezing_that_costs_is_to_be_less() -> None:
+    """By the steps that run whole and those before each, whatever was predicted and however the machine's pace changes;
+    again once less is frozen, by the steps from then on."""
+
+    def steps(first: int, last: int, p_eff: float, kappa: float) -> list[StepReport]:
+        whole = [number % REFERENCE_EVERY == REFERENCE_AT for number in range(first, last + 1)]
+        return [
+            step(number, 1.0 if is_whole else p_eff, step_s=number * (1.0 if is_whole else kappa))
+            for number, is_whole in zip(range(first, last + 1), whole, strict=True)
+        ]
+
+    watch = FreezeWatch(FreezeHistory())
+    auto = submitted(method="timelyfreeze", r_max="auto", warm_up=2, monitoring=10, ramp=10)
+    assert warnings(watch, auto, *unfrozen(), solved(0.2), FreezeStarted(plan=PLAN)) == []
+    told = {each.step: found for each in steps(11, 150, 0.7, 0.75) if (found := watch.fold(each)) is not None}
+    (at, costly), *others = told.items()
+    assert at == REFERENCE_AT + (FEWEST + 1) * REFERENCE_EVERY
+    assert isinstance(costly, Costly)
+    assert costly.reason.startswith("freezing costs more than it brings: a step takes 0.75 of")
+    assert costly.progress == pytest.approx(0.7)
+    assert others == []
+    control = FreezeOverrides(
+        method="timelyfreeze",
+        r_max="auto",
+        least_update=0.85,
+        phases=Phases(warm_up=2, monitoring=10, ramp=10),
+        since=1,
+        solved=True,
+    )
+    less = FreezeStarted(plan=replace(PLAN, version=2, control=control, start=151))
+    assert warnings(watch, less, *steps(151, 400, 0.9, 0.85)) == []
+    assert len(warnings(watch, *steps(401, 700, 0.1, 0.85))) == 1
 
 
 def test_measured_freezing_that_pays_is_not_warned_of() -> None:

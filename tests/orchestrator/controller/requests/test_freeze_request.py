@@ -24,7 +24,7 @@ from orchestrator.controller.requests.freeze_request import (
 )
 from orchestrator.events import types as events
 from orchestrator.history.job_view import JobView, fold
-from planner.freezing import FreezeOverrides, FreezePlan, Phases
+from planner.freezing import AUTO, Budget, FreezeOverrides, FreezePlan, Phases
 from planner.profile import Profile
 from planner.schedule.expand import schedule_of
 from planner.search.replan import Replanner
@@ -72,6 +72,7 @@ def running(
     replanner = Replanner(first=PLAN, schedule=SCHEDULE, parameters=(10**6,) * 2, copies=0, profile=profile)
     return Running(
         spec=spec,
+        adaptive=False,
         view=view,
         plan=PLAN,
         schedule=SCHEDULE,
@@ -88,7 +89,7 @@ def profiled(memory_bytes: int) -> Profile:
     return made_profile(["one", "two"], [10**6] * 2, 2, memory_bytes=memory_bytes)
 
 
-def asked(job: Running, method: str | None = None, r_max: float | None = None) -> Adopt | Solve:
+def asked(job: Running, method: str | None = None, r_max: Budget | None = None) -> Adopt | Solve:
     return decided(WantedFreezing(method=method, r_max=r_max), job)
 
 
@@ -152,6 +153,37 @@ def test_where_the_ranks_follow_no_solution_nothing_is_solved_again(
     spec: FreezeConfig, log: tuple[events.Event, ...], more: dict[str, Any]
 ) -> None:
     assert question_for_new_times(running(spec, *log, step=20, **more), profiled(10**9)) is None
+
+
+def test_as_much_as_pays_is_solved_from_what_was_monitored_and_bounded_by_a_request() -> None:
+    """With a bound from the spec, then from a request; each is known to the next one."""
+    spec = TIMELY.model_copy(update={"least_update": 0.7})
+    found = asked(running(spec, *MONITORED, step=20), r_max=AUTO)
+    assert isinstance(found, Solve)
+    assert (found.question.r_max, found.question.least_update) == (AUTO, 0.7)
+    assert found.control.named == "timelyfreeze with r_max = auto"
+    job = running(spec.model_copy(update={"r_max": AUTO}), *MONITORED, step=20)
+    less = decided(WantedFreezing(method=None, r_max=None, least_update=0.9), job)
+    assert isinstance(less, Solve)
+    assert less.question.least_update == 0.9
+    assert less.control.named == "timelyfreeze with r_max = auto and least_update = 0.9"
+    plan = replace(changed(2, less.control).plan, start=21)
+    assert (plan.settings["r_max"], plan.settings["least_update"]) == (AUTO, 0.9)
+    then = running(
+        job.spec.model_copy(update={"least_update": 0.9}), *MONITORED, FreezeStarted(plan=plan), step=22
+    )
+    again = decided(WantedFreezing(method=None, r_max=None, least_update=0.95), then)
+    assert isinstance(again, Solve)
+    assert again.question.least_update == 0.95
+    assert question_for_new_times(then, profiled(10**9)) is None, "gradients are those of the monitored steps"
+    with pytest.raises(JobError, match=r"least_update = 1\.5 is no share: give the least share"):
+        decided(WantedFreezing(method=None, r_max=None, least_update=1.5), job)
+    with pytest.raises(
+        JobError, match=r"changes nothing with method timelyfreeze and r_max = 0\.8: give r_max auto"
+    ):
+        decided(
+            WantedFreezing(method=None, r_max=None, least_update=0.5), running(TIMELY, *MONITORED, step=20)
+        )
 
 
 def test_monitoring_under_way_goes_on_with_another_r_max() -> None:
