@@ -143,7 +143,7 @@ class FreezeOverrides:
     prefix: int | None = None
     """Layers that the method `prefix` freezes; None: as it was."""
     least_update: float | None = None
-    """With `AUTO`, the least share of the gradient's energy that is to reach the weights; None: as it was."""
+    """With `AUTO`, the least share of a step's progress that is to be left; None: as it was."""
     phases: Phases | None = None
     """Counted from the step before `since`; None for a method without a freeze program."""
     since: int | None = None

@@ -4,7 +4,7 @@ Pure."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from orchestrator.commands.move import LAYERS
@@ -30,6 +30,8 @@ LONGEST = 60
 """Most characters of a wrong value that are repeated."""
 _PARTS = ("body", "query", "path", "header")
 """Where FastAPI says that a value came from."""
+_BRANCHES = ("constrained-", "literal[")
+"""Beginnings of what pydantic calls the branches of a union."""
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 _KINDS = {
     "int": "a whole number",
@@ -50,16 +52,24 @@ def mistakes(errors: Iterable[Mapping[str, Any]], labels: Mapping[str, str] | No
     Args:
         labels: field -> its name on the form; without it, fields have the names that programs send.
     """
-    found = list(errors)
-    said = [_sentence(details, labels or {}) for details in found[:MOST_TOLD]]
-    left = len(found) - len(said)
+    places: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for details in errors:
+        places.setdefault(_place(details), []).append(details)
+    groups = list(places.items())
+    said = [_sentence(place, group, labels or {}) for place, group in groups[:MOST_TOLD]]
+    left = len(groups) - len(said)
     return "; ".join([*dict.fromkeys(said), *([f"and {left} more"] if left else [])])
 
 
-def _sentence(details: Mapping[str, Any], labels: Mapping[str, str]) -> str:
+def _place(details: Mapping[str, Any]) -> tuple[str, ...]:
+    """Where a mistake is, without the branches of a value that may be of several kinds."""
+    place = tuple(str(part) for part in details["loc"] if not str(part).startswith(_BRANCHES))
+    return place[1:] if place and place[0] in _PARTS else place
+
+
+def _sentence(place: tuple[str, ...], group: Sequence[Mapping[str, Any]], labels: Mapping[str, str]) -> str:
+    details = group[0]
     kind, context = str(details["type"]), details.get("ctx", {})
-    place = [str(part) for part in details["loc"]]
-    place = place[1:] if place and place[0] in _PARTS else place
     where = ".".join([labels.get(place[0], place[0]), *place[1:]]) if place else "the body"
     match kind:
         case "missing":
@@ -72,7 +82,8 @@ def _sentence(details: Mapping[str, Any], labels: Mapping[str, str]) -> str:
             said = str(context.get("error", details["msg"]))
             return f"{where}: {said}" if place else said
         case _:
-            return f"{where} is {_shown(details.get('input'))}, and must be {_right(kind, context, details)}"
+            right = " or ".join(_right(str(each["type"]), each.get("ctx", {}), each) for each in group)
+            return f"{where} is {_shown(details.get('input'))}, and must be {right}"
 
 
 def _right(kind: str, context: Mapping[str, Any], details: Mapping[str, Any]) -> str:
@@ -89,7 +100,8 @@ def _right(kind: str, context: Mapping[str, Any], details: Mapping[str, Any]) ->
     if kind == "string_pattern_mismatch":
         return ALLOWED.get(str(context.get("pattern")), "written otherwise")
     if kind == "literal_error":
-        return f"one of {str(context.get('expected', '')).replace(' or ', ', ')}"
+        choices = str(context.get("expected", "")).replace(" or ", ", ")
+        return f"one of {choices}" if ", " in choices else choices
     kinds = (words for begin, words in _KINDS.items() if kind.startswith(begin))
     message = str(details["msg"])
     return next(kinds, f"right: {message[:1].lower()}{message[1:]}")

@@ -46,11 +46,10 @@ class FreezeNumbers:
 
     @property
     def warning(self) -> str | None:
-        """A warning for people while freezing costs more than it gains."""
-        left = self.p_eff if self.progress is None else self.progress
-        if self.kappa is None or self.p_eff is None or left is None:
+        """A warning for people while freezing costs more than it gains; with r_max = auto the job freezes less."""
+        if self.kappa is None or self.p_eff is None or self.progress is not None:
             return None
-        return warning(self.kappa, left, self.method)
+        return warning(self.kappa, self.p_eff, self.method)
 
 
 def freeze_numbers(run: JobView) -> FreezeNumbers | None:
@@ -62,7 +61,8 @@ def freeze_numbers(run: JobView) -> FreezeNumbers | None:
     unfrozen, full = compared(run)
     solved = run.freeze.solved
     measured = measured_kappa([step.step_s for step in full], [step.step_s for step in unfrozen])
-    if freeze.get("r_max") == AUTO and phases_of(freeze) is not None:
+    automatic = freeze.get("r_max") == AUTO and phases_of(freeze) is not None
+    if automatic:
         measured = _paired_kappa(unfrozen, full)
     predicted = solved.kappa if solved is not None else None
     p_eff = None
@@ -71,7 +71,7 @@ def freeze_numbers(run: JobView) -> FreezeNumbers | None:
             [step.effective_update for step in full], [step.gradient_energy for step in full]
         )
     best = measured if measured is not None else predicted
-    progress = solved.progress if solved is not None else None
+    progress = solved.progress if solved is not None and automatic else None
     left = p_eff if progress is None else progress
     return FreezeNumbers(
         method=method,
@@ -112,7 +112,8 @@ def side(step: StepReport, freeze: Mapping[str, Any], start: int | None) -> Side
         unfrozen = step.step <= (freeze.get("warm_up") or 0)
         full = not unfrozen
     else:
-        reference = is_reference(step.step, phases, freeze.get("r_max", 0.0))
+        whole = not anything_frozen(step.effective_update)  # another section may have been in force
+        reference = whole and is_reference(step.step, phases, freeze.get("r_max", 0.0))
         unfrozen = reference or phases.of(step.step) is Phase.UPPER
         full = phases.of(step.step) is Phase.STABLE and start is not None and step.step >= start
     if unfrozen:

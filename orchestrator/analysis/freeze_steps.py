@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import median
 
-from orchestrator.analysis.freeze_numbers import compared
+from orchestrator.analysis.freeze_numbers import compared, freeze_numbers
 from orchestrator.analysis.predicted_freezing import predict_freezing
 from orchestrator.history.job_view import JobView
 from orchestrator.history.phase_bands import phases_of
@@ -51,7 +51,8 @@ def freeze_steps(run: JobView) -> tuple[FreezeStep, ...]:
     # Few shares are distinct: those of the ramp, and 1.
     step_s = cache(predicted.step_s) if predicted is not None else None
     rows: list[FreezeStep] = []
-    average = RunningUpdate()
+    average, numbers = RunningUpdate(), freeze_numbers(run)
+    progress = None if numbers is None else numbers.progress
     kappas: list[float] = []
     for number in sorted(number for number in run.steps if number >= start):
         report = run.steps[number]
@@ -77,7 +78,11 @@ def freeze_steps(run: JobView) -> tuple[FreezeStep, ...]:
                 predicted_kappa=foreseen,
                 p_eff=report.effective_update,
                 average_p_eff=average.share,
-                time_to_accuracy=time_to_accuracy_ratio(median(kappas), average.share) if kappas else None,
+                time_to_accuracy=time_to_accuracy_ratio(
+                    median(kappas), average.share if progress is None else progress
+                )
+                if kappas
+                else None,
             )
         )
     return tuple(rows)

@@ -13,7 +13,7 @@ from orchestrator.history.job_view import JobView
 from orchestrator.history.phase_bands import phases_of
 from orchestrator.pictures.heat_map import Shares
 from planner.freeze.monitoring import Bounds, Observation, measure
-from planner.freezing import Phases
+from planner.freezing import Budget, Phases, is_reference
 from planner.ir import FREEZABLE, Action, Program, Schedule
 from planner.plan import Plan
 from planner.schedule.passes import repeat
@@ -50,6 +50,7 @@ class PredictedFreezing:
     windows: Mapping[int, int]
     """Generation -> windows in a row, from the number of its ranks."""
     phases: Phases
+    r_max: Budget
     bounds: Bounds
     ratios: Shares
     start: int | None
@@ -60,7 +61,9 @@ class PredictedFreezing:
     def share(self, step: int) -> float:
         """The share of the ratios that `step` > T_m applies: 0 until the commit that adopted them, which may be late
         or never come."""
-        return self.phases.share(step) if self.start is not None and self.start <= step else 0.0
+        if self.start is None or step < self.start or is_reference(step, self.phases, self.r_max):
+            return 0.0
+        return self.phases.share(step)
 
     def frozen(self, share: float) -> Shares:
         return [(stage, microbatch, share * ratio) for stage, microbatch, ratio in self.ratios]
@@ -83,7 +86,8 @@ class PredictedFreezing:
 
 def predict_freezing(run: JobView) -> PredictedFreezing | None:
     """Predict the steps of `run`; None without a solution, or if the log lacks its times for the current plan."""
-    phases, solved, plan = phases_of(run.freeze_section_at(run.step)), run.freeze.solved, run.plan
+    section, solved, plan = run.freeze_section_at(run.step), run.freeze.solved, run.plan
+    phases = phases_of(section)
     if phases is None or solved is None or solved.measured_unfrozen_s is None or plan is None:
         return None
     if solved.plan.stages not in ((), plan.layers):
@@ -101,6 +105,7 @@ def predict_freezing(run: JobView) -> PredictedFreezing | None:
         ran=ran,
         windows=_windows(run, plan),
         phases=phases,
+        r_max=section.get("r_max", 0.0),
         bounds=bounds,
         ratios=solved.ratios,
         start=run.freeze.start,

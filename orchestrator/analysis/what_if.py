@@ -86,13 +86,19 @@ def what_if(view: JobView, profile: Profile | None, change: WhatIfChange) -> Wha
         planned = as_followed(profile, spec, view.freeze)
         today = replace(planned, cluster=_sized(planned.cluster, plan.pipeline_ranks))
         r_max = spec.freeze.r_max if spec.freeze.timely else 0.0
-        now = _case(today, plan, r_max, spec)
+        least = spec.freeze.least_update
+        now = _case(today, plan, r_max, spec, least)
     except ValueError as error:
         raise JobError(f"today's plan cannot be simulated: {error}") from error
     try:
         then_r_max = r_max if change.r_max is None else change.r_max
         domains = [*map(view.ranks.domain, view.ranks.members)]
-        then = _case(*_changed(planned, plan, change, domains, spec.elastic), then_r_max, spec)
+        then = _case(
+            *_changed(planned, plan, change, domains, spec.elastic),
+            then_r_max,
+            spec,
+            change.least_update or least,
+        )
     except ValueError as error:
         raise Impossible(str(error)) from error
     return WhatIf(now=now, then=then)
@@ -188,14 +194,13 @@ def _disturbed(cluster: Cluster, change: WhatIfChange) -> Cluster:
     return replace(cluster, devices=devices, links=links)
 
 
-def _case(profile: Profile, plan: Plan, r_max: Budget, spec: Spec) -> Case:
+def _case(profile: Profile, plan: Plan, r_max: Budget, spec: Spec, least: float) -> Case:
     """The predicted step of `plan`, with what the freeze program freezes."""
     schedule = schedule_of(plan)
     unfrozen = predict(profile, plan, schedule)
     freezable = any(layer.weight_grad_s for layer in profile.model.layers)
     if r_max == 0 or not freezable:
         return Case(prediction=unfrozen, unfrozen_s=unfrozen.step_s, r_max=0.0, ratios=())
-    least, adaptive = spec.freeze.least_update, spec.optimizer.adaptive
-    solution, ratios = profiled(profile, plan, schedule, r_max, least, adaptive=adaptive)
+    solution, ratios = profiled(profile, plan, schedule, r_max, least, adaptive=spec.optimizer.adaptive)
     frozen = predict(profile, plan, schedule, ratios)
     return Case(prediction=frozen, unfrozen_s=unfrozen.step_s, r_max=r_max, ratios=solution.ratios)

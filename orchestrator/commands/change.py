@@ -30,6 +30,8 @@ class WhatIfChange:
     """`keep`, `best`, or the layers per stage."""
     r_max: Budget | None = None
     """0: nothing is frozen."""
+    least_update: float | None = None
+    """With r_max auto."""
     slow_rank: int | None = None
     slowdown: float = 1.0
     """Factor on the times of `slow_rank`'s device."""

@@ -240,4 +240,7 @@ def metadata(info: FieldInfo, kind: type[T]) -> T | None:
 
 def refused_fields(error: ValidationError) -> str:
     """Fields that `error` refuses, each with the reason."""
-    return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+    reasons: dict[str, list[str]] = {}
+    for each in error.errors():  # one for each branch of a union
+        reasons.setdefault(str(each["loc"][0]) if each["loc"] else "", []).append(each["msg"])
+    return "; ".join(f"{field}: {' or '.join(dict.fromkeys(said))}" for field, said in reasons.items())

@@ -101,7 +101,7 @@ class Freeze(PlanCommand, json_schema_extra={"examples": [{"method": "timelyfree
                 return f"{self.method} is no freeze method"
             return refused_fields(error)
         if then.timely:
-            return WhatIfChange(cut=KEEP, r_max=then.r_max)
+            return WhatIfChange(cut=KEEP, r_max=then.r_max, least_update=then.least_update)
         if self.r_max is not None:
             return f"r_max changes nothing with method {then.method}: only a timelyfreeze method has a budget"
         if then.method == "none":

@@ -327,7 +327,7 @@ class FreezeSolved:
     @property
     def gain(self) -> str:
         """The expected gain in words."""
-        if not any(ratio for _, _, ratio in self.ratios):
+        if self.progress is not None and not any(ratio for _, _, ratio in self.ratios):
             return f"nothing, which is worth more than any of it: a window takes {seconds(self.unfrozen_s)}"
         times = f"{seconds(self.unfrozen_s)} -> {seconds(self.solved_s)}"
         by = ", by the profile's times" if self.measured_unfrozen_s is None else ""
@@ -349,16 +349,19 @@ class FreezeChanged:
     """Carries the settings; its ratios are zeros unless the freeze program was solved again."""
     id: str = ""
     """Id of the command; empty: none requested it."""
+    reason: str = ""
+    """Why the job changed them itself; empty: someone else did."""
 
     level: ClassVar[Level] = "note"
 
     @property
     def sentence(self) -> str:
-        by = self.by or "someone"
+        by = "the job" if self.reason else self.by or "someone"
+        why = f": {self.reason}" if self.reason else ""
         if self.method == "none":
-            return f"{by} turned freezing off"
+            return f"{by} turned freezing off{why}"
         control = self.plan.control or FreezeOverrides(method=self.method, r_max=self.r_max)
-        return f"{by} set the freeze method to {control.named}"
+        return f"{by} set the freeze method to {control.named}{why}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,9 +98,10 @@ class FreezeModel:
 
         return Optimum(_ratios(highs, instance), duals)
 
-    def solve_quotient(self, instance: Instance, shares: Floats, rest_s: float) -> Optimum:
-        """The least (makespan + `rest_s`) / (1 - shares . ratios), by Dinkelbach's iteration: each solve puts the
-        quotient of the one before it as a price on what its ratios take of the denominator, and starts from its basis.
+    def solve_quotient(self, instance: Instance, shares: Floats, rest_s: float) -> Floats:
+        """The ratios with the least (makespan + `rest_s`) / (1 - shares . ratios), float[K], by Dinkelbach's iteration:
+        each solve puts the quotient of the one before it as a price on what its ratios take of the denominator, and
+        starts from its basis.
 
         Args:
             shares: float[K], not negative; the instance's limits keep the denominator above 0.
@@ -112,7 +113,7 @@ class FreezeModel:
         highs.setBasis(known if known is not None else _starting_basis(instance))
         cost = np.zeros(network.nodes + len(shares))
         cost[network.sink] = 1.0
-        best, quotient, duals = np.zeros(len(shares)), np.inf, np.zeros(len(instance.limits))
+        best, quotient = np.zeros(len(shares)), np.inf
         price = (network.starts(instance.longest.tolist())[network.sink] + rest_s) / unit_s
         for number in range(MOST_ROUNDS):
             cost[network.nodes :] = price * shares + PRICE_OF_NOTHING
@@ -122,9 +123,9 @@ class FreezeModel:
             then = (makespan + rest_s / unit_s) / (1.0 - float(shares @ found))
             if then >= quotient * (1.0 - TOLERANCE):
                 break
-            best, quotient, price, duals = found, then, then, _limit_duals(highs, instance)
+            best, quotient, price = found, then, then
         self._basis, self._shape = highs.getBasis(), shape
-        return Optimum(best, duals)
+        return best
 
 
 def _ratios(highs: highspy.Highs, instance: Instance) -> Floats:

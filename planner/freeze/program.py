@@ -151,7 +151,7 @@ class FreezeProgram:
         ]
         action_of, layer_of, part_of, shares = (np.array(column) for column in zip(*parts, strict=True))
         savings = times.savings[action_of] * part_of
-        optimum = self._model.solve_quotient(
+        solved = self._model.solve_quotient(
             Instance(
                 network=times.network,
                 longest=times.longest,
@@ -164,7 +164,7 @@ class FreezeProgram:
             shares,
             rest_s,
         )
-        found = np.where(savings > 0, optimum.ratios, 0.0)
+        found = np.where(savings > 0, solved, 0.0)
         ratios = np.bincount(action_of, weights=found * part_of, minlength=len(times.nodes)).astype(
             np.float64
         )

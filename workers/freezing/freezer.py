@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from planner.freezing import FreezePlan, Phase, Weights, is_reference
+from planner.freezing import AUTO, FreezePlan, Phase, Weights, is_reference
 from workers.commit.commit import CommitDecision, Prepared
 from workers.commit.freezing_scores import Energy
 from workers.config import FreezeConfig
@@ -127,7 +127,13 @@ class Freezer:
         self._unfrozen_until = (unfrozen or 0) if "warm_up" in config.used else 0
         self._hybrid = self._phases is not None and make_metric(config) is not None
         self._stable = StableLayers(self._extent.layers)
-        self._budgets = Budgets(self._phases, self._plans, hybrid=self._hybrid, shares=self._stable.shares)
+        self._budgets = Budgets(
+            self._phases,
+            self._plans,
+            hybrid=self._hybrid,
+            by_layer=config.r_max == AUTO,
+            shares=self._stable.shares,
+        )
         self._weights = ()
         self._parameters.update(self._unmeasured)
         self._energies = {}
@@ -251,7 +257,8 @@ class Freezer:
         reports: list[FreezeReport | FreezeStarted] = []
         if self._counting:
             frozen = self._tally.commit(self._step)
-            if self.may_freeze(self._step) or self._plans.controlled(self._step):
+            freezes = self._on and self._step > self._unfrozen_until
+            if freezes or self._plans.controlled(self._step):
                 reports.append(frozen)
         if decision.adopt is not None:
             assert self._brought is not None

@@ -51,16 +51,24 @@ class Budgets:
 
     Args:
         hybrid: whether a metric chooses what a plan's budgets are spent on.
+        by_layer: whether each layer has a budget of its own, whatever the plan says of stages.
         shares: of all the model's layers, in order; only a hybrid needs them. Live: they change at checks, and with
             the plan.
     """
 
     def __init__(
-        self, phases: Phases | None, plans: FreezePlans, *, hybrid: bool, shares: Sequence[Share] = ()
+        self,
+        phases: Phases | None,
+        plans: FreezePlans,
+        *,
+        hybrid: bool,
+        by_layer: bool = False,
+        shares: Sequence[Share] = (),
     ) -> None:
         self._phases = phases
         self._plans = plans
         self._hybrid = hybrid
+        self._by_layer = by_layer
         self._shares = shares
 
     def chances(self, step: int, layer: int, microbatches: int) -> tuple[Chance, ...]:
@@ -80,7 +88,8 @@ class Budgets:
 
     def _spread(self, plan: FreezePlan, layer: int, microbatch: int, share: float) -> Chance:
         """The budget of the layer's stage, spread by what is stable there. What weighs nothing has its own ratio."""
-        first, stop = next((r for r in plan.stages if r[0] <= layer < r[1]), (layer, layer + 1))
+        stages = () if self._by_layer else plan.stages
+        first, stop = next((r for r in stages if r[0] <= layer < r[1]), (layer, layer + 1))
         weight = sum(self._shares[other].weight for other in range(first, stop))
         if not weight:
             own = share * plan.ratios[layer][microbatch]

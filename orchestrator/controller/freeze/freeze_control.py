@@ -130,14 +130,22 @@ class FreezeControl:
         self._link.void_after(step)
         self._planning = self._loop.spawn(self._link.run(step))
 
-    async def change(self, command: Freeze) -> str:
+    async def change(
+        self, command: Freeze, *, still: Callable[[], bool] = lambda: True, reason: str = ""
+    ) -> str:
         """Change the freeze settings at a commit; return in words what will happen.
+
+        Args:
+            still: whether the change is still wanted, asked once it is its turn.
+            reason: why the job changes them itself; empty: someone else does.
 
         Raises:
             PlanChanged: it is for an older plan than the newest one.
             JobError: the job does not train, or what is asked for cannot be done or changes nothing.
         """
         async with self._changing:
+            if not still():
+                raise JobError("what freezes has changed meanwhile")
             check_base(self._training(), command.base)
             change = self._training().intents.change
             if change is not None and change.cause == "pack":
@@ -178,6 +186,7 @@ class FreezeControl:
                 by=command.by,
                 plan=plan,
                 id=command.key,
+                reason=reason,
             )
             await self._loop.post_and_wait(FreezeAsked(change, solution))
         return described(wanted.control)
@@ -186,15 +195,23 @@ class FreezeControl:
         """Freezing costs more than it brings, and the job leaves it to us how much to freeze: freeze less, down to
         nothing."""
         least = 1.0 - (1.0 - costly.progress) / 2
-        off = least > MOST_UPDATE
-        wanted: dict[str, Any] = {"method": "none"} if off else {"least_update": round(least, 4)}
-        then = "nothing is frozen" if off else f"at least {least:.2f} of it is left"
+        wanted: dict[str, Any] = {"least_update": round(least, 4)}
+        if least > MOST_UPDATE:
+            wanted = {"method": "none"}
+        judged = self._view().freeze.newest
+
+        def still() -> bool:
+            freeze = self._view().freeze
+            return freeze.proposed is None and freeze.newest == judged
+
         try:
-            await self.change(Freeze(by=AUTO, id="", **wanted))
-            text = f"{costly.reason}: {then} from a commit on"
+            await self.change(Freeze(by=AUTO, id="", **wanted), still=still, reason=costly.reason)
         except JobError as error:
-            text = f"{costly.reason}, and stays as it is: {error}"
-        self._loop.post(Noted(Warned(text=text)))
+            if still():
+                self._loop.post(Noted(Warned(text=f"{costly.reason}, and goes on: {error}")))
+        except Exception as error:  # a bug of ours costs the change, not the job
+            why = f"{type(error).__name__}: {error}"
+            self._loop.post(Noted(Warned(text=f"{costly.reason}, and goes on: {why}")))
 
     def solve_again(self) -> None:
         """Speeds, times or layers have changed: have the freeze program solved for them, if the ranks follow one, and

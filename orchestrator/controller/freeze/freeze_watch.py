@@ -46,10 +46,15 @@ class FreezeWatch:
     def __init__(self, history: FreezeHistory) -> None:
         self._predicted = history.solved.kappa if history.solved is not None else None
         self._progress = history.solved.progress if history.solved is not None else None
-        self._start = history.plans[0].start if history.plans else None
+        changed = [number for number, plan in enumerate(history.plans) if plan.control is not None]
+        in_force = history.plans[changed[-1] if changed else 0 :]
+        solved = [plan.start for plan in in_force if plan.control is None or plan.control.solved]
+        self._start = solved[0] if solved else None
         """The first step that follows solved ratios."""
+        self._settings: Mapping[str, Any] = in_force[0].settings if changed else {}
+        """Keys of the section that an earlier run's request replaced."""
         self._freeze: Mapping[str, Any] = {}
-        """The resolved `[freeze]` section."""
+        """The resolved `[freeze]` section in force."""
         self._issued: Plan | None = None
         """The newest plan, whether or not the ranks follow it yet."""
         self._shape: object = None
@@ -67,7 +72,7 @@ class FreezeWatch:
         """Process a logged event; return a warning if one is due."""
         match event:
             case Submitted(spec=spec, takeover=False):
-                self._freeze = spec.get("freeze", {})
+                self._freeze = {**spec.get("freeze", {}), **self._settings}
             case Issued(plan=plan):
                 self._issued = plan
             case Formed() if self._issued is not None:
@@ -94,7 +99,7 @@ class FreezeWatch:
             view: of the log so far. Where its older steps are thinned, one stands for those before it.
             began: the step that the run started from.
         """
-        self._freeze = view.spec.get("freeze", {})
+        self._freeze = view.freeze_section_at(began)
         solved, freezing = view.freeze.solved, sorted(view.freeze.plans.items())
         followed = deque(
             each for each in view.decisions if each.plan != view.plan or view.plan == view.followed
@@ -171,7 +176,7 @@ class FreezeWatch:
         progress = self._average.share if self._progress is None else self._progress
         if kappa is None or not costs(kappa, progress):
             return None
-        self._warned = True
+        self._pairs = PairedKappa()  # it is told again if this comes to nothing
         return Costly(cost_text(kappa, progress, "a step's progress is left"), progress)
 
     def _counts(self, report: StepReport) -> bool:

@@ -229,7 +229,9 @@ def _wanted_settings(wanted: WantedFreezing, job: Running) -> FreezeOverrides:
     """
     now = _current(job.spec, job.view)
     if all(value is None for value in vars(wanted).values()):
-        raise JobError("a freeze request names a method, its setting (r_max, alpha or prefix), or both")
+        raise JobError(
+            "a freeze request names a method, its setting (r_max, least_update, alpha or prefix), or both"
+        )
     method = now.method if wanted.method is None else wanted.method
     if method not in METHODS:
         near = difflib.get_close_matches(method, METHODS, n=1)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import count
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -34,7 +37,6 @@ from workers.protocol.reports import FreezeReport, FreezeStarted, StepReport
 STEPS = 60
 OFF, ON, MORE, STOPPED = 14, 22, 30, 42
 """The steps after which something is asked."""
-REFERENCE = REFERENCE_AT + REFERENCE_EVERY
 FREEZE = {"method": "timelyfreeze", "r_max": 0.8, "warm_up": 1, "monitoring": 9, "ramp": 10}
 EMULATED = {
     "device": "emulated",
@@ -42,12 +44,12 @@ EMULATED = {
 }
 
 
-def job(folder: Path, name: str = "changed", **freeze: object) -> Settled:
+def job(folder: Path, name: str = "changed", steps: int = STEPS, **freeze: object) -> Settled:
     return resolved(
         tiny(
             folder,
             name,
-            job={"steps": STEPS, "sample_tokens": 0},
+            job={"steps": steps, "sample_tokens": 0},
             pipeline={"ranks": 3, "microbatches": 2},
             cluster=EMULATED,
             elastic={"grow": False},
@@ -63,6 +65,7 @@ class ControlledJob:
         view: of the earlier runs.
         asks: step -> what is asked once it is reported.
         changed: called with each change that is logged.
+        turns: done one after the other, each once the newest plan has been followed over a reference step.
     """
 
     def __init__(
@@ -71,9 +74,11 @@ class ControlledJob:
         view: JobView,
         asks: dict[int, Callable[[ControlledJob], Any]],
         changed: Callable[[ControlledJob, events.FreezeChanged], Any] = lambda it, change: None,
+        turns: Iterable[Callable[[ControlledJob], Any]] = (),
         **order: Any,
     ) -> None:
         self.view = view
+        self._turns, self._turn_at = deque(turns), sys.maxsize
         self.records: list[Record] = []
         self.said: list[str] = []
         self._asks = asks
@@ -122,6 +127,15 @@ class ControlledJob:
             self._asks.pop(event.step)(self)
         if isinstance(event, events.FreezeChanged):
             self._changed(self, event)
+        if isinstance(event, FreezeStarted):
+            assert event.plan.start is not None
+            reference = next(
+                step for step in count(event.plan.start) if step % REFERENCE_EVERY == REFERENCE_AT
+            )
+            self._turn_at = reference + 2
+        if isinstance(event, StepReport) and event.step >= self._turn_at and self._turns:
+            self._turn_at = sys.maxsize
+            self._turns.popleft()(self)
 
     def _take(self, event: events.Event) -> None:
         self.records.append(Record(time_s=0.0, event=event))
@@ -143,9 +157,15 @@ def test_a_job_freezes_as_much_as_pays_and_less_where_it_costs(tmp_path: Path) -
     def less(progress: float) -> Callable[[ControlledJob], object]:
         return lambda it: it.running.loop.spawn(it.control.freeze_less(Costly("it costs", progress)))
 
-    made = job(tmp_path, r_max="auto", least_update=0.4)
-    asks = {OFF: lambda it: it.ask(least_update=0.3), ON: less(0.95), STOPPED: less(0.97)}
-    ran = ControlledJob(made, JobView(), asks)
+    turns = [
+        less(0.95),
+        less(0.97),
+        lambda it: it.running.post(SaveOrStop(Request.STOP)),
+    ]
+    asks = {OFF: lambda it: it.ask(least_update=0.3)}
+    ran = ControlledJob(
+        job(tmp_path, steps=1000, r_max="auto", least_update=0.4), JobView(), asks, turns=turns
+    )
     log = ran.run().log
     first, second = (each for each in log if isinstance(each, events.FreezeSolved))
     assert first.progress is not None
@@ -160,13 +180,18 @@ def test_a_job_freezes_as_much_as_pays_and_less_where_it_costs(tmp_path: Path) -
         ("timelyfreeze", "auto", "auto"),
         ("none", "auto", "auto"),
     ]
-    warned = [each.text for each in log if isinstance(each, events.Warned)]
-    assert "it costs: at least 0.97 of it is left from a commit on" in warned
-    assert "it costs: nothing is frozen from a commit on" in warned
+    assert [each.sentence for each in changes[1:]] == [
+        "the job set the freeze method to timelyfreeze with r_max = auto and least_update = 0.975: it costs",
+        "the job turned freezing off: it costs",
+    ]
     planned = shares(log)
-    assert planned[ON] > planned[STOPPED] > 0.0
-    assert planned[REFERENCE - 1] > planned[REFERENCE] == 0.0 < planned[REFERENCE + 1]
-    assert planned[STEPS] == 0.0
+    much, little, off = (each.plan.start or 0 for each in log if isinstance(each, FreezeStarted))
+    assert planned[off - 1] < planned[little - 1]
+    assert all(
+        (share > 0.0) == (step < off and step % REFERENCE_EVERY != REFERENCE_AT)
+        for step, share in planned.items()
+        if step >= much
+    )
 
 
 def test_changes_survive_a_loss_a_resume_and_a_replay(tmp_path: Path) -> None:

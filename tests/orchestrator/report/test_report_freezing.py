@@ -429,7 +429,8 @@ def test_where_nothing_was_frozen_noise_is_no_cost_of_freezing(freeze: dict[str,
 
 def test_steps_that_run_whole_are_compared_with_those_around_them() -> None:
     """However much slower the machine has become since the monitored steps."""
-    run = slowed(0.9, 0.8, **TIMELY, r_max=AUTO)
+    run, solution = slowed(0.9, 0.8, **TIMELY, r_max=AUTO), fold(freezing_records()).freeze.solved
+    assert solution is not None
     run.freeze.start = PHASES.ramp + 1
     for number, step in run.steps.items():
         whole = is_reference(number, PHASES, AUTO)
@@ -442,6 +443,12 @@ def test_steps_that_run_whole_are_compared_with_those_around_them() -> None:
     assert numbers is not None
     assert numbers.kappa == pytest.approx(0.8, rel=0.02)
     assert numbers.p_eff == pytest.approx(0.9)
+    run.freeze.solved = replace(solution, progress=0.7)
+    numbers = freeze_numbers(run)
+    assert numbers is not None
+    assert numbers.warning is None, "the job freezes less by itself"
+    assert numbers.time_to_accuracy == pytest.approx(0.8 / 0.7, rel=0.02)
+    run.freeze.solved = None
     for number in [number for number in run.steps if number > 111]:
         del run.steps[number]
     numbers = freeze_numbers(run)

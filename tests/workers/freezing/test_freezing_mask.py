@@ -163,15 +163,14 @@ def test_a_hybrid_spreads_a_stages_budget_over_its_layers_by_what_is_stable() ->
     shares[1].stable = 200
     assert budgets.chances(3, 0, 1) == (Chance(pytest.approx(2 / 3), 0.0),)
     assert budgets.chances(2, 0, 1) == (ALWAYS,)
-    # Without stages every layer has its own budget.
-    alone = Budgets(
-        phases,
-        FreezePlans((FreezePlan(epoch=1, version=1, ratios=plan.ratios, start=3),)),
-        hybrid=True,
-        shares=shares,
-    )
-    assert alone.chances(3, 0, 1) == (Chance(0.5, 0.0),)
-    assert alone.chances(3, 2, 1) == (Chance(1.0, 0.5),)
+    # Without stages every layer has its own budget, as with r_max = auto.
+    bare = FreezePlan(epoch=1, version=1, ratios=plan.ratios, start=3)
+    for alone in (
+        Budgets(phases, FreezePlans((bare,)), hybrid=True, shares=shares),
+        Budgets(phases, FreezePlans((plan,)), hybrid=True, by_layer=True, shares=shares),
+    ):
+        assert alone.chances(3, 0, 1) == (Chance(0.5, 0.0),)
+        assert alone.chances(3, 2, 1) == (Chance(1.0, 0.5),)
 
 
 def test_phases_that_were_not_resolved_are_refused() -> None:

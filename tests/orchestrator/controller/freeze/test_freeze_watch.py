@@ -169,7 +169,28 @@ def test_where_the_job_leaves_it_to_us_measured_freezing_that_costs_is_to_be_les
     )
     less = FreezeStarted(plan=replace(PLAN, version=2, control=control, start=151))
     assert warnings(watch, less, *steps(151, 400, 0.9, 0.85)) == []
-    assert len(warnings(watch, *steps(401, 700, 0.1, 0.85))) == 1
+    # Again and again, in case what is then asked for comes to nothing.
+    assert len(warnings(watch, *steps(401, 700, 0.1, 0.85))) > 1
+
+
+def test_a_resumed_run_is_watched_by_the_settings_that_a_request_gave() -> None:
+    auto: dict[str, object] = {
+        "method": "timelyfreeze",
+        "r_max": "auto",
+        "warm_up": 2,
+        "monitoring": 10,
+        "ramp": 10,
+    }
+    phases = Phases(warm_up=2, monitoring=10, ramp=10)
+    for before, r_max, judged in ((auto, 0.3, False), ({**auto, "r_max": 0.3}, "auto", True)):
+        control = FreezeOverrides(method="timelyfreeze", r_max=r_max, phases=phases, since=1, solved=True)
+        plan = replace(PLAN, control=control, start=20)
+        watch = FreezeWatch(FreezeHistory(plans=(PLAN, plan), solved=solved(0.1)))
+        told = warnings(
+            watch, submitted(**before), *(step(number, 1.0, step_s=1.0) for number in range(30, 60))
+        )
+        assert told == []
+        assert watch._automatic == judged
 
 
 def test_measured_freezing_that_pays_is_not_warned_of() -> None:
