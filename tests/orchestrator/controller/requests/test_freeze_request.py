@@ -277,7 +277,12 @@ def test_plans_have_room_for_the_copies_of_any_method_that_the_ranks_follow_or_w
 @pytest.mark.parametrize(
     ("job", "method", "r_max", "words"),
     [
-        (running(NONE), None, None, "names a method, its setting \\(r_max, alpha or prefix\\), or both"),
+        (
+            running(NONE),
+            None,
+            None,
+            "names a method, its setting \\(r_max, least_update, alpha or prefix\\), or both",
+        ),
         (running(NONE), "autofreez", None, "'autofreez' is no freeze method: did you mean autofreeze"),
         (running(TIMELY), None, 1.01, r"r_max = 1\.01 is no share"),
         (running(TIMELY), None, float("nan"), "r_max = nan is no share"),
