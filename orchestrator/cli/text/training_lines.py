@@ -67,6 +67,8 @@ def observer(
                 where = f"{counted(len(generation.members), 'rank')} on {counted(len(set(known)), 'host')}"
                 begin = f"resuming from {start.path}" if start is not None else beginning
                 progress.note(f"training: {where}, {begin}")
+            case events.FreezeChanged(reason=reason) if reason:  # the job's own
+                progress.note(sentence_of(event))
             case events.Requested() | events.Scaled() | events.FreezeChanged() | events.Failed():
                 return  # the answer to a command, and the exit of this command, say more
             case _:
