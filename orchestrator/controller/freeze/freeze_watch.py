@@ -37,7 +37,7 @@ class FreezeWatch:
 
     Without a predicted kappa, as without a freeze program and in a replay, kappa is measured: steps with full
     freezing are compared with those without any. With r_max = auto, each step that runs whole is compared with those
-    before it, and less is frozen in place of a warning.
+    around it, and less is frozen in place of a warning.
 
     Args:
         history: of earlier runs of the job.

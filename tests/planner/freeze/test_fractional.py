@@ -45,7 +45,13 @@ def costs(schedule: Schedule, seed: int) -> tuple[Costs, Costs]:
 
 
 def solved(
-    schedule: Schedule, of: Plan, seed: int, shares: list[float], rest_s: float, least: float
+    schedule: Schedule,
+    of: Plan,
+    seed: int,
+    shares: list[float],
+    rest_s: float,
+    least: float,
+    adaptive: bool = False,
 ) -> tuple[FreezeSolution, Ratios]:
     upper, lower = costs(schedule, seed)
     return solve_for_accuracy(
@@ -55,7 +61,7 @@ def solved(
         lower,
         profile=None,
         shares=shares,
-        adaptive=False,
+        adaptive=adaptive,
         rest_s=rest_s,
         least_update=least,
     )
@@ -148,17 +154,7 @@ def test_what_divides_by_the_size_of_gradients_freezes_much_of_a_layer_before_al
     partly = 0
     for seed in range(20):
         upper, lower = costs(schedule, seed)
-        solution, ratios = solve_for_accuracy(
-            schedule,
-            of,
-            upper,
-            lower,
-            profile=None,
-            shares=shares,
-            adaptive=True,
-            rest_s=0.0,
-            least_update=0.1,
-        )
+        solution, ratios = solved(schedule, of, seed, shares, 0.0, 0.1, adaptive=True)
         found = solution.solved_s / expected_progress(ratios, shares, adaptive=True)
         assert found <= solution.unfrozen_s * (1 + 1e-9)
         partly += sum(1e-3 < ratio < 1 - 1e-3 for row in ratios for ratio in row)
