@@ -32,6 +32,8 @@ from workers.reproducibility import rng
 
 CPU = torch.device("cpu")
 AHEAD_OF_IT = "read-ahead"
+PLAINLY_SLOW_S = 10 * SLOW_S
+"""Slow too where another thread of this process computes for a moment meanwhile."""
 
 
 def running() -> list[threading.Thread]:
@@ -54,7 +56,7 @@ def reads(step: int, microbatches: int = 8) -> list[WantedRead]:
 class Source:
     """Notes which thread reads what, and refuses two reads at once."""
 
-    def __init__(self, takes: Callable[[WantedRead], None] = lambda _: time.sleep(2 * SLOW_S)) -> None:
+    def __init__(self, takes: Callable[[WantedRead], None] = lambda _: time.sleep(PLAINLY_SLOW_S)) -> None:
         self.read: list[tuple[int, int]] = []
         self.by: list[str] = []
         self._takes = takes
@@ -104,7 +106,7 @@ def test_no_more_is_read_than_a_few_and_what_is_not_needed_is_let_go() -> None:
     deadline = time.monotonic() + patient(5)
     while len(source.read) < SLOW_READS + AHEAD and time.monotonic() < deadline:
         time.sleep(0.001)
-    time.sleep(10 * SLOW_S)
+    time.sleep(PLAINLY_SLOW_S)
     assert len(source.read) == SLOW_READS + AHEAD
     # The step is rolled back: it reads its own again, from the first, and so does one of another plan.
     reading.begin(reads(0), source)
@@ -156,7 +158,7 @@ def busy(_: WantedRead) -> None:
 
 
 def draws(_: WantedRead) -> None:
-    time.sleep(2 * SLOW_S)
+    time.sleep(PLAINLY_SLOW_S)
     torch.rand(1)
 
 
@@ -186,7 +188,7 @@ def test_now_and_then_a_read_in_place_shows_whether_reads_are_still_slow(
 
     def takes(wanted: WantedRead) -> None:
         if wanted.microbatch + 8 * wanted.step < 5 or then == "slow":
-            time.sleep(2 * SLOW_S)
+            time.sleep(PLAINLY_SLOW_S)
         elif then == "undecided":
             others_compute(wanted)
 
@@ -211,7 +213,7 @@ def others_compute(wanted: WantedRead) -> None:
 
 def test_a_profile_decides_as_training_does_where_some_reads_prove_nothing() -> None:
     (wanted,) = reads(0, 1)
-    found = reading(lambda number: time.sleep(2 * SLOW_S) if number % 2 else others_compute(wanted), CPU)
+    found = reading(lambda number: time.sleep(PLAINLY_SLOW_S) if number % 2 else others_compute(wanted), CPU)
     assert found.ahead
 
 
@@ -229,10 +231,10 @@ def test_waiting_for_threads_of_the_process_proves_nothing(monkeypatch: pytest.M
     assert found(CPU, all_computed_s=1.5 * SLOW_S) is True
     assert found(CPU, all_computed_s=0.0, waits=0) is False  # other processes had its core
     assert found(torch.device("cuda"), all_computed_s=2.5 * SLOW_S) is True
-    assert timed(lambda: time.sleep(2 * SLOW_S), CPU)[1].slow
+    assert timed(lambda: time.sleep(PLAINLY_SLOW_S), CPU)[1].slow
 
     def takes(wanted: WantedRead) -> None:
-        time.sleep(2 * SLOW_S) if wanted.microbatch % 2 == 0 else others_compute(wanted)
+        time.sleep(PLAINLY_SLOW_S) if wanted.microbatch % 2 == 0 else others_compute(wanted)
 
     for _ in range(10):
         reading = ReadAhead(CPU, 1)
@@ -246,7 +248,7 @@ def test_waiting_for_threads_of_the_process_proves_nothing(monkeypatch: pytest.M
 @pytest.mark.parametrize("kind", [KeyError, SystemExit])
 def test_an_error_is_raised_where_its_microbatch_is_needed(kind: type[BaseException]) -> None:
     def fails(wanted: WantedRead) -> None:
-        time.sleep(2 * SLOW_S)
+        time.sleep(PLAINLY_SLOW_S)
         if wanted.microbatch == 5:
             raise kind("no such file")
 
@@ -267,7 +269,7 @@ def test_a_source_that_draws_later_draws_between_the_layers_again(generator: tor
     drawn: list[tuple[str, float]] = []
 
     def takes(wanted: WantedRead) -> None:
-        time.sleep(2 * SLOW_S)
+        time.sleep(PLAINLY_SLOW_S)
         if wanted.microbatch >= 5:
             number = float(torch.rand((), generator=generator))
             drawn.append((threading.current_thread().name, number))
@@ -290,14 +292,14 @@ def test_a_source_that_draws_later_draws_between_the_layers_again(generator: tor
 
 
 def takes_back(wanted: WantedRead) -> None:
-    time.sleep(2 * SLOW_S)
+    time.sleep(PLAINLY_SLOW_S)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(wanted.microbatch)
         torch.rand(())
 
 
 def makes_do_without(wanted: WantedRead) -> None:
-    time.sleep(2 * SLOW_S)
+    time.sleep(PLAINLY_SLOW_S)
     with suppress(RuntimeError):
         if wanted.microbatch >= 5:
             torch.rand(())
@@ -316,7 +318,7 @@ def test_a_source_that_only_its_own_thread_may_read_is_read_there() -> None:
     own = threading.current_thread()
 
     def refuses(_: WantedRead) -> None:
-        time.sleep(2 * SLOW_S)
+        time.sleep(PLAINLY_SLOW_S)
         if threading.current_thread() is not own:
             raise RuntimeError("made in another thread")
 
@@ -348,7 +350,7 @@ class Slow(Vectors):
 
     opened: list[Slow] = []  # noqa: RUF012 (by all ranks of a test)
     fails_at: int | None = None
-    read_s = 2 * SLOW_S
+    read_s = PLAINLY_SLOW_S
 
     def __init__(self) -> None:
         super().__init__()
