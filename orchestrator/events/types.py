@@ -310,6 +310,9 @@ class FreezeSolved:
     measured the energy of layers."""
     progress: float | None = None
     """With r_max = auto: the expected share of a step's progress that is left, which under SGD is p_eff."""
+    energies: tuple[float, ...] = ()
+    """Per layer, the squared norms of its gradient that this rests on, summed over the monitored steps that froze
+    nothing."""
 
     @property
     def level(self) -> Level:

@@ -47,6 +47,8 @@ class FreezeQuestion:
     """With `AUTO`: the least share of a step's progress that is to be left, in (0, 1]."""
     adaptive: bool = False
     """Whether the update rule divides by the size of gradients."""
+    energies: tuple[float, ...] = ()
+    """Per layer, the energy of its gradient as an earlier decision observed it, where the observations tell none."""
     profile: Profile | None = None
     """The job's profile, if it has one: its links give the cost of messages, and it replaces a half of the monitoring
     that was not observed. It may have fewer devices than the plan now uses."""
@@ -69,6 +71,8 @@ class FreezeDecision:
     energy of layers."""
     progress: float | None = None
     """With `AUTO`: the expected share of a step's progress that is left."""
+    energies: tuple[float, ...] = ()
+    """Per layer, the energy of its gradient that this rests on; empty: nobody has measured it."""
 
     def freeze_plan(
         self, plan: Plan, *, epoch: int, version: int = 1, control: FreezeOverrides | None = None
@@ -107,7 +111,8 @@ def decide(question: FreezeQuestion, observations: Iterable[Observation]) -> Fre
     """
     question = replace(question, profile=_with_devices_for(question.profile, question.plan.pipeline_ranks))
     seen = tuple(observations)
-    bounds, energies = _bounds(question, seen), observed_energies(seen, question.phases)
+    bounds = _bounds(question, seen)
+    energies = observed_energies(seen, question.phases) or question.energies
     if question.r_max != AUTO:
         return _by_budget(question, bounds, energies, question.r_max)
     adaptive = question.adaptive
@@ -153,6 +158,7 @@ def _decision(
         bounds=bounds,
         spread=_spread(question, ratios),
         p_eff=expected_update(ratios, energy_shares(energies, question.plan, profile)) if energies else None,
+        energies=tuple(energies),
     )
 
 

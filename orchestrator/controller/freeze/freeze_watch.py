@@ -136,7 +136,10 @@ class FreezeWatch:
     def _begin_again(self, plan: FreezePlan) -> None:
         """Judge the settings of `plan` by the steps from its start on."""
         assert plan.control is not None
-        self._freeze = {**self._freeze, **plan.settings}
+        settings = {**self._freeze, **plan.settings}
+        if settings == self._freeze and self._start is not None:  # the same program, solved for other times
+            return
+        self._freeze = settings
         if plan.control.phases is None:
             self._predicted = None
         self._start = plan.start if plan.control.solved else None

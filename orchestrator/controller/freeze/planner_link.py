@@ -141,6 +141,7 @@ def solution_of(decision: FreezeDecision, plan: FreezePlan, solve_s: float) -> F
         spread=decision.spread,
         p_eff=decision.p_eff,
         progress=decision.progress,
+        energies=decision.energies,
     )
 
 

@@ -144,11 +144,11 @@ def question_for_new_times(
         profile: of the ranks as they are now, a device for each place. The steps that were monitored do not count.
     """
     r_max = budget_in_force(job.spec, job.view, replayed=job.replayed)
-    if r_max is None or r_max == AUTO:  # the times that are known are not those of its monitored gradients
+    if r_max is None:
         return None
     newest, phases, since = job.view.freeze.newest, job.spec.phases, 1
     assert newest is not None, "ranks that follow a program have its plan"
-    control = newest.control
+    control, solved = newest.control, job.view.freeze.solved
     if control is not None and control.phases is not None:
         phases, since = control.phases, control.since or newest.start or 1
         control = replace(control, since=since)
@@ -158,6 +158,9 @@ def question_for_new_times(
         schedule=job.schedule,
         phases=_shifted(phases, since),
         r_max=r_max,
+        least_update=job.spec.least_update if control is None else _least(control, job.spec),
+        adaptive=job.adaptive,
+        energies=() if solved is None else solved.energies,
         profile=profile,
     )
     return question, control

@@ -109,6 +109,7 @@ EVERY_KIND: tuple[events.Event, ...] = (
         critical=("0F0", "1F0", "1B0"),
         solve_s=0.001,
         spread=1.125,
+        energies=(0.25, 4.0),
     ),
     events.Regrouped(
         generation=2,

@@ -4,7 +4,7 @@ true then."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from pathlib import Path
 from threading import Event as Gate
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from bare_controller import controller_of, told
 from eventful_run import migrated
+from lifecycle_jobs import SOLUTION
 
 from orchestrator.controller.actor import Controller
 from orchestrator.controller.freeze import freeze_control
@@ -57,6 +58,7 @@ def run(
     monkeypatch: pytest.MonkeyPatch,
     check: Callable[[Controller, Solver, list[Solved]], Coroutine[Any, Any, None]],
     policy: str,
+    freeze: Mapping[str, object] = FREEZE,
 ) -> None:
     """Have a job check that freezes a half of everything in its stable phase."""
     solver, solved = Solver(monkeypatch), list[Solved]()
@@ -66,7 +68,7 @@ def run(
             folder,
             monkeypatch,
             memory_bytes=10**9,
-            freeze=FREEZE,
+            freeze=freeze,
             job={"steps": 100},
             adapt={"policy": policy},
         ) as (_, controller):
@@ -155,6 +157,34 @@ def test_a_solution_on_its_way_to_the_ranks_is_adopted_before_the_next_is_sought
         assert len(solver.asked) == 2
 
     run(tmp_path, monkeypatch, check, "off")
+
+
+def test_where_the_job_leaves_it_to_us_layers_count_by_the_gradients_of_the_monitored_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the newest solution had them, which are those of the same layers in whatever cut."""
+
+    async def check(controller: Controller, solver: Solver, solved: list[Solved]) -> None:
+        solver.may_answer.set()
+        newest = controller._view.freeze.newest
+        assert newest is not None
+        layers = len(newest.ratios)
+        energies = (100.0, *(1.0,) * (layers - 1))
+        of_monitored = replace(SOLUTION, plan=newest, energies=energies, progress=0.9)
+        controller._view.freeze.fold(of_monitored)
+        controller._view.freeze.fold(FreezeStarted(plan=newest))
+        controller._freezing.solve_again()
+        await answered(controller)
+        (question,) = solver.asked
+        assert (question.r_max, question.least_update) == ("auto", 0.8)
+        assert question.energies == energies
+        for each in solved:  # solved again and again, it stays known
+            assert each.solution.energies == energies
+            assert each.solution.progress is not None
+            assert each.solution.progress >= 0.8 - 1e-9
+
+    auto = {**FREEZE, "r_max": "auto", "least_update": 0.8}
+    run(tmp_path, monkeypatch, check, "off", auto)
 
 
 def test_the_program_knows_the_links_that_have_become_slow(
