@@ -78,6 +78,11 @@ REFERENCE_EVERY, REFERENCE_AT = 20, 11
 changes over a job. Not a round number, as steps with timelines are."""
 
 
+def has_program(method: str) -> bool:
+    """Whether the ratios of a freezing method come from the freeze program."""
+    return method == AUTO or method.startswith("timelyfreeze")
+
+
 def budget_text(r_max: Budget) -> str:
     """A budget in words."""
     return r_max if isinstance(r_max, str) else f"{r_max:g}"
@@ -150,14 +155,23 @@ class FreezeOverrides:
     """Step 1 of the phases; None: the plan's own start."""
     solved: bool = False
     """Whether the plan's ratios are the freeze program's, rather than zeros until it is solved."""
+    chosen: bool = False
+    """Whether the job chose the method itself, and goes on choosing."""
+
+    @property
+    def chooses(self) -> bool:
+        """Whether the job chooses its method itself, now and again."""
+        return self.chosen or self.method == AUTO
 
     @property
     def named(self) -> str:
         """The method with its setting, in words."""
-        if self.method.startswith("timelyfreeze"):
-            least = self.least_update if self.r_max == AUTO else None
-            bounded = "" if least is None else f" and least_update = {least:g}"
-            return f"{self.method} with r_max = {budget_text(self.r_max)}{bounded}"
+        if has_program(self.method):
+            settings = {} if self.method == AUTO else {"r_max": budget_text(self.r_max)}
+            if self.least_update is not None and self.r_max == AUTO:
+                settings["least_update"] = f"{self.least_update:g}"
+            named = " and ".join(f"{key} = {value}" for key, value in settings.items())
+            return f"{self.method} with {named}" if named else self.method
         if self.method == "pipetransformer" and self.alpha is not None:
             return f"{self.method} with alpha = {self.alpha:g}"
         if self.method == "prefix" and self.prefix is not None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, TypeAdapter
 from pydantic_core import PydanticCustomError
 
-from planner.freezing import Phases
+from planner.freezing import Phases, has_program
 from planner.plan import recomputable
 from workers.metrics.goals import KEPT, Goals
 from workers.metrics.target import METRICS, Target, parse_target
@@ -270,12 +270,15 @@ class FreezeConfig(Section):
         "timelyfreeze+autofreeze",
         "pipetransformer",
         "prefix",
+        "auto",
     ] = "none"
     """`timelyfreeze` computes how much each action freezes; `apf` and `autofreeze` choose parameters and
     layers that are stable; with a `+`, the first determines how much and the second which. `pipetransformer` freezes
     more and more layers from the input up, as their gradients become small; `prefix` as many as `prefix` or `schedule`
-    say. Frozen layers from the input up, those of `autofreeze` too, have no backward pass at all."""
-    r_max: Annotated[float, Field(ge=0, le=1)] | Literal["auto"] = 0.8
+    say. Frozen layers from the input up, those of `autofreeze` too, have no backward pass at all. `auto` begins as
+    `timelyfreeze`; after monitoring, and now and again from then on, the job takes that or a `prefix`, whichever is
+    predicted to come to a given accuracy sooner."""
+    r_max: Annotated[float, Field(ge=0, le=1)] | Literal["auto"] = "auto"
     """TimelyFreeze: largest mean freeze ratio of a stage. `auto`: each layer freezes as much as makes the time to a
     given accuracy least, by the times and the gradients of the monitored steps, which may be nothing."""
     least_update: Annotated[float, Field(gt=0, le=1)] = 0.5
@@ -359,7 +362,7 @@ class FreezeConfig(Section):
     @property
     def timely(self) -> bool:
         """Whether ratios come from the freeze program."""
-        return self.method.startswith("timelyfreeze")
+        return has_program(self.method)
 
     @property
     def used(self) -> frozenset[str]:

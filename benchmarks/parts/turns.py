@@ -12,7 +12,7 @@ from planner.freezing import FreezePlan, Ratios
 from workers.config import FreezeConfig
 from workers.launch.ranks import LaunchedJob
 
-FREEZE = FreezeConfig(method="timelyfreeze", warm_up=0, monitoring=2, ramp=2)
+FREEZE = FreezeConfig(method="timelyfreeze", r_max=0.8, warm_up=0, monitoring=2, ramp=2)
 """The shortest phases: plans known beforehand, one per step, say what to freeze."""
 
 

@@ -17,7 +17,7 @@ from planner.freeze.time_to_accuracy import (
     time_to_accuracy_ratio,
     warning,
 )
-from planner.freezing import AUTO, Phase, is_reference
+from planner.freezing import AUTO, Phase, has_program, is_reference
 from workers.protocol.reports import StepReport
 
 Side = Literal["unfrozen", "frozen"]
@@ -40,6 +40,8 @@ class FreezeNumbers:
     """Share of gradient energy that reached the weights in the steps with full freezing (definition D.8)."""
     progress: float | None
     """Share of a step's progress that is left, as the freeze program predicted it with r_max = auto."""
+    chosen: bool
+    """Whether the job chose the method itself, and goes on choosing."""
     time_to_accuracy: float | None
     """Predicted time to the same accuracy over that without freezing: kappa / p_eff (eq. 13), or with r_max = auto
     kappa / progress; infinite if nothing is left."""
@@ -47,7 +49,7 @@ class FreezeNumbers:
     @property
     def warning(self) -> str | None:
         """A warning for people while freezing costs more than it gains; with r_max = auto the job freezes less."""
-        if self.kappa is None or self.p_eff is None or self.progress is not None:
+        if self.kappa is None or self.p_eff is None or self.progress is not None or self.chosen:
             return None
         return warning(self.kappa, self.p_eff, self.method)
 
@@ -64,7 +66,9 @@ def freeze_numbers(run: JobView) -> FreezeNumbers | None:
     automatic = freeze.get("r_max") == AUTO and phases_of(freeze) is not None
     if automatic:
         measured = _paired_kappa(unfrozen, full)
-    predicted = solved.kappa if solved is not None else None
+    newest = run.freeze.newest
+    control = None if newest is None else newest.control
+    predicted = solved.kappa if solved is not None and has_program(method) else None
     p_eff = None
     if full:
         p_eff = average_effective_update(
@@ -80,6 +84,7 @@ def freeze_numbers(run: JobView) -> FreezeNumbers | None:
         predicted_kappa=predicted,
         p_eff=p_eff,
         progress=progress,
+        chosen=control is not None and control.chosen,
         time_to_accuracy=time_to_accuracy_ratio(best, left)
         if best is not None and p_eff is not None and left is not None
         else None,

@@ -311,7 +311,7 @@ class FreezeSolved:
     progress: float | None = None
     """With r_max = auto: the expected share of a step's progress that is left, which under SGD is p_eff."""
     energies: tuple[float, ...] = ()
-    """Per layer, the squared norms of its gradient that this rests on, summed over the monitored steps that froze
+    """Per layer, the squared norm of its gradient that this rests on: the mean over the monitored steps that froze
     nothing."""
 
     @property

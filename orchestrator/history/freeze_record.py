@@ -17,7 +17,7 @@ from orchestrator.history.columns import Columns
 from orchestrator.history.freeze_history import still_proposed
 from orchestrator.history.frozen_counts import CountedSteps
 from orchestrator.history.thinning import Grid, thin, up_to
-from planner.freezing import Budget, FreezePlan
+from planner.freezing import Budget, FreezePlan, has_program
 from workers.protocol.reports import (
     ActivationsKept,
     ActivationsUsed,
@@ -136,7 +136,7 @@ class FreezeRecord:
         """Start the job with the resolved `[freeze]` section `spec`; unless it resumes, no earlier decision holds. A
         solution that was not adopted is solved again, but a request stands."""
         self.method, self.since = str(spec.get("method", "none")), 1
-        self.r_max = spec.get("r_max") if _has_budget(self.method) else None
+        self.r_max = spec.get("r_max") if has_program(self.method) else None
         if not resume or (self.proposed is not None and self.proposed.control is None):
             self.proposed = None
         if not resume:
@@ -181,7 +181,7 @@ class FreezeRecord:
         control = plan.control
         if control is None:
             return
-        settings = control.method, control.r_max if _has_budget(control.method) else None
+        settings = control.method, control.r_max if has_program(control.method) else None
         if settings != (self.method, self.r_max):
             assert plan.start is not None, "a plan that ranks took up has a start"
             (self.method, self.r_max), self.since = settings, plan.start
@@ -196,10 +196,6 @@ class FreezeRecord:
         kept = sum(len(actions) for actions in self.recent.values())
         if len(self.recent) > RECENT_STEPS or (kept > RECENT_ACTIONS and len(self.recent) > 2):
             del self.recent[min(self.recent)]
-
-
-def _has_budget(method: str) -> bool:
-    return method.startswith("timelyfreeze")
 
 
 def _sum(earlier: FrozenStep, later: FrozenStep) -> FrozenStep:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from planner.freezing import Phase, Phases
+from planner.freezing import Phase, Phases, has_program
 
 _NAMES = {
     Phase.WARM_UP: "warm-up",
@@ -34,7 +34,7 @@ class Band:
 def phases_of(freeze: Mapping[str, Any]) -> Phases | None:
     """TimelyFreeze's phases; None if the method has none or the section is not resolved."""
     values = {name: freeze.get(name) for name in ("warm_up", "monitoring", "ramp")}
-    if not str(freeze.get("method", "")).startswith("timelyfreeze") or None in values.values():
+    if not has_program(str(freeze.get("method", ""))) or None in values.values():
         return None
     return Phases(**values)  # pyright: ignore[reportArgumentType]
 

@@ -28,8 +28,14 @@ def settle_phases(freeze: FreezeConfig, optimizer: OptimizerConfig, steps: int) 
     are never changed.
 
     Raises:
-        JobError: the phases are out of order, or do not end before the job does.
+        JobError: the phases are out of order, or do not end before the job does; or a budget is given where the job
+            chooses.
     """
+    if freeze.method == AUTO and freeze.r_max != AUTO:
+        raise JobError(
+            f'freeze.method = "auto" finds out how much to freeze, and freeze.r_max = {freeze.r_max:g} is given: leave'
+            ' that out, or set freeze.method = "timelyfreeze"'
+        )
     if "warm_up" not in freeze.used:
         return freeze
     warm_up, monitoring, ramp = freeze.warm_up, freeze.monitoring, freeze.ramp

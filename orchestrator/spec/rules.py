@@ -81,6 +81,7 @@ def needs_profile(spec: Spec) -> bool:
         or spec.adapt.policy != "off"
         or spec.elastic.redundancy == AUTO
         or (spec.freeze.by_prefix and spec.freeze.pack != "off")
+        or spec.freeze.method == AUTO
     )
 
 

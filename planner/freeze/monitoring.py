@@ -63,10 +63,10 @@ def complete(observations: Iterable[Observation], phases: Phases, world_size: in
 
 
 def observed_energies(observations: Iterable[Observation], phases: Phases) -> tuple[float, ...]:
-    """Per layer, the energy of its gradient over the steps that froze nothing; empty if nobody told any. Steps weigh as
-    their gradients do (definition D.8)."""
+    """Per layer, the mean energy of its gradient in the steps that froze nothing; empty if nobody told any. Steps weigh
+    as their gradients do (definition D.8)."""
     told = [seen.energies for seen in observations if seen.energies and phases.of(seen.step) is Phase.UPPER]
-    return tuple(map(sum, zip(*told, strict=True)))
+    return tuple(map(mean, zip(*told, strict=True)))
 
 
 def measure(schedule: Schedule, phases: Phases, observations: Iterable[Observation]) -> Bounds:

@@ -76,7 +76,7 @@ def long_job(folder: Path, times_s: float, method: str = "timelyfreeze", **pipel
         JOB,
         job={"steps": 100_000, "sample_tokens": 0},
         pipeline={"ranks": 2, "microbatches": 2, "partition": "dynpipe", **pipeline},
-        freeze={"method": method, "warm_up": 50_000, "monitoring": 50_010, "ramp": 60_000},
+        freeze={"method": method, "r_max": 0.8, "warm_up": 50_000, "monitoring": 50_010, "ramp": 60_000},
         elastic={"allow_faults": True},
         cluster={"device": "emulated", "emulated": modelled, "resources_per_rank": {"CPU": 1.0}},
     )

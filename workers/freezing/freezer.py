@@ -303,10 +303,15 @@ class Freezer:
     def _is_reference(self, step: int) -> bool:
         return is_reference(step, self._phases, self._config.r_max)
 
-    def measures_whole_steps(self, step: int) -> bool:
-        """Whether `step` is there to be timed with nothing frozen."""
-        return self._phases is not None and self._phases.of(step) is Phase.UPPER
+    def tells_energies(self, step: int) -> bool:
+        """Whether the gradients of `step` say what freezing a layer would cost: above the prefix all are formed."""
+        if self._config.by_prefix and not self._checks.on:
+            return True
+        return self._phases is not None and (self._phases.of(step) is Phase.UPPER or self._is_reference(step))
 
-    def monitoring(self, step: int) -> bool:
-        """Whether `step` is there to be timed."""
-        return self._phases is not None and self._phases.warm_up < step <= self._phases.monitoring
+    def timed(self, step: int) -> bool:
+        """Whether `step` is monitored, or tells a job that chooses its method what it goes by."""
+        if self._phases is None:
+            return False
+        monitored = self._phases.warm_up < step <= self._phases.monitoring
+        return monitored or (self._config.method == AUTO and self._is_reference(step))

@@ -375,7 +375,8 @@ class TimelineReport:
     memory_bytes: int
     """Device memory that the rank takes: the peak of its tensors on a GPU, else its process's resident memory."""
     energies: tuple[float, ...] = ()
-    """Per layer, the squared norm of its gradient; told by the first place in a monitored step that froze nothing."""
+    """Per layer, the squared norm of its gradient, 0 where it is frozen as a whole; told by the first place in steps
+    that form all others."""
 
 
 @dataclass(frozen=True, kw_only=True)

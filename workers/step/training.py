@@ -530,9 +530,9 @@ class TrainingLoop:
             reports.append(WarningReport(rank=setup.rank, text=warning))
         last = self._stopped or self.step == setup.config.job.steps
         asked = setup.config.job.timeline_every and self.step % setup.config.job.timeline_every == 0
-        if last or asked or self._freezer.monitoring(self.step):
-            whole = setup.place == 0 and self._freezer.measures_whole_steps(self.step)
-            norms = decision.norms if whole and not decision.skipped else ()
+        if last or asked or self._freezer.timed(self.step):
+            tells = setup.place == 0 and self._freezer.tells_energies(self.step)
+            norms = decision.norms if tells and not decision.skipped else ()
             reports.append(timeline_report(setup, self.step, step.window, step_s, norms))
         reports += self.upkeep.news(self.step)
         reports += self._snapshot_turns.commit(

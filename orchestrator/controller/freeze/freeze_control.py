@@ -16,6 +16,7 @@ from orchestrator.commands.freeze import Freeze
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.event_loop import EventLoop
 from orchestrator.controller.freeze.freeze_watch import Costly
+from orchestrator.controller.freeze.method_choice import chooses, chosen, due, settings_of
 from orchestrator.controller.freeze.planner_link import TASK, PlannerLink, link_planner, solution_of
 from orchestrator.controller.planning.current_replanner import CurrentReplanner
 from orchestrator.controller.planning.planner_process import PlannerProcess
@@ -99,6 +100,8 @@ class FreezeControl:
                 self.accompany(self._view().step)
         if isinstance(event, Migrated) or (isinstance(event, FreezeStarted) and self._outdated):
             self.solve_again()
+        if due(event, self._setup.config.freeze, self._view()) and not self._order.freezing.replayed:
+            self._loop.spawn(self._choose())
 
     def accompany(self, step: int) -> None:
         """Link a planner for the current plan, unless the one there is serves that plan too, or none is needed.
@@ -157,7 +160,7 @@ class FreezeControl:
             # Simulates: too long for the event loop.
             wanted = await asyncio.to_thread(
                 decided,
-                WantedFreezing(**command.model_dump(include=set(command.some))),
+                WantedFreezing(**command.model_dump(include=set(command.some)), chosen=bool(reason)),
                 job,
             )
             solved = (
@@ -197,7 +200,9 @@ class FreezeControl:
         least = 1.0 - (1.0 - costly.progress) / 2
         wanted: dict[str, Any] = {"least_update": round(least, 4)}
         if least > MOST_UPDATE:
-            wanted = {"method": "none"}
+            # A job that chooses its method may choose again.
+            chooses_again = chooses(self._setup.config.freeze, self._view())
+            wanted = {"least_update": 1.0} if chooses_again else {"method": "none"}
         judged = self._view().freeze.newest
 
         def still() -> bool:
@@ -212,6 +217,28 @@ class FreezeControl:
         except Exception as error:  # a bug of ours costs the change, not the job
             why = f"{type(error).__name__}: {error}"
             self._loop.post(Noted(Warned(text=f"{costly.reason}, and goes on: {why}")))
+
+    async def _choose(self) -> None:
+        """The job chooses its method itself: have it freeze by what is best now."""
+        state, judged = self._loop.state, self._view().freeze.newest
+        if not isinstance(state, Training):
+            return
+
+        def still() -> bool:
+            freeze = self._view().freeze
+            return freeze.proposed is None and freeze.newest == judged
+
+        try:
+            best = await asyncio.to_thread(chosen, self._running(state.job))
+            if best is not None and still():
+                asked = Freeze(by=AUTO, id="", **settings_of(best))
+                await self.change(asked, still=still, reason=best.reason)
+        except (JobError, ValueError) as error:
+            if still():
+                self._loop.post(Noted(Warned(text=f"no other way to freeze was chosen: {error}")))
+        except Exception as error:  # a bug of ours costs the choice, not the job
+            text = f"no way to freeze was chosen ({type(error).__name__}: {error}): what is frozen stays"
+            self._loop.post(Noted(Warned(text=text)))
 
     def solve_again(self) -> None:
         """Speeds, times or layers have changed: have the freeze program solved for them, if the ranks follow one, and

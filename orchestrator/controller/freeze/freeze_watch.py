@@ -12,7 +12,7 @@ from orchestrator.events.types import Event, Formed, FreezeSolved, Issued, Submi
 from orchestrator.history.freeze_history import FreezeHistory, cut
 from orchestrator.history.job_view import JobView
 from planner.freeze.time_to_accuracy import RunningUpdate, cost_text, costs, warning
-from planner.freezing import AUTO, FreezePlan
+from planner.freezing import AUTO, FreezePlan, has_program
 from planner.plan import Plan
 from workers.protocol.reports import FreezeStarted, StepReport, SwitchReport
 
@@ -55,6 +55,9 @@ class FreezeWatch:
         """Keys of the section that an earlier run's request replaced."""
         self._freeze: Mapping[str, Any] = {}
         """The resolved `[freeze]` section in force."""
+        control = in_force[0].control if changed else None
+        self._chosen = control is not None and control.chosen
+        """Whether the job chose the method itself."""
         self._issued: Plan | None = None
         """The newest plan, whether or not the ranks follow it yet."""
         self._shape: object = None
@@ -139,7 +142,7 @@ class FreezeWatch:
         settings = {**self._freeze, **plan.settings}
         if settings == self._freeze and self._start is not None:  # the same program, solved for other times
             return
-        self._freeze = settings
+        self._freeze, self._chosen = settings, plan.control.chosen
         if plan.control.phases is None:
             self._predicted = None
         self._start = plan.start if plan.control.solved else None
@@ -150,14 +153,12 @@ class FreezeWatch:
     @property
     def _automatic(self) -> bool:
         """Whether the job leaves it to us how much to freeze."""
-        return self._freeze.get("r_max") == AUTO and str(self._freeze.get("method")).startswith(
-            "timelyfreeze"
-        )
+        return self._freeze.get("r_max") == AUTO and has_program(str(self._freeze.get("method")))
 
     def _judge(self, report: StepReport) -> Warned | Costly | None:
         if self._automatic:
             return self._judge_in_pairs(report)
-        if not self._counts(report):
+        if self._chosen or not self._counts(report):  # what the job chose it weighs again and again
             return None
         self._average.add(report.effective_update, report.gradient_energy)
         kappa = self._predicted if self._predicted is not None else self._measured()

@@ -23,6 +23,7 @@ from planner.freezing import (
     Phase,
     Phases,
     budget_text,
+    has_program,
     keeps_statistics,
 )
 from planner.ir import Schedule
@@ -50,6 +51,8 @@ class WantedFreezing:
     alpha: float | None = None
     prefix: int | None = None
     least_update: float | None = None
+    chosen: bool = False
+    """By the job itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,13 +106,19 @@ def decided(wanted: WantedFreezing, job: Running) -> Adopt | Solve:
         )
     control = _wanted_settings(wanted, job)
     method, r_max = control.method, control.r_max
-    if not method.startswith("timelyfreeze"):
+    if not has_program(method):
         return Adopt(control=control)
     if (open_control := _monitoring(job.spec, job.view)) is not None and not _monitored(
         open_control, job.view.step
     ):
         return Adopt(
-            control=replace(open_control, method=method, r_max=r_max, least_update=control.least_update)
+            control=replace(
+                open_control,
+                method=method,
+                r_max=r_max,
+                least_update=control.least_update,
+                chosen=control.chosen,
+            )
         )
     for since, phases in _measured_phases(job):
         control = replace(control, phases=phases, since=since, solved=True)
@@ -129,9 +138,7 @@ def decided(wanted: WantedFreezing, job: Running) -> Adopt | Solve:
             profile=job.profile,
         )
         return Solve(control=control, question=question, observations=observations)
-    least = control.least_update
-    phases = _phases_from_here(job, r_max)
-    return Adopt(control=FreezeOverrides(method=method, r_max=r_max, least_update=least, phases=phases))
+    return Adopt(control=replace(control, phases=_phases_from_here(job, r_max), since=None, solved=False))
 
 
 def question_for_new_times(
@@ -172,8 +179,8 @@ def budget_in_force(spec: FreezeConfig, view: JobView, *, replayed: bool) -> Bud
     if replayed or newest is None or view.freeze.proposed is not None:
         return None
     control = newest.control
-    now = _current(spec, view)
-    if not now.method.startswith("timelyfreeze") or (control is not None and not control.solved):
+    now = current_settings(spec, view)
+    if not has_program(now.method) or (control is not None and not control.solved):
         return None
     phases = spec.phases if control is None or control.phases is None else control.phases
     return None if phases is None else now.r_max
@@ -230,8 +237,8 @@ def _wanted_settings(wanted: WantedFreezing, job: Running) -> FreezeOverrides:
     Raises:
         JobError: they are no settings, or those that the job has.
     """
-    now = _current(job.spec, job.view)
-    if all(value is None for value in vars(wanted).values()):
+    now = current_settings(job.spec, job.view)
+    if all(value is None for key, value in vars(wanted).items() if key != "chosen"):
         raise JobError(
             "a freeze request names a method, its setting (r_max, least_update, alpha or prefix), or both"
         )
@@ -246,7 +253,12 @@ def _wanted_settings(wanted: WantedFreezing, job: Running) -> FreezeOverrides:
             raise JobError(
                 f"r_max = {budget:g} is no share: give the largest mean freeze ratio of a stage, from 0 to 1, or auto"
             )
-        if not method.startswith("timelyfreeze"):
+        if method == AUTO and budget != AUTO:
+            raise JobError(
+                f"r_max = {budget:g} does not go with method auto, which finds out how much to freeze: leave it out, or"
+                " name timelyfreeze"
+            )
+        if not has_program(method):
             raise JobError(
                 f"r_max = {budget_text(budget)} changes nothing with method {method}: only a timelyfreeze method has a"
                 " budget; name one with it"
@@ -260,7 +272,10 @@ def _wanted_settings(wanted: WantedFreezing, job: Running) -> FreezeOverrides:
         alpha=now.alpha if wanted.alpha is None else float(wanted.alpha),
         prefix=now.prefix if wanted.prefix is None else wanted.prefix,
         least_update=now.least_update if wanted.least_update is None else wanted.least_update,
+        chosen=wanted.chosen and now.chooses,
     )
+    if method == AUTO:
+        then = replace(then, r_max=AUTO)
     if then.named == now.named:
         raise JobError(f"the freeze method is {then.named} already: there is nothing to change")
     _check_thawed(now, then, job)
@@ -281,7 +296,7 @@ def _check_least(wanted: WantedFreezing, now: FreezeOverrides, method: str) -> N
             " than 0 and at most 1"
         )
     budget = now.r_max if wanted.r_max is None else wanted.r_max
-    if budget != AUTO or not method.startswith("timelyfreeze"):
+    if budget != AUTO or not has_program(method):
         raise JobError(
             f"least_update = {least:g} changes nothing with method {method} and r_max = {budget_text(budget)}: give"
             " r_max auto with it"
@@ -372,7 +387,7 @@ def _check_memory(method: str, job: Running) -> None:
         )
 
 
-def _current(spec: FreezeConfig, view: JobView) -> FreezeOverrides:
+def current_settings(spec: FreezeConfig, view: JobView) -> FreezeOverrides:
     """Return the newest settings, without phases, whether or not the ranks follow them yet."""
     proposed, newest = view.freeze.proposed, view.freeze.newest
     for plan in (proposed, newest):

@@ -81,7 +81,7 @@ class ControlledJob:
         self._turns, self._turn_at = deque(turns), sys.maxsize
         self.records: list[Record] = []
         self.said: list[str] = []
-        self._asks = asks
+        self.asks = asks
         self._changed = changed
         self.running = ElasticJob(made, self._act, **order)
         self.control = FreezeControl(
@@ -123,8 +123,8 @@ class ControlledJob:
 
     def _act(self, running: ElasticJob, event: events.Event) -> None:
         self._take(event)
-        if isinstance(event, StepReport) and event.step in self._asks:
-            self._asks.pop(event.step)(self)
+        if isinstance(event, StepReport) and event.step in self.asks:
+            self.asks.pop(event.step)(self)
         if isinstance(event, events.FreezeChanged):
             self._changed(self, event)
         if isinstance(event, FreezeStarted):
@@ -218,7 +218,7 @@ def test_changes_survive_a_loss_a_resume_and_a_replay(tmp_path: Path) -> None:
     assert [failed.rank for failed in ran.of(events.RankFailed)] == [2]
     assert first.said == [
         "'timelyfrieze' is no freeze method: did you mean timelyfreeze? There are none, timelyfreeze, apf, autofreeze,"
-        " timelyfreeze+apf, timelyfreeze+autofreeze, pipetransformer, prefix",
+        " timelyfreeze+apf, timelyfreeze+autofreeze, pipetransformer, prefix, auto",
         "r_max = 1.5 is no share: give the largest mean freeze ratio of a stage, from 0 to 1, or auto",
         "freezes nothing from a commit on",
         "freezes by timelyfreeze with r_max = 0.3 from a commit on",

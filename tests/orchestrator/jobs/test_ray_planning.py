@@ -87,7 +87,7 @@ def test_a_replay_takes_the_recorded_decisions_and_ends_with_the_same_bits(tmp_p
             name,
             job={"steps": 60, "sample_tokens": 0},
             pipeline={"ranks": 1, "microbatches": 2},
-            freeze={"method": "timelyfreeze", "warm_up": 8, "monitoring": 28, "ramp": 34},
+            freeze={"method": "timelyfreeze", "r_max": 0.8, "warm_up": 8, "monitoring": 28, "ramp": 34},
             cluster=cluster,
         )
         replay = None if name == "first" else tmp_path / "first" / "events.jsonl"

@@ -277,7 +277,7 @@ from orchestrator.spec.job_spec import Spec
 from orchestrator.trainer import PipelineTrainer
 PipelineTrainer(Spec.model_validate_json(Path(sys.argv[1]).read_text())).fit()
 """
-PHASES = {"method": "timelyfreeze", "warm_up": 4, "monitoring": 60, "ramp": 70}
+PHASES = {"method": "timelyfreeze", "r_max": 0.8, "warm_up": 4, "monitoring": 60, "ramp": 70}
 
 
 def logged(path: Path) -> list[events.Event]:

@@ -36,7 +36,7 @@ ORDER = order_of(
 
 
 def submitted(epoch: int, *, takeover: bool = False) -> events.Submitted:
-    freeze = {"method": "timelyfreeze", "warm_up": 5, "monitoring": 9, "ramp": 10}
+    freeze = {"method": "timelyfreeze", "r_max": 0.8, "warm_up": 5, "monitoring": 9, "ramp": 10}
     return events.Submitted(job="j", epoch=epoch, spec={"freeze": freeze}, resume=False, takeover=takeover)
 
 

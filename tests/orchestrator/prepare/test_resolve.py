@@ -142,7 +142,7 @@ def test_a_resolved_spec_with_epochs_is_one_to_begin_with() -> None:
 
 def test_phases_of_freezing_follow_the_steps_of_the_epochs() -> None:
     found = replace(FOUND, train_samples=2400)
-    given = passes(1, PipelineConfig(ranks=2, microbatches=3), method="timelyfreeze")
+    given = passes(1, PipelineConfig(ranks=2, microbatches=3), method="timelyfreeze", r_max=0.8)
     done = resolve_spec(given, found, {}, epoch=1)
     assert done.config.job.steps == 200
     assert (done.config.freeze.warm_up, done.config.freeze.monitoring, done.config.freeze.ramp) == (
@@ -195,7 +195,7 @@ def test_a_plan_from_elsewhere_is_followed() -> None:
 
 def test_freezing_needs_weight_gradients() -> None:
     given = spec(PipelineConfig(ranks=2), device="emulated").model_copy(
-        update={"freeze": FreezeConfig(method="timelyfreeze")}
+        update={"freeze": FreezeConfig(method="timelyfreeze", r_max=0.8)}
     )
     with pytest.raises(JobError, match="no weight gradients to skip"):
         resolve_spec(given, replace(FOUND, emulated=EmulatedConfig(weight_grad_s=0)), {}, epoch=1)

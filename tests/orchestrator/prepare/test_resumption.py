@@ -62,7 +62,7 @@ def test_a_run_that_gave_the_weights_may_have_gone_on() -> None:
 
 
 def test_default_phases_stay_when_the_job_is_made_longer() -> None:
-    timely = FreezeConfig(method="timelyfreeze")
+    timely = FreezeConfig(method="timelyfreeze", r_max=0.8)
     earlier = before(spec(100, timely))
     longer = resolve_spec(adopt(spec(1000, timely), earlier), FOUND, {}, epoch=2).config.freeze
     assert (longer.warm_up, longer.monitoring, longer.ramp) == (10, 20, 30)

@@ -23,14 +23,16 @@ def settled(steps: int, warmup_steps: int = 0, **freeze: object) -> tuple[int | 
 @pytest.mark.parametrize(
     ("steps", "warmup_steps", "freeze", "expected"),
     [
-        (300, 0, {"method": "timelyfreeze"}, (30, 40, 70)),
-        (300, 20, {"method": "timelyfreeze"}, (20, 30, 60)),
-        (300, 20, {"method": "timelyfreeze+apf", "warm_up": 0}, (0, 10, 40)),
+        (300, 0, {"method": "timelyfreeze", "r_max": 0.8}, (30, 40, 70)),
+        (300, 20, {"method": "timelyfreeze", "r_max": 0.8}, (20, 30, 60)),
+        (300, 20, {"method": "timelyfreeze"}, (20, 24, 54)),
+        (300, 20, {"method": "auto"}, (20, 24, 54)),
+        (300, 20, {"method": "timelyfreeze+apf", "r_max": 0.8, "warm_up": 0}, (0, 10, 40)),
         (300, 20, {"method": "timelyfreeze", "monitoring": 26, "ramp": 26}, (20, 26, 26)),
-        (300, 20, {"method": "timelyfreeze", "ramp": 300}, (20, 30, 300)),
+        (300, 20, {"method": "timelyfreeze", "r_max": 0.8, "ramp": 300}, (20, 30, 300)),
         (6, 20, {"method": "timelyfreeze"}, (3, 5, 5)),
         (3, 20, {"method": "timelyfreeze"}, (1, 3, 3)),
-        (20, 20, {"method": "timelyfreeze"}, (10, 15, 17)),
+        (20, 20, {"method": "timelyfreeze", "r_max": 0.8}, (10, 15, 17)),
         (300, 20, {"method": "apf"}, (20, None, None)),
         (6, 20, {"method": "autofreeze"}, (3, None, None)),
         (300, 20, {"method": "none"}, (None, None, None)),
@@ -61,7 +63,14 @@ def test_unset_phases_become_numbers(
 )
 def test_phases_that_do_not_fit(steps: int, freeze: dict[str, Any], told: str) -> None:
     with pytest.raises(JobError, match=told):
-        settled(steps, method="timelyfreeze", **freeze)
+        settled(steps, method="timelyfreeze", r_max=0.8, **freeze)
+
+
+def test_a_budget_does_not_go_with_a_job_that_chooses() -> None:
+    with pytest.raises(
+        JobError, match=r"finds out how much to freeze, and freeze\.r_max = 0\.5 is given: leave that"
+    ):
+        settled(100, method="auto", r_max=0.5)
 
 
 def test_a_warm_up_as_long_as_the_job() -> None:
@@ -75,7 +84,7 @@ def test_a_warm_up_as_long_as_the_job() -> None:
 
 def test_a_resumed_job_that_is_too_short_for_its_phases_is_told_to_be_longer() -> None:
     """It must keep the phases of its run, so shorter phases, or none, are suggested only for other jobs."""
-    begun = Spec(job=JobConfig(name="a", steps=1000), freeze=FreezeConfig(method="timelyfreeze"))
+    begun = Spec(job=JobConfig(name="a", steps=1000), freeze=FreezeConfig(method="timelyfreeze", r_max=0.8))
     phases = settle_phases(begun.freeze, begun.optimizer, 1000)
     adopted = adopt(begun, {"freeze": phases.model_dump(mode="json")}).freeze
     assert settle_phases(adopted, begun.optimizer, 210) == phases

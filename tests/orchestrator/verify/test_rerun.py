@@ -37,7 +37,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Sequence[Re
         job={"steps": STEPS},
         model={"layers": 2, "dropout": 0.1},
         pipeline={"ranks": 4, "replicas": 2, "microbatches": 2},
-        freeze={"method": "timelyfreeze", "warm_up": 1, "monitoring": 3, "ramp": 4},
+        freeze={"method": "timelyfreeze", "r_max": 0.8, "warm_up": 1, "monitoring": 3, "ramp": 4},
         checkpoint={"every_steps": 3, "keep": 5},
         elastic={"redundancy": "none"},
     )

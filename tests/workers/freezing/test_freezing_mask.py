@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from benchmarks.parts.rank_threads import Hub, LocalChannel
-from planner.freezing import FreezePlan, Phases
+from planner.freezing import AUTO, REFERENCE_AT, REFERENCE_EVERY, Budget, FreezePlan, Phases
 from workers.commit.commit import CommitDecision
 from workers.config import FreezeConfig, OptimizerConfig
 from workers.freezing.freezer import Extent, Freezer, begin_statistics
@@ -217,9 +217,11 @@ TIMES = (
 TIMED = FreezePlan(epoch=1, version=1, ratios=((0.4,), (0.4,)), stages=((0, 2),), weights=TIMES, start=3)
 
 
-def freezer(*plans: FreezePlan, stable: Mapping[int, set[str]]) -> Freezer:
+def freezer(*plans: FreezePlan, stable: Mapping[int, set[str]], r_max: Budget = 0.8) -> Freezer:
     """The freezer of one rank with two layers and one microbatch; all phases are over from step 3 on."""
-    config = FreezeConfig(method="timelyfreeze+apf", warm_up=0, monitoring=2, ramp=2, check_every=10**6)
+    config = FreezeConfig(
+        method="timelyfreeze+apf", r_max=r_max, warm_up=0, monitoring=2, ramp=2, check_every=10**6
+    )
     optimizer = make_optimizer(OptimizerConfig(), 1)
     states = {0: LayerState.of(0, "lookup", Lookup(), optimizer), 1: block()}
     for layer, state in states.items():
@@ -259,6 +261,25 @@ def test_a_hybrid_freezes_as_much_measured_time_as_was_planned(stable: Mapping[i
         assert told.actual == pytest.approx(shares[-1])
     # Four standard errors; a draw's share deviates by no more than that of 0, 1 at even odds.
     assert sum(shares) / DRAWS == pytest.approx(0.4, abs=4 * 0.5 / math.sqrt(DRAWS))
+
+
+def test_where_the_job_leaves_it_to_us_a_hybrid_spends_what_was_solved_for_each_layer_there() -> None:
+    unlike = replace(TIMED, ratios=((0.9,), (0.1,)))
+    for r_max, table, rest in ((AUTO, 0.9, 0.1), (0.8, 0.116, 0.116)):
+        made = freezer(unlike, stable={}, r_max=r_max)
+        made.begin(3)
+        assert made._chances[0][0].others == pytest.approx(table)
+        assert made._chances[1][0].others == pytest.approx(rest)
+
+
+def test_a_step_to_compare_with_freezes_nothing_and_counts_as_such() -> None:
+    whole = [step for step in range(3, 60) if step % REFERENCE_EVERY == REFERENCE_AT]
+    for r_max, expected in ((AUTO, whole), (0.8, [])):
+        made = freezer(TIMED, stable={}, r_max=r_max)
+        assert [step for step in range(3, 60) if not made.may_freeze(step)] == expected
+        for step in range(3, 60):
+            made.begin(step)
+            assert (made._chances[1] == (NEVER,)) == (step in expected)
 
 
 def test_without_times_a_hybrid_counts_scalars() -> None:

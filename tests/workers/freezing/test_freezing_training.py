@@ -21,17 +21,17 @@ from workers.protocol.reports import FreezeReport, FreezeStarted, FrozenCounts, 
 from workers.reproducibility import rng
 
 PHASES = {"warm_up": 1, "monitoring": 3, "ramp": 6}
-TIMELY = FreezeConfig(method="timelyfreeze", **PHASES)
+TIMELY = FreezeConfig(method="timelyfreeze", r_max=0.8, **PHASES)
 METHODS = {
     "timelyfreeze": TIMELY,
     # Thresholds at which some of these small models' parameters become stable within a few steps.
     "apf": FreezeConfig(method="apf", warm_up=1, check_every=1, apf_threshold=0.8, apf_alpha=0.5),
     "autofreeze": FreezeConfig(method="autofreeze", warm_up=1, check_every=1, autofreeze_percentile=60),
     "timelyfreeze+apf": FreezeConfig(
-        method="timelyfreeze+apf", **PHASES, check_every=1, apf_threshold=0.8, apf_alpha=0.5
+        method="timelyfreeze+apf", r_max=0.8, **PHASES, check_every=1, apf_threshold=0.8, apf_alpha=0.5
     ),
     "timelyfreeze+autofreeze": FreezeConfig(
-        method="timelyfreeze+autofreeze", **PHASES, check_every=1, autofreeze_percentile=60
+        method="timelyfreeze+autofreeze", r_max=0.8, **PHASES, check_every=1, autofreeze_percentile=60
     ),
 }
 RATIOS = tuple(tuple(((3 * layer + 5 * m) % 7) / 6 for m in range(4)) for layer in range(8))
@@ -243,7 +243,9 @@ def test_frozen_in_every_microbatch_is_no_update_at_all(tmp_path: Path) -> None:
     ratios = tuple((1.0,) * 4 if layer == 2 else (0.0,) * 4 for layer in range(8))
     plan = FreezePlan(epoch=1, version=1, ratios=ratios, start=4)
     config = small_config(
-        tmp_path, steps=9, freeze=FreezeConfig(method="timelyfreeze", warm_up=0, monitoring=2, ramp=3)
+        tmp_path,
+        steps=9,
+        freeze=FreezeConfig(method="timelyfreeze", r_max=0.8, warm_up=0, monitoring=2, ramp=3),
     )
     done = {}
     for stop_at in (3, 8):

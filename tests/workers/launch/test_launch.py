@@ -22,7 +22,7 @@ def test_all_ranks_take_up_the_plan_that_an_observer_returns(tmp_path: Path) -> 
         steps=15,
         device="emulated",
         emulated=EmulatedConfig(forward_s=0.005, input_grad_s=0.005, weight_grad_s=0.005),
-        freeze=FreezeConfig(method="timelyfreeze", warm_up=0, monitoring=2, ramp=2),
+        freeze=FreezeConfig(method="timelyfreeze", r_max=0.8, warm_up=0, monitoring=2, ramp=2),
     )
     plan = FreezePlan(epoch=1, version=1, ratios=((1.0,) * 4,) * 8)
     seen: list[Report] = []

@@ -221,7 +221,7 @@ def test_a_decision_waits_for_the_move_under_way(tmp_path: Path, monkeypatch: py
 def test_the_cut_stays_while_steps_are_monitored_for_freezing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    freeze = {"method": "timelyfreeze", "warm_up": 2, "monitoring": 6, "ramp": 10}
+    freeze = {"method": "timelyfreeze", "r_max": 0.8, "warm_up": 2, "monitoring": 6, "ramp": 10}
 
     async def check(controller: Controller) -> None:
         monkeypatch.setattr(controller._adaptation, "_migrate", nothing_moves)

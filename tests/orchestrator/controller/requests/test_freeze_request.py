@@ -175,7 +175,9 @@ def test_as_much_as_pays_is_solved_from_what_was_monitored_and_bounded_by_a_requ
     again = decided(WantedFreezing(method=None, r_max=None, least_update=0.95), then)
     assert isinstance(again, Solve)
     assert again.question.least_update == 0.95
-    assert question_for_new_times(then, profiled(10**9)) is None, "gradients are those of the monitored steps"
+    found_again = question_for_new_times(then, profiled(10**9))
+    assert found_again is not None
+    assert (found_again[0].r_max, found_again[0].least_update) == (AUTO, 0.9)
     with pytest.raises(JobError, match=r"least_update = 1\.5 is no share: give the least share"):
         decided(WantedFreezing(method=None, r_max=None, least_update=1.5), job)
     with pytest.raises(
@@ -231,12 +233,12 @@ def test_times_of_another_partition_do_not_count() -> None:
 
 def test_a_method_without_a_program_needs_no_times() -> None:
     found = asked(running(NONE, step=99), "autofreeze")
-    assert found == Adopt(control=FreezeOverrides(method="autofreeze", r_max=0.8))
+    assert found == Adopt(control=FreezeOverrides(method="autofreeze", r_max=AUTO))
 
 
 def test_copies_that_fit_the_devices_are_no_reason_to_refuse_a_method() -> None:
     roomy = running(NONE, profile=profiled(40_000_000), memory_per_rank_bytes=40_000_000)
-    assert asked(roomy, "apf") == Adopt(control=FreezeOverrides(method="apf", r_max=0.8))
+    assert asked(roomy, "apf") == Adopt(control=FreezeOverrides(method="apf", r_max=AUTO))
 
 
 def test_copies_must_fit_the_plan_that_requested_moves_lead_to() -> None:
@@ -317,29 +319,29 @@ def wide(spec: FreezeConfig, *log: events.Event, step: int = 20, layers: int = 1
 
 def test_a_prefix_is_asked_for_with_its_number_and_changed_without_its_name() -> None:
     first = decided(WantedFreezing(method="prefix", r_max=None, prefix=6), wide(NONE))
-    assert first == Adopt(control=FreezeOverrides(method="prefix", r_max=0.8, prefix=6))
+    assert first == Adopt(control=FreezeOverrides(method="prefix", r_max=AUTO, prefix=6))
     assert described(first.control) == "freezes by prefix of 6 layers from a commit on"
     plan = replace(plan_of(first.control, PLAN, epoch=1, version=2), start=21)
     assert NONE.model_copy(update=plan.settings).prefix == 6
     more = decided(WantedFreezing(method=None, r_max=None, prefix=8), wide(NONE, FreezeStarted(plan=plan)))
-    assert more == Adopt(control=FreezeOverrides(method="prefix", r_max=0.8, prefix=8))
+    assert more == Adopt(control=FreezeOverrides(method="prefix", r_max=AUTO, prefix=8))
     by_schedule = FreezeConfig(method="prefix", schedule=((1, 2), (50, 4)))
     assert by_schedule.model_copy(update=plan.settings).schedule == ()
 
 
 def test_pipetransformer_is_asked_for_and_its_alpha_changed() -> None:
     first = decided(WantedFreezing(method="pipetransformer", r_max=None), wide(NONE))
-    assert first == Adopt(control=FreezeOverrides(method="pipetransformer", r_max=0.8))
+    assert first == Adopt(control=FreezeOverrides(method="pipetransformer", r_max=AUTO))
     spec = FreezeConfig(method="pipetransformer", warm_up=0, check_every=5, alpha=0.25)
     then = decided(WantedFreezing(method=None, r_max=None, alpha=0.5), wide(spec))
-    assert then == Adopt(control=FreezeOverrides(method="pipetransformer", r_max=0.8, alpha=0.5))
+    assert then == Adopt(control=FreezeOverrides(method="pipetransformer", r_max=AUTO, alpha=0.5))
     assert described(then.control) == "freezes by pipetransformer with alpha = 0.5 from a commit on"
     settings = spec.model_copy(
         update=replace(plan_of(then.control, PLAN, epoch=1, version=2), start=21).settings
     )
     assert (settings.alpha, settings.warm_up, settings.check_every) == (0.5, 20, 5)
     off = decided(WantedFreezing(method="none", r_max=None), wide(spec))
-    assert off == Adopt(control=FreezeOverrides(method="none", r_max=0.8, alpha=0.25))
+    assert off == Adopt(control=FreezeOverrides(method="none", r_max=AUTO, alpha=0.25))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,113 @@
+"""A job that chooses how to freeze (`freeze.method = "auto"`): when it does, by which gradients, and what is best.
+
+Pure. What is chosen is asked for as a user would ask for it (`freeze_control.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import mean
+from typing import Any
+
+from orchestrator.controller.requests.freeze_request import Running, current_settings
+from orchestrator.events.types import Event
+from orchestrator.history.job_view import JobView
+from planner.freeze.choice import Candidate, better, candidates
+from planner.freeze.decision import FreezeQuestion, decide
+from planner.freezing import AUTO, Phases
+from planner.profile import Profile
+from planner.schedule.table_format import CSV_PREFIX
+from workers.config import FreezeConfig
+from workers.protocol.reports import FreezeStarted, StepReport
+
+EVERY = 100
+"""Steps between two choices."""
+NEWEST = 5
+"""Timelines by which layers count, the newest that tell of gradients."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Other settings, and why."""
+
+    prefix: int
+    """0: those of the freeze program."""
+    reason: str
+
+
+def due(event: Event, spec: FreezeConfig, view: JobView) -> bool:
+    """Whether the job is to choose, now that `event` is logged: once its program has been solved, also for new times,
+    and every `EVERY` steps from then on."""
+    if not isinstance(event, FreezeStarted | StepReport) or (newest := view.freeze.newest) is None:
+        return False
+    control, since = newest.control, newest.start
+    if (control is not None and control.phases is not None and not control.solved) or since is None:
+        return False
+    if isinstance(event, FreezeStarted):
+        at_once = control is None or not control.chosen
+    else:
+        at_once = event.step >= since and (event.step + 1 - since) % EVERY == 0
+    return at_once and chooses(spec, view)
+
+
+def chooses(spec: FreezeConfig, view: JobView) -> bool:
+    """Whether the job chooses its method itself."""
+    return current_settings(spec, view).chooses
+
+
+def chosen(job: Running) -> Chosen | None:
+    """What the job is to freeze by from now on; None: what it does. Solves and simulates: takes seconds."""
+    now = current_settings(job.spec, job.view)
+    energies = newest_energies(job.view)
+    if job.replanner.profile is None or not any(energies) or job.plan.schedule.startswith(CSV_PREFIX):
+        return None
+
+    def frozen_by(prefix: int) -> Profile:
+        return replace(job.replanner, frozen=prefix, released=0, kept=0).profile_on(job.domains)
+
+    least = job.spec.least_update if now.least_update is None else now.least_update
+    question = FreezeQuestion(
+        plan=job.plan,
+        schedule=job.schedule,
+        phases=Phases(warm_up=0, monitoring=2, ramp=2),
+        r_max=AUTO,
+        least_update=least,
+        adaptive=job.adaptive,
+        energies=energies,
+        profile=frozen_by(0),
+    )
+    decision = decide(question, ())
+    present = (now.prefix or 0) if now.method == "prefix" else 0
+    found = [*candidates(question, decision, frozen_by)]
+    best = better(found, present)
+    return None if best is None else Chosen(best.prefix, reason(best, found, present))
+
+
+def reason(best: Candidate, found: Sequence[Candidate], now: int) -> str:
+    """Why `best` is chosen, in words."""
+    time = f"the same loss is predicted to take {best.time:.2f} of the time without freezing"
+    before = next((each for each in found if each.prefix == now), None)
+    return time if before is None else f"{time}, and {before.time:.2f} as before"
+
+
+def newest_energies(view: JobView) -> tuple[float, ...]:
+    """Per layer, the energy of its gradient in the newest steps that told; of a layer that is frozen as a whole, as it
+    was before. Empty: nothing has been solved yet."""
+    before = () if view.freeze.solved is None else view.freeze.solved.energies
+    told = [
+        report.energies
+        for _, ranks in sorted(view.measured.items(), reverse=True)
+        for report in ranks.values()
+        if report.energies
+    ][:NEWEST]
+    found: list[float] = []
+    for layer, earlier in enumerate(before):
+        newest = [energies[layer] for energies in told if energies[layer] > 0.0]
+        found.append(mean(newest) if newest else earlier)
+    return tuple(found)
+
+
+def settings_of(choice: Chosen) -> dict[str, Any]:
+    """What to ask for."""
+    return {"method": "prefix", "prefix": choice.prefix} if choice.prefix else {"method": AUTO}

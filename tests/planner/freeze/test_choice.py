@@ -1,0 +1,69 @@
+"""Which way of freezing is taken: by hand on layers whose times and gradients are round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from small_profile import layer, plan, profile
+
+from planner.freeze.choice import GAIN, Candidate, better, candidates
+from planner.freeze.decision import FreezeQuestion, decide
+from planner.freezing import AUTO, Phases
+from planner.schedule.registry import build
+from planner.simulation.predict import predict
+
+OF = profile(*(layer(update_s=0.0, weight_grad_s=1.0, input_grad_s=1.0) for _ in range(4)), ranks=1)
+"""F = I = W = 1 s."""
+WHOLE, SCHEDULE = plan(4), build("1f1b", 1, 2)
+"""Two microbatches on one rank."""
+
+
+def found(energies: Sequence[float], least_update: float) -> list[Candidate]:
+    """The candidates under SGD."""
+    question = FreezeQuestion(
+        plan=WHOLE,
+        schedule=SCHEDULE,
+        phases=Phases(warm_up=0, monitoring=2, ramp=2),
+        r_max=AUTO,
+        least_update=least_update,
+        energies=tuple(energies),
+        profile=OF,
+    )
+    return [*candidates(question, decide(question, ()), OF.with_prefix)]
+
+
+def test_a_prefix_costs_the_energy_of_its_layers_and_spares_their_backward_passes() -> None:
+    ratios, *prefixes = found([1.0, 1.0, 2.0, 4.0], 0.4)
+    assert ratios.prefix == 0
+    assert [(each.prefix, each.progress) for each in prefixes] == [(1, 0.875), (2, 0.75), (3, 0.5)]
+    unfrozen_s = predict(OF, WHOLE, SCHEDULE).step_s
+    for each in prefixes:
+        frozen_s = predict(OF.with_prefix(each.prefix), WHOLE, SCHEDULE).step_s
+        assert unfrozen_s - frozen_s == pytest.approx(2 * 2 * each.prefix)
+        assert each.kappa == pytest.approx(frozen_s / unfrozen_s)
+        assert each.time == pytest.approx(each.kappa / each.progress)
+
+
+def test_no_prefix_leaves_less_than_is_asked_for() -> None:
+    for least, most in ((0.8, 1), (0.6, 2), (0.9, 0), (0.1, 3)):
+        assert max(each.prefix for each in found([1.0, 1.0, 2.0, 4.0], least)) == most
+        assert all(each.progress >= least for each in found([1.0, 1.0, 2.0, 4.0], least))
+
+
+@pytest.mark.parametrize(
+    ("times", "now", "chosen"),
+    [
+        ([1.0, 0.9, 0.8], 0, 2),
+        ([1.0, 0.9, 0.8], 2, None),
+        ([0.7, 0.9, 0.8], 2, 0),
+        ([1.0, 1.0 - 0.9 * GAIN], 0, None),
+        ([1.0, 1.0 - 1.1 * GAIN], 0, 1),
+        ([1.0, 0.9], 5, 1),
+    ],
+    ids=["the best", "it has it", "back to the ratios", "too little", "enough", "what it has is no more"],
+)
+def test_a_job_changes_where_that_saves_enough(times: list[float], now: int, chosen: int | None) -> None:
+    each = [Candidate(prefix=number, kappa=time, progress=1.0) for number, time in enumerate(times)]
+    best = better(each, now)
+    assert (None if best is None else best.prefix) == chosen
