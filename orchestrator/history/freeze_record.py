@@ -78,8 +78,12 @@ class FreezeRecord:
     """The newest solution, adopted or not."""
     proposed: FreezePlan | None = None
     """A decision of the newest start that the ranks have not adopted yet."""
+    reason: str = ""
+    """Why the job itself proposes it; empty: someone else does."""
     plans: dict[int, FreezePlan] = field(default_factory=dict)
     """The decisions, by the step they start at."""
+    reasons: dict[int, str] = field(default_factory=dict)
+    """Why the job itself changed its settings, by the step that the decision starts at."""
     steps: Annotated[dict[int, FrozenStep], Columns(FrozenStep)] = field(default_factory=dict)
     """Steps in which something could be frozen."""
     recent: dict[int, list[FrozenAction]] = field(default_factory=dict)
@@ -113,10 +117,12 @@ class FreezeRecord:
         match event:
             case FreezeSolved(plan=plan):
                 self.solved, self.proposed = event, plan
-            case FreezeChanged(plan=plan):
-                self.proposed = plan
+            case FreezeChanged(plan=plan, reason=reason):
+                self.proposed, self.reason = plan, reason
             case FreezeStarted(plan=plan):
                 assert plan.start is not None, "a plan that ranks took up has a start"
+                if self.reason and self.proposed is not None and self.proposed.key == plan.key:
+                    self.reasons[plan.start] = self.reason
                 self.proposed = still_proposed(self.proposed, plan)
                 self.plans[plan.start] = plan
                 self._follow(plan)
@@ -140,7 +146,7 @@ class FreezeRecord:
         if not resume or (self.proposed is not None and self.proposed.control is None):
             self.proposed = None
         if not resume:
-            self.solved, self.plans, self.prefixes = None, {}, {}
+            self.solved, self.plans, self.prefixes, self.reasons = None, {}, {}, {}
             self.kept, self.used = {}, []
         for _, plan in sorted(self.plans.items()):
             self._follow(plan)

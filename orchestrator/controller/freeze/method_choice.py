@@ -57,7 +57,8 @@ def chooses(spec: FreezeConfig, view: JobView) -> bool:
 
 
 def chosen(job: Running) -> Chosen | None:
-    """What the job is to freeze by from now on; None: what it does. Solves and simulates: takes seconds."""
+    """The settings that the job is to freeze by from now on; None: those that it has. Solves and simulates: takes
+    seconds."""
     now = current_settings(job.spec, job.view)
     energies = newest_energies(job.view)
     if job.replanner.profile is None or not any(energies) or job.plan.schedule.startswith(CSV_PREFIX):
@@ -109,5 +110,5 @@ def newest_energies(view: JobView) -> tuple[float, ...]:
 
 
 def settings_of(choice: Chosen) -> dict[str, Any]:
-    """What to ask for."""
+    """The request that asks for `choice`."""
     return {"method": "prefix", "prefix": choice.prefix} if choice.prefix else {"method": AUTO}

@@ -131,8 +131,9 @@ def _request(run: JobView, start: int, plan: FreezePlan) -> str:
     if control is None:
         return ""
     by = next((each.command.by for each in run.commands.entries.values() if each.freeze == plan.key), "")
+    reason = run.freeze.reasons.get(start, "it chooses its method" if control.chosen else "")
     return FreezeChanged(
-        from_step=start, method=control.method, r_max=control.r_max, by=by, plan=plan
+        from_step=start, method=control.method, r_max=control.r_max, by=by, plan=plan, reason=reason
     ).sentence
 
 

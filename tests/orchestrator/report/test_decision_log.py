@@ -75,3 +75,18 @@ def test_changed_settings_are_there_once_the_ranks_follow_them_with_who_asked_fo
     assert (first.what, first.numbers) == ("freeze ratios 1.1", ""), (
         "only the newest solution's times are kept"
     )
+
+
+def test_what_the_job_itself_changed_is_told_with_why() -> None:
+    run = fold(freezing_records())
+    costly = FreezeChanged(from_step=1, method="none", r_max=0.8, by="auto", plan=OFF, reason="it costs")
+    take(run, costly, FreezeStarted(plan=replace(OFF, start=201)))
+    assert decision_log(run)[0].reason == "the job turned freezing off: it costs"
+    take(run, *changed(AGAIN, "again"), FreezeStarted(plan=replace(AGAIN, start=211)))
+    assert decision_log(run)[0].reason.startswith(f"{BY} set the freeze method")
+    chose = FreezeOverrides(method="prefix", r_max="auto", prefix=2, chosen=True)
+    take(run, FreezeStarted(plan=replace(OFF, version=4, control=chose, start=221)))
+    assert (
+        decision_log(run)[0].reason
+        == "the job set the freeze method to prefix of 2 layers: it chooses its method"
+    )
