@@ -35,6 +35,7 @@ BENCHMARKS = (
     "telemetry",
     "freeze_program",
     "freezing",
+    "freezing_tables",
     "prefix",
     "packed_pipelines",
     "activation_cache",

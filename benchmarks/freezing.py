@@ -1,14 +1,13 @@
-"""Real training on two ranks with and without freezing: throughput, validation loss, a sweep of settings.
+"""Real training on two ranks with and without freezing: throughput, validation loss.
 
-    python -m benchmarks.freezing [--quick] [--parts throughput,loss,sweep] [--method ...] [--page OUT]
+    python -m benchmarks.freezing [--quick] [--parts throughput,loss] [--method ...]
 
 `throughput`: in one run, steps with r_max 0.8 alternate with steps that freeze nothing. A ratio compares a
 frozen step with its two neighbours; a round's figure is the median ratio.
 `loss`: the validation loss after 300 steps with and without freezing, both from scratch and from a trained
 model, as in the paper.
-`sweep`: throughput against validation loss of the same job for values of r_max, T_APF and P_Auto (figure 6 of
-TimelyFreeze). Throughput is measured as in `throughput`, with the shares that the run froze. `--page` writes
-a page. `benchmarks.monitoring` measures what monitoring costs.
+`benchmarks.freezing_tables` compares methods and their settings; `benchmarks.monitoring` measures what monitoring
+costs.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from typing import Any, Literal
 import torch
 
 from benchmarks.parts.planner_in_process import PlannerInProcess
-from benchmarks.parts.sweep_page import Outcome, write_page
 from benchmarks.parts.turns import in_turns, same
 from benchmarks.parts.two_rank_job import WARM_UP, make_job
 from planner.freeze.decision import FreezeDecision
@@ -53,10 +51,7 @@ ASKED_LOSS = 0.02
 TUNING_LR = 2e-4
 """Peak learning rate when training continues from a trained model: a tenth of that from scratch."""
 
-R_MAX = (0.5, 0.8, 1.0)
 HYBRIDS: tuple[Timely, ...] = ("timelyfreeze+apf", "timelyfreeze+autofreeze")
-T_APF = (0.35, 0.5)
-P_AUTO = (60.0, 80.0)
 
 
 @dataclass(frozen=True)
@@ -261,53 +256,6 @@ def _print_losses(what: str, none: Trained, frozen: Trained) -> None:
     )
 
 
-def sweep(steps: int, pairs: int, folder: Path, page: Path | None) -> None:
-    """Print and draw throughput against validation loss for each setting of each method."""
-    warm_up = max(6, steps // 10)
-    wanted = [("none", "", NONE)]
-    wanted += [("timelyfreeze", f"r_max {value:g}", timely(steps, value)) for value in R_MAX]
-    wanted += [(method, "r_max 0.8", timely(steps, method=method)) for method in HYBRIDS]
-    wanted += [
-        (
-            "apf",
-            f"T_APF {value:g}",
-            FreezeConfig(method="apf", warm_up=warm_up, check_every=5, apf_threshold=value),
-        )
-        for value in T_APF
-    ]
-    wanted += [
-        (
-            "autofreeze",
-            f"P_Auto {value:g} %",
-            FreezeConfig(method="autofreeze", warm_up=warm_up, check_every=5, autofreeze_percentile=value),
-        )
-        for value in P_AUTO
-    ]
-    outcomes: list[Outcome] = []
-    for method, control, freeze in wanted:
-        run = train(steps, folder, freeze)
-        beside = take_turns(run.shares, pairs, folder) if method != "none" else None
-        outcomes.append(
-            Outcome(
-                method=method,
-                control=control,
-                relative_throughput=median(beside.ratios) if beside is not None else 1.0,
-                validation_loss=run.validation_loss,
-                freeze_ratio=run.freeze_ratio,
-                p_eff=run.p_eff,
-            )
-        )
-        newest = outcomes[-1]
-        print(
-            f"{method:23} {control:12} throughput {newest.relative_throughput:.3f}, validation loss"
-            f" {newest.validation_loss:.4f}, frozen {newest.freeze_ratio:.3f}, p_eff {newest.p_eff:.3f}",
-            flush=True,
-        )
-    if page is not None:
-        write_page(page, outcomes, steps=steps, job=JOB)
-        print(f"page: {page}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -315,19 +263,16 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="a tenth of the steps: shows that it works, not how well"
     )
-    parser.add_argument("--parts", default="throughput,loss,sweep")
+    parser.add_argument("--parts", default="throughput,loss")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--page", type=Path, help="an HTML file")
     parser.add_argument(
         "--method", default="timelyfreeze", choices=("timelyfreeze", *HYBRIDS), help="of the part `loss`"
     )
     options = parser.parse_args()
     parts = options.parts.split(",")
-    unknown = [part for part in parts if part not in ("throughput", "loss", "sweep")]
+    unknown = [part for part in parts if part not in ("throughput", "loss")]
     if unknown:
-        parser.error(f"no part {', '.join(unknown)}; there are throughput, loss and sweep")
-    if options.page is not None and (options.page.is_dir() or not options.page.parent.is_dir()):
-        parser.error(f"--page {options.page}: is to be a file in a folder that there is")
+        parser.error(f"no part {', '.join(unknown)}; there are throughput and loss")
     pairs = 3 if options.quick else 20
     print(f"torch {torch.__version__}; {JOB}")
     with tempfile.TemporaryDirectory() as folder:
@@ -335,8 +280,6 @@ def main() -> None:
             compare_throughput(1 if options.quick else options.rounds, pairs, Path(folder))
         if "loss" in parts:
             compare_loss(30 if options.quick else 300, Path(folder), options.method)
-        if "sweep" in parts:
-            sweep(20 if options.quick else 100, pairs, Path(folder), options.page)
 
 
 if __name__ == "__main__":

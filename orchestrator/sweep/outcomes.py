@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import mean
 from typing import Any
 
@@ -27,6 +27,61 @@ class SweptJob:
     """Its freeze method."""
     error: str = ""
     """Why it has none: the last that it said; empty if it is done."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingOutcome:
+    """The jobs of one setting, one for each seed."""
+
+    settings: tuple[tuple[str, str], ...]
+    """(key, value) of each key of the grid, in its order."""
+    jobs: tuple[SweptJob, ...]
+    over_none: float | None = None
+    """How many times as fast its steps are as those of the settings that freeze nothing and are else the same, means of
+    each; None: some have none."""
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """The values alone."""
+        return tuple(value for _, value in self.settings)
+
+    @property
+    def beside_freezing(self) -> tuple[tuple[str, str], ...]:
+        """The settings that are not of freezing."""
+        return tuple((key, value) for key, value in self.settings if not key.startswith("freeze."))
+
+    @property
+    def frozen_by(self) -> str:
+        """The freeze method of its jobs."""
+        return next((job.frozen_by for job in self.jobs if not job.error), "none")
+
+    @property
+    def loss(self) -> float | None:
+        """Mean validation loss; None where no job has one."""
+        found = [value for value in self.numbers("loss") if math.isfinite(value)]
+        return mean(found) if found else None
+
+    def numbers(self, name: str) -> list[float]:
+        """The number `name` of the jobs that have it."""
+        return [job.numbers[name] for job in self.jobs if name in job.numbers]
+
+
+def by_setting(outcomes: Sequence[SweptJob]) -> tuple[SettingOutcome, ...]:
+    """The settings, in the order in which they come."""
+    found: dict[tuple[tuple[str, str], ...], list[SweptJob]] = {}
+    for outcome in outcomes:
+        found.setdefault(outcome.cell.settings, []).append(outcome)
+    every = [SettingOutcome(settings=settings, jobs=tuple(jobs)) for settings, jobs in found.items()]
+    free: dict[tuple[tuple[str, str], ...], list[float]] = {}
+    for each in every:
+        if each.frozen_by == "none":
+            free.setdefault(each.beside_freezing, []).extend(each.numbers("step_s"))
+    return tuple(
+        replace(each, over_none=mean(beside) / mean(steps))
+        if (beside := free.get(each.beside_freezing)) and (steps := each.numbers("step_s"))
+        else each
+        for each in every
+    )
 
 
 def outcome_of(cell: Cell, summary: Mapping[str, Any]) -> SweptJob:
@@ -82,23 +137,17 @@ def table(outcomes: Sequence[SweptJob]) -> Table:
         *_SHOWN[3:],
     ]
     shown = [row for row in shown if any(row[0] in each.numbers for each in outcomes)]
-    free = [
-        each.numbers["step_s"] for each in outcomes if each.frozen_by == "none" and "step_s" in each.numbers
-    ]
-    over = bool(free) and any(each.frozen_by != "none" for each in outcomes)
+    settings = by_setting(outcomes)
+    over = any(each.over_none is not None and each.frozen_by != "none" for each in settings)
     columns = [*map(Column, keys), *(Column(title, "number") for _, title, _ in shown)]
     columns += [Column("Over none", "number")] if over else []
     rows: list[tuple[TableCell, ...]] = []
-    for settings, group in _by_setting(outcomes).items():
-        cells: list[TableCell] = [value for _, value in settings]
-        cells += [
-            _spread([each.numbers[name] for each in group if name in each.numbers], show)
-            for name, _, show in shown
-        ]
+    for setting in settings:
+        cells: list[TableCell] = [*setting.values]
+        cells += [_spread(setting.numbers(name), show) for name, _, show in shown]
         if over:
-            steps = [each.numbers["step_s"] for each in group if "step_s" in each.numbers]
-            cells.append(f"{mean(free) / mean(steps):.2f}" if steps else "–")
-        failed = [each.error for each in group if each.error]
+            cells.append("–" if setting.over_none is None else f"{setting.over_none:.2f}")
+        failed = [job.error for job in setting.jobs if job.error]
         rows.append(
             (*cells, Pill(f"{len(failed)} not done: {failed[0]}", "bad") if failed else Pill("done", "good"))
         )
@@ -107,13 +156,6 @@ def table(outcomes: Sequence[SweptJob]) -> Table:
 
 def _known() -> list[tuple[str, str]]:
     return [(name, title) for name, title, _ in _SHOWN]
-
-
-def _by_setting(outcomes: Sequence[SweptJob]) -> dict[tuple[tuple[str, str], ...], list[SweptJob]]:
-    found: dict[tuple[tuple[str, str], ...], list[SweptJob]] = {}
-    for outcome in outcomes:
-        found.setdefault(outcome.cell.settings, []).append(outcome)
-    return found
 
 
 def _spread(values: Sequence[float], show: Callable[[float], str]) -> str:

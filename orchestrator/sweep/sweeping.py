@@ -20,10 +20,10 @@ from pathlib import Path
 from types import FrameType
 
 from orchestrator.events.segments import replace_file
-from orchestrator.report.assets import render_page
 from orchestrator.spec.job_spec import Spec
 from orchestrator.sweep.grid import Cell
-from orchestrator.sweep.outcomes import SweptJob, csv_text, outcome_of, table
+from orchestrator.sweep.outcomes import SweptJob, csv_text, outcome_of
+from orchestrator.sweep.page import page_of
 from planner.wording import counted
 from workers.protocol.errors import JobError
 
@@ -149,17 +149,12 @@ class Sweep:
 
     def _write(self, spec: Spec, outcomes: Sequence[SweptJob]) -> None:
         replace_file(self.folder / CSV_NAME, csv_text(outcomes).encode())
-        facts = {
-            "title": f"Sweep of {spec.job.name}",
-            "heading": f"Sweep of {spec.job.name}",
-            "text": (
-                f"{counted(len(outcomes), 'job')} of {self.path.name}; each figure is a mean over seeds, with the least"
-                " and the greatest where they differ."
-            ),
-            "charts": [],
-            "table": table(outcomes),
-        }
-        replace_file(self.folder / PAGE_NAME, render_page("chart_page.html.j2", facts).encode())
+        about = (
+            f"{counted(len(outcomes), 'job')} of {self.path.name}; each figure is a mean over seeds, with the least and"
+            " the greatest where they differ."
+        )
+        page = page_of(f"Sweep of {spec.job.name}", about, outcomes)
+        replace_file(self.folder / PAGE_NAME, page.encode())
 
 
 def _last_line(file: Path) -> str:

@@ -10,10 +10,12 @@ from elastic_run import eventful, life, rehearse
 from report_page import Page
 from synthetic_run import STEPS, freezing_records
 
-from benchmarks.parts.sweep_page import Outcome, write_page
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.report.page import render
 from orchestrator.report.step.step_timeline import measured_step
+from orchestrator.sweep.grid import Cell
+from orchestrator.sweep.outcomes import SweptJob
+from orchestrator.sweep.page import page_of
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -63,19 +65,16 @@ def test_pages_of_pictures_and_of_the_sweep(tmp_path: Path) -> None:
     (tmp_path / "step.html").write_text(step.page(), encoding="utf-8")
     opened = open_page(tmp_path / "step.html", tmp_path / "profile")
     assert (opened.console, opened.dom.count('class="card timeline-view drawn"')) == ([], 1)
-    outcomes = [
-        Outcome(
-            method=method,
-            control=HOSTILE,
-            relative_throughput=1.0 + ratio,
-            validation_loss=2.0,
-            freeze_ratio=ratio,
-            p_eff=0.5,
+    swept = [
+        SweptJob(
+            cell=Cell(settings=(("freeze.method", method), ("job.name", HOSTILE + str(step_s)))),
+            numbers={"step_s": step_s, "loss": 2.0},
+            frozen_by=method,
         )
         for method in ("none", "apf")
-        for ratio in (0.1, 0.2)
+        for step_s in (0.1, 0.2)
     ]
-    write_page(tmp_path / "sweep.html", outcomes, steps=10, job=HOSTILE)
+    (tmp_path / "sweep.html").write_text(page_of("a sweep", HOSTILE, swept), encoding="utf-8")
     opened = open_page(tmp_path / "sweep.html", tmp_path / "profile")
     assert opened.console == []
     assert [height for _, height in opened.canvases] == [460]

@@ -3,9 +3,12 @@
 import csv
 import io
 
+import pytest
+
 from orchestrator.report.parts import Pill
 from orchestrator.sweep.grid import Cell
-from orchestrator.sweep.outcomes import SweptJob, csv_text, outcome_of, table
+from orchestrator.sweep.outcomes import SweptJob, by_setting, csv_text, outcome_of, table
+from orchestrator.sweep.page import scatter
 
 
 def summary(step_s: float, loss: float, accuracy: float, method: str = "none") -> dict[str, object]:
@@ -60,3 +63,32 @@ def test_the_table_has_a_row_for_each_setting_with_means_spreads_and_the_gain_ov
 def test_without_a_job_that_freezes_nothing_there_is_no_gain() -> None:
     assert "Over none" not in [column.name for column in table(OUTCOMES[2:3]).columns]
     assert "Over none" not in [column.name for column in table(OUTCOMES[:2]).columns]
+
+
+def test_settings_are_compared_with_those_that_freeze_nothing_and_are_else_the_same() -> None:
+    def job(schedule: str, method: str, step_s: float) -> SweptJob:
+        settings = (("pipeline.schedule", schedule), ("freeze.method", method))
+        return outcome_of(Cell(settings=settings), summary(step_s, 2.0, 0.5, method))
+
+    times = {("gpipe", "none"): 0.8, ("gpipe", "apf"): 0.4, ("1f1b", "none"): 0.3, ("1f1b", "apf"): 0.2}
+    jobs = [job(*setting, step_s) for setting, step_s in times.items()]
+    found = {each.values: each.over_none for each in by_setting([*jobs, job("zbv", "apf", 0.1)])}
+    assert found == {
+        ("gpipe", "none"): 1.0,
+        ("gpipe", "apf"): 2.0,
+        ("1f1b", "none"): 1.0,
+        ("1f1b", "apf"): pytest.approx(1.5),
+        ("zbv", "apf"): None,
+    }
+
+
+def test_the_chart_has_a_point_for_each_setting_with_a_speed_and_a_loss() -> None:
+    chart = scatter(by_setting(OUTCOMES))
+    assert chart is not None
+    assert [(each.name, each.points, each.labels) for each in chart.series] == [
+        ("none", ((1.0, 2.25),), ("none",)),
+        ("apf", ((2.0, 3.0),), ("apf",)),
+    ]
+    assert len({each.colour for each in chart.series}) == 2
+    assert scatter(by_setting(OUTCOMES[:2])) is None
+    assert scatter(by_setting(OUTCOMES[2:])) is None, "there is nothing to compare with"
