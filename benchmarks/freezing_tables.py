@@ -5,8 +5,8 @@
 `language`, `texts` and `images` are TimelyFreeze's tables 1 to 3: each method under several schedules, on a GPT, a BERT
 and a ViT that go on from trained weights. `transformer` is PipeTransformer's table 1 with three alphas: a ViT from
 scratch, whose pipeline shrinks and multiplies. `controls` is TimelyFreeze's figure 6: more and less freezing. A table
-whose weights or texts are not there is left out, and says what makes them. The pages lie in the folder; the same command
-goes on with what is not done. Figure 9 and table 4 of PipeTransformer: `benchmarks.packed_pipelines`.
+whose weights or texts are not there is left out, and says what makes them. The pages lie in the folder; the same
+command goes on with what is not done. Figure 9 and table 4 of PipeTransformer: `benchmarks.packed_pipelines`.
 """
 
 from __future__ import annotations
