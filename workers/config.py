@@ -380,7 +380,7 @@ class FreezeConfig(Section):
             keys |= {"check_every", "alpha", "rule"}
         if self.method == "prefix":
             keys = {"method", "prefix", "schedule"}
-        if self.by_prefix:
+        if self.by_prefix or self.method == "auto":
             keys |= {"frozen_mode", "thaw"}
         return frozenset(keys)
 

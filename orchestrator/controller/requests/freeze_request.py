@@ -263,6 +263,11 @@ def _wanted_settings(wanted: WantedFreezing, job: Running) -> FreezeOverrides:
                 f"r_max = {budget_text(budget)} changes nothing with method {method}: only a timelyfreeze method has a"
                 " budget; name one with it"
             )
+    if method == AUTO and job.replanner.profile is None:
+        raise JobError(
+            "method auto weighs what layers take, and this job has not measured its model: start it with freeze.method"
+            " = 'auto', or choose timelyfreeze"
+        )
     _check_least(wanted, now, method)
     _check_prefix(method, wanted, now, job)
     then = replace(

@@ -232,6 +232,7 @@ def test_resuming_with_another_way_to_freeze_is_named() -> None:
         ("autofreeze", {"warm_up", "check_every", "autofreeze_percentile", "frozen_mode", "thaw"}),
         ("pipetransformer", {"warm_up", "check_every", "alpha", "rule", "frozen_mode", "thaw"}),
         ("prefix", {"prefix", "schedule", "frozen_mode", "thaw"}),
+        ("auto", {"warm_up", "monitoring", "ramp", "r_max", "frozen_mode", "thaw"}),
         (
             "timelyfreeze+apf",
             {"r_max", "warm_up", "monitoring", "ramp", "check_every", "apf_threshold", "apf_alpha"},

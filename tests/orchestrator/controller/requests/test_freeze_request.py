@@ -332,12 +332,13 @@ def test_a_prefix_is_asked_for_with_its_number_and_changed_without_its_name() ->
 def test_a_job_that_chooses_goes_on_choosing_until_someone_else_asks() -> None:
     auto = TIMELY.model_copy(update={"method": "auto", "r_max": AUTO})
     layers = PLAN.layers[-1][1]
-    before = running(auto, *MONITORED, step=20)
+    profile = profiled(10**9)
+    before = running(auto, *MONITORED, step=20, profile=profile)
     prefix = decided(WantedFreezing(method="prefix", r_max=None, prefix=layers - 1, chosen=True), before)
     assert isinstance(prefix, Adopt)
     assert (prefix.control.chosen, prefix.control.prefix) == (True, layers - 1)
     plan = replace(plan_of(prefix.control, PLAN, epoch=1, version=2), start=21)
-    chose = running(auto, *MONITORED, FreezeStarted(plan=plan), step=30)
+    chose = running(auto, *MONITORED, FreezeStarted(plan=plan), step=30, profile=profile)
 
     back = decided(WantedFreezing(method="auto", r_max=None, chosen=True), chose)
     assert isinstance(back, Solve)
@@ -346,8 +347,11 @@ def test_a_job_that_chooses_goes_on_choosing_until_someone_else_asks() -> None:
 
     someone = decided(WantedFreezing(method="none", r_max=None), chose)
     assert not someone.control.chosen
-    asked_for = decided(WantedFreezing(method="auto", r_max=None), running(TIMELY, *MONITORED, step=20))
+    wanted = WantedFreezing(method="auto", r_max=None)
+    asked_for = decided(wanted, running(TIMELY, *MONITORED, step=20, profile=profile))
     assert (asked_for.control.r_max, asked_for.control.chooses) == (AUTO, True)
+    with pytest.raises(JobError, match="this job has not measured its model: start it with"):
+        decided(wanted, running(TIMELY, *MONITORED, step=20))
     with pytest.raises(JobError, match=r"r_max = 0\.5 does not go with method auto, which finds out"):
         asked(before, r_max=0.5)
 
