@@ -114,6 +114,11 @@ class Schedule:
                 placement.setdefault(action.stage, rank)
         return placement
 
+    @cached_property
+    def splits_backward(self) -> bool:
+        """Whether weight gradients have actions of their own. A rank all of whose stages are frozen has none either."""
+        return any(action.kind is ActionKind.WEIGHT_GRAD for program in self.programs for action in program)
+
     def stages_of_rank(self, rank: int) -> tuple[int, ...]:
         """The stages that `rank` holds, ascending."""
         return tuple(sorted({action.stage for action in self.programs[rank]}))

@@ -76,6 +76,9 @@ class Plan(Packed):
     """Steps from one snapshot to the next; 0 without snapshots."""
     recompute: tuple[int, ...] = ()
     """Layers whose activations are dropped after the forward pass and recomputed before the backward."""
+    frozen: int = 0
+    """Layers, from the input up, that every step with this plan freezes as a whole: stages of these alone have no
+    backward pass, unless the schedule is a table of the user's own."""
     shard: str = "none"
     """`optimizer`: the places that hold a layer share out the states of its trained parameters, one shard each
     (`planner/shards.py`); `gradients`: and the sums of their gradients, which have an order and bits of their own

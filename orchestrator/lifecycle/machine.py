@@ -243,11 +243,8 @@ def _departed(order: Order, state: Trains, stimulus: Departed) -> Step[Trains | 
     waiting = state.waiting - {stimulus.parted.rank}
     if waiting:
         return replace(state, waiting=waiting), ()
-    return regroup.assess(
-        order,
-        replace(state.job, intents=replace(state.job.intents, asked=state.job.intents.asked or "move")),
-        (),
-    )
+    asked = state.job.intents.asked or ("pack" if stimulus.parted.thawed else "move")
+    return regroup.assess(order, replace(state.job, intents=replace(state.job.intents, asked=asked)), ())
 
 
 def _ask(order: Order, state: Training, stimulus: SaveOrStop) -> Step[Training | Stopping]:

@@ -302,6 +302,9 @@ def instead(order: Order, job: JobData, recovery_plan: RecoveryPlan) -> tuple[Jo
         return None
     if job.progress.frozen < change.frozen:  # layers have thawed, for which it has no memory
         return None
+    carried = recovery_plan.carried
+    if carried is not None and carried.prefix.layers < change.plan.frozen:  # nor a backward pass
+        return None
     version = job.progress.version + 1
     plan = replace(change.plan, epoch=order.epoch, version=version)
     return replace(job, progress=replace(job.progress, version=version)), plan, change.schedule

@@ -262,7 +262,8 @@ def decide(now: Situation) -> RecoveryPlan | PauseDecided | Abort:
         and not now.short
         and now.asked not in ("pack", "scale")
         # Fewer layers may be frozen in an earlier step.
-        and not (now.packs and step < reached),
+        and not (now.packs and step < reached)
+        and now.plan.frozen <= _frozen_after(now.plan, has, back=step < reached),
         lost=gone,
         joined=joined,
         rerun=1 if _interrupted(now, meeting) else 0,
@@ -270,6 +271,14 @@ def decide(now: Situation) -> RecoveryPlan | PauseDecided | Abort:
         failures=failures,
         carried=None if has is None else has.carried,
     )
+
+
+def _frozen_after(plan: Plan, has: _Holdings | None, *, back: bool) -> int:
+    """Layers that the next step freezes, as ranks that hold the model know it; else no fewer than `plan` counts on, if
+    the job does not go back."""
+    if has is not None and has.carried is not None:
+        return has.carried.prefix.layers
+    return 0 if back else plan.frozen
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.freezing import Ratios
-from planner.ir import ActionKind, Schedule
+from planner.ir import Schedule
 from planner.partition.stage_costs import StageCosts
 from planner.plan import Plan
 from planner.profile import Cluster, Profile
 from planner.repartition.slowdowns import SlowdownModel, SlowdownTable
-from planner.schedule.expand import recomputing_stages, with_recompute
+from planner.schedule.expand import schedule_of, with_recompute
 from planner.schedule.in_flight import Counts, largest_counts
-from planner.schedule.passes import repeat, with_stage_ranks
+from planner.schedule.passes import repeat
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -67,7 +67,7 @@ class RepartitionProblem:
     Args:
         profile: with a device per place and the links between them; its slowdowns do not count.
         now: the plan that the ranks follow.
-        schedule: of `now`, without recomputes.
+        schedule: of `now`, without recomputes, and with the backward passes of all stages: candidates have other ones.
         slowdowns: of the places.
         ratios: frozen shares of weight gradients, by layer and microbatch; None: nothing is frozen.
     """
@@ -118,7 +118,7 @@ class RepartitionProblem:
     @cached_property
     def splits(self) -> bool:
         """Whether weight gradients have actions of their own."""
-        return any(action.kind is ActionKind.WEIGHT_GRAD for action in self.schedule.programs[0])
+        return self.schedule.splits_backward
 
     def plan(self, cut: Integers, order: Sequence[int], partition: str) -> Plan:
         """`now` with another cut and order, and with even shares. Its standbys are those of `now`."""
@@ -132,9 +132,8 @@ class RepartitionProblem:
         )
 
     def schedule_of(self, plan: Plan) -> Schedule:
-        """The schedule of a plan of this problem, with its recomputes."""
-        placed = with_stage_ranks(self.schedule, plan.stage_ranks)
-        return with_recompute(placed, recomputing_stages(plan.layers, plan.recompute))
+        """The schedule of a plan of this problem, with its recomputes and without what its frozen stages leave out."""
+        return schedule_of(plan, self.schedule)
 
     def moved_bytes(self, cuts: Integers, order: Order) -> Integers:
         """int[N]: state of the layers that change ranks, in one pipeline."""

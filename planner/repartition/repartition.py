@@ -115,7 +115,7 @@ def best(
     profile = replanner.profile_on(domains, None if predicts else slowdowns)
     devices = profile.cluster.devices[: now.world_size]
     known = slowdowns if predicts else Known(tuple(device.slowdown for device in devices))
-    schedule = without_recompute(schedule_after(replanner.schedule, now))
+    schedule = without_recompute(schedule_after(replanner.schedule, replace(now, frozen=0)))
     programs = 0 if r_max is None else affordable_programs(schedule)
     # Of the present plan and another one, or neither would compare with the other.
     own = r_max if programs > 1 else None

@@ -1,4 +1,5 @@
-"""Plan -> Schedule: the only place that knows which stages of a cut recompute. Pure: the caller reads table files."""
+"""Plan -> Schedule: the only place that knows which stages of a cut recompute, and which have no backward pass. Pure:
+the caller reads table files."""
 
 from __future__ import annotations
 
@@ -8,13 +9,14 @@ from functools import lru_cache
 
 from planner.ir import ActionKind, Schedule
 from planner.plan import Plan
-from planner.schedule.passes import add_recompute, with_stage_ranks
+from planner.schedule.passes import add_recompute, freeze_stages, with_stage_ranks
 from planner.schedule.registry import build, families
 from planner.schedule.validate import ScheduleError
 
 
 def schedule_of(plan: Plan, table: Schedule | None = None) -> Schedule:
-    """The validated schedule that `plan` names, with its stages on the plan's ranks and its recomputes.
+    """The validated schedule that `plan` names, with its stages on the plan's ranks and its recomputes, and without the
+    backward passes of its frozen stages.
 
     Args:
         table: the user's own table without recomputes, if the plan names one; None builds the plan's family.
@@ -24,6 +26,7 @@ def schedule_of(plan: Plan, table: Schedule | None = None) -> Schedule:
     """
     base = table or build(plan.schedule, plan.pipeline_ranks, plan.microbatches, plan.chunks)
     base = with_stage_ranks(base, plan.stage_ranks)
+    base = freeze_stages(base, frozen_stages(plan.schedule, plan.layers, plan.frozen))
     return with_recompute(base, recomputing_stages(plan.layers, plan.recompute))
 
 
@@ -39,7 +42,8 @@ def schedule_after(running: Schedule, plan: Plan) -> Schedule:
         running.ranks,
         running.stages,
         running.microbatches,
-    ) == (plan.pipeline_ranks, plan.stages, plan.microbatches)
+        running.frozen_stages,  # what these lack, no pass brings back
+    ) == (plan.pipeline_ranks, plan.stages, plan.microbatches, 0)
     if plan.schedule in families() and not known:
         return schedule_of(plan)
     return schedule_of(plan, without_recompute(running))
@@ -59,8 +63,9 @@ def schedule_of_pipeline(plan: Plan, schedule: Schedule, pipeline: int) -> Sched
             f"{plan.schedule} is a table for {schedule.microbatches} microbatches: its pipelines cannot have the"
             f" shares {list(plan.shares)}"
         )
+    frozen = frozen_stages(plan.schedule, plan.layers, plan.frozen)
     again = recomputing_stages(plan.layers, plan.recompute)
-    return _built(plan.schedule, plan.stage_ranks, plan.shares[pipeline], plan.chunks, again)
+    return _built(plan.schedule, plan.stage_ranks, plan.shares[pipeline], plan.chunks, frozen, again)
 
 
 def pipeline_schedules(plan: Plan, schedule: Schedule) -> tuple[Schedule, ...]:
@@ -76,10 +81,15 @@ def pipeline_schedules(plan: Plan, schedule: Schedule) -> tuple[Schedule, ...]:
 
 @lru_cache(maxsize=256)  # a search asks for the same few again and again
 def _built(
-    name: str, stage_ranks: tuple[int, ...], microbatches: int, chunks: int, recompute: frozenset[int]
+    name: str,
+    stage_ranks: tuple[int, ...],
+    microbatches: int,
+    chunks: int,
+    frozen: int,
+    recompute: frozenset[int],
 ) -> Schedule:
     placed = with_stage_ranks(build(name, max(stage_ranks) + 1, microbatches, chunks), stage_ranks)
-    return with_recompute(placed, recompute)
+    return with_recompute(freeze_stages(placed, frozen), recompute)
 
 
 def with_recompute(schedule: Schedule, stages: Collection[int]) -> Schedule:
@@ -96,6 +106,15 @@ def without_recompute(schedule: Schedule) -> Schedule:
         for program in schedule.programs
     ]
     return replace(schedule, programs=tuple(kept))
+
+
+def frozen_stages(schedule: str, layers: Sequence[tuple[int, int]], frozen: int) -> int:
+    """Number of stages, the first ones, that hold none but the first `frozen` layers and so need no backward pass;
+    `layers`: [first, stop) per stage.
+
+    A table of the user's own keeps all of its backward passes: nobody could bring them back for another step.
+    """
+    return sum(stop <= frozen for _, stop in layers) if schedule in families() else 0
 
 
 def recomputing_stages(layers: Sequence[tuple[int, int]], recompute: Collection[int]) -> frozenset[int]:

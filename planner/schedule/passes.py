@@ -36,6 +36,37 @@ def add_recompute(schedule: Schedule, stages: Collection[int]) -> Schedule:
     return recomputing
 
 
+def freeze_stages(schedule: Schedule, stages: int) -> Schedule:
+    """Leave the first `stages` stages their forwards alone: their B, I and W go, and the R before them.
+
+    What is left keeps its order, so the other stages add up their gradients as before. Stages that are frozen already
+    stay so.
+
+    Raises:
+        ScheduleError: the schedule has fewer stages.
+    """
+    if not 0 <= stages <= schedule.stages:
+        raise ScheduleError(
+            f"{schedule.name}: cannot freeze the first {stages} stages, it has {schedule.stages}"
+        )
+    if stages <= schedule.frozen_stages:
+        return schedule
+    frozen = replace(
+        schedule,
+        programs=tuple(
+            tuple(
+                action
+                for action in program
+                if action.stage >= stages or action.kind in (ActionKind.FORWARD, ActionKind.UPDATE)
+            )
+            for program in schedule.programs
+        ),
+        frozen_stages=stages,
+    )
+    validate(frozen)
+    return frozen
+
+
 def with_stage_ranks(schedule: Schedule, stage_ranks: Sequence[int]) -> Schedule:
     """Have other ranks run the programs, so that stage s is on rank `stage_ranks[s]`.
 

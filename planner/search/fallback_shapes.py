@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.ir import ActionKind, Schedule
+from planner.ir import Schedule
 from planner.plan import Plan
 from planner.schedule.registry import Family, families
 from planner.schedule.validate import ScheduleError
@@ -125,7 +125,7 @@ def _most_similar(first: Plan, schedule: Schedule) -> list[Family]:
 
     GPipe is left out: 1F1B fits wherever GPipe does, keeps less and is as fast.
     """
-    splits = any(action.kind is ActionKind.WEIGHT_GRAD for action in schedule.programs[0])
+    splits = schedule.splits_backward
     others = [family for name, family in families().items() if name not in (first.schedule, "gpipe")]
     return sorted(
         others,

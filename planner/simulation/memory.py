@@ -167,7 +167,7 @@ def most_bytes(
         in_flight: per stage, the largest counts of microbatches that it holds; see `largest_counts`.
     """
     fullest = _fullest(profile, plan)
-    splits = any(action.kind is ActionKind.WEIGHT_GRAD for action in schedule.programs[0])
+    splits = schedule.splits_backward
     stages = stage_memory(
         profile,
         plan,

@@ -1,9 +1,9 @@
 """Schedules written out as text, one line per rank, for tests."""
 
-from dataclasses import replace
 from typing import Any
 
-from planner.ir import Action, ActionKind, Schedule
+from planner.ir import Action, Schedule
+from planner.schedule.passes import freeze_stages
 
 
 def table(text: str, stages: int, microbatches: int, **fields: Any) -> Schedule:
@@ -23,13 +23,4 @@ def lines(block: str) -> str:
 
 def forwards_of(schedule: Schedule) -> Schedule:
     """The forward-only window with the forwards of `schedule`: all its stages are frozen."""
-    return freeze_prefix(schedule, schedule.stages)
-
-
-def freeze_prefix(schedule: Schedule, stages: int) -> Schedule:
-    """`schedule` with its first `stages` stages frozen, so that they only run forward."""
-    programs = tuple(
-        tuple(action for action in program if action.kind is ActionKind.FORWARD or action.stage >= stages)
-        for program in schedule.programs
-    )
-    return replace(schedule, programs=programs, frozen_stages=stages)
+    return freeze_stages(schedule, schedule.stages)

@@ -59,7 +59,7 @@ class Extent:
     passes: int | None = None
     """Microbatches that the rank's pipeline executes in a step; None: those of one replica."""
     stages: Mapping[int, tuple[int, ...]]
-    """The rank's stages that have a backward pass -> their layers."""
+    """The rank's stages -> their layers."""
 
 
 class Freezer:

@@ -13,7 +13,7 @@ class Tally:
 
     Args:
         microbatches: of the replica.
-        stages: the rank's stages that have a backward pass -> their layers.
+        stages: the rank's stages -> their layers.
         parameters: of the rank's layers. Live: what they weigh changes with the freeze plan.
         passes: microbatches that the rank's pipeline executes in a step.
     """

@@ -434,11 +434,13 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Parted:
-    """A rank left its generation at a commit that carried a `Request.REGROUP`."""
+    """A rank left its generation at a commit that carried a `Request.REGROUP`, or that thawed too much for its plan."""
 
     rank: int
     step: int
     """Steps committed."""
+    thawed: bool = False
+    """Whether the next step trains layers that its plan has no backward pass for."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -139,11 +139,7 @@ def make_freezer(setup: GenerationSetup, step: int) -> Freezer:
         replicas=plan.replicas,
         passes=sum(map(len, setup.windows)),
         layers=len(setup.definition.layers),
-        stages={
-            stage: tuple(range(*plan.layers[stage]))
-            for stage in stages
-            if stage >= setup.program.frozen_stages
-        },
+        stages={stage: tuple(range(*plan.layers[stage])) for stage in stages},
     )
     states = {index: state for index, (_, state) in sorted(setup.layers.items())}
     parameters = {

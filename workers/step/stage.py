@@ -65,7 +65,7 @@ class Stage:
         seed: keys the forward pass's random draws, with the step, the global microbatch and the layer's name.
         sink: takes the gradients.
         freezing: what freezes; None: nothing.
-        forward_only: no backward pass follows: this stage, and all before it, are frozen permanently.
+        forward_only: no backward pass follows: `freezing` freezes all layers of this stage in every step.
         check: compares each layer with plain autograd as it falls due; None: nobody does.
         kept: activations after its first layers, if it is the first stage; None: nobody keeps any.
     """
@@ -90,7 +90,7 @@ class Stage:
         self._sink = sink
         self._freezing = freezing
         self._forward_only = forward_only
-        self._check = None if forward_only else check
+        self._check = check
         self._kept = kept
         self._passes: dict[int, list[tuple[Layer, Pass]]] = {}
         """Microbatch -> the layers that go back through it, and what they keep of it."""
@@ -131,6 +131,7 @@ class Stage:
         tensors = inputs
         passes: list[tuple[Layer, Pass]] = []
         freezing, frozen = self._freezing, self._frozen()
+        assert not self._forward_only or frozen == len(self.layers), "nobody would train its other layers"
         masks = [
             NOTHING if freezing is None else freezing.mask(layer.index, microbatch) for layer in self.layers
         ]
@@ -146,12 +147,10 @@ class Stage:
                 continue
             if self._check is not None:
                 self._check.compare(layer, tensors, draw_key, step)
-            keep = layer.index not in self._recompute and not self._forward_only
+            keep = layer.index not in self._recompute
             tensors, done = layer.forward(tensors, draw_key, keep=keep, frozen=mask.frozen)
             passes.append((layer, done))
-        if self._forward_only:
-            tensors = tuple(t.detach() for t in tensors)
-        else:
+        if not self._forward_only:
             self._passes[microbatch] = passes
             self._frozen_shares[microbatch] = tuple(mask.actual for mask in masks[frozen:])
         if self.loss is None:
@@ -161,11 +160,8 @@ class Stage:
         if self._check is not None:
             self._check.compare_loss(self.loss, tensors, targets, draw_key, step)
         share = self.loss.share(targets)
-        loss, done = self.loss.forward(
-            tensors, targets, draw_key, keep=not self._forward_only, frozen=masks[-1].frozen
-        )
-        if not self._forward_only:
-            self._loss_passes[microbatch] = (done, share)
+        loss, done = self.loss.forward(tensors, targets, draw_key, keep=True, frozen=masks[-1].frozen)
+        self._loss_passes[microbatch] = (done, share)
         return (loss,) if share is None else (loss, share)
 
     def frozen_shares(self, microbatch: int) -> tuple[float, ...]:

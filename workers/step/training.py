@@ -191,7 +191,8 @@ class TrainingLoop:
         )
 
     def run(self) -> Outcome | Parted | NextPlan:
-        """Train until the last step, or until a commit carries a STOP, a REGROUP or a switch to another plan.
+        """Train until the last step, or until a commit carries a STOP, a REGROUP or a switch to another plan, or has
+        the next step train layers that this plan has no backward pass for.
 
         Returns:
             How training ended; or the plan to train with next.
@@ -239,6 +240,9 @@ class TrainingLoop:
         self._freezer.meet(self._channel)
         stopped = self._greet()
         while not self._between.over and self.step < config.job.steps and not stopped:
+            if self._thawed:
+                self._release_all()
+                return Parted(rank=self._setup.rank, step=self.step, thawed=True)
             self._step()
             if self._skipped.too_many:
                 self._release_all()
@@ -271,6 +275,12 @@ class TrainingLoop:
             layer_digests=tuple((state.layer, digest(state)) for state in self._between.whole_layers()),
             checkpoint_error=error,
         )
+
+    @property
+    def _thawed(self) -> bool:
+        """Whether the next step trains layers that have no backward pass with this plan. All ranks find the same."""
+        stages = self._setup.program.frozen_stages
+        return bool(stages) and self.carried.prefix.layers < self._setup.plan.layers[stages - 1][1]
 
     @property
     def _stopped(self) -> bool:

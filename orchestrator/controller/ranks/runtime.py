@@ -163,10 +163,11 @@ class Runtime:
                 return self._next_plans.switch(effect)
             case CopyAside():
                 return self._next_plans.copy_aside(effect)
-            case MakePlan():
-                return self._tell_of(
-                    partial(self._precomputed.make, effect, self._frozen_in(effect.recovery_plan.step + 1))
-                )
+            case MakePlan(recovery_plan=recovery_plan):
+                frozen, carried = self._frozen_in(recovery_plan.step + 1), recovery_plan.carried
+                if carried is not None:  # what the ranks know may not have been told yet
+                    frozen = min(frozen, carried.prefix.layers)
+                return self._tell_of(partial(self._precomputed.make, effect, frozen))
             case PlanAhead():
                 return self._tell_of(partial(self._precomputed.plan_ahead, effect))
             case Weigh():

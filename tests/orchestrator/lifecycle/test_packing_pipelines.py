@@ -9,14 +9,16 @@ from lifecycle_jobs import Job, order_of, plan_of, position, recovered, switch_r
 
 from orchestrator.events.types import LayoutWeighed
 from orchestrator.history.freeze_history import FreezeHistory
-from orchestrator.lifecycle.effects import Ask, LogRegroup, PlanAhead, Switch, Weigh
+from orchestrator.lifecycle.effects import Ask, LogRegroup, MakePlan, PlanAhead, Switch, Weigh
 from orchestrator.lifecycle.recovery import PACKED
 from orchestrator.lifecycle.states import Order
 from orchestrator.lifecycle.stimuli import Departed, PlannedAhead, Positioned, Reported, Weighed
 from planner.arrivals import copied_ahead
 from planner.plan import Plan
 from planner.schedule.registry import build
+from workers.carried import Carried
 from workers.config import ElasticConfig
+from workers.frozen_prefix import FrozenPrefix
 from workers.protocol.orders import CheckpointRef, Request
 from workers.protocol.reports import ActivationsKept, Parted, PrefixFrozen, StandbyReport
 
@@ -140,3 +142,43 @@ def test_a_resumed_job_weighs_the_prefix_that_it_resumes_with() -> None:
     assert [each.prefix for each in weighed(job)] == [5]
     before = training(replace(ORDER, checkpoints=(replace(start, step=3),), freezing=history))
     assert not weighed(before)
+
+
+def frozen_now(layers: int) -> Carried:
+    return Carried(prefix=FrozenPrefix(layers=layers))
+
+
+def at_six(job: Job, carried: Carried, *, thawed: bool) -> Job:
+    """All ranks leave after step 6, and tell where they stand."""
+    number = job.has.progress.round
+    job.take(*(Departed(Parted(rank=rank, step=6, thawed=thawed), number) for rank in range(4)))
+    where = (position(rank, 6, (2 * rank, 2 * rank + 1), carried=carried) for rank in range(4))
+    return job.take(*(Positioned(each, number + 1) for each in where))
+
+
+def test_ranks_that_leave_as_layers_thaw_get_a_plan_that_trains_them() -> None:
+    job = training(replace(ORDER, plan=replace(ORDER.plan, frozen=4)))
+    at_six(job, frozen_now(2), thawed=True)
+    recovered(job, ORDER.plan, (0, 1, 2, 3))
+    made = [effect.recovery_plan for effect in job.without_logs if isinstance(effect, MakePlan)][-1]
+    assert made.carried == frozen_now(2)
+    formed = next(effect.event for effect in job.without_logs if isinstance(effect, LogRegroup))
+    assert (formed.cause, formed.step, formed.lost) == ("pack", 6, ())
+    assert PACKED in formed.reason
+    assert job.has.progress.failures == 0
+
+
+@pytest.mark.parametrize(("layers", "taken"), [(3, False), (4, True)])
+def test_a_layout_that_was_made_ahead_is_dropped_if_layers_have_thawed_since(
+    layers: int, taken: bool
+) -> None:
+    job = training().take(Reported(FROZEN))
+    job.take(Weighed(True, "", weighed(job)[-1].round, 5))
+    then = replace(THEN, frozen=4)
+    job.take(replace(answered(job, then), copying=None, why="no room for copies"))
+    before = len([effect for effect in job.without_logs if isinstance(effect, MakePlan)])
+    at_six(job, frozen_now(layers), thawed=False)
+    recovered(job, ORDER.plan, (0, 1, 2, 3))
+    made = len([effect for effect in job.without_logs if isinstance(effect, MakePlan)]) - before
+    assert made == (not taken)
+    assert (job.has.progress.plan.frozen == 4) == taken

@@ -23,6 +23,7 @@ from planner.shards import WHOLE, Piece, Shard
 from workers.carried import Carried
 from workers.config import ElasticConfig
 from workers.control.records_digest import vector_sha256
+from workers.frozen_prefix import FrozenPrefix
 from workers.loss_scale import LossScale
 from workers.protocol.orders import CheckpointRef, CommitOutcome, StatePart, StateSource
 from workers.protocol.reports import RankPosition, SnapshotHeld
@@ -629,3 +630,24 @@ def test_a_layer_in_shards_is_written_by_the_rank_of_one_of_them() -> None:
     assert isinstance(cut, PauseDecided)
     assert cut.rescue is not None
     assert cut.rescue.layers == {0: (0, 2), 1: (1,)}
+
+
+@pytest.mark.parametrize(("layers", "kept"), [(5, True), (4, True), (3, False), (None, True)])
+def test_a_plan_that_drops_backward_passes_is_kept_while_its_layers_are_frozen(
+    layers: int | None, kept: bool
+) -> None:
+    carried = None if layers is None else Carried(prefix=FrozenPrefix(layers=layers))
+    where = (at(rank, 4, 2 * rank, 2 * rank + 1, carried=carried) for rank in range(3))
+    plan = plan_of(3, LAYERS, frozen=4)
+    found = decide(situation(*where, plan=plan, asked="move", trouble=""))
+    assert isinstance(found, RecoveryPlan)
+    assert (found.step, found.keep_plan) == (4, kept)
+
+
+def test_it_is_not_kept_for_an_earlier_step_whose_prefix_nobody_knows() -> None:
+    where = [at(rank, 4, 0) for rank in range(3)]
+    for frozen in (0, 4):
+        plan = plan_of(3, LAYERS, frozen=frozen)
+        found = decide(situation(*where, plan=plan, checkpoints=(CheckpointRef(path="/2", step=2),)))
+        assert isinstance(found, RecoveryPlan)
+        assert (found.step, found.keep_plan) == (2, not frozen)

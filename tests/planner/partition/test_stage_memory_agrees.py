@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from schedule_text import freeze_prefix, table
+from schedule_text import table
 from small_profile import layer, plan, profile
 
 from planner.ir import Schedule
@@ -13,6 +13,7 @@ from planner.plan import Plan
 from planner.profile import LayerProfile, Profile
 from planner.schedule.expand import recomputing_stages, with_recompute
 from planner.schedule.in_flight import Counts, largest_counts
+from planner.schedule.passes import freeze_stages
 from planner.schedule.registry import build, families
 from planner.simulation.memory import memory_over_time
 from planner.simulation.simulate import Costs, simulate
@@ -63,7 +64,7 @@ def cases(draw: st.DrawFn) -> tuple[Profile, Plan, Schedule]:
     microbatches = draw(st.integers(1, 3)) * (ranks if family.whole_rounds else 1)
     schedule = build(family.name, ranks, microbatches)
     if draw(st.booleans()):
-        schedule = freeze_prefix(schedule, draw(st.integers(0, schedule.stages - 1)))
+        schedule = freeze_stages(schedule, draw(st.integers(0, schedule.stages - 1)))
     counts = [draw(st.integers(1, 2)) for _ in range(schedule.stages)]
     count = sum(counts)
     model = profile(*(draw(layers(last=number == count - 1)) for number in range(count)), ranks=ranks)
