@@ -147,6 +147,7 @@ def _changed(
             shape,
             replicas=plan.replicas,
             recompute=plan.recompute,
+            frozen=plan.frozen,
             pipelines=pipelines,
             shard=plan.shard,
             # Which rank keeps a copy of which layer depends on the cut.

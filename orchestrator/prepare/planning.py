@@ -14,7 +14,7 @@ from orchestrator.history.freeze_record import FreezeRecord
 from orchestrator.prepare.model_outline import ModelOutline
 from orchestrator.prepare.settling import Settled
 from orchestrator.quantities import percent, seconds
-from orchestrator.spec.freeze_prefix import lasting_prefix
+from orchestrator.spec.freeze_prefix import dropped_prefix, lasting_prefix
 from orchestrator.spec.job_spec import Spec
 from orchestrator.spec.rules import AUTO, given_shape, pipeline_ranks
 from planner.failure_domains import lacking
@@ -93,7 +93,7 @@ def unmeasured_plan(spec: Spec, found: ModelOutline) -> Plan:
     counts = None if isinstance(pipeline.partition, str) else pipeline.partition
     how = "balanced by parameter count" if counts is None else "as the spec asks"
     try:
-        return unmeasured.unmeasured_plan(
+        plan = unmeasured.unmeasured_plan(
             given_shape(spec).schedule,
             found.parameters,
             counts=counts,
@@ -105,6 +105,7 @@ def unmeasured_plan(spec: Spec, found: ModelOutline) -> Plan:
         )
     except ValueError as error:
         raise JobError(f"pipeline.{error}") from error
+    return replace(plan, frozen=dropped_prefix(spec.freeze))
 
 
 def first_plan(spec: Spec, profile: Profile) -> ChosenPlan:
@@ -145,6 +146,7 @@ def _chosen(spec: Spec, profile: Profile) -> ChosenPlan:
                 pipelines=pipeline.pipelines,
                 shard=pipeline.shard,
                 recompute=pipeline.recomputed(len(profile.model.layers)),
+                frozen=dropped_prefix(spec.freeze),
                 domains=_domains(spec, profile, spec.elastic.copies),
                 copies=spec.elastic.copies,
                 copy_every=spec.elastic.copy_every,
@@ -418,5 +420,6 @@ def replanner_of(settled: Settled) -> Replanner:
         divisible=not settled.outline.buffers,
         frozen=frozen,
         first_frozen=frozen,
+        released=settled.plan.frozen,
         frozen_cost=spec.freeze.frozen_cost if spec.freeze.pack == "paper" else None,
     )

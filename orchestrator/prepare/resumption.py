@@ -72,6 +72,7 @@ def still_right(plan: Plan, spec: Spec, layers: int) -> bool:
         and plan.shard == pipeline.shard
         and not plan.shares  # they were for the speeds of then
         and not (spec.freeze.by_prefix and spec.freeze.pack != "off")  # it was for the layers frozen by then
+        and not plan.frozen
         and (plan.schedule, plan.microbatches) == (pipeline.schedule, pipeline.microbatches)
         and pipeline.chunks in (None, plan.chunks)
         and plan.layers[-1][1] == layers

@@ -72,6 +72,11 @@ def lasting_prefix(freeze: FreezeConfig) -> int:
     return given or 0
 
 
+def dropped_prefix(freeze: FreezeConfig) -> int:
+    """Layers among these whose backward passes the job's first plan leaves out."""
+    return 0 if freeze.pack == "off" else lasting_prefix(freeze)
+
+
 def settle_checks(freeze: FreezeConfig, epoch_steps: int) -> FreezeConfig:
     """`freeze` with a number of steps between checks.
 

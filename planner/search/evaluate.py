@@ -14,7 +14,8 @@ from planner.partition import bottleneck, dynpipe, memory, parameter, time
 from planner.partition.stage_costs import Ranges, StageCosts
 from planner.plan import Plan, recomputable
 from planner.profile import Profile
-from planner.schedule.expand import recomputing_stages, with_recompute
+from planner.schedule.expand import frozen_stages, recomputing_stages, with_recompute
+from planner.schedule.passes import freeze_stages
 from planner.search.least_step import can_take
 from planner.search.shapes import PipelineShape
 from planner.search.standbys import protected
@@ -46,6 +47,8 @@ class Evaluator:
     _: KW_ONLY
     replicas: int
     recompute: tuple[int, ...]
+    frozen: int = 0
+    """Layers that no step trains, as in `Plan`."""
     pipelines: int | None = None
     """Copies of the shape that run; None: one per replica."""
     shard: str = "none"
@@ -56,7 +59,7 @@ class Evaluator:
     """Copies that each layer has beside itself."""
     copy_every: int = 1
     """Steps from one copy to the next, as in `standbys.protected`."""
-    _schedules: dict[frozenset[int], Schedule] = field(init=False, default_factory=dict)
+    _schedules: dict[tuple[int, frozenset[int]], Schedule] = field(init=False, default_factory=dict)
     _bare: dict[Ranges, Prediction] = field(init=False, default_factory=dict)
     _with_copies: dict[Ranges, Plan] = field(init=False, default_factory=dict)
     _predictions: dict[Ranges, Prediction] = field(init=False, default_factory=dict)
@@ -97,6 +100,8 @@ class Evaluator:
         """False: no cut takes so little time per microbatch. True says nothing. Needs no schedule."""
         if self.ideal_s > per_microbatch_s:
             return False
+        if self.frozen:  # ranks without backward passes do not wait for what that bound has them wait for
+            return True
         profile, step_s = self._pipeline_profile, per_microbatch_s * self.shape.microbatches
         return can_take(profile, self.shape, self.recompute, self._windows, step_s)
 
@@ -202,11 +207,14 @@ class Evaluator:
         return all(most <= limit for most, limit in zip(taken, limits, strict=True))
 
     def schedule(self, layers: Ranges) -> Schedule:
-        """The shape's schedule with an R where a stage of the cut recomputes."""
-        stages = recomputing_stages(layers, self.recompute)
-        if stages not in self._schedules:
-            self._schedules[stages] = with_recompute(self.shape.schedule, stages)
-        return self._schedules[stages]
+        """The shape's schedule with an R where a stage of the cut recomputes, and no backward pass where all of its
+        layers are frozen."""
+        frozen = frozen_stages(self.shape.name, layers, self.frozen)
+        again = recomputing_stages(layers, self.recompute)
+        if (frozen, again) not in self._schedules:
+            schedule = with_recompute(freeze_stages(self.shape.schedule, frozen), again)
+            self._schedules[frozen, again] = schedule
+        return self._schedules[frozen, again]
 
     def _plan(self, layers: Ranges) -> Plan:
         return Plan(
@@ -222,6 +230,7 @@ class Evaluator:
             pipelines=self.pipelines,
             shard=self.shard,
             recompute=self.recompute,
+            frozen=self.frozen,
         )
 
     def _protected(self, plan: Plan) -> Plan:

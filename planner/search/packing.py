@@ -27,7 +27,7 @@ def packed(
 
     Args:
         profile: with a device for each rank, and with the frozen layers and what memory they release.
-        first: the job's first plan, of a family.
+        first: the job's first plan, of a family; every plan drops the same frozen layers (`Plan.frozen`).
         frozen: layers frozen from the input up.
         frozen_cost: size of a frozen layer over that of a trained one, lambda.
 

@@ -44,7 +44,7 @@ def best(
     Raises:
         PlanError: no cut fits the memory; says by how much.
     """
-    running = without_recompute(schedule_after(replanner.schedule, now))
+    running = without_recompute(schedule_after(replanner.schedule, replace(now, frozen=0)))
     if replanner.profile is None:
         cut = unmeasured_plan(running, replanner.parameters, replicas=now.replicas)
         return replace(now, layers=cut.layers, partition=cut.partition), ()
@@ -58,6 +58,7 @@ def best(
         shape,
         replicas=now.replicas,
         recompute=now.recompute,
+        frozen=now.frozen,
         pipelines=now.pipelines,
         shard=now.shard,
         domains=domains if replanner.copies else None,

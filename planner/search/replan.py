@@ -19,6 +19,7 @@ from planner.schedule.validate import validate
 from planner.search.balanced_shares import balanced_shares
 from planner.search.evaluate import PROGRAMS, Evaluator
 from planner.search.fallback_shapes import Option, ShapeOptions, options
+from planner.search.gain import Compared
 from planner.search.packing import packed
 from planner.search.recomputing import every_recompute, least_recompute
 from planner.search.search import END_TO_END, QUICK, ChosenPlan, choose_among
@@ -76,7 +77,8 @@ class Replanner:
     first_frozen: int = 0
     """Frozen layers for which `first` was cut: while it is as many, `first` applies again."""
     released: int = 0
-    """Frozen layers that are trained in no step that a plan is for, and so need no memory for it."""
+    """Frozen layers that are trained in no step that a plan is for: they need no memory for it, and stages of these
+    alone no backward pass (`Plan.frozen`)."""
     kept: int = 0
     """Frozen layers whose outputs the first stage keeps, as far as it has them: from the next epoch on it computes none
     of these."""
@@ -232,22 +234,17 @@ class Replanner:
             )
         return prediction
 
-    def pays(
+    def compared(
         self,
         now: Plan,
         ranks: int,
-        remaining_steps: int,
-        cost_s: float,
         *,
-        step_s: float | None = None,
         domains: Sequence[str] | None = None,
         slowdowns: Sequence[float | None] | None = None,
-    ) -> tuple[bool, str]:
-        """Whether a plan for `ranks` ranks saves more over the rest of the job than the change costs; and why.
+    ) -> Compared:
+        """`now` beside the plan for `ranks` ranks.
 
         Args:
-            cost_s: training time that the change costs.
-            step_s: a measured step; without it, the predicted one if there is a profile.
             domains: per rank, those of `now` first; None: all ranks are in one domain.
             slowdowns: likewise, as `plan_for` has them.
 
@@ -255,27 +252,17 @@ class Replanner:
             PlanError: no plan fits `ranks` ranks.
         """
         sites = Sites.of(domains or ("",) * ranks, slowdowns)
-        answer = self._answer(sites)
-        now_s = self._step_s(now, self._schedule_of(now), sites)
-        if ranks == now.world_size and answer.plan.same_work_as(now):
-            return False, f"the best layout of {counted(ranks, 'rank')} is the one that they have"
-        then_s = self._step_s(answer.plan, answer.schedule, sites)
-        ratio = then_s / now_s
-        before_s = step_s if step_s is not None else now_s if self.profile is not None else None
-        how = f"with {counted(ranks, 'rank')} instead of {now.world_size}"
-        if ranks == now.world_size:
-            pipelines = counted(answer.plan.pipeline_count, "pipeline")
-            how = f"as {pipelines} of {counted(answer.plan.pipeline_ranks, 'rank')}"
-        summary = f"{how} a step takes"
-        if before_s is None:
-            summary += f" {ratio:.1%} of what it takes now, by the number of stages alone"
-            return ratio < 1 and remaining_steps > 0, f"{summary}; no step has been measured"
-        saved_s = (1 - ratio) * before_s * remaining_steps
-        summary += f" {seconds(ratio * before_s)} instead of {seconds(before_s)}"
-        if saved_s <= 0:
-            return False, f"{summary}: nothing is saved"
-        summary += f": over {counted(remaining_steps, 'step')} that saves {seconds(saved_s)}"
-        return saved_s > cost_s, f"{summary}, and the change costs {seconds(cost_s)}"
+        answer, running = self._answer(sites), self._schedule_of(now)
+        same_program = answer.schedule.frozen_stages <= running.frozen_stages
+        return Compared(
+            now=now,
+            then=answer.plan,
+            ranks=ranks,
+            now_s=self._step_s(now, running, sites),
+            then_s=self._step_s(answer.plan, answer.schedule, sites),
+            predicted=self.profile is not None,
+            same=ranks == now.world_size and same_program and answer.plan.same_work_as(now),
+        )
 
     def _answer(self, sites: Sites) -> _Answer:
         answer = self._known.get(sites)
@@ -303,12 +290,13 @@ class Replanner:
         alike = sites.alike and not self.links and as_measured
         as_asked = self.pipelines in (None, first.pipeline_count)
         if as_asked and ranks == first.world_size and (self.profile is None or (alike and self._as_cut)):
-            plan = self.with_standbys(first, sites.names)
-            prediction = self._prediction(plan, self.schedule, sites)
+            plan = replace(self.with_standbys(first, sites.names), frozen=self.released)
+            schedule = self._schedule_of(plan)
+            prediction = self._prediction(plan, schedule, sites)
             if prediction is None or prediction.fits:
                 if prediction is not None and sites.slowdowns is not None:
                     plan = _with_prediction(plan, prediction)
-                return _Answer(plan, self.schedule, f"as it began, on {counted(ranks, 'rank')}")
+                return _Answer(plan, schedule, f"as it began, on {counted(ranks, 'rank')}")
         found = options(first, without_recompute(self.schedule), ranks, self.pipelines)
         if not (found.own or found.others):
             raise PlanError(f"no plan for {counted(ranks, 'rank')}: {found.why_not}")
@@ -375,6 +363,7 @@ class Replanner:
                     option.shape,
                     replicas=self.first.replicas,
                     recompute=recompute,
+                    frozen=self.released,
                     pipelines=option.pipelines,
                     shard=self.first.shard,
                     domains=sites.names if self.copies else None,
@@ -405,8 +394,9 @@ class Replanner:
     def _packed(self, profile: Profile, sites: Sites, frozen_cost: float) -> _Answer | None:
         """None if Algorithm 1 has no plan that fits the memory with its copies."""
         on, ranks = self._profile_on(profile, sites), len(sites.domains)
+        first = replace(self.first, frozen=self.released)
         try:
-            plan, schedule = packed(on, self.first, ranks, frozen=self.frozen, frozen_cost=frozen_cost)
+            plan, schedule = packed(on, first, ranks, frozen=self.frozen, frozen_cost=frozen_cost)
         except PlanError:
             return None
         plan = self.with_standbys(plan, sites.names)
@@ -439,6 +429,7 @@ class Replanner:
                 shard=first.shard,
                 recompute=first.recompute,
             )
+            plan = replace(plan, frozen=self.released)
             self._cut[best] = plan, self._schedule_of(plan)
         plan, schedule = self._cut[best]
         plan = self.with_standbys(plan, sites.names)

@@ -72,6 +72,8 @@ class PlanWish:
     """Value of `Plan.shard`."""
     recompute: tuple[int, ...] = ()
     """Layers that recompute."""
+    frozen: int = 0
+    """Value of `Plan.frozen`."""
     domains: tuple[str, ...] | None = None
     """Failure domains of as many places as a plan can have; they determine where copies are. None: no copies."""
     copies: int = 1
@@ -257,6 +259,7 @@ def _evaluators(profile: Profile, wish: PlanWish) -> tuple[list[Evaluator], list
             pipelines=wish.pipelines,
             shard=wish.shard,
             recompute=wish.recompute,
+            frozen=wish.frozen,
             domains=wish.domains,
             copies=wish.copies,
             copy_every=wish.copy_every,

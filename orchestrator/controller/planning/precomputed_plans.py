@@ -20,6 +20,7 @@ from planner.arrivals import built_ahead, copied_ahead
 from planner.failure_domains import zone_of
 from planner.ir import Schedule
 from planner.plan import Plan, PlanError
+from planner.search.gain import pays
 from planner.simulation.resized_cluster import Sites
 from workers.protocol.reports import PrefixFrozen, StepReport
 
@@ -163,19 +164,18 @@ class PrecomputedPlans:
     async def weigh(self, effect: Weigh) -> Weighed:
         """Decide whether more ranks, or the layers frozen by now, are worth a regroup."""
         try:
-            pays, why = await asyncio.to_thread(
-                self._planning.of(effect.ranks).pays,
+            compared = await asyncio.to_thread(
+                self._planning.of(effect.ranks).compared,
                 effect.now,
                 len(effect.domains),
-                self._steps - effect.step,
-                self._regroup_s,
-                step_s=median(self._steps_s) if self._steps_s else None,
                 domains=effect.domains,
                 slowdowns=self._planning.known.of(effect.ranks),
             )
         except PlanError as error:
-            pays, why = False, str(error)
-        return Weighed(pays, why, effect.round, effect.prefix)
+            return Weighed(False, str(error), effect.round, effect.prefix)
+        measured_s = median(self._steps_s) if self._steps_s else None
+        worth_it, why = pays(compared, self._steps - effect.step, self._regroup_s, step_s=measured_s)
+        return Weighed(worth_it, why, effect.round, effect.prefix)
 
 
 def _left(domains: Mapping[int, str]) -> Iterator[dict[int, str]]:

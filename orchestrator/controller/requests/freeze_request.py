@@ -355,8 +355,8 @@ def _check_thawed(now: FreezeOverrides, then: FreezeOverrides, job: Running) -> 
         return
     thawed = replace(replanner, frozen=stays, released=stays)
     try:
-        thawed.check_memory(job.plan, job.domains)
-        thawed.check_memory(job.coming, job.domains)
+        for plan in (job.plan, job.coming):
+            thawed.check_memory(replace(plan, frozen=min(plan.frozen, stays)), job.domains)
     except PlanError as error:
         raise JobError(
             f"layers that are frozen now would be trained again, and do not fit: {error}; or keep them frozen"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +11,23 @@ import pytest
 from made_profile import made_profile
 from process_hosts import ElasticJob, Ran, assert_gone
 from ray_jobs import resolved
+from test_freeze_control import ControlledJob
 from tiny_jobs import tiny
 
 from benchmarks.parts.rank_threads import run_threads
 from orchestrator.controller.planning import precomputed_plans
 from orchestrator.events import types as events
-from orchestrator.history.job_view import fold
+from orchestrator.history.job_view import JobView, fold
 from orchestrator.lifecycle.states import JobFinished
 from orchestrator.prepare.settling import Settled
 from orchestrator.report.page import render
 from orchestrator.report.run.layouts import stretches
+from planner.plan import Plan
+from planner.profile import Profile
+from planner.schedule.expand import schedule_of
 from workers.activation_cache.cache_folders import CacheFolders
 from workers.launch.ranks import LaunchedJob
-from workers.protocol.reports import ActivationsKept, ActivationsUsed, PrefixFrozen, StepReport
+from workers.protocol.reports import ActivationsKept, ActivationsUsed, FreezeStarted, PrefixFrozen, StepReport
 
 STEPS = 24
 PASS_S = 0.002
@@ -47,13 +52,23 @@ def packing(folder: Path, pass_s: float = PASS_S, **sections: dict[str, Any]) ->
     return resolved(tiny(folder, "job", **given))
 
 
-def run(done: Settled, act: Act = lambda job, event: None) -> Ran:
+def profile_of(done: Settled) -> Profile:
     outline = done.outline
     weights = [PASS_S / 0.01] * len(outline.layers)
-    profile = made_profile(outline.layers, outline.parameters, 4, weights=weights)
-    ran = ElasticJob(done, act, profile=profile, packs=True).run()
+    return made_profile(outline.layers, outline.parameters, 4, weights=weights)
+
+
+def run(done: Settled, act: Act = lambda job, event: None, *, back: bool = False) -> Ran:
+    """Run the job to its end.
+
+    Args:
+        back: it may go back to an earlier step, once.
+    """
+    ran = ElasticJob(done, act, profile=profile_of(done), packs=True).run()
     assert isinstance(ran.state, JobFinished), ran.state
-    assert ran.steps == list(range(1, STEPS + 1))
+    again = [step for step, before in zip(ran.steps[1:], ran.steps, strict=False) if step != before + 1]
+    assert ran.steps[-1] == done.config.job.steps
+    assert len(again) <= back
     assert_gone(ran.pids)
     return ran
 
@@ -188,3 +203,95 @@ def test_what_frozen_layers_make_is_kept_while_pipelines_multiply_and_ranks_die(
     assert not (tmp_path / "packed" / "job" / "activations").exists()
     folders = CacheFolders(str(tmp_path / "packed" / "job"), None)
     assert not folders._memory_folder.exists()
+
+
+ALONE: dict[str, dict[str, Any]] = {
+    "pipeline": {"replicas": 1, "pipelines": 1, "microbatches": 4},
+    "job": {"steps": 60},
+}
+"""One replica: no pipeline can be added, and stages of frozen layers alone remain."""
+
+
+def plans(ran: Ran) -> list[Plan]:
+    """The plans of the generations, in order."""
+    keys = [event.plan.key for event in ran.of(events.Issued)]
+    issued = {event.plan.key: event.plan for event in ran.of(events.Issued)}
+    return [issued[key] for key in sorted(keys) if "copies for" not in issued[key].reason]
+
+
+def dropped(ran: Ran) -> list[int]:
+    """Per plan, its stages without a backward pass."""
+    return [schedule_of(plan).frozen_stages for plan in plans(ran)]
+
+
+def kill_with(least: int, rank: int) -> Act:
+    """Kill `rank` once, two steps into a generation whose plan counts on at least so many frozen layers."""
+    left = [True]
+
+    def act(running: ElasticJob, event: events.Event) -> None:
+        regrouped = [each.step for each in running.log if isinstance(each, events.Regrouped)]
+        issued = [each.plan.frozen for each in running.log if isinstance(each, events.Issued)]
+        if not isinstance(event, StepReport) or not regrouped or issued[-1] < least:
+            return
+        if left and event.step >= regrouped[-1] + 2:
+            left.pop()
+            running.signal(rank)
+
+    return act
+
+
+KEPT: dict[str, dict[str, dict[str, Any]]] = {
+    "peer": {},
+    "snapshots": {"elastic": {"copy_every": 2}},
+    "checkpoints": {"elastic": {"redundancy": "checkpoint"}, "checkpoint": {"every_steps": 1}},
+}
+
+
+@pytest.mark.parametrize("case", KEPT)
+def test_stages_of_frozen_layers_drop_their_backward_passes_with_the_same_bits(
+    tmp_path: Path, case: str
+) -> None:
+    sections = ALONE | KEPT[case]
+    ran = run(packing(tmp_path / "packed", **sections), kill_with(6, 0), back=case != "peer")
+    (lost,) = (event for event in ran.of(events.Regrouped) if event.lost)
+    assert lost.steps_lost == 0 or case != "peer"
+    assert {plan.frozen for plan in plans(ran)} <= {0, 4, 6}
+    assert max(dropped(ran)) > 0
+    assert ran.state_sha256 == expected(tmp_path / "plain", **sections)
+
+
+def test_a_job_that_goes_back_has_the_backward_passes_of_what_was_trained_then(tmp_path: Path) -> None:
+    never = {"elastic": {"redundancy": "checkpoint"}, "checkpoint": {"every_steps": 1000}}
+    sections = ALONE | never
+    ran = run(packing(tmp_path / "packed", **sections), kill_with(6, 1), back=True)
+    (back,) = (event for event in ran.of(events.Regrouped) if event.lost)
+    assert (back.step, back.steps_lost > 4) == (0, True)
+    before = ran.log[: ran.log.index(back)]
+    *_, dropping, whole = (event.plan for event in before if isinstance(event, events.Issued))
+    assert schedule_of(dropping).frozen_stages > 0
+    assert whole.frozen == 0
+    assert {event.cause for event in ran.of(events.Regrouped)} <= {"pack", "loss", "join"}
+    assert ran.state_sha256 == expected(tmp_path / "plain", **sections)
+
+
+@pytest.mark.parametrize("asked", [{"method": "none"}, {"prefix": 1}], ids=str)
+def test_layers_that_are_thawed_on_request_are_trained_from_the_same_step_on(
+    tmp_path: Path, asked: dict[str, Any]
+) -> None:
+    sections = ALONE | {"freeze": {"prefix": 6, "schedule": []}}
+    done = packing(tmp_path / "packed", **sections)
+    job = ControlledJob(
+        done, JobView(), {9: lambda it: it.ask(**asked)}, profile=profile_of(done), packs=True
+    )
+    ran = job.run()
+    assert isinstance(ran.state, JobFinished), ran.state
+    assert ran.steps == list(range(1, 61))
+    (started,) = ran.of(FreezeStarted)
+    (regrouped,) = ran.of(events.Regrouped)
+    assert (regrouped.cause, regrouped.step + 1) == ("pack", started.plan.start)
+    assert [plan.frozen for plan in plans(ran)] == [6, asked.get("prefix", 0)]
+    assert dropped(ran)[0] > 0
+    plain = packing(tmp_path / "plain", 0.0, **sections)
+    plan = replace(plain.plan, frozen=0)
+    told = LaunchedJob(plain.config, plan, schedule_of(plan), freeze_plans=(started.plan,))
+    assert ran.state_sha256 == run_threads(told).state_sha256

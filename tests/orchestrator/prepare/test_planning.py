@@ -13,7 +13,7 @@ from rich.console import Console
 
 from orchestrator.cli.text.plan_text import show
 from orchestrator.prepare.model_outline import ModelOutline
-from orchestrator.prepare.planning import Freezing, first_plan, freezing, ranks_to_profile
+from orchestrator.prepare.planning import Freezing, first_plan, freezing, ranks_to_profile, replanner_of
 from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig, Spec
 from planner.profile import Profile
 from planner.search.alternatives import Alternative
@@ -362,3 +362,18 @@ def test_layers_that_are_never_trained_count_by_their_forward_passes() -> None:
     assert choice.prediction.step_s < without.prediction.step_s
     alike = planned(spec(ranks=3, partition=(2, 1, 2), freeze=frozen), profile(3)).prediction
     assert alike.peak_memory_bytes == without.prediction.peak_memory_bytes, "they may be trained again"
+
+
+@pytest.mark.parametrize("pack", ["planner", "off"])
+def test_the_first_plan_drops_the_backward_passes_of_layers_that_are_never_trained(pack: str) -> None:
+    freeze = FreezeConfig.model_validate({"method": "prefix", "prefix": 3, "pack": pack})
+    given = spec(freeze=freeze, partition=(3, 2))
+    for choice in (planned(given, profile(2)).plan, None):
+        done = resolve_spec(given, FOUND, {}, epoch=1, plan=choice)
+        assert (done.plan.frozen, done.schedule.frozen_stages) == ((3, 1) if pack == "planner" else (0, 0))
+        made = replanner_of(done)
+        assert (made.frozen, made.released) == (3, done.plan.frozen)
+        again, schedule = made.plan_for(2, epoch=1, version=2, reason="", domains="ab")
+        assert (again.frozen, schedule) == (done.plan.frozen, done.schedule)
+    thawing = spec(freeze=freeze.model_copy(update={"thaw": "rate"}))
+    assert planned(thawing, profile(2)).plan.frozen == 0

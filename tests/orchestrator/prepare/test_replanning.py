@@ -22,6 +22,7 @@ from planner.schedule import table_format
 from planner.schedule.expand import schedule_of
 from planner.schedule.registry import build, families
 from planner.schedule.validate import validate
+from planner.search.gain import pays
 from planner.search.replan import Replanner
 from planner.search.search import PlanWish, choose
 from planner.simulation.predict import predict
@@ -231,7 +232,7 @@ def test_a_table_of_the_users_own_gives_way_and_comes_back(tmp_path: Path) -> No
     assert "as its table is for 4 ranks, and there are 3" in plan.reason
     again, schedule = made.plan_for(4, epoch=1, version=3, reason="", domains="abcd")
     assert (again.layers, schedule) == (made.first.layers, made.schedule)
-    assert made.pays(plan, 4, 100, 0.0)[0]
+    assert pays(made.compared(plan, 4), 100, 0.0)[0]
 
 
 def test_recomputed_layers_stay() -> None:
@@ -269,26 +270,26 @@ def test_a_newcomer_pays_if_what_is_left_is_long_enough() -> None:
     assert after_s is not None
     saved_s = before_s - after_s
     assert saved_s > 0
-    pays, reason = made.pays(now, 4, 100, 99 * saved_s)
-    assert pays, reason
+    worth_it, reason = pays(made.compared(now, 4), 100, 99 * saved_s)
+    assert worth_it, reason
     assert "with 4 ranks instead of 3 a step takes" in reason
-    pays, reason = made.pays(now, 4, 100, 101 * saved_s)
-    assert not pays
+    worth_it, reason = pays(made.compared(now, 4), 100, 101 * saved_s)
+    assert not worth_it
     assert "over 100 steps that saves" in reason
     # A step that takes twice as long as predicted saves twice as much.
-    assert made.pays(now, 4, 100, 101 * saved_s, step_s=2 * before_s)[0]
-    assert not made.pays(made.first, 4, 1000, 0.0)[0]
+    assert pays(made.compared(now, 4), 100, 101 * saved_s, step_s=2 * before_s)[0]
+    assert not pays(made.compared(made.first, 4), 1000, 0.0)[0]
 
 
 def test_without_a_profile_only_a_measured_step_can_be_weighed() -> None:
     made = job(measured=False)
     now = replan(made, 3)
-    pays, reason = made.pays(now, 4, 10, 5.0)
-    assert pays
+    worth_it, reason = pays(made.compared(now, 4), 10, 5.0)
+    assert worth_it
     assert "no step has been measured" in reason
     # (8 + 3) / 4 over (8 + 2) / 3 is 0.825, so a step of 1 s becomes 0.175 s shorter.
-    assert made.pays(now, 4, 10, 1.7, step_s=1.0)[0]
-    assert not made.pays(now, 4, 10, 1.8, step_s=1.0)[0]
+    assert pays(made.compared(now, 4), 10, 1.7, step_s=1.0)[0]
+    assert not pays(made.compared(now, 4), 10, 1.8, step_s=1.0)[0]
 
 
 def cut(made: Replanner, slowdowns: list[float | None] | None, domains: str = "abcd") -> Plan:
@@ -360,6 +361,6 @@ def test_speeds_that_nearly_agree_share_a_plan_and_answers_are_bounded() -> None
 def test_a_newcomer_pays_where_the_present_ranks_are_slow() -> None:
     made = job(ranks=4)
     now = cut(made, [3.0, 3.0, 3.0], "abc")
-    assert made.pays(now, 4, 100, 0.0, domains="abcd", slowdowns=[3.0, 3.0, 3.0, 1.0])[0]
+    assert pays(made.compared(now, 4, domains="abcd", slowdowns=[3.0, 3.0, 3.0, 1.0]), 100, 0.0)[0]
     with pytest.raises(ValueError, match="4 domains, and 3 slowdowns"):
-        made.pays(now, 4, 100, 0.0, domains="abcd", slowdowns=[3.0, 3.0, 3.0])
+        made.compared(now, 4, domains="abcd", slowdowns=[3.0, 3.0, 3.0])

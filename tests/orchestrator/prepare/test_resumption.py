@@ -103,6 +103,15 @@ def test_a_plan_is_kept_while_it_is_what_is_asked_for(changes: dict[str, Any], r
     assert still_right(plan, settle_spec(spec(**changes), FOUND, {}), len(FOUND.layers)) is right
 
 
+def test_a_plan_that_drops_backward_passes_is_not_kept() -> None:
+    """It was for the layers that were frozen by then."""
+    plan = resolve_spec(spec(), FOUND, {}, epoch=1).plan
+    for freeze in (FreezeConfig(), FreezeConfig(method="prefix", prefix=3, pack="off")):
+        given = settle_spec(spec(freeze=freeze), FOUND, {})
+        assert still_right(plan, given, len(FOUND.layers))
+        assert not still_right(replace(plan, frozen=3), given, len(FOUND.layers))
+
+
 def test_a_plan_of_fewer_pipelines_than_replicas_is_not_kept() -> None:
     given = spec(ranks=4, replicas=2)
     plan = resolve_spec(given, FOUND, {}, epoch=1).plan

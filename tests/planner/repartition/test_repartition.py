@@ -17,6 +17,7 @@ from planner.repartition.repartition import FoundPlan, best
 from planner.repartition.slowdowns import PlaceLoad
 from planner.schedule.expand import schedule_of
 from planner.schedule.validate import validate
+from planner.search import recut
 from planner.search.replan import Replanner
 from planner.simulation.predict import predict
 
@@ -192,3 +193,21 @@ def test_a_condensed_search_loses_little() -> None:
     full = best(replanner, now, "abcdefgh", slowdowns, reorder=False, blocks=single)
     assert condensed.blocks < full.blocks / 4
     assert condensed.best.step_s <= 1.01 * full.best.step_s
+
+
+@pytest.mark.parametrize("seed", [1, 4, 9])
+def test_candidates_have_the_backward_passes_that_their_own_cut_needs(seed: int) -> None:
+    job = pipeline(seed)
+    frozen = job.now.layers[-2][1] - 1
+    now = replace(job.now, frozen=frozen)
+    replanner = replace(job.replanner, frozen=frozen, released=frozen, first=now, schedule=schedule_of(now))
+    job = Pipeline(replanner, now, job.domains, job.slowdowns)
+    found = found_for(job)
+    assert found.now.step_s == job.step_s(now)
+    for choice in found.choices:
+        assert choice.plan.frozen == frozen
+        schedule = choice.runs[0].window.schedule
+        assert schedule.frozen_stages == sum(stop <= frozen for _, stop in choice.plan.layers)
+        assert choice.step_s == job.step_s(choice.plan)
+    cut, _ = recut.best(replanner, now, job.domains, job.slowdowns)
+    assert cut == replace(now, layers=cut.layers, partition=cut.partition)

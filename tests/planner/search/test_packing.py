@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import pytest
 from made_profile import made_profile
@@ -12,6 +13,7 @@ from planner.plan import Plan, PlanError
 from planner.profile import Profile
 from planner.schedule.expand import schedule_of
 from planner.schedule.validate import validate
+from planner.search.gain import pays
 from planner.search.packing import packed
 from planner.search.replan import Replanner
 from planner.search.search import ChosenPlan, PlanWish, choose
@@ -181,3 +183,45 @@ def test_where_the_first_plan_was_cut_for_what_is_frozen_it_is_cut_anew_once_tha
     made = job(6, first_frozen=6)
     assert plan_for(made).layers == made.first.layers
     assert plan_for(replace(made, kept=6)).layers != made.first.layers
+
+
+@pytest.mark.parametrize("changes", [{"pipelines": 1}, {"frozen_cost": 1 / 6}, {"pipelines": 1, "copies": 1}])
+def test_stages_of_layers_that_stay_frozen_have_no_backward_pass(changes: dict[str, Any]) -> None:
+    some = 0
+    for frozen in range(1, LAYERS):
+        made = job(frozen, **changes)
+        plan, schedule = made.plan_for(8, epoch=1, version=2, reason="", domains=DOMAINS)
+        assert plan.frozen == frozen
+        assert schedule == schedule_of(plan)
+        assert schedule.frozen_stages == sum(stop <= frozen for _, stop in plan.layers)
+        some += bool(schedule.frozen_stages)
+        on = made.profile_on(DOMAINS[: plan.world_size])
+        kept = replace(plan, frozen=0)
+        dropping, keeping = predict(on, plan, schedule), predict(on, kept, schedule_of(kept))
+        assert plan.predicted_step_s == dropping.step_s
+        assert dropping.step_s <= keeping.step_s * (1 + 1e-9)
+        assert max(dropping.memory.peak_bytes) <= max(keeping.memory.peak_bytes)
+        thawing, _ = replace(made, released=0).plan_for(8, epoch=1, version=2, reason="", domains=DOMAINS)
+        assert thawing.frozen == 0
+    assert some
+
+
+def test_a_layout_that_only_drops_what_computes_nothing_is_worth_what_it_saves() -> None:
+    made = job(6, pipelines=1)
+    plan = plan_for(made)
+    assert schedule_of(plan).frozen_stages
+    worth_it, why = pays(made.compared(plan, 8, domains=DOMAINS), 1000, 0.0)
+    assert (worth_it, why) == (False, "the best layout of 8 ranks is the one that they have")
+    kept = replace(plan, frozen=0)
+    worth_it, why = pays(made.compared(kept, 8, domains=DOMAINS), 1000, 0.0)
+    assert worth_it == (step_s(made, plan) < step_s(made, kept)), why
+    assert "the one that they have" not in why
+
+
+def test_a_job_without_a_profile_drops_them_too() -> None:
+    made = replace(job(9), profile=None)
+    for ranks in (8, 6, 3):
+        plan = plan_for(made, ranks)
+        assert plan.frozen == 9
+        assert schedule_of(plan).frozen_stages == sum(stop <= 9 for _, stop in plan.layers) > 0
+    assert plan_for(replace(made, frozen=0, released=0)).frozen == 0
