@@ -373,8 +373,8 @@ class Regrouped:
 
     generation: int
     cause: str
-    """`loss`, `drain`, `join`, `capacity` (after a pause), `move`, `scale`, `pack` (layers were frozen or thawed), `memory`
-    (a rank ran out of it), or `retry` (a step failed and no rank was lost)."""
+    """`loss`, `drain`, `join`, `capacity` (after a pause), `move`, `scale`, `pack` (layers were frozen or thawed),
+    `memory` (a rank ran out of it), or `retry` (a step failed and no rank was lost)."""
     reason: str
     """Reason for the decision, in words with its numbers."""
     lost: tuple[int, ...]
