@@ -13,6 +13,8 @@ from planner.codec import from_json, json_values, to_json
 from planner.plan import Plan
 from workers.carried import Carried
 from workers.checkpoint.folder import checkpoint_folder, discard, prune, write_manifest
+from workers.checkpoint.frozen_layers import FrozenLayers
+from workers.checkpoint.kept_files import check_kept
 from workers.checkpoint.manifest import FileRecord, Manifest, layer_files
 from workers.checkpoint.writer import CheckpointWriter, WriteResult
 from workers.commit.commit import CommitRecord
@@ -27,6 +29,7 @@ from workers.state.layer_state import LayerState
 from workers.transport.channel import Channel
 
 Files = dict[str, dict[str, list[int | str]]]
+Copies = Callable[[Callable[[LayerState], bool]], list[LayerState]]
 
 
 ROUND_S = 0.05
@@ -65,6 +68,7 @@ class Checkpointing:
         self._faults = faults
         self._log_sha256 = log_sha256
         self._writer = CheckpointWriter(faults)
+        self._frozen = FrozenLayers()
         self._finished: list[WriteResult] = []
         self._expected = {file for i, name in enumerate(names) for file in layer_files(i, name)}
         self._steps: dict[str, int] = {}
@@ -82,11 +86,12 @@ class Checkpointing:
         self.whole = left.whole if left is not None else 0
         """Step of the newest checkpoint that is complete for certain, as far as this rank can know."""
 
-    def start(self, step: int, copies: Callable[[], list[LayerState]], carried: Carried) -> None:
+    def start(self, step: int, copies: Copies, carried: Carried) -> None:
         """Begin the checkpoint of `step`; waits only for the one before.
 
         Args:
-            copies: returns host copies of the layers that this rank is to write.
+            copies: returns host copies of the layers that this rank is to write; those of which it asks and learns that
+                their files are there may be left out.
             carried: what the next step follows.
         """
         folder = checkpoint_folder(self._config.job.folder, step, self._generation.number)
@@ -95,26 +100,39 @@ class Checkpointing:
         self._steps[folder] = self.begun = step
         self._carried[folder] = carried
         self._take(self._writer.wait())
-        if layers := copies():
-            self._writer.start(folder, step, layers)
+        there: list[FileRecord] = []
+        prefix = carried.prefix.layers
 
-    def finished_files(self) -> tuple[Files, dict[str, str]]:
-        """Files that this rank finished since the last call, by folder, and errors by folder."""
+        def written(state: LayerState) -> bool:
+            files = self._frozen.files_of(state) if state.layer < prefix else ()
+            there.extend(files)
+            return bool(files)
+
+        layers = copies(written)
+        self._frozen.begin(layers, prefix)
+        if layers or there:
+            self._writer.start(folder, step, layers, prefix, there)
+
+    def finished_files(self) -> tuple[Files, dict[str, float], dict[str, str]]:
+        """Files that this rank finished since the last call, how long that took, and errors, each by folder."""
         self._take(self._writer.poll())
         files: Files = {}
+        seconds: dict[str, float] = {}
         errors: dict[str, str] = {}
         for result in self._finished:
-            self._seconds[result.folder] = result.seconds
+            seconds[result.folder] = result.seconds
             if result.error is not None:
                 errors[result.folder] = result.error
             else:
                 files[result.folder] = {record.name: record.told for record in result.records}
         self._finished = []
-        return files, errors
+        return files, seconds, errors
 
     def observe(self, records: Sequence[CommitRecord], rank: int) -> str | None:
         """Record what all ranks finished. The first rank completes checkpoints; returns its newest error."""
         self._look_for_whole(records)
+        if any(record.files_errors for record in records):
+            self._frozen.forget()
         if rank != 0:
             return None
         for record in records:
@@ -122,6 +140,8 @@ class Checkpointing:
                 mine = self._files.setdefault(folder, {})
                 for name, told in files.items():
                     mine[name] = FileRecord.heard(name, told)
+            for folder, took_s in record.files_s.items():
+                self._seconds[folder] = max(took_s, self._seconds.get(folder, 0.0))
             fresh = record.files_errors.keys() - self._dropped
             self._failed.update({folder: record.files_errors[folder] for folder in fresh})
         error = None
@@ -143,9 +163,14 @@ class Checkpointing:
         while any(channel.all_gather(b"busy" if self._writer.running else b"")):
             time.sleep(ROUND_S)
         self._take(self._writer.wait())
-        files, errors = self.finished_files()
+        files, seconds, errors = self.finished_files()
         record = CommitRecord(
-            rank=rank, generation=self._generation.number, step=step, files=files, files_errors=errors
+            rank=rank,
+            generation=self._generation.number,
+            step=step,
+            files=files,
+            files_s=seconds,
+            files_errors=errors,
         )
         records = [from_json(CommitRecord, r) for r in channel.all_gather(to_json(record))]
         error = self.observe(records, rank)
@@ -171,6 +196,7 @@ class Checkpointing:
     def _take(self, result: WriteResult | None) -> None:
         if result is not None:
             self._finished.append(result)
+            self._frozen.end(result.records)
 
     def _complete(self, folder: str) -> str | None:
         files = self._files.pop(folder)
@@ -188,7 +214,7 @@ class Checkpointing:
                 WriteResult(folder=folder, step=step, records=(), bytes=0, seconds=0.0, error=str(error))
             )
             return str(error)
-        self._tell(folder, sum(file.bytes for file in files.values()), None)
+        self._tell(folder, sum(file.written_bytes for file in files.values()), None)
         return None
 
     def _drop(self, folder: str, error: str) -> None:
@@ -232,7 +258,7 @@ def seal(
         validations: the job's so far, some perhaps of later steps.
 
     Raises:
-        OSError: the file system refused.
+        OSError: the file system refused, or a file that it shares with other checkpoints is gone.
     """
     manifest = Manifest(
         step=step,
@@ -246,6 +272,7 @@ def seal(
         log_sha256=log_sha256,
         validations=tuple(_finite(each) for each in validations if each.step <= step),
     )
+    check_kept(folder, files.values())
     write_manifest(folder, manifest)
     # If an old checkpoint cannot be deleted now, the next call tries again.
     with suppress(OSError):

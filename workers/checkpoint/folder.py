@@ -1,5 +1,6 @@
-"""Checkpoints on disk: a folder per step and generation, two safetensors files per layer, the manifest last. Tensors
-that training does not change lie in files of their own in a folder beside them, `kept`, once for all checkpoints.
+"""Checkpoints on disk: a folder per step and generation, two safetensors files per layer, the manifest last. What
+training does not change, fixed parameters and frozen layers, lies in a folder beside them, `kept`, once for all
+checkpoints.
 
 A folder without a manifest is not a checkpoint. Nothing is ever unpickled. Knows no rank and no thread:
 `workers/checkpoint/writer.py` writes in the background.
@@ -10,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -20,9 +21,10 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from workers.carried import Carried
+from workers.checkpoint.kept_files import KeptFiles, names_of, prune_kept
 from workers.checkpoint.manifest import FileRecord, KeptFile, Manifest, kept_folder, layer_files
 from workers.checkpoint.manifest import checkpoint_folder as checkpoint_folder
-from workers.checkpoint.storage import PARTIAL, Folder, join, open_folder, split
+from workers.checkpoint.storage import Folder, join, open_folder, split
 from workers.metrics.target import better
 from workers.protocol.errors import DamagedCheckpoint, JobError
 from workers.protocol.orders import CheckpointRef
@@ -34,9 +36,6 @@ _MANIFEST = "manifest.json"
 _FOLDER_NAME = re.compile(r"step-(\d{8,})-gen-(\d+)")
 # A single key: safetensors writes its metadata in no fixed order, and equal states must give equal files.
 _METADATA = "freshet"
-_KEPT_SUFFIX = ".safetensors"
-_ABANDONED_S = 3600.0
-"""Age at which a shared file that is not whole counts as left by a writer that was killed."""
 _FREEZING = "freezing:"
 """Prefix of freezing statistics, which are stored beside the optimizer's state; many jobs have none."""
 
@@ -52,12 +51,13 @@ class DamagedCheckpointError(JobError):
         return f"checkpoint {self.damage.path} is damaged: {self.damage.file} {self.damage.problem}"
 
 
-def write_layer(folder: str, state: LayerState) -> tuple[FileRecord, ...]:
+def write_layer(folder: str, state: LayerState, frozen: KeptFiles | None = None) -> tuple[FileRecord, ...]:
     """Write the two files of a layer.
 
     Args:
         folder: the checkpoint's location.
         state: a host copy that nobody changes in the meantime, with its fixed parameters.
+        frozen: where given, the layer is frozen: its files go there, unless they are there.
 
     Raises:
         OSError: the file system refused; files already written stay.
@@ -70,13 +70,13 @@ def write_layer(folder: str, state: LayerState) -> tuple[FileRecord, ...]:
         for slot, tensor in tensors.items()
     }
     statistics = {f"{_FREEZING}{key}": tensor for key, tensor in state.freezing.items()}
-    target = open_folder(folder)
     moving = {name: tensor for name, tensor in state.weights.items() if name not in state.fixed_names}
-    kept = _keep(kept_folder(folder), state) if state.fixed_names else None
+    kept, new_bytes = _keep_fixed(folder, state) if state.fixed_names else (None, 0)
     about = {"buffers": sorted(state.buffers)}
+    weights = _write(folder, weights_file, {**moving, **state.buffers}, about, frozen)
     return (
-        replace(_write(target, weights_file, {**moving, **state.buffers}, about), kept=kept),
-        _write(target, state_file, {**slots, **statistics}, {"updates": state.updates}),
+        replace(weights, kept=kept, written_bytes=weights.written_bytes + new_bytes),
+        _write(folder, state_file, {**slots, **statistics}, {"updates": state.updates}, frozen),
     )
 
 
@@ -152,13 +152,12 @@ def read_layer(
         DamagedCheckpointError: a file is missing, truncated or altered.
     """
     name = manifest.layers[layer]
-    folder = open_folder(ref.path)
     weights_file, state_file = layer_files(layer, name)
     record = manifest.files[weights_file]
     here = built is not None and record.kept is not None and _kept_of(built) == record.kept
-    tensors, about_weights = _read_tensors(folder, ref, record)
+    tensors, about_weights = _read_tensors(ref, record)
     fixed = {} if here else _read_fixed(ref, record)
-    slot_tensors, about_state = _read_tensors(folder, ref, manifest.files[state_file])
+    slot_tensors, about_state = _read_tensors(ref, manifest.files[state_file])
     buffers = set(about_weights["buffers"])
     slots: dict[str, dict[str, Tensor]] = {parameter: {} for parameter in about_state["updates"]}
     freezing: dict[str, Tensor] = {}
@@ -194,15 +193,19 @@ def prune(output: str, keep: int, keep_best: str | None = None) -> tuple[str, ..
     if keep_best is not None:
         best = best_checkpoint(output, keep_best)
         kept |= {key for key in whole if checkpoint_folder(output, *key) == best}
-    doomed = [
-        checkpoint_folder(output, *key)
-        for key in _by_age(output, whole=False)
-        if _age(key) < _age(whole[0]) and key not in kept
-    ]
-    for folder in doomed:
+    doomed = [key for key in _by_age(output, whole=False) if _age(key) < _age(whole[0]) and key not in kept]
+    folders = tuple(checkpoint_folder(output, *key) for key in doomed)
+    newest = checkpoint_folder(output, *whole[0])
+    shares = bool(open_folder(kept_folder(newest)).names())
+    dropped = _named(
+        CheckpointRef(path=checkpoint_folder(output, *key), step=key[0]) for key in doomed if shares
+    )
+    for folder in folders:
         discard(folder)
-    _prune_kept(output)
-    return tuple(doomed)
+    if shares:
+        with suppress(DamagedCheckpointError):  # one may name any of them
+            prune_kept(newest, _named(checkpoints(output), strict=True), dropped)
+    return folders
 
 
 def best_checkpoint(output: str, metric: str) -> str | None:
@@ -219,22 +222,20 @@ def best_checkpoint(output: str, metric: str) -> str | None:
     return None if best is None else best[0]
 
 
-def _prune_kept(output: str) -> None:
-    """Delete the shared files that no checkpoint names any more, and what killed writers left of some."""
-    found = checkpoints(output)
-    folder = open_folder(kept_folder(checkpoint_folder(output, 0, 0)))
-    files = folder.names()
-    if not files:
-        return
-    try:
-        records = [record for ref in found for record in read_manifest(ref).files.values()]
-    except DamagedCheckpointError:  # it may name any of them
-        return
-    named = {record.kept.name for record in records if record.kept is not None}
-    for file in files:
-        left = file.endswith(PARTIAL) and folder.age_s(file) > _ABANDONED_S
-        if left or (file not in named and file.endswith(_KEPT_SUFFIX)):
-            folder.remove(file)
+def _named(refs: Iterable[CheckpointRef], *, strict: bool = False) -> frozenset[str]:
+    """Names of the shared files of the checkpoints that can be read; `strict`: of all of them.
+
+    Raises:
+        DamagedCheckpointError: `strict`, and one cannot be read.
+    """
+    names = frozenset[str]()
+    for ref in refs:
+        try:
+            names |= names_of(read_manifest(ref).files.values())
+        except DamagedCheckpointError:
+            if strict:
+                raise
+    return names
 
 
 def discard(folder: str) -> None:
@@ -346,7 +347,7 @@ def read_weights_and_buffers(ref: CheckpointRef, manifest: Manifest, layer: int)
     """
     weights_file, _ = layer_files(layer, manifest.layers[layer])
     record = manifest.files[weights_file]
-    return {**_read_tensors(open_folder(ref.path), ref, record)[0], **_read_fixed(ref, record)}
+    return {**_read_tensors(ref, record)[0], **_read_fixed(ref, record)}
 
 
 def _by_age(output: str, *, whole: bool) -> list[tuple[int, int]]:
@@ -371,14 +372,21 @@ def _age(key: tuple[int, int]) -> tuple[int, int]:
     return generation, step
 
 
-def _write(folder: Folder, file: str, tensors: dict[str, Tensor], about: dict[str, Any]) -> FileRecord:
+def _write(
+    location: str, file: str, tensors: dict[str, Tensor], about: dict[str, Any], frozen: KeptFiles | None
+) -> FileRecord:
     with _storable(file, tensors):
         data = save(
             {name: tensor.contiguous() for name, tensor in tensors.items()},
             {_METADATA: json.dumps(about, sort_keys=True)},
         )
-    folder.write(file, data)
-    return FileRecord(name=file, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    if frozen is not None:
+        kept, new = frozen.keep(location, data)
+        written = kept.bytes if new else 0
+        return FileRecord(name=file, bytes=kept.bytes, sha256=kept.sha256, shared=True, written_bytes=written)
+    open_folder(location).write(file, data)
+    sha256 = hashlib.sha256(data).hexdigest()
+    return FileRecord(name=file, bytes=len(data), sha256=sha256, written_bytes=len(data))
 
 
 @contextmanager
@@ -390,17 +398,14 @@ def _storable(file: str, tensors: Mapping[str, Tensor]) -> Iterator[None]:
         raise JobError(f"{file} cannot hold tensors of these dtypes: {dtypes} ({error})") from error
 
 
-def _keep(location: str, state: LayerState) -> KeptFile:
-    """Write the file of the fixed parameters, unless it is there."""
-    folder = open_folder(location)
-    kept = _kept_of(state)
-    there = folder.size(kept.name) == kept.bytes
-    if not (there and state.fixed_file.written):
-        data = file_of_fixed(state)
-        if not there or folder.read(kept.name) != data:
-            folder.write(kept.name, data)
+def _keep_fixed(location: str, state: LayerState) -> tuple[KeptFile, int]:
+    """Write the file of the fixed parameters, unless it is there; also returns the bytes written."""
+    kept, written = _kept_of(state), 0
+    if not state.fixed_file.written or open_folder(kept_folder(location)).size(kept.name) != kept.bytes:
+        _, new = KeptFiles().keep(location, file_of_fixed(state))
+        written = kept.bytes if new else 0
         state.fixed_file.written = True
-    return kept
+    return kept, written
 
 
 def _kept_of(state: LayerState) -> KeptFile:
@@ -411,10 +416,12 @@ def _kept_of(state: LayerState) -> KeptFile:
 
 def _read_fixed(ref: CheckpointRef, record: FileRecord) -> dict[str, Tensor]:
     """The tensors of the file that a file of weights shares with those of other checkpoints; none without one."""
-    if record.kept is None:
+    kept = record.kept
+    if kept is None:
         return {}
-    beside = FileRecord(name=record.kept.name, bytes=record.kept.bytes, sha256=record.kept.sha256)
-    return _read_tensors(open_folder(kept_folder(ref.path)), ref, beside)[0]
+    return _read_tensors(ref, FileRecord(name=kept.name, bytes=kept.bytes, sha256=kept.sha256, shared=True))[
+        0
+    ]
 
 
 def _read(folder: Folder, ref: CheckpointRef, file: str) -> bytes:
@@ -426,22 +433,23 @@ def _read(folder: Folder, ref: CheckpointRef, file: str) -> bytes:
         raise _damaged(ref, file, f"cannot be read: {error.strerror or error}") from error
 
 
-def _read_tensors(
-    folder: Folder, ref: CheckpointRef, record: FileRecord
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _read_tensors(ref: CheckpointRef, record: FileRecord) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors of one file, in fresh allocations, and the metadata written with them."""
-    data = _read(folder, ref, record.name)
+    folder, name = open_folder(ref.path), record.name
+    if record.shared:
+        folder = open_folder(kept_folder(ref.path))
+        name = KeptFile(bytes=record.bytes, sha256=record.sha256).name
+    data = _read(folder, ref, name)
     if len(data) != record.bytes:
-        problem = f"has {len(data)} bytes, where the manifest says {record.bytes}"
-        raise _damaged(ref, record.name, problem)
+        raise _damaged(ref, name, f"has {len(data)} bytes, where the manifest says {record.bytes}")
     if hashlib.sha256(data).hexdigest() != record.sha256:
-        raise _damaged(ref, record.name, "was altered: its sha256 is not the manifest's")
+        raise _damaged(ref, name, "was altered: its sha256 is not the manifest's")
     try:
         header_bytes = int.from_bytes(data[:8], "little")
         about = json.loads(json.loads(data[8 : 8 + header_bytes])["__metadata__"][_METADATA])
         return {name: fresh(tensor) for name, tensor in load(data).items()}, about
     except (SafetensorError, ValueError, KeyError) as error:
-        raise _damaged(ref, record.name, f"is no safetensors file of a layer: {error}") from error
+        raise _damaged(ref, name, f"is no safetensors file of a layer: {error}") from error
 
 
 def _job_name(manifest: Manifest) -> str:

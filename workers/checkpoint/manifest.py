@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from workers.carried import Carried
 from workers.checkpoint.storage import join, split
@@ -18,12 +18,12 @@ from workers.frozen_prefix import FrozenPrefix
 from workers.loss_scale import LossScale
 from workers.metrics.goals import PastValidation
 
-FORMAT = 7
-"""Version of the checkpoint format that this code writes. It reads version 6 too, which has no frozen `prefix`;
-version 5, which moreover has the `metrics` of its own
-step in place of all validations; version 4, which has neither these nor files beside its checkpoints; version 3, whose
-`spec` moreover has the keys of `_FLAT` beside its sections; version 2, which has no `log_sha256` either; and version 1,
-in which moreover `bfloat16` was the name of what is `bfloat16-autocast` now."""
+FORMAT = 8
+"""Version of the checkpoint format that this code writes. It reads version 7 too, in which no layer's own files are
+shared; version 6, which moreover has no frozen `prefix`; version 5, which moreover has the `metrics` of its own step in
+place of all validations; version 4, which has neither these nor files beside its checkpoints; version 3, whose `spec`
+moreover has the keys of `_FLAT` beside its sections; version 2, which has no `log_sha256` either; and version 1, in
+which moreover `bfloat16` was the name of what is `bfloat16-autocast` now."""
 _FLAT: Mapping[str, tuple[str, ...]] = {
     "job": (
         *("seed", "steps", "precision", "threads", "compile", "output"),
@@ -42,13 +42,14 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 class KeptFile:
     """A file that several checkpoints of a job share, beside them: tensors that training does not change."""
 
+    SUFFIX: ClassVar[str] = ".safetensors"
     bytes: int
     sha256: str
     """Hex, over the entire file, which has its name."""
 
     @property
     def name(self) -> str:
-        return f"{self.sha256}.safetensors"
+        return f"{self.sha256}{self.SUFFIX}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,18 +62,36 @@ class FileRecord:
     """Hex, over the entire file."""
     kept: KeptFile | None = None
     """The other tensors of a file of weights, where training changes only some."""
+    shared: bool = False
+    """Whether it lies among the kept files, under its sha256, for all checkpoints that have the same: that of a frozen
+    layer."""
+    written_bytes: int = field(default=0, compare=False)
+    """Bytes that were written for this checkpoint: none for what was there. A manifest does not tell."""
+
+    @property
+    def kept_files(self) -> tuple[KeptFile, ...]:
+        """The files that it shares with other checkpoints."""
+        own = (KeptFile(bytes=self.bytes, sha256=self.sha256),) if self.shared else ()
+        return own if self.kept is None else (*own, self.kept)
 
     @property
     def told(self) -> list[int | str]:
         """The record without its name, as commit records carry it."""
-        return [self.bytes, self.sha256, *((self.kept.bytes, self.kept.sha256) if self.kept else ())]
+        kept = (self.kept.bytes, self.kept.sha256) if self.kept else ()
+        return [self.bytes, self.sha256, int(self.shared), self.written_bytes, *kept]
 
     @staticmethod
     def heard(name: str, told: Sequence[int | str]) -> FileRecord:
         """The record of which `told` is told."""
-        size, sha256, *kept = told
-        of_kept = KeptFile(bytes=int(kept[0]), sha256=str(kept[1])) if kept else None
-        return FileRecord(name=name, bytes=int(size), sha256=str(sha256), kept=of_kept)
+        size, sha256, shared, written, *kept = told
+        return FileRecord(
+            name=name,
+            bytes=int(size),
+            sha256=str(sha256),
+            kept=KeptFile(bytes=int(kept[0]), sha256=str(kept[1])) if kept else None,
+            shared=bool(shared),
+            written_bytes=int(written),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,10 +265,10 @@ def _check_types(fields: Mapping[str, Any]) -> None:
 
 
 def _fields(record: FileRecord) -> dict[str, Any]:
-    own = {"bytes": record.bytes, "sha256": record.sha256}
-    if record.kept is None:
-        return own
-    return {**own, "kept": {"bytes": record.kept.bytes, "sha256": record.kept.sha256}}
+    told: dict[str, Any] = {"bytes": record.bytes, "sha256": record.sha256}
+    if record.kept is not None:
+        told["kept"] = {"bytes": record.kept.bytes, "sha256": record.kept.sha256}
+    return {**told, "shared": True} if record.shared else told
 
 
 def _records(files: Mapping[str, Any], layers: tuple[str, ...]) -> dict[str, FileRecord]:
@@ -260,16 +279,18 @@ def _records(files: Mapping[str, Any], layers: tuple[str, ...]) -> dict[str, Fil
         )
     records: dict[str, FileRecord] = {}
     for name, record in files.items():
-        kept = record.pop("kept", None) if isinstance(record, dict) else None
+        told = dict(record) if isinstance(record, dict) else {}
+        kept, shared = told.pop("kept", None), told.pop("shared", False)
         of_kept = None if kept is None else _size_and_digest(kept)
-        own = _size_and_digest(record)
-        if own is None or (kept is not None and of_kept is None):
+        own = _size_and_digest(told)
+        if own is None or (kept is not None and of_kept is None) or not isinstance(shared, bool):
             raise ValueError(f"has a wrong record of {name}")
         records[name] = FileRecord(
             name=name,
             bytes=own[0],
             sha256=own[1],
             kept=None if of_kept is None else KeptFile(bytes=of_kept[0], sha256=of_kept[1]),
+            shared=shared,
         )
     return records
 

@@ -53,7 +53,8 @@ class CheckpointSaver:
             copies = self.copies(step, layers, sources)
         except MemoryError as error:
             raise JobError(f"rank {self.rank} could not write to {folder}: {error}") from error
-        result = write_layers(folder, step, copies, self.faults)
+        carried = self.carried(step) or Carried()
+        result = write_layers(folder, step, copies, self.faults, carried.prefix.layers)
         if result.error is not None:
             raise JobError(f"rank {self.rank} could not write to {folder}: {result.error}")
         return result.records

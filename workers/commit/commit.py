@@ -71,8 +71,9 @@ class CommitRecord:
     snapshot_given_up: int = 0
     """Step of the newest snapshot that this rank cannot complete; 0: none."""
     files: dict[str, dict[str, list[int | str]]] = field(default_factory=dict)
-    """Checkpoint files that it finished since the last commit: folder -> name -> [bytes, sha256], and those of the file
-    that it shares with other checkpoints, if any."""
+    """Checkpoint files that it finished since the last commit: folder -> name -> `FileRecord.told`."""
+    files_s: dict[str, float] = field(default_factory=dict)
+    """Folder -> how long it wrote them."""
     files_errors: dict[str, str] = field(default_factory=dict)
     """Folder -> why it could not finish its files there."""
 

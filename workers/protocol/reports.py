@@ -334,7 +334,9 @@ class CheckpointReport:
     step: int
     path: str
     bytes: int
+    """Written for it: without files that it shares with checkpoints before it."""
     seconds: float
+    """Time that the slowest rank took to write."""
     error: str | None = None
 
 

@@ -115,12 +115,13 @@ class BetweenSteps:
             self.setup.report(Rescued(step=step, lost_s=lost_s, ends_s=ends_s, seconds=seconds, error=error))
         rescues.wrote(begun_s, ended_s)
 
-    def _copies(self) -> list[LayerState]:
-        """Host copies of the layers that this rank writes."""
+    def _copies(self, written: Callable[[LayerState], bool]) -> list[LayerState]:
+        """Host copies of the layers that this rank writes, but of those that are `written` already."""
         setup = self.setup
         if setup.plan.shards > 1:
             return self.minibatch.shards.collect(moments=True)
-        return [host_copy(state) for _, state in setup.layers.values()] if setup.pipeline == 0 else []
+        own = [state for _, state in setup.layers.values()] if setup.pipeline == 0 else []
+        return [host_copy(state) for state in own if not written(state)]
 
     def _validate(self, step: int, *, may_keep: bool) -> bool:
         """Returns whether its metric is the best so far, if the best checkpoint is to be kept.

@@ -439,7 +439,7 @@ class TrainingLoop:
 
     def _record(self, window: Window, findings: Findings) -> CommitRecord:
         setup, freezer = self._setup, self._freezer
-        files, errors = self._between.checkpointing.finished_files()
+        files, seconds, errors = self._between.checkpointing.finished_files()
         return CommitRecord(
             rank=setup.place,
             generation=self._generation.number,
@@ -456,6 +456,7 @@ class TrainingLoop:
             snapshot=setup.snapshots.complete,
             snapshot_given_up=setup.snapshots.given_up,
             files=files,
+            files_s=seconds,
             files_errors=errors,
         )
 

@@ -86,7 +86,7 @@ class InterruptedCommits:
         report = CheckpointReport(
             step=rescue.step,
             path=path,
-            bytes=sum(record.bytes for record in records) if error is None else 0,
+            bytes=sum(record.written_bytes for record in records) if error is None else 0,
             seconds=time.monotonic() - begun_s,
             error=error,
         )

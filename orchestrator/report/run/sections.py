@@ -262,7 +262,7 @@ def checkpoints(run: JobView) -> Table | None:
         columns=(
             Column("Step", "number"),
             Column("State"),
-            Column("Size", "number"),
+            Column("Written", "number"),
             Column("Took", "number"),
             Column("Where", "text"),
         ),

@@ -94,6 +94,16 @@ def test_a_manifest_of_format_2_names_no_line_of_the_log() -> None:
         Manifest.from_json(as_written(fields))
 
 
+def test_a_manifest_of_format_7_shares_no_layer() -> None:
+    files = [file for layer, name in enumerate(NAMES) for file in layer_files(layer, name)]
+    made = manifest(20, 1, [FileRecord(name=file, bytes=1, sha256="0" * 64) for file in files])
+    fields = json.loads(made.to_json())
+    del fields["sha256"]
+    read = Manifest.from_json(as_written({**fields, "format": 7}))
+    assert (read.format, read.files) == (7, made.files)
+    assert not any(file.shared for file in read.files.values())
+
+
 def test_a_manifest_of_format_6_freezes_no_prefix() -> None:
     files = [file for layer, name in enumerate(NAMES) for file in layer_files(layer, name)]
     made = manifest(20, 1, [FileRecord(name=file, bytes=1, sha256="0" * 64) for file in files])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from jobs import job, small_config
@@ -12,21 +14,29 @@ from workers.carried import Carried
 from workers.checkpoint.coordination import Checkpointing
 from workers.checkpoint.folder import checkpoint_folder, checkpoints
 from workers.commit.commit import CommitRecord
+from workers.frozen_prefix import FrozenPrefix
 from workers.protocol.orders import Generation
 from workers.protocol.reports import CheckpointReport, Report
-from workers.state.layer_state import host_copy
+from workers.state.layer_state import LayerState, host_copy
 
 
 class Ranks:
-    """Two ranks with one layer each, and their commits."""
+    """Two ranks with one layer each, and their commits.
 
-    def __init__(self, output: Path) -> None:
+    Args:
+        frozen: layers that are frozen.
+    """
+
+    def __init__(self, output: Path, frozen: int = 0) -> None:
+        self.carried = Carried(prefix=FrozenPrefix(layers=frozen))
         self.config = small_config(output)
         plan = job(self.config, ranks=2).plan
         generation = Generation(
             number=1, epoch=1, members=(0, 1), store_host="", store_port=0, timeout_s=60.0
         )
         self.told: list[Report] = []
+        self.slowest_s = 0.0
+        """How long the slowest rank wrote what the newest commit told."""
         self.ranks = [
             Checkpointing(self.config, ("l0", "l1"), plan, generation, self.told.append) for _ in range(2)
         ]
@@ -34,21 +44,29 @@ class Ranks:
 
     def save(self, step: int) -> str:
         for rank, layer in zip(self.ranks, self.layers, strict=True):
-            rank.start(step, lambda layer=layer: [host_copy(layer)], Carried())
+            rank.start(step, partial(_copied, layer), self.carried)
             rank._take(rank._writer.wait())
         return checkpoint_folder(self.config.job.folder, step, 1)
 
     def commit(self, step: int) -> list[int]:
         """The step of the newest checkpoint that each rank considers complete."""
-        records = []
+        records, took_s = list[CommitRecord](), list[float]()
         for place, rank in enumerate(self.ranks):
-            files, errors = rank.finished_files()
+            files, seconds, errors = rank.finished_files()
+            took_s += seconds.values()
             records.append(
-                CommitRecord(rank=place, generation=1, step=step, files=files, files_errors=errors)
+                CommitRecord(
+                    rank=place, generation=1, step=step, files=files, files_s=seconds, files_errors=errors
+                )
             )
+        self.slowest_s = max(took_s, default=0.0)
         for place, rank in enumerate(self.ranks):
             rank.observe(records, place)
         return [rank.whole for rank in self.ranks]
+
+
+def _copied(layer: LayerState, written: Callable[[LayerState], bool]) -> list[LayerState]:
+    return [] if written(layer) else [host_copy(layer)]
 
 
 def test_a_checkpoint_without_a_manifest_is_whole_for_nobody(tmp_path: Path) -> None:

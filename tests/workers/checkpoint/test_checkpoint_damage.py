@@ -83,7 +83,7 @@ def without(field: str) -> str:
         (without("samples"), "was altered"),
         (without("sha256"), "was altered"),
         (without("format"), "is of format None"),
-        (edited(format=8), "is of format 8, where this version reads formats 1 to 7"),
+        (edited(format=9), "is of format 9, where this version reads formats 1 to 8"),
         (edited(log_sha256="d6e1"), "has a wrong log_sha256: d6e1"),
         (edited(step=-1), "has a wrong step: -1"),
         (edited(step="20"), "has a wrong step: 20"),

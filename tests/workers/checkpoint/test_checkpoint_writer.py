@@ -188,29 +188,44 @@ def test_a_file_size_limit_leaves_the_old_checkpoint(tmp_path: Path) -> None:
 
 
 DIE_WRITING = """
-output = sys.argv[2]
+output, prefix = sys.argv[2], int(sys.argv[3])
 writer = CheckpointWriter()
 first, second = (checkpoint_folder(output, step, 1) for step in (20, 40))
-writer.start(first, 20, states(4, 1000, fill=20.0))
+writer.start(first, 20, states(4, 1000, fill=20.0), prefix)
 finish(first, 20, writer.wait().records)
 gated = Gated(states(4, 1000), before_gate=2)
-writer.start(second, 40, gated)
+writer.start(second, 40, gated, prefix)
 gated.reached.wait()
 print("midway", flush=True)
 signal.pause()
 """
 
 
-def test_kill_9_while_writing_leaves_the_old_checkpoint(tmp_path: Path) -> None:
-    child = run(DIE_WRITING, str(tmp_path))
+@pytest.mark.parametrize("frozen", [0, 3])
+def test_kill_9_while_writing_leaves_the_old_checkpoint(frozen: int, tmp_path: Path) -> None:
+    child = run(DIE_WRITING, str(tmp_path), str(frozen))
     assert child.stdout is not None
     assert child.stdout.readline() == "midway\n"
     child.send_signal(signal.SIGKILL)
     child.communicate(timeout=60)
     assert child.returncode == -signal.SIGKILL
-    assert len(os.listdir(checkpoint_folder(str(tmp_path), 40, 1))) == 2 * 2
+    second = checkpoint_folder(str(tmp_path), 40, 1)
+    if not frozen:
+        assert len(os.listdir(second)) == 2 * 2
     (ref,) = checkpoints(str(tmp_path))
     assert ref.step == 20
     read = read_manifest(ref)
     expected = states(4, 1000, fill=20.0)
     assert [digest(read_layer(ref, read, layer)) for layer in range(4)] == [digest(s) for s in expected]
+    # Another process begins again, and takes what is there.
+    writer = CheckpointWriter()
+    writer.start(second, 40, states(4, 1000), frozen)
+    result = writer.wait()
+    assert result is not None
+    finish(second, 40, result.records)
+    writer.close()
+    (ref, _) = checkpoints(str(tmp_path))
+    read = read_manifest(ref)
+    assert [digest(read_layer(ref, read, layer)) for layer in range(4)] == [
+        digest(s) for s in states(4, 1000)
+    ]

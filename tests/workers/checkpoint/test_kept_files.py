@@ -25,6 +25,7 @@ from workers.state.layer_state import digest
 
 FIXED = ("l0.*", "l1.up.*", "l4.*")
 STEPS = 6
+LONG_AGO_S = time.time() - 2 * 3600
 
 
 def config_of(
@@ -117,14 +118,18 @@ def test_a_damaged_shared_file_is_named(damage: str, tmp_path: Path) -> None:
 def test_a_file_that_no_checkpoint_names_any_more_goes_with_the_last_that_did(tmp_path: Path) -> None:
     stray = tmp_path / "checkpoints" / "kept" / f"{'0' * 64}.safetensors"
     stray.parent.mkdir(parents=True)
-    stray.write_bytes(b"of an earlier job")
+    stray.write_bytes(b"of a checkpoint that was never whole")
+    os.utime(stray, (LONG_AGO_S, LONG_AGO_S))
+    fresh = stray.with_name(f"{'1' * 64}.safetensors")
+    fresh.write_bytes(b"of one that may become whole")
     other = stray.with_name("notes.txt")
     other.write_text("not ours")
     trained(config_of(tmp_path, keep=1))
     assert [ref.step for ref in checkpoints(str(tmp_path))] == [6]
     assert not stray.exists()
     assert other.exists()
-    assert len(names(tmp_path)) == 1 + 3
+    assert fresh.exists()
+    assert len(names(tmp_path)) == 2 + 3
 
 
 def test_what_a_killed_writer_left_of_a_shared_file_goes_once_nobody_can_be_writing_it(
@@ -135,8 +140,7 @@ def test_what_a_killed_writer_left_of_a_shared_file_goes_once_nobody_can_be_writ
     left, fresh = (kept / f".{name * 64}.safetensors.0a1b2c3d.partial" for name in "ab")
     left.write_bytes(b"half")
     fresh.write_bytes(b"half")
-    long_ago_s = time.time() - 2 * 3600
-    os.utime(left, (long_ago_s, long_ago_s))
+    os.utime(left, (LONG_AGO_S, LONG_AGO_S))
     trained(config_of(tmp_path, keep=1))
     assert not left.exists()
     assert fresh.exists()
