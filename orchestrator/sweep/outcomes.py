@@ -37,8 +37,8 @@ class SettingOutcome:
     """(key, value) of each key of the grid, in its order."""
     jobs: tuple[SweptJob, ...]
     over_none: float | None = None
-    """How many times as fast its steps are as those of the settings that freeze nothing and are else the same, means of
-    each; None: some have none."""
+    """Speed of its steps over those of the settings that freeze nothing and are else the same, by means of each; None:
+    some have none."""
 
     @property
     def values(self) -> tuple[str, ...]:
@@ -98,7 +98,9 @@ def outcome_of(cell: Cell, summary: Mapping[str, Any]) -> SweptJob:
         "p_eff": freeze.get("p_eff"),
     }
     numbers = {name: float(value) for name, value in told.items() if value is not None}
-    return SweptJob(cell=cell, numbers=numbers, frozen_by=freeze.get("method", "none"))
+    # A job that was asked to freeze may have ended with nothing frozen: it is not one to compare with.
+    asked = dict(cell.settings).get("freeze.method", freeze.get("method", "none")).strip("\"'")
+    return SweptJob(cell=cell, numbers=numbers, frozen_by=asked)
 
 
 def csv_text(outcomes: Sequence[SweptJob]) -> str:

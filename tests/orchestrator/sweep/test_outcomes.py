@@ -82,6 +82,15 @@ def test_settings_are_compared_with_those_that_freeze_nothing_and_are_else_the_s
     }
 
 
+def test_a_job_that_turned_its_freezing_off_is_none_to_compare_with() -> None:
+    cells = [Cell(settings=(("freeze.method", method),)) for method in ("none", '"timelyfreeze"')]
+    jobs = [outcome_of(of, summary(step_s, 2.0, 0.5)) for of, step_s in zip(cells, (0.4, 0.5), strict=True)]
+    assert [(each.frozen_by, each.over_none) for each in by_setting(jobs)] == [
+        ("none", 1.0),
+        ("timelyfreeze", pytest.approx(0.8)),
+    ]
+
+
 def test_the_chart_has_a_point_for_each_setting_with_a_speed_and_a_loss() -> None:
     chart = scatter(by_setting(OUTCOMES))
     assert chart is not None
