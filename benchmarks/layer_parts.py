@@ -198,7 +198,7 @@ def main() -> None:
 
     def update() -> None:
         for index, (_, state) in own.items():
-            optimizer.update_(state, gradients[index], 0.125, 0)
+            optimizer.update_(state, gradients[index], 0.125, optimizer.lr(0))
 
     for text, run in (("norms", norms), ("update", update), ("torch.optim.AdamW", after.step)):
         print(f"{text}: {1e6 * after_other_memory(run) / count:.0f} us per block and step")

@@ -7,6 +7,7 @@ executes keeps a gradient of its own, which the exchange adds after them, in ord
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from planner.plan import Plan, PlanError
@@ -46,6 +47,23 @@ def check_shares(plan: Plan) -> None:
             f"shares {list(plan.shares)} must be at least 1 each and add up to {total} microbatches, replicas x"
             f" microbatches; they add up to {sum(plan.shares)}"
         )
+
+
+def for_replicas(plan: Plan, replicas: int) -> Plan:
+    """`plan` as it executes another number of replicas, in a leg of the batch's course that it was not made for: as
+    many pipelines run, each with more of them or fewer, if need be with none.
+
+    Raises:
+        PlanError: it has uneven shares, which are of its own replicas.
+    """
+    if plan.replicas == replicas:
+        return plan
+    if plan.shares:
+        raise PlanError(
+            f"shares {list(plan.shares)} are of {plan.replicas} replicas, and a step has {replicas}: a job whose batch"
+            " grows has none"
+        )
+    return replace(plan, replicas=replicas, pipelines=plan.pipeline_count)
 
 
 def parts(plan: Plan) -> tuple[ReplicaPart, ...]:

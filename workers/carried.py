@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from planner.course import Leg
 from workers.frozen_prefix import FrozenPrefix
 from workers.loss_scale import LossScale
 
@@ -16,3 +17,5 @@ class Carried:
     """The loss scale, where the precision needs one."""
     prefix: FrozenPrefix = field(default_factory=FrozenPrefix)
     """The layers that it freezes."""
+    legs: tuple[Leg, ...] = ()
+    """The legs of the batch's course that have begun, or begin with it, after the one that the spec says."""

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, TypeAdapter
 from pydantic_core import PydanticCustomError
 
+from planner.course import Course, LearningRate, Leg
 from planner.freezing import Phases, has_program
 from planner.plan import recomputable
 from workers.metrics.goals import KEPT, Goals
@@ -49,7 +50,8 @@ class JobConfig(Section):
     seed: NonNegative = 0
     """Key of every random draw: initial weights, order of the data, dropout."""
     steps: Positive = 100
-    """Optimizer steps of the whole job; with `epochs` they follow from it."""
+    """Optimizer steps of the whole job; with `epochs` they follow from it. A batch that grows (`freeze.batch`) takes
+    their samples in fewer."""
     epochs: Annotated[float, Field(gt=0)] | None = None
     """Passes over the training samples, in place of `steps`; fractions too. The steps are as many as it takes, so that
     the last one may begin another pass."""
@@ -182,8 +184,8 @@ class DataConfig(Section):
     validation_fraction: Fraction = 0.05
     """Share of the samples that is held out, from the end."""
     validation_batches: Positive | None = None
-    """Most steps' worth of held-out samples, of `replicas x microbatches x microbatch_size` each, in one validation;
-    unset: all of them. Each is taken once."""
+    """Most steps' worth of held-out samples, of `replicas x microbatches x microbatch_size` each, in one validation,
+    however the batch grows; unset: all of them. Each is taken once."""
     cache: str | None = None
     """Folder of the memory-mapped tokens; unset: `data/` in the job's output folder."""
     arguments: Arguments = Field(default={})
@@ -325,7 +327,17 @@ class FreezeConfig(Section):
     run more pipelines, up to `pipeline.replicas`. `paper`: PipeTransformer's Algorithm 1 cuts, and the ranks of a
     pipeline are halved while its memory allows. `off`: the layout stays. All but `off` measure the model first."""
     frozen_cost: Annotated[float, Field(ge=0, le=1)] = 1 / 6
-    """`pack = "paper"`: cost of a frozen layer over that of a trained one, the paper's lambda."""
+    """`pack = "paper"` and `batch = "scale"`: cost of a frozen layer over that of a trained one, the paper's lambda."""
+    batch: Literal["keep", "scale"] = "keep"
+    """Samples of a step as layers are frozen as a whole; part of the trajectory. `keep`: as many as before, however
+    many pipelines run. `scale`, as in PipeTransformer: once the layers together cost half as much, a step has twice as
+    many replicas, which as many pipelines can execute, then four times. A frozen layer costs `frozen_cost`. The job
+    takes the samples that its steps would have taken with the first batch, in fewer steps; the batch never shrinks
+    again. `optimizer.warmup_steps`, the schedule of the learning rate and PipeTransformer's `check_every` count in
+    steps of the first batch, all other numbers of steps in steps."""
+    lr: LearningRate = "constant"
+    """`batch = "scale"`: factor on the learning rate. `linear`: how many times as large the batch is; `sqrt`: the root
+    of that."""
     frozen_mode: Literal["train", "eval"] = "train"
     """Mode of the frozen layers from the input up: `train` keeps their dropout and has batch norms go on following the
     batches, `eval` has them compute as in a validation."""
@@ -381,7 +393,8 @@ class FreezeConfig(Section):
         if self.method == "prefix":
             keys = {"method", "prefix", "schedule"}
         if self.by_prefix or self.method == "auto":
-            keys |= {"frozen_mode", "thaw"}
+            keys |= {"frozen_mode", "thaw", "batch"}
+            keys |= {"lr", "frozen_cost"} if self.batch == "scale" else set()
         return frozenset(keys)
 
     @property
@@ -579,3 +592,12 @@ class WorkerConfig(Section):
         """Microbatches per replica in one step, M, once the spec is settled."""
         assert self.pipeline.microbatches != "auto", "the microbatches are settled by the plan"
         return self.pipeline.microbatches
+
+    def course(self, further: tuple[Leg, ...] = ()) -> Course:
+        """The course of the job's batch, once the spec is settled.
+
+        Args:
+            further: legs after the one that the spec says.
+        """
+        pipeline = self.pipeline
+        return Course.of(pipeline.replicas, self.microbatches, pipeline.microbatch_size, further)

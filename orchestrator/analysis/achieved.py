@@ -51,7 +51,10 @@ def epochs_done(view: JobView) -> float | None:
     """Passes over the training samples so far; None where their number is unknown, and before the first step."""
     if not view.train_samples or not view.steps:
         return None
-    return view.step * view.steps[max(view.steps)].samples / view.train_samples
+    course = view.course
+    if course is None:
+        return view.step * view.steps[max(view.steps)].samples / view.train_samples
+    return course.taken(view.step) / view.train_samples
 
 
 def goals_of(view: JobView) -> Goals:

@@ -185,6 +185,7 @@ def _layout(each: PackedLayout) -> dict[str, Any]:
         "frozen": each.frozen,
         "pipelines": plan.pipeline_count,
         "ranks": plan.pipeline_ranks,
+        "replicas": plan.replicas,
         "schedule": plan.schedule,
         "partition": [list(layers) for layers in plan.layers],
         "predicted_step_s": plan.predicted_step_s,

@@ -20,6 +20,7 @@ from orchestrator.client.running import detach, run
 from orchestrator.events import types as events
 from orchestrator.events.log import read_log
 from orchestrator.history.folder import JobFolder
+from orchestrator.history.job_view import fold
 from orchestrator.report.page import write_report
 from orchestrator.spec.job_spec import load
 from planner.wording import counted
@@ -137,7 +138,7 @@ def _conclude(console: Console, done: JobResult, report: str) -> int:
     elif done.end.stopped and done.end.step == 0:
         post("stopped before the first step")
     elif done.end.stopped:
-        post(f"stopped at step {done.end.step} of {done.spec.job.steps}; go on with --resume")
+        post(f"stopped at step {done.end.step} of {fold(records).last_step}; go on with --resume")
     else:
         if samples:
             post(f"sample: {_printable(samples[-1].prompt + samples[-1].text)}")

@@ -27,7 +27,15 @@ from orchestrator.cluster.connection import import_paths
 from orchestrator.cluster.placement import preferring
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.events import types as events
-from orchestrator.history.folder import MARKER, JobFolder, Marker, end_at, starting_points, undamaged
+from orchestrator.history.folder import (
+    MARKER,
+    JobFolder,
+    Marker,
+    end_at,
+    is_trained,
+    starting_points,
+    undamaged,
+)
 from orchestrator.history.freeze_history import FreezeHistory
 from orchestrator.history.job_view import JobView
 from orchestrator.history.unreported import take_in
@@ -177,9 +185,10 @@ class Submission:
         )
         spec = settled.spec
         start = starting_points(settled.config, settled.plan.shard) if self._resume else ()
-        if start and start[0].step == spec.job.steps and undamaged(start[0]):
-            self._say(f"nothing to do: {folder.location} is trained to step {spec.job.steps}")
-            end = events.Finished(step=spec.job.steps, stopped=False, state_sha256=None)
+        if start and is_trained(start[0], settled.config) and undamaged(start[0]):
+            last = start[0].step
+            self._say(f"nothing to do: {folder.location} is trained to step {last}")
+            end = events.Finished(step=last, stopped=False, state_sha256=None)
             return SubmittedJob(name=name, folder=spec.job.folder, spec=spec, end=end)
         if start and (end := end_at(start[0], spec.goals)) and undamaged(start[0]):
             self._say(f"nothing to do: {folder.location} is done at step {end.step}, {end.why}")

@@ -271,7 +271,7 @@ class Reshaping:
         formed = job.progress.plan if job.progress.plan.world_size == size.places else self._order.plan
         return Capacity(
             elastic=self._setup.config.elastic,
-            replicas=self._order.plan.replicas,
+            replicas=self._runtime.planning.replanner.first.replicas,
             pipelines=formed.pipeline_count,
             size=size,
             members=len(frozenset(there.members) & there.alive - there.going),

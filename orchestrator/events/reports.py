@@ -147,6 +147,10 @@ def _prefix_text(prefix: PrefixFrozen) -> str:
     )
     if prefix.tied:
         text += f"; what {named('layer', prefix.tied)} shares with a layer above is trained on, by that one's gradient"
+    if (leg := prefix.leg) is not None:
+        text += f"; a step takes {counted(leg.batch, 'sample')} from then on, of {counted(leg.replicas, 'replica')}"
+        if leg.lr_factor != 1.0:
+            text += f", at {leg.lr_factor:.3g} times the learning rate"
     return text
 
 

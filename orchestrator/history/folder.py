@@ -404,14 +404,29 @@ def starting_points(config: WorkerConfig, shard: str = "none") -> tuple[Checkpoi
                 f"--resume: the checkpoint of step {ref.step} was made with other settings: {differences}."
                 f" Set them back, or start again in another job.output. What may change: {MAY_CHANGE}"
             )
-        if ref.step > config.job.steps:
+        last_step = config.course(manifest.carried.legs).last_step(config.job.steps)
+        if ref.step > last_step:
             length, longer = f"job.steps = {config.job.steps}", f"set job.steps to more than {ref.step}"
+            if manifest.carried.legs:
+                length += f", which the batch that has grown takes in {counted(last_step, 'step')}"
+                longer = "set job.steps to more"
             if config.job.epochs is not None:
                 length = f"job.epochs = {config.job.epochs:g} is {counted(config.job.steps, 'step')}"
                 longer = "set job.epochs to more"
             raise JobError(f"--resume: {length}, but the newest checkpoint is of step {ref.step}: {longer}")
         return tuple(found)
     raise JobError(f"--resume: no checkpoint is readable: {'; '.join(damage)}")
+
+
+def is_trained(ref: CheckpointRef, config: WorkerConfig) -> bool:
+    """Whether this checkpoint is of the job's last step. Imports torch."""
+    from workers.checkpoint.folder import DamagedCheckpointError, read_manifest
+
+    try:
+        legs = read_manifest(ref).carried.legs
+    except DamagedCheckpointError:
+        return False
+    return ref.step == config.course(legs).last_step(config.job.steps)
 
 
 def end_at(ref: CheckpointRef, goals: Goals) -> events.Finished | None:

@@ -6,6 +6,7 @@ It does not matter which rank held a layer when, or whether that rank failed. Re
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from orchestrator.history.thinning import Grid, thin, up_to
@@ -88,12 +89,12 @@ class CountedSteps:
         self.summed = min(self.summed, step)
         self.first = self.first if self.by_step else None
 
-    def add_up(self, steps: int, passes: int) -> ParameterCounts | None:
+    def add_up(self, steps: int, passes: Callable[[int], int]) -> ParameterCounts | None:
         """The counts of the run so far; None if no step has any.
 
         Args:
             steps: steps that the run committed.
-            passes: backward passes of a layer in one step, over all replicas.
+            passes: returns the backward passes of a layer in the first steps, so many, over all replicas.
         """
         layers: dict[int, LayerCounts] = {}
         for _, of_step in sorted(self.by_step.items()):
@@ -104,12 +105,15 @@ class CountedSteps:
         # Ranks report every step from the first one on in which anything may be frozen.
         before = min(self.first - 1, steps)
         for known in layers.values():
-            known.passes += passes * before
-        whole = sum(
-            min(of_step.layers[layer].passes // passes if layer in of_step.layers else 0 for layer in layers)
-            for step, of_step in self.by_step.items()
-            if step <= steps
-        )
+            known.passes += passes(before)
+        whole = 0
+        for step, of_step in self.by_step.items():
+            due = passes(step) - passes(step - of_step.steps)
+            if step <= steps:
+                fewest = min(
+                    of_step.layers[layer].passes if layer in of_step.layers else 0 for layer in layers
+                )
+                whole += of_step.steps * fewest // due
         return ParameterCounts(layers=layers, steps=steps, whole=before + whole)
 
     @staticmethod

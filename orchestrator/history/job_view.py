@@ -46,6 +46,7 @@ from orchestrator.events.types import (
     Undrained,
 )
 from orchestrator.history.adapt_record import AdaptRecord
+from orchestrator.history.batch_course import course_in
 from orchestrator.history.columns import Columns
 from orchestrator.history.command_table import CommandTable
 from orchestrator.history.curvature_record import CurvatureRecord
@@ -59,6 +60,7 @@ from orchestrator.history.ranks_view import RanksView
 from orchestrator.history.recovery_history import RecoveryHistory
 from orchestrator.history.thinning import EVERY, Grid, thin, up_to
 from orchestrator.history.totals import Totals
+from planner.course import Course, Leg
 from planner.freezing import FreezePlan, Phase, Phases
 from planner.plan import Plan
 from planner.search.alternatives import Alternative
@@ -203,7 +205,20 @@ class JobView:
     @property
     def last_step(self) -> int:
         """The step at which the job is done."""
-        return self.spec.get("job", {}).get("steps", 0)
+        steps = self.spec.get("job", {}).get("steps", 0)
+        return steps if self.course is None else self.course.last_step(steps)
+
+    @property
+    def legs(self) -> tuple[Leg, ...]:
+        """The legs of the batch's course after the one that the spec says."""
+        return tuple(
+            prefix.leg for _, prefix in sorted(self.freeze.prefixes.items()) if prefix.leg is not None
+        )
+
+    @property
+    def course(self) -> Course | None:
+        """The course of the job's batch; None before a spec with one is known."""
+        return course_in(self.spec, self.legs)
 
     @property
     def folder(self) -> str:
@@ -303,8 +318,13 @@ class JobView:
 
     def frozen_counts(self) -> ParameterCounts | None:
         """Freeze counts of each parameter; None if nothing was counted."""
-        passes = self.plan.microbatches * self.plan.replicas if self.plan is not None else 0
-        return self.freeze.counted.add_up(self.step, passes)
+        course, plan = self.course, self.plan
+        if course is None and plan is not None:
+            course = Course.of(plan.replicas, plan.microbatches, 1)
+        if course is None:
+            return None
+        size = course.legs[0].microbatch_size
+        return self.freeze.counted.add_up(self.step, lambda steps: course.taken(steps) // size)
 
     def fold(self, record: Record) -> None:
         """Fold one more event in."""

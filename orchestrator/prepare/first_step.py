@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from orchestrator.spec.job_spec import Spec
+from planner.course import Course
 from workers.protocol.errors import JobError
 
 if TYPE_CHECKING:
@@ -65,14 +66,12 @@ def _read(spec: Spec, dataset: Dataset) -> Batch:
 
     pipeline, size = spec.pipeline, spec.pipeline.microbatch_size
     count = pipeline.microbatches if isinstance(pipeline.microbatches, int) else 1
-    total, stream = (
-        pipeline.replicas * count,
-        stream_of(dataset, spec.data.buckets, pipeline.replicas, count * size),
-    )
+    course = Course.of(pipeline.replicas, count, size)
+    stream = stream_of(dataset, spec.data.buckets, course)
     until_s = time.monotonic() + READ_S
     first, *others = (
-        train_indices(spec.job.seed, 0, microbatch, total, size, stream, spec.data.shuffle)
-        for microbatch in range(total)
+        train_indices(spec.job.seed, course.positions(1, microbatch), stream, spec.data.shuffle)
+        for microbatch in range(pipeline.replicas * count)
     )
     batch = _read_one(spec, dataset.train, first)
     if not _own_source(spec):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from orchestrator.prepare.planning import places_of, replanner_of
 from orchestrator.prepare.settling import Settled
+from planner.course import times_as_many
 from planner.plan import Plan, PlanError
 from planner.simulation.predict import predict
 
@@ -21,7 +22,7 @@ class PackedLayout:
     """Layers, from the input up."""
     plan: Plan
     unpacked_s: float
-    """A step with the job's first plan in place of this one."""
+    """A step of as many replicas with the job's first plan in place of this one."""
 
 
 def layouts(settled: Settled) -> tuple[PackedLayout, ...]:
@@ -37,10 +38,14 @@ def layouts(settled: Settled) -> tuple[PackedLayout, ...]:
     begun, found = replanner_of(settled), list[PackedLayout]()
     for frozen in numbers:
         replanner = replace(begun, frozen=frozen, released=frozen if freeze.lasts else 0)
-        now = predict(replanner.profile_on(domains), first, settled.schedule).step_s
+        if freeze.batch == "scale":
+            times = times_as_many(layers, frozen, freeze.frozen_cost)
+            replanner = replanner.with_replicas(times * first.replicas)
+        unpacked = replanner.first
+        now = predict(replanner.profile_on(domains), unpacked, settled.schedule).step_s
         try:
             plan, _ = replanner.plan_for(first.world_size, epoch=0, version=0, reason="", domains=domains)
         except PlanError:
-            plan = replace(first, predicted_step_s=now)
+            plan = replace(unpacked, predicted_step_s=now)
         found.append(PackedLayout(frozen=frozen, plan=plan, unpacked_s=now))
     return tuple(found)

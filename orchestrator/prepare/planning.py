@@ -417,7 +417,7 @@ def replanner_of(settled: Settled) -> Replanner:
         copies=spec.elastic.peer_copies,
         copy_every=spec.elastic.copy_every,
         profile=None if profile is None else as_planned(profile, spec),
-        divisible=not settled.outline.buffers,
+        divisible=not settled.outline.buffers and spec.freeze.batch == "keep",
         frozen=frozen,
         first_frozen=frozen,
         released=settled.plan.frozen,

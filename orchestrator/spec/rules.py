@@ -236,7 +236,7 @@ def _check_shard(spec: Spec) -> None:
     shard = spec.pipeline.shard
     if shard == "none":
         return
-    if spec.pipeline.replicas == 1:
+    if spec.pipeline.replicas == 1 and spec.freeze.batch == "keep":
         raise JobError(
             f'pipeline.shard = "{shard}" shares states out among replicas, and pipeline.replicas = 1: use more replicas'
             " (their number is part of the trajectory), or leave shard out"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from orchestrator.events.types import Finished
 from orchestrator.history.folder import undamaged
-from orchestrator.verify.ledger import Batches, Ledger
+from orchestrator.verify.ledger import Ledger
 from workers.protocol.orders import CheckpointRef
 
 
@@ -63,8 +63,8 @@ def _audit_one(ref: CheckpointRef, ledger: Ledger) -> None:
         return
     if not undamaged(ref):
         ledger.wrong.append(f"the checkpoint of step {ref.step} is not as it was written: {ref.path}")
-    if ledger.spec:
-        position = manifest.step * Batches.of(ledger.spec).samples
+    if ledger.spec and ledger.knows_batches:
+        position = ledger.batches.course.taken(manifest.step)
         if manifest.samples != position:
             ledger.wrong.append(
                 f"the checkpoint of step {ref.step} states data position {manifest.samples}, where it is {position}"

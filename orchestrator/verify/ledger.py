@@ -6,8 +6,8 @@ Checkpoint files are checked in `checkpoint_audit.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from orchestrator.events.types import (
@@ -20,9 +20,11 @@ from orchestrator.events.types import (
     Regrouped,
     Submitted,
 )
+from planner.course import Course, Leg
 from planner.wording import counted
+from workers.data.buckets import Buckets
 from workers.data.sampling import SampleStream, samples_digest, train_indices
-from workers.protocol.reports import CheckpointReport, LayersChecked, Outcome, StepReport
+from workers.protocol.reports import CheckpointReport, LayersChecked, Outcome, PrefixFrozen, StepReport
 from workers.reproducibility.digest import state_digest
 from workers.section import Shuffle
 
@@ -32,44 +34,40 @@ NEARBY = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Batches:
-    """Samples that each step must use, by the resolved spec."""
+    """Samples that each step must use, by the resolved spec and the legs that the log has."""
 
     seed: int
-    microbatches: int
-    """Microbatches of all replicas in one step."""
-    microbatch_size: int
+    course: Course
     shuffle: Shuffle | None = None
 
     @staticmethod
-    def of(spec: dict[str, Any]) -> Batches:
-        """The batches of a resolved spec, as it is logged."""
+    def of(spec: dict[str, Any], further: Sequence[Leg] = ()) -> Batches:
+        """The batches of a resolved spec, as it is logged.
+
+        Args:
+            further: legs of the course after the one that the spec says.
+        """
         pipeline = spec["pipeline"]
         return Batches(
             seed=spec["job"]["seed"],
-            microbatches=pipeline.get("replicas", 1) * pipeline["microbatches"],
-            microbatch_size=pipeline["microbatch_size"],
+            course=Course.of(
+                pipeline.get("replicas", 1),
+                pipeline["microbatches"],
+                pipeline["microbatch_size"],
+                further,
+            ),
             shuffle=spec.get("data", {}).get("shuffle"),
         )
 
-    @property
-    def samples(self) -> int:
-        """Samples per step."""
-        return self.microbatches * self.microbatch_size
-
     def digest(self, step: int, train_samples: SampleStream) -> str:
         """Digest of the samples of `step`, which is 1 for the first one."""
+        leg = self.course.at(step)
         return samples_digest(
             {
                 microbatch: train_indices(
-                    self.seed,
-                    step - 1,
-                    microbatch,
-                    self.microbatches,
-                    self.microbatch_size,
-                    train_samples,
-                    self.shuffle,
+                    self.seed, self.course.positions(step, microbatch), train_samples, self.shuffle
                 )
-                for microbatch in range(self.microbatches)
+                for microbatch in range(leg.replicas * leg.microbatches)
             }
         )
 
@@ -92,6 +90,8 @@ class Ledger:
     """The resolved spec of the newest start."""
     standing: list[StepReport | None] = field(default_factory=list)
     """By step, from 1; None if not in this log."""
+    legs: dict[int, Leg] = field(default_factory=dict)
+    """Legs of the batch's course after the one that the spec says, by their first step."""
     superseded: int = 0
     """Steps that were committed, then voided by a return to a checkpoint or a snapshot, and run again."""
     generations: int = 0
@@ -113,13 +113,24 @@ class Ledger:
         """Number of steps that stand."""
         return len(self.standing)
 
+    @property
+    def batches(self) -> Batches:
+        """The samples of its steps; only with a spec."""
+        return Batches.of(self.spec, [leg for _, leg in sorted(self.legs.items())])
+
+    @property
+    def knows_batches(self) -> bool:
+        """Whether the log has every leg: not if the batch grows, and the log begins late."""
+        scales = self.spec.get("freeze", {}).get("batch") == "scale"
+        return not (scales and self.standing and self.standing[0] is None)
+
 
 def audit(records: Iterable[Record], train_samples: SampleStream | None) -> Ledger:
     """Check `records`, oldest first.
 
     Args:
-        train_samples: the samples to train on, as `train_places` has them; None: unknown, so that no step's samples are
-            compared.
+        train_samples: the samples to train on, as `train_places` has them, by the first leg of the course; None:
+            unknown, so that no step's samples are compared.
     """
     reading = _Reading()
     for record in records:
@@ -160,6 +171,8 @@ class _Reading:
                 self._regrouped(regrouped)
             case StepReport() as report:
                 self._step(report)
+            case PrefixFrozen(leg=Leg() as leg):
+                self._grow(leg)
             case LayersChecked(layers=layers, whole=whole):
                 self.ledger.compared.update(layers)
                 self.ledger.left_whole.update(whole)
@@ -221,6 +234,7 @@ class _Reading:
                 )
             del ledger.standing[begin:]
             ledger.superseded += void
+            ledger.legs = {first: leg for first, leg in ledger.legs.items() if first <= begin + 1}
         elif void < 0 and formed.start is not None and not self._formed:
             # The beginning of the log was lost; everything after the checkpoint is here.
             ledger.unproved.append(f"steps {ledger.steps + 1} to {begin} are not in this log")
@@ -283,6 +297,19 @@ class _Reading:
             ledger.standing += [None] * missing
         ledger.standing.append(report)
 
+    def _grow(self, leg: Leg) -> None:
+        """Take up a leg of the batch's course, if it goes on where the one before ends."""
+        legs = self.ledger.legs
+        if legs.get(leg.step) == leg:
+            return
+        further = [*(one for first, one in sorted(legs.items()) if first != leg.step), leg]
+        try:
+            _ = Batches.of(self.ledger.spec, further)
+        except ValueError as error:
+            self._wrong(str(error))
+            return
+        legs[leg.step] = leg
+
     def _finish(self, finished: Finished) -> None:
         ledger = self.ledger
         ledger.end = finished
@@ -291,7 +318,9 @@ class _Reading:
                 f"the job finished at step {finished.step}, but the log has {counted(ledger.steps, 'step')}"
             )
         asked = ledger.spec.get("job", {}).get("steps", finished.step)
-        if not finished.stopped and not finished.why and finished.step != asked:
+        if ledger.legs:
+            asked = ledger.batches.course.last_step(asked)
+        if not finished.stopped and not finished.why and finished.step != asked and ledger.knows_batches:
             self._wrong(f"the job finished at step {finished.step} of {asked} though nobody stopped it")
         digests: dict[int, str] = {}
         for outcome in self._outcomes:
@@ -312,12 +341,19 @@ def _check_samples(ledger: Ledger, train_samples: SampleStream | None) -> None:
     reports = [report for report in ledger.standing if report is not None]
     if not reports:
         return
-    batches = Batches.of(ledger.spec)
+    if not ledger.knows_batches:
+        ledger.unproved.append(
+            f"which samples the steps used: the batch grows, and steps before {reports[0].step}, in which it may have"
+            " grown, are not in this log"
+        )
+        return
+    batches = ledger.batches
+    if isinstance(train_samples, Buckets):
+        train_samples = replace(train_samples, course=batches.course)
     for report in reports:
-        if report.samples != batches.samples:
-            ledger.wrong.append(
-                f"step {report.step} used {report.samples} samples, where a step has {batches.samples}"
-            )
+        due = batches.course.at(report.step).batch
+        if report.samples != due:
+            ledger.wrong.append(f"step {report.step} used {report.samples} samples, where a step has {due}")
     known = [report for report in reports if report.samples_digest]
     if len(known) < len(reports):
         ledger.unproved.append(
@@ -332,10 +368,9 @@ def _check_samples(ledger: Ledger, train_samples: SampleStream | None) -> None:
 
 
 def _other_samples(report: StepReport, batches: Batches, train_samples: SampleStream) -> str:
-    first = (report.step - 1) * batches.samples
+    first, stop = batches.course.taken(report.step - 1), batches.course.taken(report.step)
     text = (
-        f"step {report.step} did not use the samples at positions {first} to {first + batches.samples - 1}"
-        f" of the data's order"
+        f"step {report.step} did not use the samples at positions {first} to {stop - 1} of the data's order"
     )
     for step in _nearby(report.step):
         if report.samples_digest == batches.digest(step, train_samples):

@@ -238,8 +238,7 @@ def _train_samples(records: list[events.Record], location: str) -> tuple[SampleS
     try:
         spec = Spec.model_validate(specs[-1])
         dataset, batches = open_dataset(spec.data, spec.model, location).dataset, Batches.of(specs[-1])
-        replicas = spec.pipeline.replicas
-        return stream_of(dataset, spec.data.buckets, replicas, batches.samples // replicas), None
+        return stream_of(dataset, spec.data.buckets, batches.course), None
     except (JobError, OSError) as error:
         return None, str(error)
     except ValidationError as error:

@@ -26,7 +26,7 @@ from planner.search.search import END_TO_END, QUICK, ChosenPlan, choose_among
 from planner.search.standbys import protected
 from planner.search.unmeasured import unmeasured_plan
 from planner.shards import Piece
-from planner.shares import check_shares
+from planner.shares import check_shares, for_replicas
 from planner.simulation.costs import memory_limits
 from planner.simulation.predict import Prediction, predict
 from planner.simulation.resized_cluster import Sites, limited, links_are_uniform, resized, with_links_of
@@ -71,7 +71,7 @@ class Replanner:
     linked: tuple[int | None, ...] = ()
     """By place, the device of the profile whose measured links it has; None, or no entry: it has typical links."""
     divisible: bool = True
-    """Whether pipelines may have uneven shares: no layer has buffers that training changes."""
+    """Whether pipelines may have uneven shares: no layer has buffers that training changes, and the batch stays."""
     frozen: int = 0
     """Layers, from the input up, that are frozen as a whole now: plans count on no backward pass of theirs."""
     first_frozen: int = 0
@@ -129,6 +129,12 @@ class Replanner:
         said = f"{reason}: {summary}" if reason else summary
         return replace(answer.plan, epoch=epoch, version=version, reason=said), answer.schedule
 
+    def with_replicas(self, replicas: int) -> Replanner:
+        """Plans for steps of so many replicas, as the course of the job's batch may have them."""
+        if replicas == self.first.replicas:
+            return self
+        return replace(self, first=for_replicas(self.first, replicas))
+
     def with_standbys(self, plan: Plan, domains: Sequence[str]) -> Plan:
         """`plan` with the standbys, or the snapshots, for its places in `domains`, which may have more places."""
         sizes = self.parameters
@@ -164,7 +170,8 @@ class Replanner:
         if plan.shares and not self.divisible:
             raise PlanError(
                 f"shares {list(plan.shares)} would divide replicas among pipelines, but the model has buffers that"
-                " training changes from microbatch to microbatch: its replicas stay whole"
+                " training changes from microbatch to microbatch, or its batch grows (freeze.batch): its replicas stay"
+                " whole"
             )
         plan = self.with_standbys(plan, domains)
         if self.profile is None:
@@ -252,6 +259,7 @@ class Replanner:
             PlanError: no plan fits `ranks` ranks.
         """
         sites = Sites.of(domains or ("",) * ranks, slowdowns)
+        now = for_replicas(now, self.first.replicas)
         answer, running = self._answer(sites), self._schedule_of(now)
         same_program = answer.schedule.frozen_stages <= running.frozen_stages
         return Compared(

@@ -22,7 +22,7 @@ from orchestrator.events.types import (
 from orchestrator.verify.ledger import Batches
 from workers.data.dataset import Batch
 from workers.protocol.orders import CheckpointRef, Generation
-from workers.protocol.reports import CheckpointReport, Outcome, StepReport
+from workers.protocol.reports import CheckpointReport, Outcome, PrefixFrozen, StepReport
 from workers.reproducibility.digest import state_digest
 
 TRAIN_SAMPLES = 50
@@ -60,6 +60,24 @@ class ElasticRun:
     members: tuple[int, ...] = ()
     checkpoint: int = 0
     """Step of the newest checkpoint."""
+    growth: dict[int, int] = field(default_factory=dict)
+    """First step -> how many times the first batch a step has from then on."""
+    told: set[int] = field(default_factory=set)
+    """Steps of `growth` that the log tells of."""
+
+    @property
+    def batches(self) -> Batches:
+        course = BATCHES.course
+        for step, times in sorted(self.growth.items()):
+            course = course.grown(step, times, "linear")
+        return Batches.of(SPEC, course.further)
+
+    def grow(self, step: int) -> None:
+        """Tell of the leg that begins with `step`, if one does."""
+        if step in self.growth and step not in self.told:
+            self.told.add(step)
+            leg = self.batches.course.at(step)
+            self.put(PrefixFrozen(step=step, layers=step, bound=0.0, norms=(), names=(), leg=leg))
 
     def put(self, event: Event) -> None:
         self.records.append(Record(time_s=self.clock_s, event=event))
@@ -77,6 +95,7 @@ class ElasticRun:
         self.members = members
         if from_checkpoint:
             self.step = self.checkpoint
+            self.told = {step for step in self.told if step <= self.step + 1}
         generation = Generation(
             number=self.generation,
             epoch=self.epoch,
@@ -93,6 +112,7 @@ class ElasticRun:
     def train(self, steps: int, step_s: float = 1.0) -> None:
         """Commit `steps` steps, each of which takes `step_s`."""
         for _ in range(steps):
+            self.grow(self.step + 1)
             self.step += 1
             self.clock_s += step_s
             self.put(self.report(step_s))
@@ -104,13 +124,13 @@ class ElasticRun:
             loss=2.0,
             grad_norm=1.0,
             lr=0.1,
-            samples=BATCHES.samples,
+            samples=self.batches.course.at(self.step).batch,
             tokens=0,
             step_s=step_s,
             bubble=0.1,
             skipped=False,
             committed_s=self.clock_s,
-            samples_digest=BATCHES.digest(self.step, TRAIN_SAMPLES),
+            samples_digest=self.batches.digest(self.step, TRAIN_SAMPLES),
         )
 
     def save(self) -> None:

@@ -38,6 +38,7 @@ def test_the_import_contract_names_every_planner_module_that_is_no_leaf():
             "lowering",
             "rank_program",
             "final_gradients",
+            "course",
             "host_copies",
             "plan",
             "codec",

@@ -11,6 +11,7 @@ from jobs import DEVICE
 from torch import nn
 from torch.nn import functional
 
+from planner.course import Course
 from workers.build import build_module
 from workers.config import WorkerConfig
 from workers.data.dataset import stream_of, takes_draws
@@ -120,6 +121,7 @@ def train_plainly(
     frozen: Frozen = nothing,
     wide: bool = DEVICE.type == "cuda",
     order: Sequence[int] = (),
+    course: Course | None = None,
 ) -> tuple[str, list[float]]:
     """Returns state_sha256 after `config.job.steps` steps of ordinary training, and the loss of each step.
 
@@ -127,8 +129,12 @@ def train_plainly(
     ascending order. The loop knows no ties. With `boundaries` it imposes the canonical layout between layers,
     which matters only to models whose layers return another one, such as a transposed view. Gradients of
     `frozen` parameters are formed too, and discarded. With `wide` the gradients of matrices are formed in 32 bits,
-    which CPUs do not do. The microbatches are those of one replica, or of all replicas in `order`.
+    which CPUs do not do. The microbatches are those of one replica, or of all replicas in `order`, or of a `course`.
     """
+    if course is None:
+        course = (
+            config.course() if order else Course.of(1, config.microbatches, config.pipeline.microbatch_size)
+        )
     determinism.fix(threads=config.job.threads, cuda=DEVICE.type == "cuda")
     data = open_dataset(config.data, config.model, str(output))
     definition = build_definition(config.model, data.vocabulary)
@@ -148,24 +154,17 @@ def train_plainly(
     dtype = boundary_dtype(config.job.precision)
     scale = LossScale() if config.job.precision == "float16" else None
     losses = []
-    numbers = order or range(config.microbatches)
-    for step in range(config.job.steps):
+    for step in range(course.last_step(config.job.steps)):
+        leg = course.at(step + 1)
+        numbers = order or range(leg.replicas * leg.microbatches)
         told: dict[int, float] = {}
         shares: dict[int, float] = {}
         buffers = [{name: b.clone() for name, b in state.buffers.items()} for state in states]
         for microbatch in numbers:
             places = train_places(
                 config.job.seed,
-                step,
-                microbatch,
-                len(numbers),
-                config.pipeline.microbatch_size,
-                stream_of(
-                    data.dataset,
-                    config.data.buckets,
-                    config.pipeline.replicas,
-                    config.microbatches * config.pipeline.microbatch_size,
-                ),
+                course.positions(step + 1, microbatch),
+                stream_of(data.dataset, config.data.buckets, course),
                 config.data.shuffle,
             )
             indices = [sample for _, sample in places]
@@ -225,7 +224,8 @@ def train_plainly(
                     state.buffers[name].copy_(before)
                 continue
             gradients = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
-            optimizer.update_(state, gradients, clip / divisor, step)
+            lr = optimizer.lr(course.along(step)) * leg.lr_factor
+            optimizer.update_(state, gradients, clip / divisor, lr)
             module.zero_grad()
     for module, state in zip(modules, states, strict=True):
         for name, buffer in module.named_buffers():  # a forward pass may have put others in their place

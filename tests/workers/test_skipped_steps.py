@@ -21,6 +21,7 @@ def decision(step: int, norm: float) -> CommitDecision:
         loss=1.0,
         grad_norm=norm,
         scale=1.0,
+        lr=0.01,
         skipped=not math.isfinite(norm),
         requests=frozenset(),
         busy_s=0.0,

@@ -266,7 +266,7 @@ def seal(
         spec=config.model_dump(mode="json"),
         plan=json_values(plan),
         layers=names,
-        samples=step * config.pipeline.replicas * config.microbatches * config.pipeline.microbatch_size,
+        samples=config.course(carried.legs).taken(step),
         files=files,
         carried=carried,
         log_sha256=log_sha256,

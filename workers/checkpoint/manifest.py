@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from planner.codec import from_json, json_values
+from planner.course import Leg
 from workers.carried import Carried
 from workers.checkpoint.storage import join, split
 from workers.frozen_prefix import FrozenPrefix
@@ -139,6 +141,7 @@ class Manifest:
             "samples": self.samples,
             "loss_scale": None if scale is None else scale.to_json(),
             "prefix": self.carried.prefix.to_json(),
+            **({"legs": list(map(json_values, self.carried.legs))} if self.carried.legs else {}),
             "log_sha256": self.log_sha256,
             "validations": [[each.step, dict(each.values)] for each in self.validations],
             "files": {name: _fields(record) for name, record in self.files.items()},
@@ -176,6 +179,7 @@ class Manifest:
             fields.setdefault("validations", [[fields.get("step"), own]] if own else [])
         if fields["format"] < 7:
             fields.setdefault("prefix", FrozenPrefix().to_json())
+        legs = fields.pop("legs", [])
         _check_types(fields)
         if fields["format"] == 1 and fields["spec"].get("precision") == "bfloat16":
             fields["spec"]["precision"] = "bfloat16-autocast"
@@ -187,6 +191,7 @@ class Manifest:
             "carried": Carried(
                 loss_scale=LossScale.from_json(fields.pop("loss_scale")),
                 prefix=FrozenPrefix.from_json(fields.pop("prefix")),
+                legs=_legs(legs),
             ),
             "validations": tuple(map(_validation, fields["validations"])),
             "files": _records(fields["files"], layers),
@@ -215,6 +220,15 @@ def _validation(told: Any) -> PastValidation:
             return PastValidation(step=step, values={name: float(value) for name, value in values.items()})
         case _:
             raise ValueError(f"has a wrong validation: {str(told)[:80]}")
+
+
+def _legs(told: Any) -> tuple[Leg, ...]:
+    if not isinstance(told, list):
+        raise ValueError(f"has wrong legs: {str(told)[:80]}")
+    try:
+        return tuple(from_json(Leg, json.dumps(leg)) for leg in told)
+    except ValueError as error:
+        raise ValueError(f"has a wrong leg: {error}") from error
 
 
 def _checksum(fields: Mapping[str, Any]) -> str:

@@ -89,6 +89,8 @@ class CommitDecision:
     """Global norm of the gradient of `loss`, before clipping."""
     scale: float
     """Factor from the summed gradient to the one that the optimizer uses: mean and clipping combined."""
+    lr: float
+    """Learning rate of the step."""
     skipped: bool
     """The norm is not finite, or there was no target: no weight is updated."""
     targets: bool = True
@@ -128,6 +130,7 @@ def decide(
     microbatches: int,
     layers: int,
     clip_norm: float | None,
+    lr: float,
     newest: tuple[int, int] | None = None,
     shards: int = 1,
 ) -> CommitDecision:
@@ -140,6 +143,7 @@ def decide(
         records: one per rank.
         microbatches: R * M, the global microbatches of a step.
         layers: number of layers of the entire model.
+        lr: learning rate of the step.
         newest: epoch and version of the newest freeze plan adopted so far.
         shards: of each layer.
 
@@ -179,6 +183,7 @@ def decide(
         loss=loss / divisor,
         grad_norm=grad_norm,
         scale=clip / divisor,
+        lr=lr,
         skipped=skipped,
         targets=bool(shares),
         shares=divisor,

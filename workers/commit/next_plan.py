@@ -64,7 +64,8 @@ class NextPlan:
 
 
 def check_next(plan: Plan, program: RankProgram, now: Plan, place: int) -> None:
-    """Check that `place` can follow `plan` after `now` in the same generation.
+    """Check that `place` can follow `plan` after `now` in the same generation. Both may be of other replicas: a step
+    has those of its leg of the batch's course.
 
     Args:
         program: of the place.
@@ -78,7 +79,6 @@ def check_next(plan: Plan, program: RankProgram, now: Plan, place: int) -> None:
     for what, new, old in (
         ("ranks in a pipeline", plan.pipeline_ranks, now.pipeline_ranks),
         ("pipelines", plan.pipeline_count, now.pipeline_count),
-        ("replicas", plan.replicas, now.replicas),
         ("microbatches", plan.microbatches, now.microbatches),
         ("layers", plan.layers[-1][1], now.layers[-1][1]),
         ("shards of each layer", plan.shards, now.shards),

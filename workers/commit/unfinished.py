@@ -58,8 +58,8 @@ def agreed_carried(greetings: Sequence[Greeting], step: int) -> Carried:
     known = {greeting.carried for greeting in greetings if greeting.carried is not None}
     if not known:
         raise JobError(
-            f"no rank that is left knows the loss scale and the frozen prefix after step {step}: resume from the newest"
-            " checkpoint, which holds them"
+            f"no rank that is left knows the loss scale, the frozen prefix and the batch after step {step}: resume from"
+            " the newest checkpoint, which holds them"
         )
     assert len(known) == 1, f"ranks differ in what the step after {step} follows: {known}"
     (carried,) = known

@@ -61,7 +61,7 @@ class HeldUpdates:
                 if not update.decision.skipped:
                     gradients = self._packings[index].unpack(update.parcel).gradients
                     state = self._layers[index][1]
-                    self._optimizer.update_(state, gradients, update.decision.scale, update.step - 1)
+                    self._optimizer.update_(state, gradients, update.decision.scale, update.decision.lr)
         self._applied = max(map(len, self._held.values()), default=0)
 
     def end(self) -> None:

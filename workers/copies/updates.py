@@ -33,6 +33,9 @@ class UpdateDecision(Protocol):
     def scale(self) -> float: ...
 
     @property
+    def lr(self) -> float: ...
+
+    @property
     def scores(self) -> Mapping[int, float]: ...
 
 
@@ -78,7 +81,7 @@ class Updates:
             parcel = self._packing.unpack(update.parcel)
             for name, value in parcel.buffers.items():
                 state.buffers[name].copy_(value)
-            self._optimizer.update_(state, parcel.gradients, decision.scale, update.step - 1)
+            self._optimizer.update_(state, parcel.gradients, decision.scale, decision.lr)
             if "energy" in state.freezing:
                 state.freezing["energy"].copy_(parcel.energies)
         self._checks.accept(decision.scores)
@@ -129,7 +132,7 @@ def updated_in_parts(
             values = to_device(summed.buffers[number][elements], device, ours=True)
             present = {place.name for place in flat.layout.places} & summed.keys()
             gradients = FlatGradients.of([flat.layout], [values], present)
-            optimizer.update_(there, gradients, update.decision.scale, update.step - 1)
+            optimizer.update_(there, gradients, update.decision.scale, update.decision.lr)
         new.updates.update(there.updates)
         if there is not here:
             _copy_back(here, there)

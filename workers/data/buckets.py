@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass
 from functools import lru_cache
 
+from planner.course import Course
 from workers.data.mixture import Order
 
 
@@ -21,21 +22,18 @@ class Buckets:
     samples: int
     """Samples of all parts together."""
     parts: int
-    """At most `samples`, and a divisor of `replicas`."""
-    replicas: int
-    batch: int
-    """Samples of a replica in a step."""
+    """At most `samples`, and a divisor of the replicas of every leg: each step draws as much from each part."""
+    course: Course
 
     def __post_init__(self) -> None:
         assert 1 <= self.parts <= self.samples
-        assert not self.replicas % self.parts
+        assert not any(leg.replicas % self.parts for leg in self.course.legs)
 
     def part(self, position: int) -> tuple[int, int]:
         """(part, samples that were drawn from it before) at `position` of the stream of all replicas."""
-        step, within = divmod(position, self.replicas * self.batch)
-        replica, offset = divmod(within, self.batch)
+        begun, replica, offset, of_replica = self.course.turn(position)
         turn, part = divmod(replica, self.parts)
-        return part, (step * (self.replicas // self.parts) + turn) * self.batch + offset
+        return part, begun // self.parts + turn * of_replica + offset
 
     def place(self, seed: int, position: int, order: Order) -> tuple[int, int]:
         """(pass, sample) at `position` of the stream: how often its part has come round, and the sample.

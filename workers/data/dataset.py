@@ -8,6 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from planner.course import Course
 from workers.data.buckets import Buckets
 from workers.data.mixture import Mixture
 from workers.metrics.measure import Measure
@@ -73,17 +74,11 @@ def draws_anew(dataset: Dataset) -> bool:
     return getattr(dataset, "draws_anew", takes_draws(dataset))
 
 
-def stream_of(
-    dataset: Dataset, buckets: int = 1, replicas: int = 1, batch: int = 1
-) -> int | Mixture | Buckets:
+def stream_of(dataset: Dataset, buckets: int, course: Course) -> int | Mixture | Buckets:
     """The samples that training takes in turn, as `train_places` has them: their number, the tables that `dataset`
-    mixes, its attribute `mixture`, which those of users do not have, or `data.buckets` parts of the samples.
-
-    Args:
-        batch: samples of a replica in a step.
-    """
+    mixes, its attribute `mixture`, which those of users do not have, or `data.buckets` parts of the samples."""
     if buckets > 1:
-        return Buckets(dataset.train_samples, buckets, replicas, batch)
+        return Buckets(dataset.train_samples, buckets, course)
     mixture = getattr(dataset, "mixture", None)
     return mixture if isinstance(mixture, Mixture) else dataset.train_samples
 

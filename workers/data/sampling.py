@@ -1,9 +1,8 @@
 """Samples of a microbatch, as a pure function of seed and position. No other place decides them.
 
-Training walks one endless stream, epoch after epoch, each epoch a permutation of all samples. Microbatch g
-of step t takes `microbatch_size` samples from position (t * microbatches_total + g) * microbatch_size on,
-where g = replica * M + microbatch and microbatches_total = R * M: two replicas are one with twice the
-microbatches. Knows nothing of data.
+Training walks one endless stream, epoch after epoch, each epoch a permutation of all samples. The course of the job's
+batch (`planner/course.py`) says which positions of it a step's global microbatch g = replica * M + microbatch takes:
+two replicas are one with twice the microbatches. Knows nothing of data.
 
 An epoch's order is an array of all samples (`permutation`), or is computed sample by sample (`feistel`), which takes no
 memory however many there are. Where tables are mixed, `mixture.py` says which of them a position takes, and where
@@ -14,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -36,44 +35,27 @@ _WORD = (1 << 64) - 1
 
 
 def train_indices(
-    seed: int,
-    step: int,
-    microbatch: int,
-    microbatches_total: int,
-    microbatch_size: int,
-    samples: SampleStream,
-    shuffle: Shuffle | None = None,
+    seed: int, positions: Iterable[int], samples: SampleStream, shuffle: Shuffle | None = None
 ) -> list[int]:
-    """The training samples of one microbatch, in order; the arguments are those of `train_places`."""
-    given = (seed, step, microbatch, microbatches_total, microbatch_size, samples, shuffle)
-    return [sample for _, sample in train_places(*given)]
+    """The training samples at these positions, in order; the arguments are those of `train_places`."""
+    return [sample for _, sample in train_places(seed, positions, samples, shuffle)]
 
 
 def train_places(
-    seed: int,
-    step: int,
-    microbatch: int,
-    microbatches_total: int,
-    microbatch_size: int,
-    samples: SampleStream,
-    shuffle: Shuffle | None = None,
+    seed: int, positions: Iterable[int], samples: SampleStream, shuffle: Shuffle | None = None
 ) -> list[tuple[int, int]]:
-    """(epoch, training sample) of each place of one microbatch, in order.
+    """(epoch, training sample) at each of these positions of the stream, in order.
 
     Args:
         seed: at least 0.
-        step: from 0.
-        microbatch: the global one, in [0, microbatches_total).
-        microbatches_total: microbatches of all replicas in one step, R * M.
-        microbatch_size: samples per microbatch.
+        positions: those of a microbatch, as `Course.positions` has them.
         samples: how many training samples there are, which may be fewer than one step needs; or the tables that are
             mixed, or the parts that replicas draw from, whose order is that of `feistel` in any case, and which count
             epochs each for itself.
         shuffle: the order within an epoch; None: `permutation`.
     """
-    first = (step * microbatches_total + microbatch) * microbatch_size
     places = []
-    for position in range(first, first + microbatch_size):
+    for position in positions:
         if not isinstance(samples, int):
             places.append(samples.place(seed, position, feistel_sample))
             continue

@@ -66,6 +66,7 @@ class Followed:
         change = CommittedChange(
             step=decision.step,
             scale=decision.scale,
+            lr=decision.lr,
             skipped=decision.skipped,
             scores=decision.scores,
         )

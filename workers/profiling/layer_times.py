@@ -141,7 +141,7 @@ class LayerTimes:
         norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in gradients.values()]
         if norms and not norms[0].is_meta:
             torch.stack(norms).tolist()
-        self._optimizer.update_(state, gradients, 1.0, 0)
+        self._optimizer.update_(state, gradients, 1.0, self._optimizer.lr(0))
 
     def _end(self, kind: ActionKind, number: int, flight: Flight) -> None:
         self._watch.end(Action(kind, self._chain.layers[number].index, flight.microbatch))

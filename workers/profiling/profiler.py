@@ -98,16 +98,8 @@ class ProfiledJob:
         """A microbatch of the first step, read as training reads it, on the device."""
         config, dataset = self.config, self.data.dataset
         total = config.microbatches * config.pipeline.replicas
-        batch = dataset.train(
-            train_indices(
-                config.job.seed,
-                0,
-                microbatch % total,
-                total,
-                config.pipeline.microbatch_size,
-                dataset.train_samples,
-            )
-        )
+        positions = config.course().positions(1, microbatch % total)
+        batch = dataset.train(train_indices(config.job.seed, positions, dataset.train_samples))
         return Batch(self._on_device(batch.inputs), self._on_device(batch.targets))
 
     def _on_device(self, tensors: Iterable[Tensor]) -> Tensors:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from planner.course import Leg
 from planner.freezing import FreezePlan
 from planner.shards import Piece
 from workers.carried import Carried
@@ -216,6 +217,8 @@ class PrefixFrozen:
     """The names of these layers."""
     tied: tuple[str, ...] = ()
     """Layers among them with a parameter that a layer still trained shares: that one is trained on."""
+    leg: Leg | None = None
+    """The leg of the batch's course that begins with the step, where the batch grows (`freeze.batch`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,7 +62,7 @@ class Optimizer(ABC):
         self.steps = steps
         self.layers = layers
 
-    def lr(self, step: int) -> float:
+    def lr(self, step: float) -> float:
         """Learning rate of `step` (0 is the first), as `learning_rate` has it."""
         return learning_rate(self.config, step, self.steps)
 
@@ -110,7 +110,7 @@ class Optimizer(ABC):
         return any(fnmatchcase(name, pattern) for pattern in self.config.no_decay)
 
     @torch.no_grad()
-    def update_(self, state: LayerState, gradients: Gradients, scale: float, step: int) -> None:
+    def update_(self, state: LayerState, gradients: Gradients, scale: float, lr: float) -> None:
         """Apply one step to `state`, in place.
 
         Args:
@@ -118,13 +118,12 @@ class Optimizer(ABC):
             gradients: not modified. An absent parameter gets no update at all: no decay, no momentum decay,
                 no step count (TimelyFreeze eq. 18).
             scale: factor that each gradient is first multiplied by, for mean and clipping.
-            step: steps committed before this one; determines the learning rate.
+            lr: learning rate of the step.
         """
         assert gradients.keys() <= state.updates.keys(), f"gradients of no parameter of layer {state.name}"
         if not gradients:
             return
         assert state.flats, f"layer {state.name} is a copy without buffers to update"
-        lr = self.lr(step)
         for name in gradients:
             state.updates[name] += 1
         layouts, weights = [flat.layout for flat in state.flats], [flat.weights for flat in state.flats]

@@ -15,9 +15,9 @@ class Along:
 
     progress: float
     """0 at the first step after the warm-up, 1 at the last step of the job."""
-    step: int
-    """Number of the step, from 0."""
-    after: int
+    step: float
+    """Number of the step, from 0: where the batch has grown, of steps of the batch that the job began with."""
+    after: float
     """Steps since the warm-up, from 0."""
 
 
@@ -72,9 +72,9 @@ SCHEDULES: Mapping[str, Schedule] = {
 """By `optimizer.schedule`. A new one is a row here and a name there."""
 
 
-def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
+def learning_rate(config: OptimizerConfig, step: float, steps: int) -> float:
     """Learning rate of `step` (0 is the first) of a job of `steps` steps: linear warm-up, then the schedule. One of a
-    single step after the warm-up stays at the peak."""
+    single step after the warm-up stays at the peak. Both count in steps of the batch that the job begins with."""
     after = step - config.warmup_steps
     if after < 0:
         return config.lr * (step + 1) / config.warmup_steps

@@ -91,7 +91,8 @@ class CommittedChange:
 
     step: int
     scale: float
-    """See `workers.commit.commit.CommitDecision`, also for the next two; `scores` are those of all layers."""
+    """See `workers.commit.commit.CommitDecision`, also for the next three; `scores` are those of all layers."""
+    lr: float
     skipped: bool
     scores: Mapping[int, float] = field(default_factory=dict)
     behind: int = 0

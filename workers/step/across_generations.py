@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from planner.shares import for_replicas
 from workers.commit.next_plan import NextPlan
 from workers.commit.unfinished import Greeting
 from workers.elastic.rank_place import RankPlace
@@ -15,7 +16,7 @@ from workers.protocol.orders import CommitOutcome, Generation
 from workers.protocol.reports import Outcome, Parted, SwitchReport, WarningReport
 from workers.step.equipment import Equipment
 from workers.step.generation import GenerationSetup
-from workers.step.training import TrainingLoop
+from workers.step.training import NextLeg, TrainingLoop
 from workers.transport.channel import Channel
 
 
@@ -57,8 +58,11 @@ class RankTraining:
         self._tell_uncompiled(setup)
         self._newest = TrainingLoop(setup, generation, channel, self._place.commit.step)
         try:
-            while isinstance(end := self._newest.run(), NextPlan):
-                setup = self._switch(end, setup, generation, channel)
+            while isinstance(end := self._newest.run(), NextPlan | NextLeg):
+                if isinstance(end, NextPlan):
+                    setup = self._switch(end, setup, generation, channel)
+                else:
+                    setup = self._next_leg(end, setup, generation, channel)
             if isinstance(end, Outcome):
                 self._equipment.kept.end(done=not end.stopped)
             return end
@@ -166,6 +170,17 @@ class RankTraining:
                 switched_s=time.time(),
             )
         )
+        return setup
+
+    def _next_leg(
+        self, following: NextLeg, setup: GenerationSetup, generation: Generation, channel: Channel
+    ) -> GenerationSetup:
+        """Train with the same plan and other replicas from the next step on."""
+        before = self._newest
+        assert before is not None
+        self._take_over(before)
+        setup = replace(setup, plan=for_replicas(setup.plan, following.replicas))
+        self._newest = TrainingLoop(setup, generation, channel, self._place.commit.step, before)
         return setup
 
     def _take_over(self, training: TrainingLoop) -> None:

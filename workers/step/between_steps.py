@@ -40,6 +40,7 @@ class BetweenSteps:
 
     Args:
         release: brings layers whose updates are held back to the newest step.
+        last_step: returns the step at which the job is done.
     """
 
     setup: GenerationSetup
@@ -48,6 +49,7 @@ class BetweenSteps:
     announcements: Announcements
     checkpointing: Checkpointing
     release: Callable[[], None]
+    last_step: Callable[[], int]
     validated: bool = field(default=False, init=False)
     """Whether the validation after the newest commit is done."""
     reached: str = field(default="", init=False)
@@ -80,7 +82,7 @@ class BetweenSteps:
         if left is not None:
             self.best = left.best
             self._judge(step)
-        last = Request.STOP in requests or step == config.job.steps or self.over
+        last = Request.STOP in requests or step == self.last_step() or self.over
         every = config.checkpoint.every_steps
         due = last or (every and step % every == 0) or Request.CHECKPOINT in requests
         if left is not None:
@@ -91,7 +93,7 @@ class BetweenSteps:
             self.release()
             self.checkpointing.start(step, self._copies, carried)
         every = config.job.validate_every
-        if not self.validated and ((every and step % every == 0) or step == config.job.steps):
+        if not self.validated and ((every and step % every == 0) or step == self.last_step()):
             self.release()
             rescued = Request.RESCUE in requests and not last
             best = self._validate(step, may_keep=not rescued)
@@ -154,7 +156,7 @@ class BetweenSteps:
         """Learn from the validation after `step`, if there was one, whether the job is done."""
         config, past = self.setup.config, self.checkpointing.validations
         self.reached = config.goals.reached(past, step)
-        if step < config.job.steps:
+        if step < self.last_step():
             self.plateau = config.goals.plateau(past, step)
 
     def sample(self, step: int) -> None:

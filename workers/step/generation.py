@@ -189,7 +189,7 @@ def make_sink(setup: GenerationSetup, channel: Channel, shipping: Shipping) -> G
         )
     if plan.replicas > 1 and plan.pipeline_count == 1:
         return ReplicaSums(summed, plan.microbatches)
-    if plan.replicas > 1:
+    if plan.pipeline_count > 1:
         windows = parts_by_window(plan)
         exchange = ReplicaExchange(
             channel, setup.siblings, summed, tags, tuple(chain.from_iterable(windows)), cuts

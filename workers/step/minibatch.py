@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from planner.course import Course
 from planner.ir import ActionKind
 from planner.shards import kept_whole
 from workers.activation_cache.cache import ActivationCache
@@ -72,7 +73,7 @@ class Minibatch:
         self._channel = channel
         self._freezer = freezer
         self._sink = sink
-        plan, tags = setup.plan, setup.tags
+        tags = setup.tags
         parameters: Parameters = {
             (index, name): parameter
             for index, (layer, _) in sorted(setup.layers.items())
@@ -97,9 +98,8 @@ class Minibatch:
             if action.kind is ActionKind.FORWARD and action.stage in (0, last)
         ]
         """A window's reads in the order of its actions: microbatch, whether inputs and whether targets are needed."""
-        # Of no layer: a thread may hold it longer than the rank holds these.
-        dataset, total = setup.data.dataset, plan.replicas * plan.microbatches
-        self._read = partial(_read, setup.config, dataset, takes_draws(dataset), total, setup.kept)
+        self._draws = takes_draws(setup.data.dataset)
+        self.follow(setup.config.course())
         self.samples: dict[int, list[int]] = {}
         """Global microbatch -> the samples read for it in the newest step."""
         groups = tied_uses(setup)
@@ -115,6 +115,13 @@ class Minibatch:
         states = {index: state for index, (_, state) in setup.layers.items() if index in shared}
         self.shards = Collector(channel, setup.siblings, states, shared, tags.shards)
         """Whole layers, where siblings share out their states."""
+
+    def follow(self, course: Course) -> None:
+        """Follow `course` from the next step on. What was read ahead is read again."""
+        setup, self.course = self._setup, course
+        self._last_step = course.last_step(setup.config.job.steps)
+        # Of no layer: a thread may hold it longer than the rank holds these.
+        self._read = partial(_read, setup.config, setup.data.dataset, self._draws, course, setup.kept)
 
     @property
     def untouched(self) -> frozenset[int]:
@@ -165,18 +172,19 @@ class Minibatch:
         final = self.untouched - {piece.layer for piece, _ in setup.held}
         layers = () if first is None else first.layers
         config, data = setup.config, setup.data.dataset
-        per_step = setup.plan.replicas * setup.plan.microbatches * config.pipeline.microbatch_size
-        epoch, last = ((n * per_step - 1) // data.train_samples for n in (step + 1, config.job.steps))
+        epoch, last = (self.course.epoch(n, data.train_samples) for n in (step + 1, self._last_step))
         setup.kept.begin(
             tuple(takewhile(lambda layer: layer.index in final, layers)),
             step + 1,
             training=self._freezer.frozen_mode == "train",
-            again=(epoch < last, bool(config.job.validate_every) and step + 1 < config.job.steps),
+            again=(epoch < last, bool(config.job.validate_every) and step + 1 < self._last_step),
         )
 
     def _run_windows(self, step: int) -> Window:
         """Run the windows, each from the same buffers. Those of the first are then live."""
         own = self._setup.windows
+        if not own:  # there are more pipelines than replicas: the step is one of before the batch grew
+            return Window({}, ())
         before = {} if len(own) == 1 else self.copied_buffers()
         begun_s = time.perf_counter()
         self._sink.begin_window()
@@ -283,9 +291,8 @@ class Minibatch:
     def _wanted(self, step: int) -> list[WantedRead]:
         """Reads of the step after `step` committed ones; and the first read of the step that follows, unless held-out
         samples are read before it."""
-        config = self._setup.config
-        every = config.job.validate_every
-        ends = step + 1 == config.job.steps or (every and (step + 1) % every == 0)
+        every = self._setup.config.job.validate_every
+        ends = step + 1 == self._last_step or (every and (step + 1) % every == 0)
         return [*self._reads_of(step), *(() if ends else self._reads_of(step + 1)[:1])]
 
     def _reads_of(self, step: int) -> list[WantedRead]:
@@ -297,20 +304,17 @@ class Minibatch:
 
 
 def _read(
-    config: WorkerConfig, dataset: Dataset, draws: bool, total: int, kept: ActivationCache, wanted: WantedRead
+    config: WorkerConfig,
+    dataset: Dataset,
+    draws: bool,
+    course: Course,
+    kept: ActivationCache,
+    wanted: WantedRead,
 ) -> ReadResult:
     places = train_places(
         config.job.seed,
-        wanted.step,
-        wanted.microbatch,
-        total,
-        config.pipeline.microbatch_size,
-        stream_of(
-            dataset,
-            config.data.buckets,
-            config.pipeline.replicas,
-            config.microbatches * config.pipeline.microbatch_size,
-        ),
+        course.positions(wanted.step + 1, wanted.microbatch),
+        stream_of(dataset, config.data.buckets, course),
         config.data.shuffle,
     )
     samples = [sample for _, sample in places]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from planner.course import Leg
 from planner.ir import Action, ActionKind
 from planner.observed import StepTimes
 from workers.commit.commit import CommitDecision
@@ -18,20 +19,21 @@ from workers.transport.channel import Channel
 
 
 def step_report(
-    setup: GenerationSetup, generation: int, decision: CommitDecision, step_s: float
+    setup: GenerationSetup, leg: Leg, generation: int, decision: CommitDecision, step_s: float
 ) -> StepReport:
     """The report of a committed step, which every rank makes alike.
 
     Args:
+        leg: that the step belongs to.
         step_s: how long the step took here.
     """
-    samples = setup.plan.replicas * setup.plan.microbatches * setup.config.pipeline.microbatch_size
+    samples = leg.batch
     return StepReport(
         generation=generation,
         step=decision.step,
         loss=decision.loss,
         grad_norm=decision.grad_norm,
-        lr=setup.optimizer.lr(decision.step - 1),
+        lr=decision.lr,
         samples=samples,
         tokens=samples * setup.data.tokens_per_sample,
         step_s=step_s,
@@ -96,11 +98,16 @@ def _is_first_forward(span: ActionSpan) -> bool:
 
 
 def prefix_report(
-    setup: GenerationSetup, prefix: FrozenPrefix, step: int = 0, norms: tuple[float, ...] = ()
+    setup: GenerationSetup,
+    prefix: FrozenPrefix,
+    step: int = 0,
+    norms: tuple[float, ...] = (),
+    leg: Leg | None = None,
 ) -> PrefixFrozen:
     """The layers that the step after `step` freezes, which are not those of that step.
 
     Args:
+        leg: of the batch's course, if another one begins with that step.
         norms: per layer, of its gradient in `step`.
     """
     names, layers = setup.definition.names, prefix.layers
@@ -117,6 +124,7 @@ def prefix_report(
         norms=norms,
         names=frozen,
         tied=tuple(name for name in frozen if any(name in uses for uses in across)),
+        leg=leg,
     )
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from planner.codec import from_json, to_json
+from planner.course import Leg
 from planner.shards import Piece
 from workers.carried import Carried
 from workers.checkpoint.coordination import Checkpointing
@@ -24,6 +25,7 @@ from workers.control.announcements import Announcements
 from workers.copies.snapshot_turns import SnapshotTurns
 from workers.copies.snapshots import Bring
 from workers.fault_injection.points import FaultPhase
+from workers.freezing.growing_batch import course_after
 from workers.freezing.prefix.rule import CommitSeen
 from workers.memory.limit import LimitedMemory
 from workers.memory.shortage import RankOutOfMemory, shortage_in
@@ -62,12 +64,20 @@ class _Undecided:
     """When it lost the other ranks, on the same clock."""
 
 
+@dataclass(frozen=True)
+class NextLeg:
+    """The next step belongs to another leg of the batch's course than the loop was made for."""
+
+    replicas: int
+
+
 class TrainingLoop:
     """The loop of one rank, with one plan.
 
     Args:
         step: steps committed so far.
-        before: the loop with the previous plan, which trained up to `step` in the same generation.
+        before: the loop with the previous plan, or with the same one and other replicas, which trained up to `step` in
+            the same generation.
     """
 
     def __init__(
@@ -100,8 +110,6 @@ class TrainingLoop:
         self._snapshot_turns = SnapshotTurns(
             setup.snapshots, setup.rank, setup.place, setup.config.elastic.undone_steps
         )
-        self.carried = setup.greeting.carried or Carried()
-        """State besides layers that the next step follows. Known for certain once the ranks have greeted each other."""
         self.ended_s = 0.0
         """When another plan replaced it, by `time.perf_counter`."""
         config = setup.config
@@ -110,9 +118,16 @@ class TrainingLoop:
         if config.adapt.policy != "off" and config.adapt.memory_reserve:
             self._memory = MemoryWatch(setup.device, config.adapt.memory_reserve, self._tell_low)
         admit = None if self._memory is None else self._memory.admit
-        self.upkeep = Upkeep(setup, channel, step, self._warn)
+        self._same_plan = before is not None and before._setup.standbys is setup.standbys
+        self.upkeep = (
+            before.upkeep
+            if before is not None and self._same_plan
+            else Upkeep(setup, channel, step, self._warn)
+        )
         sink = make_sink(setup, channel, self.upkeep.shipping)
         self._minibatch = Minibatch(setup, self._freezer, channel, sink, admit)
+        # Known for certain once the ranks have greeted each other.
+        self._carry(setup.greeting.carried or Carried())
         self._announcements = (
             Announcements(setup.report, first=setup.place == 0) if before is None else before._announcements
         )
@@ -126,11 +141,28 @@ class TrainingLoop:
             announcements=self._announcements,
             checkpointing=self._new_checkpointing() if before is None else before._between.checkpointing,
             release=self._release,
+            last_step=lambda: self._last_step,
         )
         if setup.observe is not None:
             channel.watch_links()
         if before is not None:
             self._continue(before)
+
+    def _carry(self, carried: Carried) -> None:
+        """Have the next step follow `carried`."""
+        config = self._setup.config
+        self.carried = carried
+        """State besides layers that the next step follows."""
+        self._course = config.course(carried.legs)
+        self._last_step = self._course.last_step(config.job.steps)
+        if self._course != self._minibatch.course:
+            self._minibatch.follow(self._course)
+
+    @property
+    def _following(self) -> NextPlan | NextLeg | None:
+        """Plan or leg of the next step, if this loop was made for another one."""
+        replicas = self._course.at(self.step + 1).replicas
+        return self._next or (NextLeg(replicas) if replicas != self._setup.plan.replicas else None)
 
     def _tell_checked(self) -> None:
         """Report the layers that were compared with plain autograd in this step."""
@@ -141,9 +173,11 @@ class TrainingLoop:
         """Take over the state that lasts for a generation."""
         self.vector, self._owners = before.vector, before._owners
         self._requests = before._requests
-        self._skipped, self.carried = before._skipped, before.carried
+        self._skipped = before._skipped
+        self._carry(before.carried)
         self._snapshot_turns = before._snapshot_turns
-        self._snapshot_turns.follow_another_plan()
+        if not self._same_plan:
+            self._snapshot_turns.follow_another_plan()
         self._between.validated, self._between.best = before._between.validated, before._between.best
         self._between.checkpointing.plan = self._setup.plan
 
@@ -190,12 +224,12 @@ class TrainingLoop:
             whole=self._between.checkpointing.whole,
         )
 
-    def run(self) -> Outcome | Parted | NextPlan:
+    def run(self) -> Outcome | Parted | NextPlan | NextLeg:
         """Train until the last step, or until a commit carries a STOP, a REGROUP or a switch to another plan, or has
-        the next step train layers that this plan has no backward pass for.
+        the batch grow, or the next step train layers that this plan has no backward pass for.
 
         Returns:
-            How training ended; or the plan to train with next.
+            How training ended; or what to train with next.
 
         Raises:
             JobError: too many steps in a row were skipped.
@@ -210,11 +244,12 @@ class TrainingLoop:
         finally:
             self._setup.reading.stop()
             self._setup.snapshots.wait_copied()
-            self.upkeep.end(torn=self.torn)
-            if not isinstance(outcome, NextPlan):
-                self.upkeep.modules.stop()
-                self._between.checkpointing.close(wait=isinstance(outcome, Outcome))
-            self._setup.standbys.rest()
+            if not isinstance(outcome, NextLeg):
+                self.upkeep.end(torn=self.torn)
+                if not isinstance(outcome, NextPlan):
+                    self.upkeep.modules.stop()
+                    self._between.checkpointing.close(wait=isinstance(outcome, Outcome))
+                self._setup.standbys.rest()
 
     def finish_commit(self, commit_outcome: CommitOutcome) -> None:
         """Apply or drop the undecided commit, and send the reports that this releases."""
@@ -235,11 +270,16 @@ class TrainingLoop:
         self._undecided = None
         self._announcements.end(self.step, commit_outcome.reported)
 
-    def _run(self) -> Outcome | Parted | NextPlan:
+    def _run(self) -> Outcome | Parted | NextPlan | NextLeg:
         config = self._setup.config
         self._freezer.meet(self._channel)
         stopped = self._greet()
-        while not self._between.over and self.step < config.job.steps and not stopped:
+        while not self._between.over and self.step < self._last_step and not stopped:
+            if (following := self._following) is not None:
+                if isinstance(following, NextPlan):
+                    self.ended_s = time.perf_counter()
+                    self.upkeep.hand_over(self.step)
+                return following
             if self._thawed:
                 self._release_all()
                 return Parted(rank=self._setup.rank, step=self.step, thawed=True)
@@ -248,18 +288,14 @@ class TrainingLoop:
                 self._release_all()
                 raise JobError(self._skipped.explain(self.step, self.carried.loss_scale))
             stopped = self._stopped
-            if Request.REGROUP in self._requests and not stopped and self.step < config.job.steps:
+            if Request.REGROUP in self._requests and not stopped and self.step < self._last_step:
                 self._release_all()
                 return Parted(rank=self._setup.rank, step=self.step)
             self._between.attend(self.step, self._requests, self.carried)
             if self._between.over:
                 break
-            if not stopped and self.step < config.job.steps:
+            if not stopped and self.step < self._last_step:
                 self._take_snapshot()
-            if self._next is not None and not stopped and self.step < config.job.steps:
-                self.ended_s = time.perf_counter()
-                self.upkeep.hand_over(self.step)
-                return self._next
         self._release_all()
         if not stopped and config.job.sample_tokens:
             self._between.sample(self.step)
@@ -284,7 +320,7 @@ class TrainingLoop:
 
     @property
     def _stopped(self) -> bool:
-        return Request.STOP in self._requests and self.step < self._setup.config.job.steps
+        return Request.STOP in self._requests and self.step < self._last_step
 
     def _greet(self) -> bool:
         """Exchange greetings and finish what the previous generation left. Returns whether the job stops
@@ -294,14 +330,15 @@ class TrainingLoop:
         if not known:
             told = self._channel.all_gather(to_json(setup.greeting))
             self._owners = [from_json(Greeting, greeting) for greeting in told]
-            self.carried = agreed_carried(self._owners, self.step)
+            self._carry(agreed_carried(self._owners, self.step))
             if not self.step and self.carried.prefix.layers and setup.place == 0:
                 setup.report(prefix_report(setup, self.carried.prefix))
             self._between.checkpointing.validations = agreed_validations(self._owners, self.step)
             if setup.pipeline == 0 or setup.plan.shards > 1:  # those that others fetch from
                 setup.offer({piece for greeting in self._owners for piece in greeting.lacks})
         plan = setup.plan
-        self.upkeep.bring(self._owners, self._sharing)
+        if not self._same_plan:
+            self.upkeep.bring(self._owners, self._sharing)
         if not known and plan.snapshot_every and self.step:
             self._begin_snapshot()
         left = None if known else agree(self._owners, self.step)
@@ -475,11 +512,13 @@ class TrainingLoop:
         """The decision that follows from all ranks' records; changes no layer."""
         records = [from_json(CommitRecord, record) for record in vector]
         self._between.checkpointing.observe(records, self._setup.place)
+        leg = self._course.at(self.step + 1)
         return decide(
             records,
             microbatches=self._setup.plan.replicas * self._setup.plan.microbatches,
             layers=len(self._setup.definition.layers),
             clip_norm=self._setup.config.optimizer.clip_norm,
+            lr=self._setup.optimizer.lr(self._course.along(self.step)) * leg.lr_factor,
             newest=self._freezer.newest,
             shards=self._setup.plan.shards,
         )
@@ -496,7 +535,7 @@ class TrainingLoop:
             for index, (layer, state) in self._setup.layers.items():
                 if self.upkeep.holds(index):
                     continue
-                self._setup.optimizer.update_(state, layer.gradients(), decision.scale, self.step)
+                self._setup.optimizer.update_(state, layer.gradients(), decision.scale, decision.lr)
             self._minibatch.weights.changed(self._minibatch.untouched)
         self.upkeep.hold(step.step, self._freezer.newest_energies, decision)
         reports = self._freezer.commit(decision)
@@ -505,11 +544,13 @@ class TrainingLoop:
         self.step, self.vector = step.step, vector
         self._requests, self._between.validated = decision.requests, False
         self.torn = False
-        before, self.carried = self.carried.prefix, self._carried_after(decision)
-        if self.carried.prefix.layers != before.layers:
-            told = prefix_report(self._setup, self.carried.prefix, decision.step, decision.norms)
+        before, leg = self.carried, self._course.at(self.step)
+        self._carry(self._carried_after(decision))
+        if self.carried.prefix.layers != before.prefix.layers:
+            grown = self.carried.legs[-1] if self.carried.legs != before.legs else None
+            told = prefix_report(self._setup, self.carried.prefix, decision.step, decision.norms, grown)
             self._announcements.add_shared(self.step, told)
-        self._announce(step, decision, reports)
+        self._announce(step, leg, decision, reports)
         if decision.bases_done:
             self._setup.withdraw()
 
@@ -518,28 +559,38 @@ class TrainingLoop:
         scale, prefix = self.carried.loss_scale, self.carried.prefix
         if scale is not None:
             scale = scale.after(skipped=decision.skipped and decision.targets)
-        optimizer, past = self._setup.optimizer, self.validations
-        warm = decision.step >= optimizer.config.warmup_steps
+        optimizer, past, course = self._setup.optimizer, self.validations, self._course
+        began, along = (course.along(steps) for steps in (decision.step - 1, decision.step))
+        warm = along >= optimizer.config.warmup_steps
         seen = CommitSeen(
             step=decision.step,
+            began=began,
+            along=along,
             norms=decision.norms,
             skipped=decision.skipped,
-            rate=optimizer.lr(decision.step) / optimizer.config.lr if warm else 1.0,
+            rate=optimizer.lr(along) / optimizer.config.lr if warm else 1.0,
             validations=[(each.step, each.values["loss"]) for each in past if each.step < decision.step],
         )
-        return Carried(loss_scale=scale, prefix=self._freezer.prefix_after(prefix, seen))
+        following = self._freezer.prefix_after(prefix, seen)
+        if following.layers != prefix.layers:
+            layers = len(self._setup.definition.layers)
+            freeze = self._setup.config.freeze
+            course = course_after(course, freeze, decision.step + 1, layers, following.layers)
+        return Carried(loss_scale=scale, prefix=following, legs=course.further)
 
-    def _announce(self, step: _Undecided, decision: CommitDecision, freezing: Iterable[Report]) -> None:
+    def _announce(
+        self, step: _Undecided, leg: Leg, decision: CommitDecision, freezing: Iterable[Report]
+    ) -> None:
         """Have the reports of the committed step sent once all ranks have passed its commit."""
         setup, step_s = self._setup, time.perf_counter() - step.begun_s
         self._announcements.add_shared(
-            self.step, step_report(setup, self._generation.number, decision, step_s)
+            self.step, step_report(setup, leg, self._generation.number, decision, step_s)
         )
         reports = [*freezing]
         warning = self._skipped.count(decision, self.carried.loss_scale)
         if warning is not None and setup.place == 0:
             reports.append(WarningReport(rank=setup.rank, text=warning))
-        last = self._stopped or self.step == setup.config.job.steps
+        last = self._stopped or self.step == self._last_step
         asked = setup.config.job.timeline_every and self.step % setup.config.job.timeline_every == 0
         if last or asked or self._freezer.timed(self.step):
             tells = setup.place == 0 and self._freezer.tells_energies(self.step)

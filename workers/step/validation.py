@@ -41,7 +41,8 @@ def validate(setup: GenerationSetup, engine: Engine, channel: Channel) -> Valida
     """
     config, dataset, plan = setup.config, setup.data.dataset, setup.plan
     size, total = config.pipeline.microbatch_size, plan.replicas * plan.microbatches
-    samples = validation_samples(dataset.validation_samples, total * size, config.data.validation_batches)
+    of_step = config.course().legs[0].batch
+    samples = validation_samples(dataset.validation_samples, of_step, config.data.validation_batches)
     if not samples:
         return None
     setup.reading.wait()

@@ -70,7 +70,8 @@ def detail_lines(view: JobView) -> Iterator[str]:
     if (plan := view.plan) is not None:
         counts = list(plan.layers_per_stage)
         divided = f", a step with {shares_text(plan.shares)}" if plan.shares else ""
-        pipelines = pipelines_text(plan.pipeline_count, plan.replicas)
+        replicas = plan.replicas if view.course is None else view.course.at(view.step + 1).replicas
+        pipelines = pipelines_text(plan.pipeline_count, replicas)
         ranks = f", {counted(plan.pipeline_ranks, 'rank')}{pipelines}" if pipelines else ""
         yield f"plan {found.plan_version}: {plan.schedule}, layers per stage {counts}{ranks}{divided}: {plan.reason}"
     if found.recoveries:

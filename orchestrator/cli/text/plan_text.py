@@ -94,6 +94,7 @@ def _layouts(layouts: Sequence[PackedLayout]) -> Table:
         "frozen layers",
         "pipelines",
         "ranks each",
+        "replicas",
         "layers per stage",
         "step",
         "unpacked",
@@ -106,10 +107,12 @@ def _layouts(layouts: Sequence[PackedLayout]) -> Table:
             str(each.frozen),
             str(plan.pipeline_count),
             str(plan.pipeline_ranks),
+            str(plan.replicas),
             _counts(plan.layers),
             seconds(step_s),
             seconds(each.unpacked_s),
-            f"{layouts[0].unpacked_s / step_s:.2f} x",
+            # By samples: a step of more replicas has more.
+            f"{layouts[0].unpacked_s / step_s * plan.replicas / layouts[0].plan.replicas:.2f} x",
         )
     return table
 

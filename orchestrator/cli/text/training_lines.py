@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from orchestrator.cli.text.progress import BarProgress, LineProgress
 from orchestrator.events import types as events
 from orchestrator.events.types import level_of, sentence_of
+from orchestrator.history.batch_course import course_in
+from planner.course import Leg
 from planner.wording import counted, pipelines_text
 from workers.protocol.reports import (
     CheckpointReport,
     FaultReport,
     FreezeReport,
+    PrefixFrozen,
     SampleReport,
     StepReport,
     TimelineReport,
@@ -29,10 +33,17 @@ def observer(
     """
     known = [*hosts]
     beginning = "from initial weights"
+    resolved: Mapping[str, Any] = {}
+    legs: tuple[Leg, ...] = ()
 
     def observe(record: events.Record) -> None:
-        nonlocal beginning
+        nonlocal beginning, resolved, legs
         event = record.event
+        if isinstance(event, PrefixFrozen) and event.leg is not None:
+            legs = (*(leg for leg in legs if leg.step < event.leg.step), event.leg)
+            course = course_in(resolved, legs)
+            if course is not None:
+                progress.expect_steps(course.last_step(resolved["job"]["steps"]))
         match event:
             case (
                 StepReport()
@@ -44,6 +55,7 @@ def observer(
             ):
                 progress.show(event)
             case events.Submitted(spec=spec):
+                resolved = spec
                 if steps := spec.get("job", {}).get("steps"):
                     progress.expect_steps(steps)
                 progress.expect_freezing(spec.get("freeze", {}))

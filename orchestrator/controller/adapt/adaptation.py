@@ -39,6 +39,7 @@ from planner.actor import PlannerActor
 from planner.adapt.live import Heard, LiveStart, Question
 from planner.adapt.policy import MoveDecision
 from planner.adapt.speeds import RankSlowdowns
+from planner.course import Course
 from planner.freezing import Ratios
 from planner.observed import StepTimes
 from planner.plan import Plan
@@ -82,7 +83,6 @@ class Adaptation:
         budget: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._setup = setup
-        self._steps = setup.config.job.steps
         self._freeze = setup.config.freeze
         self._loop = loop
         self._view = view
@@ -92,7 +92,7 @@ class Adaptation:
         self._budget = budget
         self._planner = planner if adapts(setup) else None
         self._epoch_steps = setup.config.adapt.epoch_steps if setup.config.adapt.policy == "epoch" else None
-        """Steps from one change of plan to the next; None: any step will do."""
+        """Steps from one change of plan to the next, of the batch that the job begins with; None: any step will do."""
         self._mode: Mode | None = None if self._epoch_steps is None else "stop"
         self._epoch: int | None = None
         """The newest epoch that was looked at."""
@@ -251,11 +251,16 @@ class Adaptation:
         if self._epoch_steps is not None or newest > self._awaited or not lacking:
             self._consider(heard, state.job)
 
+    @property
+    def _course(self) -> Course:
+        """The course of the job's batch, as far as it is known."""
+        return self._setup.config.course(self._view().legs)
+
     def _turn(self, step: int) -> bool:
         """Whether plans may change after `step`."""
         if self._epoch_steps is None:
             return True
-        epoch, before = step // self._epoch_steps, self._epoch
+        epoch, before = int(self._course.along(step)) // self._epoch_steps, self._epoch
         if before is None or epoch > before:
             self._epoch = epoch
         return before is not None and epoch > before
@@ -304,7 +309,7 @@ class Adaptation:
             domains=tuple(domains_of(job)),
             members=job.membership.members,
             step=step,
-            remaining_steps=self._steps - step,
+            remaining_steps=self._course.last_step(self._setup.config.job.steps) - step,
             ratios=self._ratios(job),
             r_max=self._budget(),
         )

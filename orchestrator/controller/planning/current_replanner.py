@@ -89,6 +89,7 @@ class CurrentReplanner:
         recompute: tuple[int, ...] | None = None,
         frozen: tuple[int, int, int] | None = None,
         pipelines: int | None = None,
+        replicas: int | None = None,
     ) -> None:
         """Plan for the copies of another freeze method, other speeds, times, links, limits or frozen layers, from now
         on.
@@ -103,6 +104,7 @@ class CurrentReplanner:
             frozen: (layers frozen as a whole, from the input up; how many of them are never trained again; of how many
                 the outputs are kept). None: as before.
             pipelines: that plans have; 0: as many as make the shortest step. None: as before.
+            replicas: of a step. None: as before.
         """
         self._factors = factors or self._factors
         before = self._replanner
@@ -113,6 +115,8 @@ class CurrentReplanner:
         if recompute is not None and recompute != before.first.recompute:
             first = replace(before.first, recompute=recompute)
             self._replanner = replace(before, first=first, schedule=schedule_after(before.schedule, first))
+        if replicas is not None:
+            self._replanner = self._replanner.with_replicas(replicas)
         known = self._known if known is None else known
         other, self._known = known != self._known, known
         self._method = self._method if method is None else method

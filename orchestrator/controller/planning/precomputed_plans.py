@@ -34,13 +34,11 @@ class PrecomputedPlans:
     """The plans of one job.
 
     Args:
-        steps: number of steps of the whole job.
         on_host: whether ranks keep copies in host memory.
     """
 
-    def __init__(self, planning: CurrentReplanner, steps: int, *, on_host: bool = False) -> None:
+    def __init__(self, planning: CurrentReplanner, *, on_host: bool = False) -> None:
         self._planning = planning
-        self._steps = steps
         self._on_host = on_host
         self._steps_s: list[float] = []
         """Times of the newest steps of this generation."""
@@ -64,17 +62,22 @@ class PrecomputedPlans:
             case _:
                 pass
 
-    async def make(self, effect: MakePlan, frozen: int = 0) -> PlanReady | Unplannable:
+    async def make(
+        self, effect: MakePlan, frozen: int = 0, replicas: int | None = None
+    ) -> PlanReady | Unplannable:
         """Return the plan for the ranks that continue.
 
         Args:
             frozen: layers that are frozen as a whole in the step that they go on with, perhaps fewer than by now.
+            replicas: of that step, perhaps fewer too; None: as many as by now.
         """
         self._made += 1
         recovery_plan = effect.recovery_plan
         replanner = self._planning.of(recovery_plan.lineup)
         if frozen < replanner.frozen:
             replanner = replace(replanner, frozen=frozen, released=min(frozen, replanner.released))
+        if replicas is not None:
+            replanner = replanner.with_replicas(replicas)
         domains = [effect.domains[rank] for rank in recovery_plan.lineup]
         slowdowns = self._planning.known.of(recovery_plan.lineup)
         try:
@@ -161,8 +164,12 @@ class PrecomputedPlans:
             return PlannedAhead(effect.number, plan, schedule, copying, why=str(error))
         return PlannedAhead(effect.number, plan, schedule, copying, building)
 
-    async def weigh(self, effect: Weigh) -> Weighed:
-        """Decide whether more ranks, or the layers frozen by now, are worth a regroup."""
+    async def weigh(self, effect: Weigh, last_step: int) -> Weighed:
+        """Decide whether more ranks, or the layers frozen by now, are worth a regroup.
+
+        Args:
+            last_step: of the job.
+        """
         try:
             compared = await asyncio.to_thread(
                 self._planning.of(effect.ranks).compared,
@@ -174,7 +181,7 @@ class PrecomputedPlans:
         except PlanError as error:
             return Weighed(False, str(error), effect.round, effect.prefix)
         measured_s = median(self._steps_s) if self._steps_s else None
-        worth_it, why = pays(compared, self._steps - effect.step, self._regroup_s, step_s=measured_s)
+        worth_it, why = pays(compared, last_step - effect.step, self._regroup_s, step_s=measured_s)
         return Weighed(worth_it, why, effect.round, effect.prefix)
 
 

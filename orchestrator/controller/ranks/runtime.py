@@ -49,6 +49,7 @@ from orchestrator.lifecycle.effects import (
     Weigh,
 )
 from orchestrator.lifecycle.stimuli import Joined, RankLoaded, Stimulus, StoreUp
+from planner.course import Course, Leg
 from workers.activation_cache.cache_folders import left_behind
 from workers.actor import Home
 from workers.protocol.reports import ActivationsKept, FreezeStarted, PrefixFrozen
@@ -79,11 +80,14 @@ class Runtime:
         """The settings that the newest steps follow."""
         self._prefixes: dict[int, int] = {}
         """First step -> the layers that are frozen as a whole from it on."""
+        self._config = setup.config
+        self._legs: dict[int, Leg] = {}
+        """First step -> the leg of the batch's course that begins with it."""
         self._folder = setup.config.job.folder
         self._keeps, self._keeps_most = False, len(setup.replanner.parameters)
         """Whether ranks keep what these layers make of samples, and of how many layers at most."""
         on_host = setup.config.elastic.copies_on_host(setup.config.device)
-        self._precomputed = PrecomputedPlans(self._planning, setup.config.job.steps, on_host=on_host)
+        self._precomputed = PrecomputedPlans(self._planning, on_host=on_host)
         self.living = LivingRanks(setup.config.job.folder, hosts, post, spawn)
         patience = Patience(hosts, self.living, setup.config.cluster.timeout_s, post)
         self.calls = RankCalls(hosts, self.living, patience, setup.config.cluster.timeout_s, post)
@@ -164,14 +168,16 @@ class Runtime:
             case CopyAside():
                 return self._next_plans.copy_aside(effect)
             case MakePlan(recovery_plan=recovery_plan):
-                frozen, carried = self._frozen_in(recovery_plan.step + 1), recovery_plan.carried
+                step, carried = recovery_plan.step + 1, recovery_plan.carried
+                frozen, replicas = self._frozen_in(step), self._course.at(step).replicas
                 if carried is not None:  # what the ranks know may not have been told yet
                     frozen = min(frozen, carried.prefix.layers)
-                return self._tell_of(partial(self._precomputed.make, effect, frozen))
+                return self._tell_of(partial(self._precomputed.make, effect, frozen, replicas))
             case PlanAhead():
                 return self._tell_of(partial(self._precomputed.plan_ahead, effect))
             case Weigh():
-                return self._tell_of(partial(self._precomputed.weigh, effect))
+                last_step = self._course.last_step(self._config.job.steps)
+                return self._tell_of(partial(self._precomputed.weigh, effect, last_step))
             case _:
                 raise AssertionError(f"{effect} is not the runtime's")
 
@@ -179,8 +185,11 @@ class Runtime:
         """Learn the times of steps and regroups, the draining ranks, the requested size and the frozen layers from a
         logged event."""
         match event:
-            case PrefixFrozen(layers=layers, step=step):
+            case PrefixFrozen(layers=layers, step=step, leg=leg):
                 self._prefixes[step] = layers
+                if leg is not None:
+                    self._legs[step] = leg
+                    self._planning.set(replicas=leg.replicas)
                 self._plan_for(layers)
             case ActivationsKept(held_out=False, layers=layers, why_not=why_not):
                 self._keeps = self._keeps or not why_not
@@ -188,6 +197,8 @@ class Runtime:
                 self._keeps_most = min(most, layers - 1) if why_not else max(most, layers)
                 self._plan_for(self._planning.replanner.frozen)
             case Formed(step=step):
+                self._legs = {first: leg for first, leg in self._legs.items() if first <= step + 1}
+                self._planning.set(replicas=self._course.at(step + 1).replicas)
                 self._plan_for(self._frozen_in(step + 1))
                 self._prefixes = {first: of for first, of in self._prefixes.items() if first <= step + 1}
             case FreezeStarted(plan=plan) if plan.control is not None:
@@ -200,6 +211,11 @@ class Runtime:
         self._precomputed.fold(event)
         self._heartbeats.fold(event)
         self._processes.fold(event)
+
+    @property
+    def _course(self) -> Course:
+        """The course of the job's batch, as far as it is known."""
+        return self._config.course(tuple(leg for _, leg in sorted(self._legs.items())))
 
     def _frozen_in(self, step: int) -> int:
         """Layers that are frozen as a whole in `step`, as far as it is known."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import TypeVar
@@ -32,6 +32,10 @@ class Stretch:
     pipelines: int
     ranks: int
     """Ranks of each pipeline."""
+    replicas: int
+    """Replicas of a step, whoever executes them."""
+    samples: int
+    """Samples of a step; 0: unknown."""
     schedule: str
     cost_s: float | None
     """Pause of training before it; None: the ranks did not regroup."""
@@ -41,6 +45,11 @@ class Stretch:
     """Microbatches of which what frozen layers make was kept."""
     passed: int = 0
     """Microbatches that went through frozen layers from the first one on, or from what was kept of fewer."""
+
+    @property
+    def sample_s(self) -> float | None:
+        """Time of a step for each of its samples, or of a whole one if those are unknown."""
+        return None if self.step_s is None else self.step_s / (self.samples or 1)
 
 
 def layouts(run: JobView) -> tuple[tuple[Table, ...], tuple[Chart, ...]]:
@@ -53,7 +62,7 @@ def layouts(run: JobView) -> tuple[tuple[Table, ...], tuple[Chart, ...]]:
 
 def stretches(run: JobView) -> tuple[Stretch, ...]:
     """The run's stretches, by step."""
-    plans = _plans(run)
+    plans, course = _plans(run), run.course
     prefixes = {first: prefix.layers for first, prefix in run.freeze.prefixes.items()}
     paused = {
         event.step + 1: event.detect_s + event.settle_s + event.plan_s + event.move_s + event.resume_s
@@ -75,6 +84,8 @@ def stretches(run: JobView) -> tuple[Stretch, ...]:
                 frozen=_newest(prefixes, first) or 0,
                 pipelines=plan.pipeline_count,
                 ranks=plan.pipeline_ranks,
+                replicas=plan.replicas if course is None else course.at(first).replicas,
+                samples=0 if course is None else course.at(first).batch,
                 schedule=plan.schedule,
                 cost_s=paused.get(first),
                 step_s=median(times) if times else None,
@@ -105,15 +116,16 @@ def _newest(by_step: Mapping[int, Value], step: int) -> Value | None:
 
 def _table(found: tuple[Stretch, ...]) -> Table:
     shown = found[-MOST_ROWS:]
-    begun_s = next((each.step_s for each in found if each.step_s is not None), None)
+    begun_s = next((each.sample_s for each in found if each.sample_s is not None), None)
     rows = tuple(
         (
             f"{each.first:,}",
             f"{each.frozen:,}",
             f"{each.pipelines:,} x {counted(each.ranks, 'rank')}",
+            f"{each.replicas:,}",
             each.schedule,
             "–" if each.step_s is None else seconds(each.step_s),
-            "–" if each.step_s is None or begun_s is None else f"{begun_s / each.step_s:.2f}",
+            "–" if each.sample_s is None or begun_s is None else f"{begun_s / each.sample_s:.2f}",
             "–" if each.cost_s is None else seconds(each.cost_s),
             f"{each.found:,} of {each.found + each.passed:,}" if each.found + each.passed else "–",
         )
@@ -126,6 +138,7 @@ def _table(found: tuple[Stretch, ...]) -> Table:
             Column("From step", "number"),
             Column("Frozen layers", "number"),
             Column("Pipelines"),
+            Column("Replicas", "number"),
             Column("Schedule"),
             Column("Step, median", "number"),
             Column("Times as fast", "number"),
@@ -138,20 +151,27 @@ def _table(found: tuple[Stretch, ...]) -> Table:
 
 
 def _charts(run: JobView, found: tuple[Stretch, ...]) -> tuple[Chart, ...]:
-    """Pipelines and the ranks of each, over the steps; empty where they never changed."""
-    if len({(each.pipelines, each.ranks) for each in found}) < 2:
+    """Pipelines, the ranks of each and, where the batch grows, replicas over the steps; empty where they never
+    changed."""
+    if len({(each.pipelines, each.ranks, each.replicas) for each in found}) < 2:
         return ()
     by_first = {each.first: each for each in found}
     of_step = [(step, _newest(by_first, step)) for step in sorted(run.steps)]
     known = [(step, each) for step, each in of_step if each is not None]
     bands: tuple[Band, ...] = run.phases
+    lines: dict[str, Callable[[Stretch], int]] = {
+        "pipelines": lambda each: each.pipelines,
+        "ranks of each": lambda each: each.ranks,
+    }
+    if len({each.replicas for each in found}) > 1:
+        lines["replicas"] = lambda each: each.replicas
     return (
         Chart(
             title="Pipelines",
             unit="pipelines, and ranks of each",
-            series=(
-                Series(name="pipelines", points=tuple((step, float(each.pipelines)) for step, each in known)),
-                Series(name="ranks of each", points=tuple((step, float(each.ranks)) for step, each in known)),
+            series=tuple(
+                Series(name=name, points=tuple((step, float(line(each))) for step, each in known))
+                for name, line in lines.items()
             ),
             format=lambda count: f"{count:,.0f}",
             from_zero=True,

@@ -113,9 +113,8 @@ def tiles(run: JobView) -> tuple[Tile, ...]:
     steps = list(run.steps.values())
     if not steps:
         return ()
-    target = run.spec.get("job", {}).get("steps")
     emulated = ", emulated" if run.emulated else ""
-    entries = [("Steps", f"{steps[-1].step:,}", f"of {target:,}" if isinstance(target, int) else "")]
+    entries = [("Steps", f"{steps[-1].step:,}", f"of {run.last_step:,}" if run.last_step else "")]
     losses = [report.loss for report in steps if math.isfinite(report.loss)]
     if losses:
         entries.append(("Training loss", f"{losses[-1]:.4f}", f"from {losses[0]:.4f}"))

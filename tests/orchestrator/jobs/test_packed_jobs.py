@@ -22,6 +22,7 @@ from orchestrator.lifecycle.states import JobFinished
 from orchestrator.prepare.settling import Settled
 from orchestrator.report.page import render
 from orchestrator.report.run.layouts import stretches
+from orchestrator.verify.ledger import audit
 from planner.plan import Plan
 from planner.profile import Profile
 from planner.schedule.expand import schedule_of
@@ -58,16 +59,19 @@ def profile_of(done: Settled) -> Profile:
     return made_profile(outline.layers, outline.parameters, 4, weights=weights)
 
 
-def run(done: Settled, act: Act = lambda job, event: None, *, back: bool = False) -> Ran:
+def run(
+    done: Settled, act: Act = lambda job, event: None, *, back: bool = False, steps: int | None = None
+) -> Ran:
     """Run the job to its end.
 
     Args:
+        steps: its last one; None: as the spec says.
         back: it may go back to an earlier step, once.
     """
     ran = ElasticJob(done, act, profile=profile_of(done), packs=True).run()
     assert isinstance(ran.state, JobFinished), ran.state
     again = [step for step, before in zip(ran.steps[1:], ran.steps, strict=False) if step != before + 1]
-    assert ran.steps[-1] == done.config.job.steps
+    assert ran.steps[-1] == (steps or done.config.job.steps)
     assert len(again) <= back
     assert_gone(ran.pids)
     return ran
@@ -87,6 +91,14 @@ def layouts(ran: Ran) -> list[tuple[int, int]]:
     """(pipelines, ranks of each) of the plans, in order."""
     found = [(event.plan.pipeline_count, event.plan.pipeline_ranks) for event in ran.of(events.Issued)]
     return [layout for number, layout in enumerate(found) if not number or layout != found[number - 1]]
+
+
+def records(done: Settled, ran: Ran) -> list[events.Record]:
+    spec = done.spec.model_dump(mode="json")
+    begun = events.Submitted(job="job", epoch=1, spec=spec, resume=False, takeover=False)
+    return [
+        events.Record(time_s=float(number), event=event) for number, event in enumerate((begun, *ran.log))
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -119,11 +131,7 @@ def test_pipelines_shrink_and_multiply_with_the_same_bits(tmp_path: Path, case: 
 def test_the_report_shows_pipelines_over_the_steps_and_what_each_change_cost(tmp_path: Path) -> None:
     done = packing(tmp_path / "packed")
     ran = run(done)
-    spec = done.spec.model_dump(mode="json")
-    begun = events.Submitted(job="job", epoch=1, spec=spec, resume=False, takeover=False)
-    view = fold(
-        events.Record(time_s=float(number), event=event) for number, event in enumerate((begun, *ran.log))
-    )
+    view = fold(records(done, ran))
     found = stretches(view)
     assert (found[0].first, found[0].frozen, found[0].pipelines, found[0].ranks) == (1, 0, 1, 4)
     assert [each.first for each in found if each.frozen] != []
@@ -295,3 +303,51 @@ def test_layers_that_are_thawed_on_request_are_trained_from_the_same_step_on(
     plan = replace(plain.plan, frozen=0)
     told = LaunchedJob(plain.config, plan, schedule_of(plan), freeze_plans=(started.plan,))
     assert ran.state_sha256 == run_threads(told).state_sha256
+
+
+SCALED: dict[str, dict[str, Any]] = {
+    "job": {"steps": 48},
+    "pipeline": {"replicas": 1, "pipelines": None},
+    "freeze": {"schedule": [[4, 5], [10, 7]], "batch": "scale", "lr": "linear", "frozen_cost": 0.1},
+}
+"""Of 8 layers, 5 frozen ones leave 3.5, so there are two replicas, and 7 leave 1.7: four."""
+SCALED_STEPS = 18
+"""3 steps of the first batch, 6 of twice as many samples, and 33 / 4, the last one not whole, of four times as many."""
+
+
+KILLED: dict[str, Callable[[], Act]] = {
+    "growing": lambda: first(PrefixFrozen, kill(1)),
+    "grown": lambda: first(StepReport, kill(1), lambda event: event.step == 5),
+    "formed": lambda: first(events.Regrouped, kill(1), lambda event: event.cause == "pack"),
+    "growing again": lambda: first(PrefixFrozen, kill(2), lambda event: event.layers == 7),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "phase"),
+    [
+        *(("plain", phase) for phase in ("", *KILLED)),
+        *((case, phase) for case in ("shards", "checkpoints") for phase in ("", "formed")),
+        ("snapshots", "formed"),
+    ],
+)
+def test_the_batch_grows_and_pipelines_follow_with_the_same_bits(
+    tmp_path: Path, case: str, phase: str
+) -> None:
+    sections = {key: {**SCALED.get(key, {}), **CASES[case].get(key, {})} for key in {*SCALED, *CASES[case]}}
+    done = packing(tmp_path / "packed", **sections)
+    act = KILLED[phase]() if phase else lambda job, event: None
+    ran = run(done, act, back=case in ("checkpoints", "snapshots"), steps=SCALED_STEPS)
+    assert bool([event for event in ran.of(events.Regrouped) if event.lost]) == bool(phase)
+    assert packed(ran), "no layout was changed"
+    assert max(pipelines for pipelines, _ in layouts(ran)) > 1
+    samples = {report.step: report.samples for report in ran.of(StepReport)}
+    assert [samples[step] // samples[1] for step in sorted(samples)] == [1] * 3 + [2] * 6 + [4] * 9
+    assert ran.state_sha256 == expected(tmp_path / "plain", **sections)
+    view = fold(records(done, ran))
+    assert view.last_step == SCALED_STEPS
+    assert (stretches(view)[0].replicas, stretches(view)[-1].replicas) == (1, 4)
+    assert "a step takes" in render(view)
+    ledger = audit(records(done, ran), done.outline.train_samples)
+    assert ledger.wrong == []
+    assert ledger.proved_samples == SCALED_STEPS

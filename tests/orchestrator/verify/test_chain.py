@@ -209,7 +209,7 @@ def test_the_command_tells_a_whole_proof_from_a_part_and_from_a_changed_log(tmp_
     assert code == 1
     assert [line for line in told if line.startswith("WRONG: --head names a line of sha256")]
     fields: dict[str, Any] = {"generation": 1, "spec": {}, "plan": {}, "layers": (), "files": {}}
-    saved = Manifest(step=4, samples=4 * BATCHES.samples, log_sha256=head, **fields)
+    saved = Manifest(step=4, samples=BATCHES.course.taken(4), log_sha256=head, **fields)
     write_manifest(checkpoint_folder(str(tmp_path), 4, 1), saved)
     code, told = verified(tmp_path)
     assert code == 1

@@ -21,7 +21,7 @@ from orchestrator.verify.ledger import Ledger, audit
 from orchestrator.verify.verification import report, verify_run
 from workers.data.sampling import train_indices
 from workers.protocol.errors import JobError
-from workers.protocol.reports import CheckpointReport, LayersChecked, StepReport
+from workers.protocol.reports import CheckpointReport, LayersChecked, PrefixFrozen, StepReport
 
 
 def wrong(records: list[Record]) -> list[str]:
@@ -41,7 +41,8 @@ def changed(index: int, **fields: Any) -> list[Record]:
 @st.composite
 def histories(draw: st.DrawFn) -> ElasticRun:
     """A sound job with any sequence of losses, joins, checkpoints and returns to them."""
-    run = ElasticRun()
+    growing = draw(st.dictionaries(st.integers(2, 12), st.integers(2, 4), max_size=2))
+    run = ElasticRun(growth=growing)
     run.submit()
     run.form((0, 1, 2, 3))
     for rank in range(4, 4 + draw(st.integers(0, 6))):
@@ -124,12 +125,48 @@ def test_a_step_with_another_steps_samples_is_told() -> None:
     assert wrong(changed(-1, samples=11)) == ["step 12 used 11 samples, where a step has 12"]
 
 
+def grown() -> ElasticRun:
+    """Six steps, of which the last three take twice as many samples."""
+    run = ElasticRun(growth={4: 2})
+    run.submit()
+    run.form((0, 1, 2, 3))
+    run.train(6)
+    return run
+
+
+def test_the_samples_of_a_batch_that_grows_are_proved() -> None:
+    records = grown().records
+    ledger = audit(records, TRAIN_SAMPLES)
+    assert (ledger.wrong, ledger.proved_samples) == ([], 6)
+    (place,) = [place for place, record in enumerate(records) if isinstance(record.event, PrefixFrozen)]
+    untold = wrong([*records[:place], *records[place + 1 :]])
+    assert untold[0] == "step 4 used 24 samples, where a step has 12"
+    leg = records[place].event.leg
+    odd = replace(records[place].event, leg=replace(leg, sample=leg.sample + 1))
+    told = wrong([*records[:place], replace(records[place], event=odd), *records[place + 1 :]])
+    assert "the leg of step 4 begins at sample 37, after the one of step 1 that takes 12 samples" in told[0]
+
+
+def test_a_job_whose_batch_has_grown_ends_with_the_samples_of_its_steps() -> None:
+    run = grown()
+    spec = {**SPEC, "job": {**SPEC["job"], "steps": 9}}
+    run.records[0] = replace(run.records[0], event=replace(run.records[0].event, spec=spec))
+    for step, said in ((6, ""), (5, "the job finished at step 5 of 6 though nobody stopped it")):
+        records = [
+            record
+            for record in run.records
+            if not (isinstance(record.event, StepReport) and record.event.step > step)
+        ]
+        end = Finished(step=step, stopped=False, state_sha256=None)
+        assert wrong([*records, Record(time_s=9999.0, event=end)]) == ([said] if said else [])
+
+
 def test_steps_use_every_position_once() -> None:
     used = [
         index
         for step in range(5)
-        for microbatch in range(BATCHES.microbatches)
-        for index in train_indices(5, step, microbatch, BATCHES.microbatches, BATCHES.microbatch_size, 60)
+        for microbatch in range(6)
+        for index in train_indices(5, BATCHES.course.positions(step + 1, microbatch), 60)
     ]
     assert sorted(used) == list(range(60))
 

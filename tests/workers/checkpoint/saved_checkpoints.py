@@ -49,7 +49,7 @@ def trained(layer: int, seed: int, config: OptimizerConfig | None = None) -> Lay
         gradients = {name: torch.randn(tensor.shape) for name, tensor in state.weights.items()}
         if step == 1:
             del gradients["gain"]
-        optimizer.update_(state, gradients, 1.0, step)
+        optimizer.update_(state, gradients, 1.0, optimizer.lr(step))
     state.buffers["norm.num_batches_tracked"].add_(3)
     return host_copy(state)
 

@@ -191,7 +191,7 @@ def test_training_goes_on_from_it_with_the_same_bits(tmp_path: Path, momentum: f
     load_(resumed, read_layer(ref, read_manifest(ref), 2))
     for state in (resumed, states[2]):
         gradients = {name: torch.ones_like(tensor) for name, tensor in state.weights.items()}
-        optimizer.update_(state, gradients, 0.5, 3)
+        optimizer.update_(state, gradients, 0.5, optimizer.lr(3))
     assert_same(host_copy(resumed), states[2])
 
 

@@ -41,7 +41,7 @@ from workers.step.engine import Engine, Window
 from workers.transport.channel import MessageStream
 
 DECISION = CommitDecision(
-    step=1, loss=1.0, grad_norm=1.0, scale=0.5, skipped=False, requests=frozenset(), busy_s=0.0
+    step=1, loss=1.0, grad_norm=1.0, scale=0.5, lr=0.01, skipped=False, requests=frozenset(), busy_s=0.0
 )
 
 

@@ -4,22 +4,24 @@ from collections import Counter
 from random import Random
 
 import pytest
+from drawn_samples import drawn, drawn_places
 
 from orchestrator.spec.job_spec import JobConfig, Spec
 from orchestrator.spec.rules import check
+from planner.course import Course
 from workers.config import DataConfig, PipelineConfig
 from workers.data.buckets import Buckets
-from workers.data.sampling import train_indices, train_places
 from workers.protocol.errors import JobError
 
 
-def drawn(stream: Buckets, steps: int, microbatches: int) -> dict[int, list[tuple[int, int]]]:
+def of_replicas(stream: Buckets, steps: int, microbatches: int) -> dict[int, list[tuple[int, int]]]:
     """Replica -> (pass, sample) of each place, in order."""
-    size, total = stream.batch // microbatches, stream.replicas * microbatches
-    found: dict[int, list[tuple[int, int]]] = {replica: [] for replica in range(stream.replicas)}
+    first = stream.course.legs[0]
+    size, total = first.of_replica // microbatches, first.replicas * microbatches
+    found: dict[int, list[tuple[int, int]]] = {replica: [] for replica in range(first.replicas)}
     for step in range(steps):
         for microbatch in range(total):
-            places = train_places(7, step, microbatch, total, size, stream)
+            places = drawn_places(7, step, microbatch, total, size, stream)
             found[microbatch // microbatches] += places
     return found
 
@@ -30,9 +32,9 @@ def test_each_sample_of_a_part_is_drawn_once_in_each_pass(seed: int) -> None:
     parts = draw.randint(1, 4)
     replicas, microbatches = parts * draw.randint(1, 3), draw.randint(1, 3)
     samples = draw.randint(parts, 40)
-    stream = Buckets(samples, parts, replicas, microbatches * draw.randint(1, 4))
-    steps = 3 * samples // stream.batch + 2
-    by_replica = drawn(stream, steps, microbatches)
+    stream = Buckets(samples, parts, Course.of(replicas, microbatches, draw.randint(1, 4)))
+    steps = 3 * samples // stream.course.legs[0].of_replica + 2
+    by_replica = of_replicas(stream, steps, microbatches)
     for part in range(parts):
         own = set(range(part * samples // parts, (part + 1) * samples // parts))
         places = [place for replica in range(part, replicas, parts) for place in by_replica[replica]]
@@ -45,12 +47,12 @@ def test_each_sample_of_a_part_is_drawn_once_in_each_pass(seed: int) -> None:
 
 
 def test_parts_have_orders_of_their_own_that_depend_on_the_seed() -> None:
-    stream = Buckets(40, 2, 2, 20)
-    first, second = (train_indices(3, 0, replica, 2, 20, stream) for replica in (0, 1))
+    stream = Buckets(40, 2, Course.of(2, 1, 20))
+    first, second = (drawn(3, 0, replica, 2, 20, stream) for replica in (0, 1))
     assert sorted(first) == list(range(20))
     assert sorted(second) == list(range(20, 40))
     assert [sample + 20 for sample in first] != second
-    assert train_indices(4, 0, 0, 2, 20, stream) != first
+    assert drawn(4, 0, 0, 2, 20, stream) != first
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from drawn_samples import drawn, drawn_places
 from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.data.mixture import Mixture
-from workers.data.sampling import feistel_sample, train_indices, train_places
+from workers.data.sampling import feistel_sample
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=5)
 WEIGHTS = st.floats(0.01, 100)
@@ -57,14 +58,14 @@ def test_each_sample_of_a_table_comes_once_before_any_twice(mixture: Mixture, se
 
 def test_a_position_is_the_same_however_a_step_is_cut() -> None:
     mixture = Mixture((20, 7), (1.0, 2.0))
-    whole = train_places(3, 0, 0, 1, 48, mixture)
-    assert [place for m in range(8) for place in train_places(3, 0, m, 8, 6, mixture)] == whole
+    whole = drawn_places(3, 0, 0, 1, 48, mixture)
+    assert [place for m in range(8) for place in drawn_places(3, 0, m, 8, 6, mixture)] == whole
     assert [
-        place for s in range(4) for m in range(3) for place in train_places(3, s, m, 3, 4, mixture)
+        place for s in range(4) for m in range(3) for place in drawn_places(3, s, m, 3, 4, mixture)
     ] == whole
-    assert train_places(3, 1, 1, 2, 12, mixture) == whole[36:]
-    assert [sample for _, sample in whole] == train_indices(3, 0, 0, 1, 48, mixture, "feistel")
-    assert train_places(4, 0, 0, 1, 48, mixture) != whole
+    assert drawn_places(3, 1, 1, 2, 12, mixture) == whole[36:]
+    assert [sample for _, sample in whole] == drawn(3, 0, 0, 1, 48, mixture, "feistel")
+    assert drawn_places(4, 0, 0, 1, 48, mixture) != whole
 
 
 def test_weights_are_exact_and_tables_of_one_size_have_orders_of_their_own() -> None:
@@ -72,7 +73,7 @@ def test_weights_are_exact_and_tables_of_one_size_have_orders_of_their_own() -> 
     tables = [mixture.table(5, position)[0] for position in range(1000)]
     assert tables.count(0) == 700
     assert all(tables[start : start + 10].count(1) == 3 for start in range(0, 1000, 10))
-    order = [table_of(mixture, sample) for _, sample in train_places(5, 0, 0, 1, 60, mixture)]
+    order = [table_of(mixture, sample) for _, sample in drawn_places(5, 0, 0, 1, 60, mixture)]
     first, second = ([own for table, own in order if table == wanted][:10] for wanted in (0, 1))
     assert sorted(first) == sorted(second) == [*range(10)]
     assert first != second
@@ -84,7 +85,7 @@ def test_weights_are_exact_and_tables_of_one_size_have_orders_of_their_own() -> 
 
 def test_these_samples_for_good() -> None:
     """A resumed job sees its samples in the same order under a later version."""
-    found = train_indices(0, 0, 0, 1, 12, Mixture((5, 3), (1.0, 1.0)))
+    found = drawn(0, 0, 0, 1, 12, Mixture((5, 3), (1.0, 1.0)))
     assert found == [5, 3, 6, 4, 7, 1, 5, 2, 6, 0, 7, 3]
 
 

@@ -30,7 +30,7 @@ def counted(reports: Sequence[Report], steps: int) -> ParameterCounts:
         if isinstance(report, FreezeReport):
             assert told.fold(report)
     told.take_back(steps)
-    whole = told.add_up(steps, MICROBATCHES)
+    whole = told.add_up(steps, lambda steps: steps * MICROBATCHES)
     assert whole is not None
     return whole
 

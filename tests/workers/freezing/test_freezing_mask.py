@@ -242,7 +242,14 @@ def frozen_steps(made: Freezer, steps: Iterable[int]) -> Iterator[tuple[dict[int
         drawn = {layer: made.mask(layer, 0) for layer in (0, 1)}
         (told,) = made.commit(
             CommitDecision(
-                step=step, loss=0.0, grad_norm=0.0, scale=1.0, skipped=True, requests=frozenset(), busy_s=0.0
+                step=step,
+                loss=0.0,
+                grad_norm=0.0,
+                scale=1.0,
+                lr=0.01,
+                skipped=True,
+                requests=frozenset(),
+                busy_s=0.0,
             )
         )
         assert isinstance(told, FreezeReport)

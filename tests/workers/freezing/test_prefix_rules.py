@@ -36,7 +36,7 @@ def after(config: FreezeConfig, norms: Sequence[Sequence[float]], layers: int = 
     """The prefix after each step, whose layers' gradients have these norms."""
     its, prefix, found = rule(config, layers), first_prefix(config, layers), list[FrozenPrefix]()
     for step, of_step in enumerate(norms, 1):
-        prefix = its.after(prefix, CommitSeen(step=step, norms=of_step))
+        prefix = its.after(prefix, CommitSeen(step=step, began=step - 1, along=step, norms=of_step))
         found.append(prefix)
     return found
 
@@ -84,7 +84,12 @@ def test_checks_come_every_so_many_steps_after_the_warm_up_and_not_at_skipped_st
     found = after(config, [falling()] * 9)
     assert [each.layers for each in found] == [0, 0, 0, 0, 5, 5, 5, 7, 7]
     prefix = FrozenPrefix(layers=5, bound=4.0)
-    assert rule(config).after(prefix, CommitSeen(step=8, norms=[math.nan] * TWELVE, skipped=True)) == prefix
+    assert (
+        rule(config).after(
+            prefix, CommitSeen(step=8, began=7, along=8, norms=[math.nan] * TWELVE, skipped=True)
+        )
+        == prefix
+    )
 
 
 def test_the_authors_rule_freezes_what_changes_least_from_check_to_check() -> None:
@@ -99,7 +104,10 @@ def test_the_authors_rule_freezes_what_changes_least_from_check_to_check() -> No
     one = [1.0, 1.0, 5.0, *[1.0] * 11]
     assert after(config, [steady, steady, one, one])[-1].layers == 2
     moved = replace(found[3], sums=())
-    assert rule(config).after(moved, CommitSeen(step=6, norms=steady, skipped=True)).layers == 5
+    assert (
+        rule(config).after(moved, CommitSeen(step=6, began=5, along=6, norms=steady, skipped=True)).layers
+        == 5
+    )
 
 
 def test_freezing_by_hand_follows_the_steps_of_the_spec() -> None:
@@ -112,10 +120,12 @@ def test_freezing_by_hand_follows_the_steps_of_the_spec() -> None:
 
 def test_what_autofreeze_found_stable_stays_frozen_and_the_last_layer_is_trained() -> None:
     its = rule(FreezeConfig(method="autofreeze", warm_up=0))
-    prefix = its.after(its.first(), CommitSeen(step=1, norms=falling(), stable=3))
+    prefix = its.after(its.first(), CommitSeen(step=1, began=0, along=1, norms=falling(), stable=3))
     assert prefix.layers == 3
-    assert its.after(prefix, CommitSeen(step=2, norms=falling())).layers == 3
-    assert its.after(prefix, CommitSeen(step=3, norms=falling(), stable=TWELVE)).layers == 13
+    assert its.after(prefix, CommitSeen(step=2, began=1, along=2, norms=falling())).layers == 3
+    assert (
+        its.after(prefix, CommitSeen(step=3, began=2, along=3, norms=falling(), stable=TWELVE)).layers == 13
+    )
 
 
 def test_a_prefix_thaws_for_good_once_the_rate_is_low() -> None:
@@ -123,7 +133,9 @@ def test_a_prefix_thaws_for_good_once_the_rate_is_low() -> None:
     its, prefix = rule(config), first_prefix(config, TWELVE)
     layers: list[int] = []
     for step, rate in enumerate((0.05, 1.0, 0.5, 0.1, 0.05, 1.0, 1.0), 1):
-        prefix = its.after(prefix, CommitSeen(step=step, norms=falling(), rate=rate))
+        prefix = its.after(
+            prefix, CommitSeen(step=step, began=step - 1, along=step, norms=falling(), rate=rate)
+        )
         layers.append(prefix.layers)
     assert layers == [3, 3, 3, 0, 0, 0, 0]
     assert (prefix.since, prefix.thawed) == (2, True)
@@ -144,9 +156,12 @@ def test_a_prefix_thaws_once_validation_stops_improving(
     losses: list[tuple[int, float]], thawed: bool
 ) -> None:
     its = rule(FreezeConfig(method="prefix", schedule=((4, 3),), thaw="plateau"))
-    prefix = its.after(its.first(), CommitSeen(step=3, norms=falling()))
+    prefix = its.after(its.first(), CommitSeen(step=3, began=2, along=3, norms=falling()))
     assert (prefix.layers, prefix.since) == (3, 4)
-    assert its.after(prefix, CommitSeen(step=7, norms=falling(), validations=losses)).thawed == thawed
+    assert (
+        its.after(prefix, CommitSeen(step=7, began=6, along=7, norms=falling(), validations=losses)).thawed
+        == thawed
+    )
 
 
 @pytest.mark.parametrize("method", ["none", "timelyfreeze", "apf", "timelyfreeze+autofreeze"])

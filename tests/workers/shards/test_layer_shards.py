@@ -61,7 +61,7 @@ def updated(
             if parameter.requires_grad and (name != absent or step == 0):
                 torch.manual_seed(100 * step + number)
                 parameter.grad = torch.randn(parameter.shape)
-        optimizer.update_(state, layer.gradients(), 0.7, step)
+        optimizer.update_(state, layer.gradients(), 0.7, optimizer.lr(step))
         layer.summed.drop()
     return state
 

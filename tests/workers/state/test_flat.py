@@ -83,7 +83,7 @@ def test_nothing_ever_lies_between_parameters(name: str) -> None:
     optimizer = make_optimizer(OptimizerConfig(name=name, weight_decay=0.1), 10)
     state = LayerState.of(0, "odd", Odd(), optimizer)
     for step in range(3):
-        optimizer.update_(state, drawn(state, step), 0.7, step)
+        optimizer.update_(state, drawn(state, step), 0.7, optimizer.lr(step))
     for flat in state.flats:
         assert not any(gaps(flat.layout, buffer).any() for buffer in (flat.weights, *flat.slots.values()))
 
@@ -93,7 +93,7 @@ def test_an_update_takes_the_same_elements_whatever_the_layout_that_a_parameter_
     other.transposed = nn.Parameter(other.transposed.detach().contiguous())
     states = [LayerState.of(0, "odd", module, ADAMW) for module in (one, other)]
     for state in states:
-        ADAMW.update_(state, drawn(state, 5), 1.0, 0)
+        ADAMW.update_(state, drawn(state, 5), 1.0, ADAMW.lr(0))
     assert digest(states[0]) == digest(states[1])
 
 
@@ -107,9 +107,9 @@ def test_an_update_in_parts_has_the_bits_of_one() -> None:
     ]
     for step in range(2):
         gradients = drawn(state, step)
-        ADAMW.update_(state, gradients, 0.3, step)
+        ADAMW.update_(state, gradients, 0.3, ADAMW.lr(step))
         for number, one in enumerate(apart):
-            ADAMW.update_(one, {f"p{number}": gradients[f"p{number}"]}, 0.3, step)
+            ADAMW.update_(one, {f"p{number}": gradients[f"p{number}"]}, 0.3, ADAMW.lr(step))
     for number, one in enumerate(apart):
         assert torch.equal(state.weights[f"p{number}"], one.weights[f"p{number}"])
 
@@ -120,7 +120,7 @@ def test_an_update_changes_the_version_of_a_weight_and_of_no_frozen_one() -> Non
     gradients = drawn(state, 1)
     del gradients["bias"]
     before = {name: weight._version for name, weight in state.weights.items()}
-    ADAMW.update_(state, gradients, 1.0, 0)
+    ADAMW.update_(state, gradients, 1.0, ADAMW.lr(0))
     changed = {name for name, weight in state.weights.items() if weight._version != before[name]}
     assert changed == gradients.keys()
 
@@ -137,7 +137,7 @@ def test_parameters_that_share_memory_are_refused() -> None:
 
 def test_a_host_copy_is_side_by_side_too_and_shares_nothing() -> None:
     state = LayerState.of(0, "odd", Odd(), ADAMW)
-    ADAMW.update_(state, drawn(state, 2), 1.0, 0)
+    ADAMW.update_(state, drawn(state, 2), 1.0, ADAMW.lr(0))
     copy = host_copy(state)
     assert digest(copy) == digest(state)
     for mine, its in zip(state.flats, copy.flats, strict=True):

@@ -33,7 +33,9 @@ def trained(seed: int) -> LayerState:
     torch.manual_seed(seed)
     state = LayerState.of(3, "block", Layer(), ADAMW)
     for step in range(2):
-        ADAMW.update_(state, {name: torch.randn(t.shape) for name, t in state.weights.items()}, 1.0, step)
+        ADAMW.update_(
+            state, {name: torch.randn(t.shape) for name, t in state.weights.items()}, 1.0, ADAMW.lr(step)
+        )
     state.buffers["norm.running_mean"].normal_()
     state.buffers["norm.num_batches_tracked"].add_(7)
     return state
@@ -73,7 +75,7 @@ def test_host_copy_shares_nothing() -> None:
     before = digest(copy)
     assert before == digest(state)
     assert not any(tensor.requires_grad for tensor in copy.weights.values())
-    ADAMW.update_(state, {"gain": torch.tensor(1.0)}, 1.0, 2)
+    ADAMW.update_(state, {"gain": torch.tensor(1.0)}, 1.0, ADAMW.lr(2))
     state.buffers["norm.running_var"].zero_()
     assert digest(copy) == before != digest(state)
     assert (state.updates["gain"], copy.updates["gain"]) == (3, 2)
@@ -105,7 +107,7 @@ def test_load_writes_into_the_module_in_place() -> None:
             assert torch.equal(state.slots[name][slot], tensor)
     # Training goes on with the same bits, so the state contains everything that the update needs.
     for each in (state, source):
-        ADAMW.update_(each, {name: torch.ones(t.shape) for name, t in each.weights.items()}, 0.5, 2)
+        ADAMW.update_(each, {name: torch.ones(t.shape) for name, t in each.weights.items()}, 0.5, ADAMW.lr(2))
     assert digest(state) == digest(source)
 
 

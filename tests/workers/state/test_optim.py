@@ -150,7 +150,7 @@ def test_bitwise_equal_to_torch(config: OptimizerConfig, reference, scale: float
         for group in torch_optimizer.param_groups:
             group["lr"] = optimizer.lr(step)
         torch_optimizer.step()
-        optimizer.update_(state, drawn, scale, step)
+        optimizer.update_(state, drawn, scale, optimizer.lr(step))
         for name, parameter in ours.named_parameters():
             assert bits(parameter) == bits(parameters[name]), f"{name} after step {step}"
     for name, slots in state.slots.items():
@@ -167,7 +167,7 @@ def test_gradients_are_left_untouched(name) -> None:
     state = LayerState.of(0, "block", module, optimizer)
     drawn = gradients(module, 0)
     before = {name: bits(gradient) for name, gradient in drawn.items()}
-    optimizer.update_(state, drawn, 0.5, 0)
+    optimizer.update_(state, drawn, 0.5, optimizer.lr(0))
     assert {name: bits(gradient) for name, gradient in drawn.items()} == before
 
 
@@ -183,7 +183,7 @@ def test_an_absent_gradient_is_no_update_at_all(name) -> None:
             del drawn["linear.weight"]
             before = {key: bits(tensor) for key, tensor in state.slots["linear.weight"].items()}
             weight = bits(state.weights["linear.weight"])
-        optimizer.update_(state, drawn, 1.0, step)
+        optimizer.update_(state, drawn, 1.0, optimizer.lr(step))
         if step in (2, 3):
             assert bits(state.weights["linear.weight"]) == weight
             assert {key: bits(tensor) for key, tensor in state.slots["linear.weight"].items()} == before
@@ -193,7 +193,7 @@ def test_an_absent_gradient_is_no_update_at_all(name) -> None:
     # The others are not affected: they have the same bits as with no parameter frozen.
     other = LayerState.of(0, "block", never, optimizer)
     for step in range(6):
-        optimizer.update_(other, gradients(never, step), 1.0, step)
+        optimizer.update_(other, gradients(never, step), 1.0, optimizer.lr(step))
     for key in state.weights:
         assert (bits(state.weights[key]) == bits(other.weights[key])) == (key != "linear.weight")
 
@@ -209,7 +209,7 @@ def test_bits_do_not_depend_on_the_layout_of_the_gradient(name) -> None:
         optimizer = make_optimizer(OptimizerConfig(name=name), STEPS)
         state = LayerState.of(0, "block", module, optimizer)
         for step in range(3):
-            optimizer.update_(state, {"weight": drawn}, 0.7, step)
+            optimizer.update_(state, {"weight": drawn}, 0.7, optimizer.lr(step))
         results.append(bits(module.weight))
     assert results[0] == results[1] == results[2]
 
@@ -257,9 +257,9 @@ def test_a_cut_never_shows_in_the_update(name: Any) -> None:
     piecewise = LayerState.of(0, "block", parts, optimizer)
     for step in range(3):
         drawn = gradients(whole, step)
-        optimizer.update_(state, drawn, 0.9, step)
+        optimizer.update_(state, drawn, 0.9, optimizer.lr(step))
         for name, gradient in reversed(drawn.items()):
-            optimizer.update_(piecewise, {name: gradient}, 0.9, step)
+            optimizer.update_(piecewise, {name: gradient}, 0.9, optimizer.lr(step))
     assert {name: bits(t) for name, t in state.weights.items()} == {
         name: bits(t) for name, t in piecewise.weights.items()
     }
@@ -284,7 +284,7 @@ def test_groups_have_rates_and_decay_of_their_own() -> None:
     optimizer = make_optimizer(config, STEPS, layers=3)
     state = LayerState.of(1, "block", module, optimizer)
     drawn = gradients(module, 0)
-    optimizer.update_(state, drawn, 1.0, 0)
+    optimizer.update_(state, drawn, 1.0, optimizer.lr(0))
     for name, parameter in module.named_parameters():
         own = name.endswith("bias") or name == "gain"
         decay = 0.125 if own else 0.5 if parameter.ndim > 1 else 0.0

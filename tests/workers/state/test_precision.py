@@ -50,7 +50,7 @@ def trained(precision: str, steps: int = 3) -> tuple[Layer, LayerState]:
         torch.manual_seed(step)
         (output,), done = layer.forward((torch.randn(8, 6),), step, keep=True)
         layer.backward(done, (torch.randn_like(output),), weights=True)
-        ADAMW.update_(state, layer.gradients(), 1.0, step)
+        ADAMW.update_(state, layer.gradients(), 1.0, ADAMW.lr(step))
         layer.summed.drop()
     return layer, state
 
@@ -95,7 +95,7 @@ def test_an_update_smaller_than_16_bits_tell_is_not_lost() -> None:
     gradients = {"linear.weight": torch.ones(6, 6)}
     small = make_optimizer(OptimizerConfig(lr=1e-6), 10)
     for step in range(4):
-        small.update_(state, gradients, 1.0, step)
+        small.update_(state, gradients, 1.0, small.lr(step))
     assert (state.weights["linear.weight"] != before).all()
     assert_casts_follow(layer, state)
 
@@ -109,7 +109,7 @@ def test_a_copy_goes_on_with_the_same_bits(precision: str) -> None:
         torch.manual_seed(9)
         (output,), done = layer.forward((torch.randn(8, 6),), 5, keep=True)
         layer.backward(done, (torch.randn_like(output),), weights=True)
-        ADAMW.update_(own, layer.gradients(), 1.0, 2)
+        ADAMW.update_(own, layer.gradients(), 1.0, ADAMW.lr(2))
     assert digest(state) == digest(other)
 
 

@@ -73,7 +73,7 @@ class Leading:
         def state_of(layer: int) -> LayerState:
             return rich_state(layer, seed=step)
 
-        change = CommittedChange(step=step, scale=0.5, skipped=False, scores={LAYER: 0.25})
+        change = CommittedChange(step=step, scale=0.5, lr=0.1, skipped=False, scores={LAYER: 0.25})
         self.followers.commit(change, state_of, None)
 
 
@@ -96,7 +96,9 @@ def test_a_peer_gets_the_layers_once_and_then_each_change(leading: Leading) -> N
             sent = leading.send(step)
             leading.commit(step)
             change, parcels = next(changes)
-            assert change == CommittedChange(step=step, scale=0.5, skipped=False, scores={LAYER: 0.25})
+            assert change == CommittedChange(
+                step=step, scale=0.5, lr=0.1, skipped=False, scores={LAYER: 0.25}
+            )
             assert parcels.step == step
             assert torch.equal(parcels.of_layers[LAYER], sent.of_layers[LAYER])
 

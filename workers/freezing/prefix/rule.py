@@ -18,6 +18,9 @@ class CommitSeen:
     """Facts that the commit of a step told."""
 
     step: int
+    began: float
+    """Steps before it, and up to it: in steps of the batch that the job begins with, which may have grown."""
+    along: float
     norms: Sequence[float]
     """Per layer of the model, the norm of its gradient, of the step's mean loss; 0 below the prefix."""
     skipped: bool = False
@@ -56,7 +59,7 @@ class BoundedRule(PrefixRule):
     """Number of layers of the model."""
     alpha: float
     warm_up: int
-    """Steps before the first interval between checks."""
+    """Steps before the first interval between checks; like the next, of the batch that the job begins with."""
     check_every: int
     """Steps from check to check."""
 
@@ -64,9 +67,9 @@ class BoundedRule(PrefixRule):
         return FrozenPrefix()
 
     def after(self, prefix: FrozenPrefix, seen: CommitSeen) -> FrozenPrefix:
-        since = seen.step - self.warm_up
+        before, since = max(0.0, seen.began - self.warm_up), seen.along - self.warm_up
         prefix = self.noted(prefix, seen) if since > 0 else prefix
-        if since <= 0 or since % self.check_every:
+        if since <= 0 or before // self.check_every == since // self.check_every:
             return prefix
         counted = self.layers - 2
         bound = prefix.bound

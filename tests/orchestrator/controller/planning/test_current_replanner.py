@@ -76,7 +76,7 @@ def test_what_changes_nothing_keeps_the_plans() -> None:
 
 def test_a_recovery_is_planned_with_what_holds_by_then() -> None:
     planning = CurrentReplanner(replanner(profiled()))
-    plans = PrecomputedPlans(planning, steps=10)
+    plans = PrecomputedPlans(planning)
     loss = RecoveryPlan(cause="loss", reason="rank 1 failed", lineup=(0,), step=4)
     effect = MakePlan(recovery_plan=loss, first=None, domains={0: "a"}, epoch=1, version=2, round=1)
 
@@ -92,7 +92,7 @@ def test_a_recovery_is_planned_with_what_holds_by_then() -> None:
 def test_plans_ahead_end_with_the_membership_that_they_are_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once a rank is lost, and once the others are planned for, the machine has something better to do."""
     planning = CurrentReplanner(replanner(profiled()))
-    plans = PrecomputedPlans(planning, steps=10)
+    plans = PrecomputedPlans(planning)
     domains = {0: "a", 1: "a", 2: "b", 3: "c", 4: "c"}
     loss = RecoveryPlan(cause="loss", reason="rank 4 failed", lineup=(0, 1, 2, 3), step=4)
     effect = MakePlan(recovery_plan=loss, first=None, domains=domains, epoch=1, version=2, round=1)
@@ -135,7 +135,7 @@ def test_plans_ahead_end_with_the_membership_that_they_are_for(monkeypatch: pyte
 def test_layers_whose_copies_are_in_host_memory_are_built_ahead_where_they_fit(
     on_host: bool, memory_bytes: int
 ) -> None:
-    plans = PrecomputedPlans(CurrentReplanner(replanner(profiled(memory_bytes))), steps=10, on_host=on_host)
+    plans = PrecomputedPlans(CurrentReplanner(replanner(profiled(memory_bytes))), on_host=on_host)
     domains = {0: "a", 1: "b"}
     effect = PlanAhead(now=FIRST, members=(0, 1), lineup=(0,), domains=domains, reason="", number=1)
     ahead = asyncio.run(plans.plan_ahead(effect))

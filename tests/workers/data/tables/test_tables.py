@@ -12,6 +12,7 @@ import pytest
 import torch
 from word_tokenizer import HIDES, SPECIAL, WORDS, saved_tokenizer
 
+from planner.course import Course
 from workers.config import DataConfig, ModelConfig
 from workers.data.dataset import OpenData, stream_of
 from workers.data.mixture import Mixture
@@ -354,10 +355,10 @@ def test_tables_are_mixed_by_weights(opened: Open, tmp_path: Path) -> None:
     assert (data.train_samples, data.validation_samples) == (6 + 3, 2 + 1)
     assert [words(row)[6:] for row in data.validation([0, 1, 2]).inputs[0][:, :2]] == [*WORDS[6:8], WORDS[4]]
     assert [words(row)[6:] for row in data.train([5, 6]).inputs[0][:, :2]] == [WORDS[5], WORDS[1]]
-    mixture = stream_of(data)
+    mixture = stream_of(data, 1, Course.of(1, 1, 1))
     assert isinstance(mixture, Mixture)
     assert (mixture.samples, mixture.weights) == ((6, 3), (1.0, 3.0))
-    assert stream_of(opened([], path=paths, validation_fraction=0.0).dataset) == 12
+    assert stream_of(opened([], path=paths, validation_fraction=0.0).dataset, 1, Course.of(1, 1, 1)) == 12
     own = opened([], path=paths, weights=[1, 3], validation_path=paths[0])
     assert (own.dataset.train_samples, own.dataset.validation_samples) == (12, 8)
     with pytest.raises(

@@ -16,6 +16,7 @@ from word_tokenizer import WORDS, saved_tokenizer
 from benchmarks.parts.configs import changed
 from benchmarks.parts.rank_threads import run_threads
 from orchestrator.verify.ledger import Batches
+from planner.course import Course
 from workers.checkpoint.folder import checkpoints
 from workers.config import DataConfig, FreezeConfig, OptimizerConfig, WorkerConfig
 from workers.data.dataset import draws_anew
@@ -166,7 +167,7 @@ def test_mixed_tables_have_one_trajectory_and_go_on_where_they_stopped(tmp_path:
     assert two.state_sha256 == whole.state_sha256
     used = [each.samples_digest for each in whole.reports if isinstance(each, StepReport)]
     mixture = Mixture((48, 8), (1.0, 1.0))
-    batches = Batches(seed=config.job.seed, microbatches=4, microbatch_size=2)
+    batches = Batches(seed=config.job.seed, course=Course.of(1, 4, 2))
     assert used == [batches.digest(step, mixture) for step in range(1, 5)]
     stopped = changed(config, output=str(tmp_path / "stopped"))
     first = run_threads(job(stopped, stop_at=2, layers=layers))
