@@ -57,12 +57,4 @@ def observation(report: TimelineReport) -> Observation:
 
 def cut(plan: Plan) -> tuple[object, ...]:
     """The fields of `plan` that the times of its actions depend on."""
-    return (
-        plan.layers,
-        plan.stage_ranks,
-        plan.schedule,
-        plan.chunks,
-        plan.recompute,
-        plan.frozen,
-        plan.replicas,
-    )
+    return plan.layers, plan.stage_ranks, plan.schedule, plan.chunks, plan.recompute, plan.replicas

@@ -68,9 +68,10 @@ def chosen(job: Running) -> Chosen | None:
         return replace(job.replanner, frozen=prefix, released=0, kept=0).profile_on(job.domains)
 
     least = job.spec.least_update if now.least_update is None else now.least_update
+    plan, schedule = job.whole
     question = FreezeQuestion(
-        plan=job.plan,
-        schedule=job.schedule,
+        plan=plan,
+        schedule=schedule,
         phases=Phases(warm_up=0, monitoring=2, ramp=2),
         r_max=AUTO,
         least_update=least,

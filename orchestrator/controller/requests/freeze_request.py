@@ -29,6 +29,7 @@ from planner.freezing import (
 from planner.ir import Schedule
 from planner.plan import Plan, PlanError
 from planner.profile import Profile
+from planner.schedule.expand import schedule_after
 from planner.schedule.table_format import CSV_PREFIX
 from planner.search.replan import Replanner
 from planner.wording import counted
@@ -77,6 +78,15 @@ class Running:
     replayed: bool
     """It follows the decisions of a log."""
 
+    @property
+    def whole(self) -> tuple[Plan, Schedule]:
+        """The plan, and its schedule, with the backward passes of all stages: those of a freeze program, which freezes
+        no layer as a whole."""
+        if not self.plan.frozen:
+            return self.plan, self.schedule
+        plan = replace(self.plan, frozen=0)
+        return plan, schedule_after(self.replanner.schedule, plan)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Adopt:
@@ -120,17 +130,18 @@ def decided(wanted: WantedFreezing, job: Running) -> Adopt | Solve:
                 chosen=control.chosen,
             )
         )
+    plan, schedule = job.whole
     for since, phases in _measured_phases(job):
         control = replace(control, phases=phases, since=since, solved=True)
         absolute = _shifted(phases, since)
         observations = _observations(job, absolute)
         try:
-            measure(job.schedule, absolute, observations)
+            measure(schedule, absolute, observations)
         except MonitoringError:
             continue
         question = FreezeQuestion(
-            plan=job.plan,
-            schedule=job.schedule,
+            plan=plan,
+            schedule=schedule,
             phases=absolute,
             r_max=r_max,
             least_update=_least(control, job.spec),
@@ -160,9 +171,10 @@ def question_for_new_times(
         phases, since = control.phases, control.since or newest.start or 1
         control = replace(control, since=since)
     assert phases is not None, "a method with a program has phases"
+    plan, schedule = job.whole
     question = FreezeQuestion(
-        plan=job.plan,
-        schedule=job.schedule,
+        plan=plan,
+        schedule=schedule,
         phases=_shifted(phases, since),
         r_max=r_max,
         least_update=job.spec.least_update if control is None else _least(control, job.spec),

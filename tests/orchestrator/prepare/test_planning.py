@@ -360,7 +360,12 @@ def test_layers_that_are_never_trained_count_by_their_forward_passes() -> None:
     assert counts(without) == (2, 1, 2)
     assert counts(choice) == (3, 1, 1)
     assert choice.prediction.step_s < without.prediction.step_s
-    alike = planned(spec(ranks=3, partition=(2, 1, 2), freeze=frozen), profile(3)).prediction
+    same_cut = spec(ranks=3, partition=(2, 1, 2), freeze=frozen)
+    alike = planned(same_cut, profile(3)).prediction
+    assert alike.peak_memory_bytes <= without.prediction.peak_memory_bytes
+    off = frozen.model_copy(update={"pack": "off"})
+    same_cut = same_cut.model_copy(update={"freeze": off})
+    alike = planned(same_cut, profile(3)).prediction
     assert alike.peak_memory_bytes == without.prediction.peak_memory_bytes, "they may be trained again"
 
 

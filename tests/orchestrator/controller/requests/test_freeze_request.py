@@ -401,3 +401,14 @@ def test_a_prefix_that_cannot_be_is_refused_in_words(
 def test_a_model_with_too_few_layers_has_no_prefix_by_pipetransformer() -> None:
     with pytest.raises(JobError, match="the model has 2 layers: it takes at least 4"):
         decided(WantedFreezing(method="pipetransformer", r_max=None), running(NONE, step=20))
+
+
+def test_a_program_is_solved_with_the_backward_passes_that_the_plan_drops() -> None:
+    """Those of layers that are frozen as a whole by now, and are not with a program."""
+    job = running(TIMELY, *MONITORED, step=20)
+    plan = replace(PLAN, frozen=PLAN.layers[0][1])
+    schedule = schedule_of(plan)
+    assert schedule.frozen_stages == 1
+    found = asked(replace(job, plan=plan, schedule=schedule), r_max=0.25)
+    assert isinstance(found, Solve)
+    assert (found.question.plan, found.question.schedule) == (PLAN, SCHEDULE)
