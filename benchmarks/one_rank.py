@@ -143,14 +143,8 @@ def _loop(job: LaunchedJob, pipe: Connection) -> None:
         loss = torch.zeros((), device=device)
         passes: list[tuple[Any, Any, Any]] = []
         for microbatch in range(total):
-            samples = train_indices(
-                config.job.seed,
-                step,
-                microbatch,
-                total,
-                config.pipeline.microbatch_size,
-                data.dataset.train_samples,
-            )
+            positions = config.course().positions(step + 1, microbatch)
+            samples = train_indices(config.job.seed, positions, data.dataset.train_samples)
             batch = data.dataset.train(samples)
             before = marks.mark()
             with (

@@ -80,13 +80,13 @@ def asked_in_steps(job: LaunchedJob) -> list[int]:
     """Tokens that the loss asks for in each step."""
     config = job.config
     dataset = open_dataset(config.data, config.model, config.job.folder).dataset
-    count, size = config.microbatches, config.pipeline.microbatch_size
+    course = config.course()
     return [
         sum(
             int((target != IGNORED).sum())
-            for g in range(count)
+            for g in range(config.microbatches)
             for target in dataset.train(
-                train_indices(config.job.seed, step, g, count, size, dataset.train_samples)
+                train_indices(config.job.seed, course.positions(step + 1, g), dataset.train_samples)
             ).targets
         )
         for step in range(config.job.steps)

@@ -180,20 +180,13 @@ def _their_rank(job: LaunchedJob, rank: int, port: int, pipe: Connection) -> Non
         groups, lr=config.optimizer.lr, betas=(config.optimizer.beta1, config.optimizer.beta2)
     )
     holds_last = plan.stage_ranks[-1] == rank
-    times, losses = [], []
+    times, losses, course = [], [], config.course()
     for step in range(config.job.steps):
         forward.taken_s = backward.taken_s = 0.0
         begun_s = perf_counter()
         batches = [
             data.dataset.train(
-                train_indices(
-                    config.job.seed,
-                    step,
-                    m,
-                    config.microbatches,
-                    config.pipeline.microbatch_size,
-                    data.dataset.train_samples,
-                )
+                train_indices(config.job.seed, course.positions(step + 1, m), data.dataset.train_samples)
             )
             for m in range(config.microbatches)
         ]

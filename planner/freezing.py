@@ -209,6 +209,8 @@ class FreezePlan:
         prefix = {} if control.prefix is None else {"prefix": control.prefix, "schedule": ()}
         return {
             **prefix,
+            # It thaws when the job chooses again.
+            **({"thaw": "never"} if control.chosen else {}),
             **({} if control.alpha is None else {"alpha": control.alpha}),
             **({} if control.least_update is None else {"least_update": control.least_update}),
             "method": control.method,

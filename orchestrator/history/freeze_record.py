@@ -7,7 +7,7 @@ a `JobView`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean
 from typing import Annotated, Any
@@ -41,6 +41,8 @@ RECENT_STEPS = 50
 """Newest steps of which every action is kept."""
 RECENT_ACTIONS = 2_000
 """Most actions that are kept, where a step has many."""
+NEWEST_ENERGIES = 3
+"""Steps over which the energies of layers are a running mean."""
 
 
 @dataclass
@@ -76,6 +78,9 @@ class FreezeRecord:
     """The first step that follows the newest ratios."""
     solved: FreezeSolved | None = None
     """The newest solution, adopted or not."""
+    energies: tuple[float, ...] = ()
+    """Per layer, the running mean of its gradient's energy in the steps that told: where it is frozen as a whole, as it
+    was before. Empty: nothing has been solved yet."""
     proposed: FreezePlan | None = None
     """A decision of the newest start that the ranks have not adopted yet."""
     reason: str = ""
@@ -117,12 +122,14 @@ class FreezeRecord:
         match event:
             case FreezeSolved(plan=plan):
                 self.solved, self.proposed = event, plan
+                self.energies = self.energies or event.energies
             case FreezeChanged(plan=plan, reason=reason):
                 self.proposed, self.reason = plan, reason
             case FreezeStarted(plan=plan):
                 assert plan.start is not None, "a plan that ranks took up has a start"
                 if self.reason and self.proposed is not None and self.proposed.key == plan.key:
                     self.reasons[plan.start] = self.reason
+                    self.reason = ""
                 self.proposed = still_proposed(self.proposed, plan)
                 self.plans[plan.start] = plan
                 self._follow(plan)
@@ -147,9 +154,18 @@ class FreezeRecord:
             self.proposed = None
         if not resume:
             self.solved, self.plans, self.prefixes, self.reasons = None, {}, {}, {}
+            self.reason, self.energies = "", ()
             self.kept, self.used = {}, []
         for _, plan in sorted(self.plans.items()):
             self._follow(plan)
+
+    def measure(self, energies: Sequence[float]) -> None:
+        """Take the energies that a step told of, per layer: 0 where it is frozen as a whole."""
+        if self.energies and energies:
+            told = zip(self.energies, energies, strict=True)
+            self.energies = tuple(
+                before + (now - before) / NEWEST_ENERGIES if now > 0.0 else before for before, now in told
+            )
 
     def take_back(self, step: int) -> None:
         """Forget the measurements after `step`."""

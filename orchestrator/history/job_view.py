@@ -508,6 +508,7 @@ class JobView:
 
     def _measure(self, timeline: TimelineReport) -> None:
         self.measured.setdefault(timeline.step, {})[timeline.rank] = timeline
+        self.freeze.measure(timeline.energies)
         phases = [(first, phases_of(section)) for first, section in self.freeze_sections]
         monitored = [step for step in self.measured if _monitors(phases, step)]
         if len(self.measured) - len(monitored) > RECENT_TIMELINES:

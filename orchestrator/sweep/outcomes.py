@@ -84,8 +84,12 @@ def by_setting(outcomes: Sequence[SweptJob]) -> tuple[SettingOutcome, ...]:
     )
 
 
-def outcome_of(cell: Cell, summary: Mapping[str, Any]) -> SweptJob:
-    """The outcome of a job whose `--summary` is this."""
+def outcome_of(cell: Cell, summary: Mapping[str, Any], method: str) -> SweptJob:
+    """The outcome of a job whose `--summary` is this.
+
+    Args:
+        method: the freeze method that it was asked for; it may have ended with nothing frozen.
+    """
     freeze = summary.get("freeze") or {}
     told = {
         "per_s": summary.get("tokens_per_s"),
@@ -98,9 +102,7 @@ def outcome_of(cell: Cell, summary: Mapping[str, Any]) -> SweptJob:
         "p_eff": freeze.get("p_eff"),
     }
     numbers = {name: float(value) for name, value in told.items() if value is not None}
-    # A job that was asked to freeze may have ended with nothing frozen: it is not one to compare with.
-    asked = dict(cell.settings).get("freeze.method", freeze.get("method", "none")).strip("\"'")
-    return SweptJob(cell=cell, numbers=numbers, frozen_by=asked)
+    return SweptJob(cell=cell, numbers=numbers, frozen_by=method)
 
 
 def csv_text(outcomes: Sequence[SweptJob]) -> str:

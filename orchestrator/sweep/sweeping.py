@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from orchestrator.events.segments import replace_file
-from orchestrator.spec.job_spec import Spec
+from orchestrator.spec.job_spec import Spec, load
 from orchestrator.sweep.grid import Cell
 from orchestrator.sweep.outcomes import SweptJob, csv_text, outcome_of
 from orchestrator.sweep.page import page_of
@@ -94,7 +94,8 @@ class Sweep:
         if not summary.exists() and (error := self._train(cell, folder)):
             self.say(f"{cell.name}: {error}")
             return SweptJob(cell=cell, error=error)
-        outcome = outcome_of(cell, json.loads(summary.read_text(encoding="utf-8")))
+        method = load(self.path, [*self.overrides, *cell.overrides]).freeze.method
+        outcome = outcome_of(cell, json.loads(summary.read_text(encoding="utf-8")), method)
         loss = outcome.numbers.get("loss")
         self.say(f"{cell.name}: done" + ("" if loss is None else f", validation loss {loss:.4f}"))
         return outcome

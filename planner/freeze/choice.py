@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from planner.freeze.decision import FreezeDecision, FreezeQuestion
-from planner.freeze.fractional import progress_shares
+from planner.freeze.decision import FreezeQuestion
+from planner.freeze.fractional import expected_progress, progress_shares
 from planner.freeze.time_to_accuracy import time_to_accuracy_ratio
+from planner.freezing import Ratios
 from planner.profile import Profile
 from planner.simulation.predict import predict
 
@@ -37,24 +38,26 @@ class Candidate:
 
 
 def candidates(
-    question: FreezeQuestion, decision: FreezeDecision, frozen_by: Callable[[int], Profile]
+    question: FreezeQuestion, ratios: Ratios, frozen_by: Callable[[int], Profile], *, least: float
 ) -> Iterator[Candidate]:
-    """The ways to freeze that leave `question.least_update` of a step's progress, with the layers where they are.
+    """The freeze program's ratios, and the prefixes that leave enough of a step's progress, with the layers where they
+    are.
 
     Args:
-        question: with a profile, and the layers' energies.
-        decision: the answer to it.
+        question: of the program, with the layers' energies.
+        ratios: the program's.
         frozen_by: returns the profile of a prefix of so many layers.
+        least: share of a step's progress that a prefix leaves.
     """
-    assert question.profile is not None
-    progress = 1.0 if decision.progress is None else decision.progress
-    yield Candidate(prefix=0, kappa=decision.kappa, progress=progress)
-    plan, schedule = question.plan, question.schedule
-    shares = progress_shares(question.energies, plan, question.profile, adaptive=question.adaptive)
+    plan, schedule, adaptive = question.plan, question.schedule, question.adaptive
+    shares = progress_shares(question.energies, plan, question.profile, adaptive=adaptive)
     unfrozen_s = predict(frozen_by(0), plan, schedule).step_s
+    step_s = predict(frozen_by(0), plan, schedule, ratios).step_s
+    progress = expected_progress(ratios, shares, adaptive=adaptive)
+    yield Candidate(prefix=0, kappa=step_s / unfrozen_s, progress=progress)
     for prefix in range(1, len(shares)):
         left = 1.0 - sum(shares[:prefix])
-        if left < question.least_update:
+        if left < least:
             return
         step_s = predict(frozen_by(prefix), plan, schedule).step_s
         yield Candidate(prefix=prefix, kappa=step_s / unfrozen_s, progress=left)

@@ -48,7 +48,7 @@ class FreezeQuestion:
     adaptive: bool = False
     """Whether the update rule divides by the size of gradients."""
     energies: tuple[float, ...] = ()
-    """Per layer, the energy of its gradient as an earlier decision observed it, where the observations tell none."""
+    """Per layer, the energy of its gradient, where other steps than the monitored ones tell it; empty: these do."""
     profile: Profile | None = None
     """The job's profile, if it has one: its links give the cost of messages, and it replaces a half of the monitoring
     that was not observed. It may have fewer devices than the plan now uses."""
@@ -112,7 +112,7 @@ def decide(question: FreezeQuestion, observations: Iterable[Observation]) -> Fre
     question = replace(question, profile=_with_devices_for(question.profile, question.plan.pipeline_ranks))
     seen = tuple(observations)
     bounds = _bounds(question, seen)
-    energies = observed_energies(seen, question.phases) or question.energies
+    energies = question.energies or observed_energies(seen, question.phases)
     if question.r_max != AUTO:
         return _by_budget(question, bounds, energies, question.r_max)
     adaptive = question.adaptive

@@ -13,7 +13,15 @@ from typing import Literal
 
 import torch
 
-from planner.freezing import AUTO, FreezePlan, Phase, Weights, is_reference
+from planner.freezing import (
+    AUTO,
+    REFERENCE_AT,
+    REFERENCE_EVERY,
+    FreezePlan,
+    Phase,
+    Weights,
+    is_reference,
+)
 from workers.commit.commit import CommitDecision, Prepared
 from workers.commit.freezing_scores import Energy
 from workers.config import FreezeConfig
@@ -288,7 +296,8 @@ class Freezer:
         if rule is None:
             return FrozenPrefix()
         if following.method != self._settings.at(seen.step).method:
-            return rule.first()
+            first = rule.first()
+            return replace(first, since=seen.step + 1) if first.since else first
         return rule.after(prefix, replace(seen, stable=self.stable_prefix))
 
     @property
@@ -311,7 +320,9 @@ class Freezer:
 
     def timed(self, step: int) -> bool:
         """Whether `step` is monitored, or tells a job that chooses its method what it goes by."""
-        if self._phases is None:
-            return False
-        monitored = self._phases.warm_up < step <= self._phases.monitoring
-        return monitored or (self._config.method == AUTO and self._is_reference(step))
+        if self._phases is not None and self._phases.warm_up < step <= self._phases.monitoring:
+            return True
+        plan = self._plans.at(step)
+        control = None if plan is None else plan.control
+        chooses = self._settings.at(step).method == AUTO or (control is not None and control.chosen)
+        return chooses and step % REFERENCE_EVERY == REFERENCE_AT and self.tells_energies(step)

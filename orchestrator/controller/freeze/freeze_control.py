@@ -306,6 +306,7 @@ class FreezeControl:
         return state.job
 
     def _running(self, job: JobData) -> Running:
+        members = job.membership.members
         return Running(
             spec=self._setup.config.freeze,
             adaptive=self._setup.config.optimizer.adaptive,
@@ -314,7 +315,8 @@ class FreezeControl:
             schedule=job.progress.schedule,
             coming=expected(job)[0],
             profile=self._setup.profile,
-            replanner=self._current.replanner,
+            replanner=self._current.of(members),
+            slowdowns=tuple(self._current.known.of(members)),
             domains=tuple(domains_of(job)),
             replayed=self._order.freezing.replayed,
         )

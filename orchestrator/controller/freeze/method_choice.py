@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import mean
 from typing import Any
 
 from orchestrator.controller.requests.freeze_request import Running, current_settings
@@ -23,8 +22,6 @@ from workers.protocol.reports import FreezeStarted, StepReport
 
 EVERY = 100
 """Steps between two choices."""
-NEWEST = 5
-"""Timelines by which layers count, the newest that tell of gradients."""
 
 
 @dataclass(frozen=True)
@@ -59,31 +56,42 @@ def chooses(spec: FreezeConfig, view: JobView) -> bool:
 def chosen(job: Running) -> Chosen | None:
     """The settings that the job is to freeze by from now on; None: those that it has. Solves and simulates: takes
     seconds."""
-    now = current_settings(job.spec, job.view)
-    energies = newest_energies(job.view)
+    now, newest, energies = (
+        current_settings(job.spec, job.view),
+        job.view.freeze.newest,
+        job.view.freeze.energies,
+    )
     if job.replanner.profile is None or not any(energies) or job.plan.schedule.startswith(CSV_PREFIX):
         return None
 
     def frozen_by(prefix: int) -> Profile:
-        return replace(job.replanner, frozen=prefix, released=0, kept=0).profile_on(job.domains)
+        replanner = replace(job.replanner, frozen=prefix, released=0, kept=0)
+        return replanner.profile_on(job.domains, job.slowdowns)
 
-    least = job.spec.least_update if now.least_update is None else now.least_update
     plan, schedule = job.whole
     question = FreezeQuestion(
         plan=plan,
         schedule=schedule,
         phases=Phases(warm_up=0, monitoring=2, ramp=2),
         r_max=AUTO,
-        least_update=least,
+        least_update=job.spec.least_update if now.least_update is None else now.least_update,
         adaptive=job.adaptive,
         energies=energies,
         profile=frozen_by(0),
     )
-    decision = decide(question, ())
-    present = (now.prefix or 0) if now.method == "prefix" else 0
-    found = [*candidates(question, decision, frozen_by)]
-    best = better(found, present)
-    return None if best is None else Chosen(best.prefix, reason(best, found, present))
+    prefix = 0 if job.view.freeze.prefix is None else job.view.freeze.prefix.layers
+    # What ranks follow, or would be given.
+    ratios = newest.ratios if newest is not None and now.method == AUTO else decide(question, ()).ratios
+    found = [*candidates(question, ratios, frozen_by, least=_asked_least(job))]
+    best = better(found, prefix)
+    return None if best is None else Chosen(best.prefix, reason(best, found, prefix))
+
+
+def _asked_least(job: Running) -> float:
+    """The least update that someone asked for: the job's own bounds are of ratios, which cost more than they seem."""
+    asked = [plan.control for _, plan in sorted(job.view.freeze.plans.items()) if plan.control is not None]
+    given = [each.least_update for each in asked if each.least_update is not None and not each.chosen]
+    return given[-1] if given else job.spec.least_update
 
 
 def reason(best: Candidate, found: Sequence[Candidate], now: int) -> str:
@@ -91,23 +99,6 @@ def reason(best: Candidate, found: Sequence[Candidate], now: int) -> str:
     time = f"the same loss is predicted to take {best.time:.2f} of the time without freezing"
     before = next((each for each in found if each.prefix == now), None)
     return time if before is None else f"{time}, and {before.time:.2f} as before"
-
-
-def newest_energies(view: JobView) -> tuple[float, ...]:
-    """Per layer, the energy of its gradient in the newest steps that told; of a layer that is frozen as a whole, as it
-    was before. Empty: nothing has been solved yet."""
-    before = () if view.freeze.solved is None else view.freeze.solved.energies
-    told = [
-        report.energies
-        for _, ranks in sorted(view.measured.items(), reverse=True)
-        for report in ranks.values()
-        if report.energies
-    ][:NEWEST]
-    found: list[float] = []
-    for layer, earlier in enumerate(before):
-        newest = [energies[layer] for energies in told if energies[layer] > 0.0]
-        found.append(mean(newest) if newest else earlier)
-    return tuple(found)
 
 
 def settings_of(choice: Chosen) -> dict[str, Any]:

@@ -78,6 +78,8 @@ class Runtime:
         self._planning = CurrentReplanner(setup.replanner, lambda: self.training.look_ahead_again())
         self._freeze = setup.config.freeze
         """The settings that the newest steps follow."""
+        self._chosen = False
+        """Whether the job chose them itself, and may choose others."""
         self._prefixes: dict[int, int] = {}
         """First step -> the layers that are frozen as a whole from it on."""
         self._config = setup.config
@@ -203,6 +205,7 @@ class Runtime:
                 self._prefixes = {first: of for first, of in self._prefixes.items() if first <= step + 1}
             case FreezeStarted(plan=plan) if plan.control is not None:
                 self._freeze = self._freeze.model_copy(update=plan.settings)
+                self._chosen = plan.control.chosen
                 self._plan_for(self._planning.replanner.frozen)
             case Scaled(pipelines=pipelines):
                 self._planning.set(pipelines=pipelines)
@@ -226,7 +229,7 @@ class Runtime:
         """Have plans count on so many frozen layers, where the layout follows them."""
         if self._freeze.pack == "off":
             return
-        lasts = self._freeze.lasts and self._prefixes
+        lasts = self._freeze.lasts and not self._chosen and self._prefixes
         kept = min(frozen, self._keeps_most) if self._keeps else 0
         self._planning.set(frozen=(frozen, frozen if lasts else 0, kept))
 

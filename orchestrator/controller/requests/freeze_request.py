@@ -77,6 +77,8 @@ class Running:
     """Per place, the node of its rank."""
     replayed: bool
     """It follows the decisions of a log."""
+    slowdowns: tuple[float | None, ...] | None = None
+    """Per place, as far as they are known."""
 
     @property
     def whole(self) -> tuple[Plan, Schedule]:
@@ -146,6 +148,8 @@ def decided(wanted: WantedFreezing, job: Running) -> Adopt | Solve:
             r_max=r_max,
             least_update=_least(control, job.spec),
             adaptive=job.adaptive,
+            # The job weighed it by these.
+            energies=job.view.freeze.energies if control.chosen else (),
             profile=job.profile,
         )
         return Solve(control=control, question=question, observations=observations)
@@ -162,11 +166,12 @@ def question_for_new_times(
         profile: of the ranks as they are now, a device for each place. The steps that were monitored do not count.
     """
     r_max = budget_in_force(job.spec, job.view, replayed=job.replayed)
-    if r_max is None:
+    # Without the gradients that it was solved by, layers would count otherwise.
+    if r_max is None or (r_max == AUTO and not any(job.view.freeze.energies)):
         return None
     newest, phases, since = job.view.freeze.newest, job.spec.phases, 1
     assert newest is not None, "ranks that follow a program have its plan"
-    control, solved = newest.control, job.view.freeze.solved
+    control = newest.control
     if control is not None and control.phases is not None:
         phases, since = control.phases, control.since or newest.start or 1
         control = replace(control, since=since)
@@ -179,7 +184,7 @@ def question_for_new_times(
         r_max=r_max,
         least_update=job.spec.least_update if control is None else _least(control, job.spec),
         adaptive=job.adaptive,
-        energies=() if solved is None else solved.energies,
+        energies=job.view.freeze.energies if r_max == AUTO else (),
         profile=profile,
     )
     return question, control
@@ -293,7 +298,7 @@ def _wanted_settings(wanted: WantedFreezing, job: Running) -> FreezeOverrides:
     )
     if method == AUTO:
         then = replace(then, r_max=AUTO)
-    if then.named == now.named:
+    if then.named == now.named and then.chosen == now.chosen:
         raise JobError(f"the freeze method is {then.named} already: there is nothing to change")
     _check_thawed(now, then, job)
     _check_memory(method, job)

@@ -32,6 +32,7 @@ def choosing(folder: Path) -> Settled:
             "choosing",
             job={"steps": EVERY + 40, "sample_tokens": 0, "timeline_every": 0},
             pipeline={"ranks": 1, "microbatches": 2},
+            optimizer={"name": "sgd", "lr": 0.01},
             cluster={
                 "device": "emulated",
                 "emulated": {"forward_s": 0.001, "input_grad_s": 0.001, "weight_grad_s": 0.001},
@@ -70,35 +71,45 @@ class ChoosingJob(ControlledJob):
             self.control.fold(event)
 
 
-def test_a_job_takes_the_prefix_that_is_predicted_to_come_to_a_loss_sooner(tmp_path: Path) -> None:
-    """At first all layers are worth their time; once the head's gradient is most of all, the others are not."""
+def test_a_job_takes_the_prefix_that_is_predicted_to_come_to_a_loss_sooner_and_gives_it_up(
+    tmp_path: Path,
+) -> None:
+    """Its first layers at once, whose gradients are small; until those of the others have become small too."""
     made = choosing(tmp_path)
     job = ChoosingJob(made)
     ran = job.run()
     assert isinstance(ran.state, JobFinished)
-    solved, prefixed = ran.of(FreezeStarted)
-    assert solved.plan.control is None
-    (change,) = ran.of(events.FreezeChanged)
-    assert (change.method, change.by, change.plan.key) == ("prefix", "auto", prefixed.plan.key)
-    assert re.search(r"take 0\.\d\d of the time without freezing, and \d\.\d\d as before$", change.reason)
-    control = prefixed.plan.control
-    assert control is not None
-    assert control.chosen
-    assert change.from_step > (solved.plan.start or 0) + EVERY - 1
-    (moved,) = ran.of(PrefixFrozen)
-    assert (moved.step, moved.layers) == (prefixed.plan.start, control.prefix)
-    assert moved.layers > 0
+    started = ran.of(FreezeStarted)
+    solved, frozen, thawed = (each.plan for each in started)
+    assert solved.control is None
+    changes = ran.of(events.FreezeChanged)
+    assert [(each.method, each.by, each.plan.key) for each in changes] == [
+        ("prefix", "auto", frozen.key),
+        ("auto", "auto", thawed.key),
+    ]
+    for each in changes:
+        assert re.search(r"take \d\.\d\d of the time without freezing, and \d\.\d\d as before$", each.reason)
+    assert frozen.control is not None
+    assert thawed.control is not None
+    assert frozen.control.chosen
+    assert thawed.control.chosen
+    assert (frozen.start or 0) < EVERY < (thawed.start or 0)
+    moved = ran.of(PrefixFrozen)
+    assert [(each.step, each.layers) for each in moved] == [
+        (frozen.start, frozen.control.prefix),
+        (thawed.start, 0),
+    ]
 
-    # Steps that freeze nothing by themselves tell what layers' gradients are; of frozen ones they tell nothing.
+    # One step in twenty tells what layers' gradients are; of frozen ones it tells nothing.
     told = {each.step: each.energies for each in ran.of(TimelineReport) if each.energies}
-    assert {step for step in told if MONITORED < step < moved.step} == {
-        step for step in range(MONITORED + 1, moved.step) if step % 20 == 11
-    }
-    last = told[max(told)]
-    assert [energy > 0.0 for energy in last] == [layer >= moved.layers for layer in range(len(last))]
+    until = made.config.job.steps
+    assert {step for step in told if MONITORED < step < until} == {*range(11, until, 20)}
+    for step, energies in told.items():
+        layers = next((each.layers for each in reversed(moved) if each.step <= step), 0)
+        assert [energy > 0.0 for energy in energies] == [layer >= layers for layer in range(len(energies))]
 
     # The log's plans alone give the same bits.
-    plans = (solved.plan, prefixed.plan)
+    plans = (solved, frozen, thawed)
     again = run_threads(LaunchedJob(made.config, made.plan, made.schedule, freeze_plans=plans))
     assert ran.state_sha256 == again.state_sha256
     assert not [each for each in ran.of(events.Warned) if "freez" in each.text]

@@ -28,9 +28,9 @@ def cell(method: str, seed: int) -> Cell:
 
 
 OUTCOMES = [
-    outcome_of(cell("none", 0), summary(0.4, 2.0, 0.5)),
-    outcome_of(cell("none", 1), summary(0.4, 2.5, 0.75)),
-    outcome_of(cell("apf", 0), summary(0.2, 3.0, 0.25, "apf")),
+    outcome_of(cell("none", 0), summary(0.4, 2.0, 0.5), "none"),
+    outcome_of(cell("none", 1), summary(0.4, 2.5, 0.75), "none"),
+    outcome_of(cell("apf", 0), summary(0.2, 3.0, 0.25, "apf"), "apf"),
     SweptJob(cell=cell("apf", 1), error="no plan: too large"),
 ]
 
@@ -68,7 +68,7 @@ def test_without_a_job_that_freezes_nothing_there_is_no_gain() -> None:
 def test_settings_are_compared_with_those_that_freeze_nothing_and_are_else_the_same() -> None:
     def job(schedule: str, method: str, step_s: float) -> SweptJob:
         settings = (("pipeline.schedule", schedule), ("freeze.method", method))
-        return outcome_of(Cell(settings=settings), summary(step_s, 2.0, 0.5, method))
+        return outcome_of(Cell(settings=settings), summary(step_s, 2.0, 0.5, method), method)
 
     times = {("gpipe", "none"): 0.8, ("gpipe", "apf"): 0.4, ("1f1b", "none"): 0.3, ("1f1b", "apf"): 0.2}
     jobs = [job(*setting, step_s) for setting, step_s in times.items()]
@@ -83,8 +83,9 @@ def test_settings_are_compared_with_those_that_freeze_nothing_and_are_else_the_s
 
 
 def test_a_job_that_turned_its_freezing_off_is_none_to_compare_with() -> None:
-    cells = [Cell(settings=(("freeze.method", method),)) for method in ("none", '"timelyfreeze"')]
-    jobs = [outcome_of(of, summary(step_s, 2.0, 0.5)) for of, step_s in zip(cells, (0.4, 0.5), strict=True)]
+    cells = [Cell(settings=(("freeze.r_max", r_max),)) for r_max in ("0", "auto")]
+    asked = zip(cells, (0.4, 0.5), ("none", "timelyfreeze"), strict=True)
+    jobs = [outcome_of(of, summary(step_s, 2.0, 0.5), method) for of, step_s, method in asked]
     assert [(each.frozen_by, each.over_none) for each in by_setting(jobs)] == [
         ("none", 1.0),
         ("timelyfreeze", pytest.approx(0.8)),

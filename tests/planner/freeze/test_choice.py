@@ -30,7 +30,7 @@ def found(energies: Sequence[float], least_update: float) -> list[Candidate]:
         energies=tuple(energies),
         profile=OF,
     )
-    return [*candidates(question, decide(question, ()), OF.with_prefix)]
+    return [*candidates(question, decide(question, ()).ratios, OF.with_prefix, least=least_update)]
 
 
 def test_a_prefix_costs_the_energy_of_its_layers_and_spares_their_backward_passes() -> None:

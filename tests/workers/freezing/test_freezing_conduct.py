@@ -31,18 +31,21 @@ from workers.protocol.reports import FreezeReport, StepReport
 from workers.state.layer_state import LayerState, host_copy, load_
 from workers.state.optim import make_optimizer
 
+GROWING = ("batch", "lr", "frozen_cost")
+"""Keys by which the batch may grow."""
 APF = FreezeConfig(method="apf", warm_up=1, check_every=2, apf_threshold=0.7, apf_alpha=0.5)
 
 
 def frozen_prefix(whole: LaunchedJob, stages: int) -> LaunchedJob:
-    """`whole` with the first `stages` stages frozen permanently, so that they only run forward."""
+    """`whole` with the layers of the first `stages` stages frozen as a whole, so that these only run forward."""
     programs = tuple(
         tuple(a for a in program if a.kind is ActionKind.FORWARD or a.stage >= stages)
         for program in whole.schedule.programs
     )
     schedule = replace(whole.schedule, programs=programs, frozen_stages=stages)
     validate(schedule)
-    return replace(whole, schedule=schedule)
+    freeze = FreezeConfig(method="prefix", prefix=whole.plan.layers[stages][0])
+    return replace(whole, config=whole.config.model_copy(update={"freeze": freeze}), schedule=schedule)
 
 
 @pytest.mark.usefixtures("uncompared")
@@ -229,10 +232,10 @@ def test_resuming_with_another_way_to_freeze_is_named() -> None:
         ("none", set()),
         ("timelyfreeze", {"r_max", "warm_up", "monitoring", "ramp"}),
         ("apf", {"warm_up", "check_every", "apf_threshold", "apf_alpha"}),
-        ("autofreeze", {"warm_up", "check_every", "autofreeze_percentile", "frozen_mode", "thaw"}),
-        ("pipetransformer", {"warm_up", "check_every", "alpha", "rule", "frozen_mode", "thaw"}),
-        ("prefix", {"prefix", "schedule", "frozen_mode", "thaw"}),
-        ("auto", {"warm_up", "monitoring", "ramp", "r_max", "frozen_mode", "thaw"}),
+        ("autofreeze", {"warm_up", "check_every", "autofreeze_percentile", "frozen_mode", "thaw", *GROWING}),
+        ("pipetransformer", {"warm_up", "check_every", "alpha", "rule", "frozen_mode", "thaw", *GROWING}),
+        ("prefix", {"prefix", "schedule", "frozen_mode", "thaw", *GROWING}),
+        ("auto", {"warm_up", "monitoring", "ramp", "r_max", "frozen_mode", "thaw", *GROWING}),
         (
             "timelyfreeze+apf",
             {"r_max", "warm_up", "monitoring", "ramp", "check_every", "apf_threshold", "apf_alpha"},
@@ -267,6 +270,8 @@ def test_only_what_a_method_uses_must_be_as_it_was(method: str, used: set[str]) 
         "cache_bytes": 5,
         "cache_disk_bytes": 6,
         "least_update": 0.25,
+        "batch": "scale",
+        "lr": "sqrt",
     }
     assert {"method", *others} == set(FreezeConfig.model_fields)
     freeze = FreezeConfig.model_validate({"method": method, **given})
@@ -314,7 +319,7 @@ def test_the_commit_carries_scores_and_energies_bit_for_bit() -> None:
     ]
     received = [from_json(CommitRecord, to_json(record)) for record in sent]
     assert received == sent
-    decision = decide(received, microbatches=2, layers=2, clip_norm=None)
+    decision = decide(received, microbatches=2, layers=2, clip_norm=None, lr=0.1)
     assert decision.scores == {0: 0.1 + 0.2, 1: UNKNOWN}
     assert decision.stable == {0: 7, 1: 0}
     assert decision.gradient_energy == 32.0 / 4
@@ -348,7 +353,7 @@ def test_the_commit_puts_together_what_shards_found_as_the_whole_layer_would() -
         )
         for rank in range(3)
     ]
-    decision = decide(received, microbatches=1, layers=1, clip_norm=None, shards=3)
+    decision = decide(received, microbatches=1, layers=1, clip_norm=None, lr=0.1, shards=3)
     squares = (0.1 + 0.2) + 0.3
     assert squares != (0.2 + 0.3) + 0.1
     assert decision.grad_norm == math.sqrt(squares)
@@ -359,9 +364,9 @@ def test_the_commit_puts_together_what_shards_found_as_the_whole_layer_would() -
     assert decision.stable == {0: 0b111}
     lacking = [*received[:2], replace(received[2], parameter_energies={})]
     with pytest.raises(CommitError, match="commit 4 has energies of 2 of 3 shards of layer 0"):
-        decide(lacking, microbatches=1, layers=1, clip_norm=None, shards=3)
+        decide(lacking, microbatches=1, layers=1, clip_norm=None, lr=0.1, shards=3)
     still = [of_shard(rank, parameter_norms={0: norms[rank]}, scores={0: 0.0}) for rank in range(3)]
-    assert decide(still, microbatches=1, layers=1, clip_norm=None, shards=3).scores == {0: 0.0}
+    assert decide(still, microbatches=1, layers=1, clip_norm=None, lr=0.1, shards=3).scores == {0: 0.0}
 
 
 def test_apf_calls_biases_stable_too_and_says_so(tmp_path: Path) -> None:

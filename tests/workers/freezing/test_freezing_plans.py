@@ -61,7 +61,7 @@ def records(*prepared: FreezePlan | None) -> list[CommitRecord]:
 )
 def test_a_plan_is_taken_up_when_all_hold_the_same_new_one(prepared, newest, taken: bool) -> None:
     sent = [from_json(CommitRecord, to_json(record)) for record in records(*prepared)]
-    decision = decide(sent, microbatches=1, layers=1, clip_norm=None, newest=newest)
+    decision = decide(sent, microbatches=1, layers=1, clip_norm=None, lr=0.1, newest=newest)
     assert (decision.adopt is not None) == taken
     if taken:
         assert decision.adopt == (prepared[0].epoch, prepared[0].version, prepared[0].digest)

@@ -8,7 +8,7 @@ import pytest
 from lifecycle_jobs import SOLUTION
 from synthetic_run import plan as pipeline_plan
 
-from orchestrator.controller.freeze.method_choice import EVERY, NEWEST, due, newest_energies
+from orchestrator.controller.freeze.method_choice import EVERY, due
 from orchestrator.events import types as events
 from orchestrator.history.job_view import JobView, fold
 from planner.freezing import FreezeOverrides, FreezePlan, Phases
@@ -80,11 +80,14 @@ def test_layers_count_by_the_newest_steps_that_told_and_frozen_ones_as_before() 
     def told(step: int, *energies: float) -> TimelineReport:
         return TimelineReport(step=step, rank=0, step_s=1.0, spans=(), memory_bytes=0, energies=energies)
 
-    assert newest_energies(view_of(method="auto")) == ()
-    solved = replace(SOLUTION, plan=SOLVED, energies=(8.0, 4.0, 2.0))
-    begun = (solved, FreezeStarted(plan=SOLVED))
-    assert newest_energies(view_of(*begun, method="auto")) == (8.0, 4.0, 2.0)
-    steps = [told(20 * number, 0.0, float(number), 1.0) for number in range(1, NEWEST + 3)]
-    newest = sum(range(3, NEWEST + 3)) / NEWEST
-    other = replace(told(10_000), rank=1)
-    assert newest_energies(view_of(*begun, *steps, other, method="auto")) == (8.0, newest, 1.0)
+    def energies(*log: events.Event) -> tuple[float, ...]:
+        return view_of(*log, method="auto").freeze.energies
+
+    assert energies(told(1, 3.0, 3.0, 3.0)) == ()
+    begun = (replace(SOLUTION, plan=SOLVED, energies=(8.0, 4.0, 2.0)), FreezeStarted(plan=SOLVED))
+    assert energies(*begun) == (8.0, 4.0, 2.0)
+    assert energies(*begun, told(11, 2.0, 4.0, 5.0)) == (6.0, 4.0, 3.0)
+    small = [told(20 * number, 0.01, 4.0, 2.0) for number in range(1, 60)]
+    frozen = [told(2000 + 20 * number, 0.0, 4.0, 2.0) for number in range(60)]
+    other = told(10_000)
+    assert energies(*begun, *small, *frozen, other) == (pytest.approx(0.01, rel=0.01), 4.0, 2.0)

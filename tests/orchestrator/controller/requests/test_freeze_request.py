@@ -175,9 +175,14 @@ def test_as_much_as_pays_is_solved_from_what_was_monitored_and_bounded_by_a_requ
     again = decided(WantedFreezing(method=None, r_max=None, least_update=0.95), then)
     assert isinstance(again, Solve)
     assert again.question.least_update == 0.95
+    assert question_for_new_times(then, profiled(10**9)) is None, (
+        "nobody knows the gradients that it was solved by"
+    )
+    then.view.freeze.energies = (2.0, 1.0)
     found_again = question_for_new_times(then, profiled(10**9))
     assert found_again is not None
     assert (found_again[0].r_max, found_again[0].least_update) == (AUTO, 0.9)
+    assert found_again[0].energies == (2.0, 1.0)
     with pytest.raises(JobError, match=r"least_update = 1\.5 is no share: give the least share"):
         decided(WantedFreezing(method=None, r_max=None, least_update=1.5), job)
     with pytest.raises(
@@ -347,6 +352,9 @@ def test_a_job_that_chooses_goes_on_choosing_until_someone_else_asks() -> None:
 
     someone = decided(WantedFreezing(method="none", r_max=None), chose)
     assert not someone.control.chosen
+    pinned = decided(WantedFreezing(method="prefix", r_max=None, prefix=layers - 1), chose)
+    assert (pinned.control.chosen, pinned.control.prefix) == (False, layers - 1)
+    assert plan.settings["thaw"] == "never"
     wanted = WantedFreezing(method="auto", r_max=None)
     asked_for = decided(wanted, running(TIMELY, *MONITORED, step=20, profile=profile))
     assert (asked_for.control.r_max, asked_for.control.chooses) == (AUTO, True)
