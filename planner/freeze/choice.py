@@ -21,7 +21,7 @@ GAIN = 0.03
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class FreezeOption:
     """A way of freezing, and what is predicted of it."""
 
     prefix: int
@@ -37,9 +37,9 @@ class Candidate:
         return time_to_accuracy_ratio(self.kappa, self.progress)
 
 
-def candidates(
+def freeze_options(
     question: FreezeQuestion, ratios: Ratios, frozen_by: Callable[[int], Profile], *, least: float
-) -> Iterator[Candidate]:
+) -> Iterator[FreezeOption]:
     """The freeze program's ratios, and the prefixes that leave enough of a step's progress, with the layers where they
     are.
 
@@ -54,17 +54,17 @@ def candidates(
     unfrozen_s = predict(frozen_by(0), plan, schedule).step_s
     step_s = predict(frozen_by(0), plan, schedule, ratios).step_s
     progress = expected_progress(ratios, shares, adaptive=adaptive)
-    yield Candidate(prefix=0, kappa=step_s / unfrozen_s, progress=progress)
+    yield FreezeOption(prefix=0, kappa=step_s / unfrozen_s, progress=progress)
     for prefix in range(1, len(shares)):
         left = 1.0 - sum(shares[:prefix])
         if left < least:
             return
         step_s = predict(frozen_by(prefix), plan, schedule).step_s
-        yield Candidate(prefix=prefix, kappa=step_s / unfrozen_s, progress=left)
+        yield FreezeOption(prefix=prefix, kappa=step_s / unfrozen_s, progress=left)
 
 
-def better(found: Sequence[Candidate], now: int) -> Candidate | None:
-    """The candidate that is worth a change; None: none saves `GAIN`.
+def better(found: Sequence[FreezeOption], now: int) -> FreezeOption | None:
+    """The option that is worth a change; None: none saves `GAIN`.
 
     Args:
         now: the prefix that the job has; 0: it follows the program's ratios.

@@ -9,7 +9,7 @@ from planner.wording import counted, seconds
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class ComparedPlans:
     """The plan in force beside the best one for some ranks."""
 
     now: Plan
@@ -26,7 +26,7 @@ class Compared:
 
 
 def pays(
-    compared: Compared, remaining_steps: int, cost_s: float, *, step_s: float | None = None
+    compared: ComparedPlans, remaining_steps: int, cost_s: float, *, step_s: float | None = None
 ) -> tuple[bool, str]:
     """Whether the other plan saves more over the rest of the job than the change costs; and why.
 

@@ -19,7 +19,7 @@ from planner.schedule.validate import validate
 from planner.search.balanced_shares import balanced_shares
 from planner.search.evaluate import PROGRAMS, Evaluator
 from planner.search.fallback_shapes import Option, ShapeOptions, options
-from planner.search.gain import Compared
+from planner.search.gain import ComparedPlans
 from planner.search.packing import packed
 from planner.search.recomputing import every_recompute, least_recompute
 from planner.search.search import END_TO_END, QUICK, ChosenPlan, choose_among
@@ -248,7 +248,7 @@ class Replanner:
         *,
         domains: Sequence[str] | None = None,
         slowdowns: Sequence[float | None] | None = None,
-    ) -> Compared:
+    ) -> ComparedPlans:
         """`now` beside the plan for `ranks` ranks.
 
         Args:
@@ -262,7 +262,7 @@ class Replanner:
         now = for_replicas(now, self.first.replicas)
         answer, running = self._answer(sites), self._schedule_of(now)
         same_program = answer.schedule.frozen_stages <= running.frozen_stages
-        return Compared(
+        return ComparedPlans(
             now=now,
             then=answer.plan,
             ranks=ranks,

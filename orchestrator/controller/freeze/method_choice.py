@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator.controller.requests.freeze_request import Running, current_settings
 from orchestrator.events.types import Event
 from orchestrator.history.job_view import JobView
-from planner.freeze.choice import Candidate, better, candidates
+from planner.freeze.choice import FreezeOption, better, freeze_options
 from planner.freeze.decision import FreezeQuestion, decide
 from planner.freezing import AUTO, Phases
 from planner.profile import Profile
@@ -82,7 +82,7 @@ def chosen(job: Running) -> Chosen | None:
     prefix = 0 if job.view.freeze.prefix is None else job.view.freeze.prefix.layers
     # What ranks follow, or would be given.
     ratios = newest.ratios if newest is not None and now.method == AUTO else decide(question, ()).ratios
-    found = [*candidates(question, ratios, frozen_by, least=_asked_least(job))]
+    found = [*freeze_options(question, ratios, frozen_by, least=_asked_least(job))]
     best = better(found, prefix)
     return None if best is None else Chosen(best.prefix, reason(best, found, prefix))
 
@@ -94,7 +94,7 @@ def _asked_least(job: Running) -> float:
     return given[-1] if given else job.spec.least_update
 
 
-def reason(best: Candidate, found: Sequence[Candidate], now: int) -> str:
+def reason(best: FreezeOption, found: Sequence[FreezeOption], now: int) -> str:
     """Why `best` is chosen, in words."""
     time = f"the same loss is predicted to take {best.time:.2f} of the time without freezing"
     before = next((each for each in found if each.prefix == now), None)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from small_profile import layer, plan, profile
 
-from planner.freeze.choice import GAIN, Candidate, better, candidates
+from planner.freeze.choice import GAIN, FreezeOption, better, freeze_options
 from planner.freeze.decision import FreezeQuestion, decide
 from planner.freezing import AUTO, Phases
 from planner.schedule.registry import build
@@ -19,8 +19,8 @@ WHOLE, SCHEDULE = plan(4), build("1f1b", 1, 2)
 """Two microbatches on one rank."""
 
 
-def found(energies: Sequence[float], least_update: float) -> list[Candidate]:
-    """The candidates under SGD."""
+def found(energies: Sequence[float], least_update: float) -> list[FreezeOption]:
+    """The options under SGD."""
     question = FreezeQuestion(
         plan=WHOLE,
         schedule=SCHEDULE,
@@ -30,7 +30,7 @@ def found(energies: Sequence[float], least_update: float) -> list[Candidate]:
         energies=tuple(energies),
         profile=OF,
     )
-    return [*candidates(question, decide(question, ()).ratios, OF.with_prefix, least=least_update)]
+    return [*freeze_options(question, decide(question, ()).ratios, OF.with_prefix, least=least_update)]
 
 
 def test_a_prefix_costs_the_energy_of_its_layers_and_spares_their_backward_passes() -> None:
@@ -64,6 +64,6 @@ def test_no_prefix_leaves_less_than_is_asked_for() -> None:
     ids=["the best", "it has it", "back to the ratios", "too little", "enough", "what it has is no more"],
 )
 def test_a_job_changes_where_that_saves_enough(times: list[float], now: int, chosen: int | None) -> None:
-    each = [Candidate(prefix=number, kappa=time, progress=1.0) for number, time in enumerate(times)]
+    each = [FreezeOption(prefix=number, kappa=time, progress=1.0) for number, time in enumerate(times)]
     best = better(each, now)
     assert (None if best is None else best.prefix) == chosen

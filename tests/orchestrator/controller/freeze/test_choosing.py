@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from lifecycle_jobs import SOLUTION
+from lifecycle_jobs import SOLUTION, step_report
 from synthetic_run import plan as pipeline_plan
 
 from orchestrator.controller.freeze.method_choice import EVERY, due
@@ -13,7 +13,7 @@ from orchestrator.events import types as events
 from orchestrator.history.job_view import JobView, fold
 from planner.freezing import FreezeOverrides, FreezePlan, Phases
 from workers.config import FreezeConfig
-from workers.protocol.reports import FreezeStarted, StepReport, TimelineReport
+from workers.protocol.reports import FreezeStarted, TimelineReport
 
 PHASES = Phases(warm_up=2, monitoring=6, ramp=8)
 SOLVED = FreezePlan(epoch=1, version=1, ratios=((0.5,),) * 3, start=9)
@@ -21,21 +21,6 @@ ITSELF = FreezeOverrides(method="prefix", r_max="auto", prefix=2, chosen=True)
 AGAIN = FreezeOverrides(method="auto", r_max="auto", phases=PHASES, since=1, solved=True, chosen=True)
 SOMEONE = FreezeOverrides(method="prefix", r_max="auto", prefix=2)
 ASKED = FreezeOverrides(method="auto", r_max="auto", phases=PHASES, since=20)
-
-
-def committed(number: int) -> StepReport:
-    return StepReport(
-        generation=1,
-        step=number,
-        loss=1.0,
-        grad_norm=1.0,
-        lr=0.1,
-        samples=1,
-        tokens=0,
-        step_s=1.0,
-        bubble=0.0,
-        skipped=False,
-    )
 
 
 def view_of(*log: events.Event, **freeze: object) -> JobView:
@@ -72,7 +57,7 @@ def test_a_job_chooses_once_its_program_is_solved_and_now_and_again(
     plan = replace(SOLVED, control=control)
     view = view_of(FreezeStarted(plan=plan), **spec.model_dump())
     assert due(FreezeStarted(plan=plan), spec, view) == at_once
-    steps = [step for step in range(1, 9 + 3 * EVERY) if due(committed(step), spec, view)]
+    steps = [step for step in range(1, 9 + 3 * EVERY) if due(step_report(step), spec, view)]
     assert steps == ([9 + turn * EVERY - 1 for turn in (1, 2, 3)] if later else [])
 
 
