@@ -44,7 +44,10 @@ KEYS = {
     "epochs",
 }
 FREEZE_KEYS = {"unfrozen_s", "solved_s", "all_frozen_s", "ratios", "mean_per_stage", "kappa"}
-TIMELY = ("--set", "freeze.method=timelyfreeze", "--set", "job.steps=100")
+TIMELY = (
+    *("--set", "freeze.method=timelyfreeze", "--set", "freeze.r_max=0.8"),
+    *("--set", "job.steps=100"),
+)
 
 
 @pytest.fixture

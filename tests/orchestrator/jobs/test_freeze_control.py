@@ -171,7 +171,7 @@ def test_a_job_freezes_as_much_as_pays_and_less_where_it_costs(tmp_path: Path) -
     assert first.progress is not None
     assert second.progress is not None
     assert 0.3 - 1e-6 <= first.progress <= 1.0
-    assert 0.975 - 1e-6 <= second.progress <= 1.0
+    assert max(0.975, first.progress) - 1e-6 <= second.progress <= 1.0
     assert any(ratio for _, _, ratio in first.ratios), "weight gradients take most of a step"
     assert first.kappa < first.progress
     changes = [each for each in log if isinstance(each, events.FreezeChanged)]
@@ -186,13 +186,12 @@ def test_a_job_freezes_as_much_as_pays_and_less_where_it_costs(tmp_path: Path) -
     ]
     planned = shares(log)
     much, little, off = (each.plan.start or 0 for each in log if isinstance(each, FreezeStarted))
-    if first.progress < 0.975:  # which times make it is the machine's
-        assert planned[off - 1] < planned[little - 1]
-    assert planned[off - 1] <= planned[little - 1]
-    assert all(
-        (share > 0.0) == (step < off and step % REFERENCE_EVERY != REFERENCE_AT)
-        for step, share in planned.items()
-        if step >= much
+    whole = {step for step in planned if step % REFERENCE_EVERY == REFERENCE_AT or step >= off}
+    assert all(planned[step] > 0.0 for step in planned if much <= step < little and step not in whole)
+    assert all(planned[step] == 0.0 for step in whole if step >= much)
+    # With so little left to give up, it may be that nothing pays.
+    assert any(planned[step] > 0.0 for step in range(little, off)) == any(
+        ratio for _, _, ratio in second.ratios
     )
 
 
