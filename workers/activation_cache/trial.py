@@ -16,6 +16,7 @@ from torch import Tensor
 from workers.activation_cache.row_form import why_not_by_rows
 from workers.layers.layer import Layer, attributes_kept
 
+NEIGHBOURS = "what the frozen layers make of a sample depends on the others of its microbatch"
 WAY_OUT = 'freeze.frozen_mode = "eval" turns that off'
 
 
@@ -77,7 +78,7 @@ def tried(
             return _what_changes(layers, inputs, training, key)
         for order in ([*range(1, rows), 0], ([*range(0, rows, 2)] * 2)[:rows]) if mixed else ():
             if not _equal(run(_of(inputs, order), 1), _of(outputs, order)):
-                why_not = "what the frozen layers make of a sample depends on the others of its microbatch"
+                why_not = NEIGHBOURS
                 return TrialResult(why_not)
     except Exception as error:
         # Of layers that users wrote: those that the job wants to compute have been computed.

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from benchmarks.parts.configs import changed
 from benchmarks.parts.rank_threads import run_threads
 from workers.activation_cache import cache, cache_folders, code
-from workers.activation_cache.trial import WAY_OUT
+from workers.activation_cache.trial import NEIGHBOURS, WAY_OUT
 from workers.checkpoint.folder import checkpoints
 from workers.config import ClusterConfig, DataConfig, EmulatedConfig, FreezeConfig, WorkerConfig
 from workers.data.dataset import Batch
@@ -88,8 +88,12 @@ def test_the_bits_are_those_without(tmp_path: Path, memory: Path, trait: str) ->
     ):
         run = run_threads(job(config, **shape))
         assert run.state_sha256 == expected.state_sha256, shape
-        assert kept(run) == [(layers, "") for layers in after], shape
-        assert used(run) == (hits, 27 * 4 - hits), shape
+        # On some processors a small product's bits depend on the rows beside it: then that depth is refused.
+        assert [layers for layers, _ in kept(run)] == after, shape
+        refused = {why for _, why in kept(run) if why}
+        assert refused <= {NEIGHBOURS}, shape
+        if not refused:
+            assert used(run) == (hits, 27 * 4 - hits), shape
     assert [*memory.iterdir()] == []
     assert not (Path(config.job.folder) / "activations").exists()
 
