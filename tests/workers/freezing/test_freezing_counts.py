@@ -127,13 +127,13 @@ def report(step: int, rank: int, *counts: tuple[int, tuple[int, ...]], passes: i
 
 def test_steps_that_nobody_told_of_count_from_when_on_anything_may_be_frozen() -> None:
     told = CountedSteps()
-    assert told.add_up(8, 4) is None
+    assert told.add_up(8, lambda steps: 4 * steps) is None
     told.fold(report(3, 0, (0, (1, 2))))
     told.fold(report(3, 1, (1, (4,))))
     assert not told.fold(report(3, 1, (1, (4,))))
     told.fold(report(4, 0, (0, (0, 3))))
     told.fold(report(6, 0, (0, (0, 0)), (1, (2,))))
-    whole = told.add_up(6, 4)
+    whole = told.add_up(6, lambda steps: 4 * steps)
     assert whole is not None
     # Steps 1 and 2 came before freezing; layer 1 lacks steps 4 and 5, layer 0 step 5.
     assert {layer: (known.rank, known.passes, known.counts) for layer, known in whole.layers.items()} == {
@@ -142,7 +142,7 @@ def test_steps_that_nobody_told_of_count_from_when_on_anything_may_be_frozen() -
     }
     assert (whole.whole, whole.steps) == (4, 6)
     told.take_back(3)
-    voided = told.add_up(3, 4)
+    voided = told.add_up(3, lambda steps: 4 * steps)
     assert voided is not None
     assert (frozen(voided), voided.whole) == ({0: (1, 2), 1: (4,)}, 3)
 
@@ -151,6 +151,6 @@ def test_pipelines_of_replicas_add_up() -> None:
     told = CountedSteps()
     told.fold(report(1, 0, (0, (1,))))
     told.fold(report(1, 2, (0, (3,))))
-    both = told.add_up(1, 8)
+    both = told.add_up(1, lambda steps: 8 * steps)
     assert both is not None
     assert (both.layers[0].rank, both.layers[0].passes, both.layers[0].counts, both.whole) == (0, 8, [4], 1)
