@@ -1,5 +1,7 @@
 """Samples that a microbatch of a job with one batch takes."""
 
+from typing import Any
+
 from planner.course import Course
 from workers.data.sampling import SampleStream, train_places
 from workers.section import Shuffle
@@ -25,15 +27,6 @@ def drawn_places(
     return train_places(seed, positions, samples, shuffle)
 
 
-def drawn(
-    seed: int,
-    step: int,
-    microbatch: int,
-    microbatches: int,
-    size: int,
-    samples: SampleStream,
-    shuffle: Shuffle | None = None,
-) -> list[int]:
-    """The samples alone."""
-    places = drawn_places(seed, step, microbatch, microbatches, size, samples, shuffle)
-    return [sample for _, sample in places]
+def drawn(*given: Any, **named: Any) -> list[int]:
+    """The samples alone, of the arguments of `drawn_places`."""
+    return [sample for _, sample in drawn_places(*given, **named)]
