@@ -34,7 +34,8 @@ from workers.fault_injection.fault import Fault
 from workers.launch.ranks import LaunchedJob
 from workers.protocol.errors import JobError
 
-PASS_S = 0.005
+PASS_S = 0.01
+"""Long beside what other work on the machine takes of a pass."""
 STEPS = 50
 VISITS = (DisturbedSteps(first=11, last=20), DisturbedSteps(first=31, last=40))
 

@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from workers.activation_cache import cache, cache_folders, code
 from workers.activation_cache.trial import NEIGHBOURS, WAY_OUT
 from workers.checkpoint.folder import checkpoints
 from workers.config import ClusterConfig, DataConfig, EmulatedConfig, FreezeConfig, WorkerConfig
+from workers.data import read_ahead
 from workers.data.dataset import Batch
 from workers.devices.device import CpuDevice
 from workers.fault_injection.fault import Fault
@@ -45,11 +47,13 @@ SHAPES = [
 
 @pytest.fixture(autouse=True)
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Shared memory of its own, and layers that take long: keeping always pays."""
+    """Shared memory of its own, and layers that take long: keeping always pays. Reads are made in their turn: one that
+    is made ahead may look for a sample before it has been kept."""
     folder = tmp_path / "memory"
     folder.mkdir()
     monkeypatch.setattr(cache_folders, "MEMORY", folder)
     monkeypatch.setattr(CpuDevice, "forward_s", lambda *_: 1.0)
+    monkeypatch.setattr(read_ahead, "SLOW_S", float("inf"))
     return folder
 
 
@@ -96,6 +100,24 @@ def test_the_bits_are_those_without(tmp_path: Path, memory: Path, trait: str) ->
             assert used(run) == (hits, 27 * 4 - hits), shape
     assert [*memory.iterdir()] == []
     assert not (Path(config.job.folder) / "activations").exists()
+
+
+def test_the_bits_are_those_without_where_reads_are_made_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, ahead = read_ahead.ReadAhead.begin, 0
+
+    def at_once(reading: read_ahead.ReadAhead, coming: Any, read: Any) -> None:
+        nonlocal ahead
+        reading.ahead = True
+        begin(reading, coming, read)
+        ahead += reading.ahead
+
+    monkeypatch.setattr(read_ahead.ReadAhead, "begin", at_once)
+    hits, computed = used(compared(small_config(tmp_path, steps=STEPS, freeze=BY_HAND), ranks=2))
+    assert hits + computed == 27 * 4
+    assert hits >= 30, "at most a few were looked for too early"
+    assert ahead > STEPS
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "bfloat16-autocast"])
