@@ -13,7 +13,6 @@ from planner.freeze.decision import FreezeQuestion
 from planner.freeze.fractional import expected_progress, progress_shares
 from planner.freeze.time_to_accuracy import time_to_accuracy_ratio
 from planner.freezing import Ratios
-from planner.profile import Profile
 from planner.simulation.predict import predict
 
 GAIN = 0.03
@@ -38,29 +37,28 @@ class FreezeOption:
 
 
 def freeze_options(
-    question: FreezeQuestion, ratios: Ratios, frozen_by: Callable[[int], Profile], *, least: float
+    question: FreezeQuestion, ratios: Ratios, step_s: Callable[[int], float], *, least: float
 ) -> Iterator[FreezeOption]:
-    """The freeze program's ratios, and the prefixes that leave enough of a step's progress, with the layers where they
-    are.
+    """The freeze program's ratios, and the prefixes that leave enough of a step's progress.
 
     Args:
-        question: of the program, with the layers' energies.
+        question: of the program, with the layers' energies and a profile.
         ratios: the program's.
-        frozen_by: returns the profile of a prefix of so many layers.
+        step_s: returns the predicted step with a prefix of so many layers.
         least: share of a step's progress that a prefix leaves.
     """
-    plan, schedule, adaptive = question.plan, question.schedule, question.adaptive
-    shares = progress_shares(question.energies, plan, question.profile, adaptive=adaptive)
-    unfrozen_s = predict(frozen_by(0), plan, schedule).step_s
-    step_s = predict(frozen_by(0), plan, schedule, ratios).step_s
+    plan, schedule, profile, adaptive = question.plan, question.schedule, question.profile, question.adaptive
+    assert profile is not None
+    shares = progress_shares(question.energies, plan, profile, adaptive=adaptive)
+    unfrozen_s = predict(profile, plan, schedule).step_s
     progress = expected_progress(ratios, shares, adaptive=adaptive)
-    yield FreezeOption(prefix=0, kappa=step_s / unfrozen_s, progress=progress)
+    kappa = predict(profile, plan, schedule, ratios).step_s / unfrozen_s
+    yield FreezeOption(prefix=0, kappa=kappa, progress=progress)
     for prefix in range(1, len(shares)):
         left = 1.0 - sum(shares[:prefix])
         if left < least:
             return
-        step_s = predict(frozen_by(prefix), plan, schedule).step_s
-        yield FreezeOption(prefix=prefix, kappa=step_s / unfrozen_s, progress=left)
+        yield FreezeOption(prefix=prefix, kappa=step_s(prefix) / unfrozen_s, progress=left)
 
 
 def better(found: Sequence[FreezeOption], now: int) -> FreezeOption | None:

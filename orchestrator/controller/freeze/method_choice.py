@@ -5,8 +5,10 @@ Pure. What is chosen is asked for as a user would ask for it (`freeze_control.py
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from orchestrator.controller.requests.freeze_request import Running, current_settings
@@ -15,13 +17,17 @@ from orchestrator.history.job_view import JobView
 from planner.freeze.choice import FreezeOption, better, freeze_options
 from planner.freeze.decision import FreezeQuestion, decide
 from planner.freezing import AUTO, Phases
-from planner.profile import Profile
+from planner.plan import PlanError
 from planner.schedule.table_format import CSV_PREFIX
+from planner.search.replan import Replanner
+from planner.simulation.predict import predict
 from workers.config import FreezeConfig
 from workers.protocol.reports import FreezeStarted, StepReport
 
 EVERY = 100
 """Steps between two choices."""
+LAID_OUT = 8
+"""Prefixes that are weighed with the pipelines laid out anew for them: each takes a search."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +70,21 @@ def chosen(job: Running) -> Chosen | None:
     if job.replanner.profile is None or not any(energies) or job.plan.schedule.startswith(CSV_PREFIX):
         return None
 
-    def frozen_by(prefix: int) -> Profile:
-        replanner = replace(job.replanner, frozen=prefix, released=0, kept=0)
-        return replanner.profile_on(job.domains, job.slowdowns)
-
     plan, schedule = job.whole
+    layers = plan.layers[-1][1]
+    laid_out = {layers * part // (LAID_OUT + 1) for part in range(1, LAID_OUT + 1)}
+    if job.spec.pack == "off":
+        laid_out = set[int]()
+
+    def step_s(prefix: int) -> float:
+        replanner = replace(job.replanner, frozen=prefix, released=0, kept=0)
+        as_is_s = predict(replanner.profile_on(job.domains, job.slowdowns), plan, schedule).step_s
+        return (
+            min(as_is_s, _best_step_s(replanner, job.domains, job.slowdowns))
+            if prefix in laid_out
+            else as_is_s
+        )
+
     question = FreezeQuestion(
         plan=plan,
         schedule=schedule,
@@ -77,14 +93,29 @@ def chosen(job: Running) -> Chosen | None:
         least_update=job.spec.least_update if now.least_update is None else now.least_update,
         adaptive=job.adaptive,
         energies=energies,
-        profile=frozen_by(0),
+        profile=replace(job.replanner, frozen=0, released=0, kept=0).profile_on(job.domains, job.slowdowns),
     )
     prefix = 0 if job.view.freeze.prefix is None else job.view.freeze.prefix.layers
     # What ranks follow, or would be given.
     ratios = newest.ratios if newest is not None and now.method == AUTO else decide(question, ()).ratios
-    found = [*freeze_options(question, ratios, frozen_by, least=_asked_least(job))]
+    found = [*freeze_options(question, ratios, step_s, least=_asked_least(job))]
     best = better(found, prefix)
     return None if best is None else Chosen(best.prefix, reason(best, found, prefix))
+
+
+@lru_cache(maxsize=2 * LAID_OUT)
+def _best_step_s(
+    replanner: Replanner, domains: tuple[str, ...], slowdowns: tuple[float | None, ...] | None
+) -> float:
+    """The predicted step of the best plan; infinite if there is none."""
+    ranks = len(domains)
+    try:
+        plan, _ = replanner.plan_for(
+            ranks, epoch=0, version=0, reason="", domains=domains, slowdowns=slowdowns
+        )
+    except PlanError:
+        return math.inf
+    return math.inf if plan.predicted_step_s is None else plan.predicted_step_s
 
 
 def _asked_least(job: Running) -> float:

@@ -30,7 +30,11 @@ def found(energies: Sequence[float], least_update: float) -> list[FreezeOption]:
         energies=tuple(energies),
         profile=OF,
     )
-    return [*freeze_options(question, decide(question, ()).ratios, OF.with_prefix, least=least_update)]
+    return [*freeze_options(question, decide(question, ()).ratios, step_s, least=least_update)]
+
+
+def step_s(prefix: int) -> float:
+    return predict(OF.with_prefix(prefix), WHOLE, SCHEDULE).step_s
 
 
 def test_a_prefix_costs_the_energy_of_its_layers_and_spares_their_backward_passes() -> None:
@@ -39,7 +43,7 @@ def test_a_prefix_costs_the_energy_of_its_layers_and_spares_their_backward_passe
     assert [(each.prefix, each.progress) for each in prefixes] == [(1, 0.875), (2, 0.75), (3, 0.5)]
     unfrozen_s = predict(OF, WHOLE, SCHEDULE).step_s
     for each in prefixes:
-        frozen_s = predict(OF.with_prefix(each.prefix), WHOLE, SCHEDULE).step_s
+        frozen_s = step_s(each.prefix)
         assert unfrozen_s - frozen_s == pytest.approx(2 * 2 * each.prefix)
         assert each.kappa == pytest.approx(frozen_s / unfrozen_s)
         assert each.time == pytest.approx(each.kappa / each.progress)

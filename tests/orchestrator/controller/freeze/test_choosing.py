@@ -1,17 +1,24 @@
-"""When a job that chooses how to freeze does so, and by which gradients. Pure."""
+"""When a job that chooses how to freeze does so, by which gradients and for which layout. Pure."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 from lifecycle_jobs import SOLUTION, step_report
+from made_profile import made_profile
+from small_profile import plan as cut
 from synthetic_run import plan as pipeline_plan
 
-from orchestrator.controller.freeze.method_choice import EVERY, due
+from orchestrator.controller.freeze.method_choice import EVERY, chosen, due
+from orchestrator.controller.requests.freeze_request import Running
 from orchestrator.events import types as events
 from orchestrator.history.job_view import JobView, fold
 from planner.freezing import FreezeOverrides, FreezePlan, Phases
+from planner.schedule.registry import build
+from planner.search.replan import Replanner
+from planner.simulation.predict import predict
 from workers.config import FreezeConfig
 from workers.protocol.reports import FreezeStarted, TimelineReport
 
@@ -76,3 +83,38 @@ def test_layers_count_by_the_newest_steps_that_told_and_frozen_ones_as_before() 
     frozen = [told(2000 + 20 * number, 0.0, 4.0, 2.0) for number in range(60)]
     other = told(10_000)
     assert energies(*begun, *small, *frozen, other) == (pytest.approx(0.01, rel=0.01), 4.0, 2.0)
+
+
+@pytest.mark.parametrize("pack", ["planner", "off"])
+def test_a_prefix_is_weighed_with_the_layers_where_they_would_be(pack: str) -> None:
+    """Equal layers on two ranks, of which the first has those with small gradients: frozen, they save up to a third of
+    the step once the ranks share the others, and little where the second rank keeps all it has."""
+    layers, plan, schedule = 8, cut(4, 4, microbatches=8), build("1f1b", 2, 8)
+    profile = made_profile([f"l{number}" for number in range(layers)], [1000] * layers, 2)
+    begun = replace(SOLUTION, plan=SOLVED, energies=(*(0.001,) * 4, *(1.0,) * 4))
+    program = replace(SOLVED, ratios=((0.0,) * 8,) * layers)
+    spec = FreezeConfig(method="auto", warm_up=2, monitoring=6, ramp=8, pack=pack)  # pyright: ignore[reportArgumentType]
+    job = Running(
+        spec=spec,
+        adaptive=False,
+        view=view_of(begun, FreezeStarted(plan=program), **spec.model_dump()),
+        plan=plan,
+        schedule=schedule,
+        coming=plan,
+        profile=profile,
+        replanner=Replanner(
+            first=plan, schedule=schedule, parameters=(1000,) * layers, copies=0, profile=profile
+        ),
+        domains=("a", "a"),
+        replayed=False,
+    )
+    best = chosen(job)
+    assert best is not None
+    assert best.prefix == 4
+    ((_, time),) = re.findall(r"(take) ([0-9.]+) of the time without freezing$", best.reason.split(",")[0])
+    unfrozen_s = predict(profile, plan, schedule).step_s
+    as_is_s = predict(profile.with_prefix(4), plan, schedule).step_s
+    if pack == "off":
+        assert float(time) == pytest.approx(as_is_s / unfrozen_s, abs=0.01)
+    else:
+        assert 2 / 3 < float(time) < 0.95 * as_is_s / unfrozen_s
