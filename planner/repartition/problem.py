@@ -19,7 +19,7 @@ from planner.partition.stage_costs import StageCosts
 from planner.plan import Plan
 from planner.profile import Cluster, Profile
 from planner.repartition.slowdowns import SlowdownModel, SlowdownTable
-from planner.schedule.expand import schedule_of, with_recompute
+from planner.schedule.expand import frozen_stages, recomputing_stages, schedule_of, with_recompute
 from planner.schedule.in_flight import Counts, largest_counts
 from planner.schedule.passes import repeat
 
@@ -84,6 +84,8 @@ class RepartitionProblem:
         self.stage_ranks = tuple(schedule.rank_of_stage[stage] for stage in range(schedule.stages))
         self.stages_of_rank = tuple(schedule.stages_of_rank(rank) for rank in range(schedule.ranks))
         self.slowdowns = SlowdownTable(slowdowns, self.stages_of_rank, now.pipeline_count)
+        self._schedules: dict[tuple[tuple[int, ...], int, frozenset[int]], Schedule] = {}
+        """By ranks of the stages, number of frozen stages, and stages that recompute."""
 
     @property
     def layers(self) -> int:
@@ -133,7 +135,11 @@ class RepartitionProblem:
 
     def schedule_of(self, plan: Plan) -> Schedule:
         """The schedule of a plan of this problem, with its recomputes and without what its frozen stages leave out."""
-        return schedule_of(plan, self.schedule)
+        frozen = frozen_stages(plan.schedule, plan.layers, plan.frozen)
+        of = plan.stage_ranks, frozen, recomputing_stages(plan.layers, plan.recompute)
+        if of not in self._schedules:
+            self._schedules[of] = schedule_of(plan, self.schedule)
+        return self._schedules[of]
 
     def moved_bytes(self, cuts: Integers, order: Order) -> Integers:
         """int[N]: state of the layers that change ranks, in one pipeline."""
@@ -179,7 +185,7 @@ class RepartitionProblem:
             replace(self.profile, cluster=placed),
             self.stage_ranks,
             # Only memory depends on them.
-            () if reserved_bytes is None else self._in_flight,
+            () if reserved_bytes is None else self.in_flight,
             frozenset(self.now.recompute),
             {part: (reserved_bytes or {}).get(place, 0) for part, place in enumerate(order)},
             blocks,
@@ -188,5 +194,6 @@ class RepartitionProblem:
         )
 
     @cached_property
-    def _in_flight(self) -> tuple[tuple[Counts, ...], ...]:
+    def in_flight(self) -> tuple[tuple[Counts, ...], ...]:
+        """Per stage, the largest counts of microbatches that it holds."""
         return tuple(largest_counts(self.schedule, stage) for stage in range(self.stages))

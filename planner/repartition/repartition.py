@@ -26,6 +26,8 @@ from planner.repartition.slowdowns import Known, SlowdownModel
 from planner.schedule.expand import schedule_after, without_recompute
 from planner.search.balanced_shares import balanced_shares
 from planner.search.replan import Replanner
+from planner.simulation.costs import memory_limits
+from planner.simulation.memory import most_bytes
 from planner.simulation.predict import Prediction, predict
 from planner.wording import counted
 
@@ -172,7 +174,7 @@ class _Finals:
             own = [one for one in judged if one.order == order]
             for one in self._ranked(own)[:most]:
                 prediction = self._prediction(one)
-                if prediction.fits:
+                if self._fits(prediction):
                     fitting.append((prediction, int(problem.moved_bytes(one.cut[None, :], order)[0])))
         return _fastest_first(fitting)
 
@@ -240,6 +242,14 @@ class _Finals:
     def _prediction(self, one: Judged) -> Prediction:
         plan = self._problem.plan(one.cut, one.order, PARTITION)
         return self.predicted(self._replanner.with_standbys(plan, self._domains))
+
+    def _fits(self, prediction: Prediction) -> bool:
+        """Whether a plan with even shares fits the memory: less work than to simulate what it takes, where there is
+        plenty."""
+        plan, profile, problem = prediction.plan, prediction.profile, self._problem
+        limits = memory_limits(profile.cluster, plan.pipeline_ranks, plan.pipeline_count)
+        most = most_bytes(profile, plan, problem.schedule_of(plan), problem.in_flight)
+        return all(taken <= limit for taken, limit in zip(most, limits, strict=True)) or prediction.fits
 
     def predicted(self, plan: Plan) -> Prediction:
         """The prediction of a plan at the slowdowns of its own stages."""

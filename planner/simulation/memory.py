@@ -7,7 +7,7 @@ Counts the storages that training allocates, not what an allocator reserves. The
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 from itertools import groupby, pairwise
@@ -67,7 +67,7 @@ class MemoryParts:
 
     @property
     def total(self) -> int:
-        return sum(astuple(self))
+        return sum(vars(self).values())
 
 
 OverTime = tuple[tuple[float, MemoryParts], ...]
