@@ -39,12 +39,13 @@ def _has(plan: Plan, piece: Piece, place: int) -> bool:
 def needed(now: Plan, then: Plan, place: int) -> tuple[Piece, ...]:
     """The pieces of `now` of which is made what `place` owns and keeps copies of under `then`, ascending.
 
-    Where the two cut layers otherwise, each layer that it owns takes all shards of `now`, and copies begin with what
-    their owners have put together.
+    Where the two cut layers otherwise, each layer takes all shards of `now`: copies too, because the copies of these
+    shards go with the old cut.
     """
+    pieces = {*then.pieces_of_place(place), *then.copies_at(place)}
     if now.shards == then.shards:
-        return tuple(sorted({*then.pieces_of_place(place), *then.copies_at(place)}))
-    layers = then.layers_of_place(place)
+        return tuple(sorted(pieces))
+    layers = {piece.layer for piece in pieces}
     return tuple(piece for piece in now.pieces if piece.layer in layers)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from planner.shards import WHOLE, Shard, cut, kept_whole
 from workers.layers.blamed import blamed
@@ -16,9 +17,9 @@ from workers.models.definition import ModelDefinition, ParameterRef
 from workers.protocol.errors import JobError
 from workers.reproducibility import rng
 from workers.reproducibility.keyed_in_turns import keyed_in_turns
-from workers.state.flat import cuts_of
+from workers.state.flat import Flat, Layout, cuts_of
 from workers.state.hidden import aliases_of
-from workers.state.layer_state import LayerState, shard_of
+from workers.state.layer_state import LayerState, apart, host_copy, shard_of, slots_of
 from workers.state.optim import Optimizer
 from workers.state.own_memory import unfold_
 from workers.state.precision import cast_fixed_, cast_parameters
@@ -122,6 +123,50 @@ def _shared(
     trained = [parameter for parameter in layer.module.parameters() if parameter.requires_grad]
     layer.shared = ComputeWeights(trained, buffers, cuts, shard.number)
     return layer, shard_of(state, cuts, shard.number, optimizer.slot_names())
+
+
+def sibling_shard(layer: Layer, state: LayerState, number: int, *, on_host: bool) -> LayerState:
+    """The state of shard `number` of a layer of which this rank keeps another one: in memory of its own, of zeros, with
+    the buffers and fixed parameters of `state` and without statistics.
+
+    Args:
+        state: this rank's shard; live.
+        on_host: in host memory, also where this rank computes on a GPU.
+    """
+    assert layer.shared is not None
+    cut = layer.shared.cuts[number]
+
+    def zeros(layout: Layout, like: Tensor) -> Tensor:
+        return torch.zeros(layout.size, dtype=like.dtype, device="cpu" if on_host else like.device)
+
+    flats = tuple(
+        Flat(
+            layout,
+            zeros(layout, flat.weights),
+            {slot: zeros(layout, one) for slot, one in flat.slots.items()},
+        )
+        for layout, flat in zip(cut.layouts, state.flats, strict=True)
+    )
+    trained = state.updates.keys() | state.elsewhere
+    kept = replace(
+        state,
+        weights=state.fixed,
+        slots={},
+        updates={},
+        freezing={},
+        flats=(),
+        shard=Shard(number, state.shard.of),
+        elsewhere=frozenset(trained - {*cut.names}),
+    )
+    kept = host_copy(kept) if on_host else apart(kept)
+    views = {name: view for flat in flats for name, view in flat.layout.views(flat.weights).items()}
+    return replace(
+        kept,
+        weights={**kept.weights, **views},
+        slots=slots_of(flats, cut.names),
+        updates=dict.fromkeys(cut.names, 0),
+        flats=flats,
+    )
 
 
 def assembled(

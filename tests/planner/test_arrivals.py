@@ -43,8 +43,8 @@ def test_a_place_needs_its_pieces_or_all_of_a_layer_that_was_cut_otherwise() -> 
     then = shared(1, 3, standbys=((), (1,), *((),) * 6))
     assert needed(now, then, 1) == (shard(0, 1), shard(1, 0), shard(2, 0), shard(3, 0))
     alone = small_profile.plan(1, 1, 2, standbys=((1,), (), (), ()))
-    # Copies that it will keep begin with what their owner has put together.
-    assert needed(now, alone, 1) == (shard(1, 0), shard(1, 1))
+    # Copies that it will keep are put together too: those of the old shards go.
+    assert needed(now, alone, 1) == (shard(0, 0), shard(0, 1), shard(1, 0), shard(1, 1))
     assert needed(alone, now, 2) == (Piece(0), Piece(1))
     assert needed(alone, alone, 1) == (Piece(0), Piece(1))
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from planner.shards import WHOLE, Piece
+from planner.shards import WHOLE, Piece, made_of
 from workers.checkpoint.folder import DamagedCheckpointError
 from workers.copies.host_copies import HostCopy, HostForm
 from workers.copies.standby import Base
@@ -16,7 +16,14 @@ from workers.elastic.holdings import Holdings
 from workers.elastic.layer_source import Built, Haul, Held, LayerSource, base_of
 from workers.layers.layer import Layer
 from workers.protocol.orders import Assignment
-from workers.state.layer_state import LayerState, apart, bytes_of, host_copy, in_host_memory
+from workers.state.layer_state import (
+    FixedDiffers,
+    LayerState,
+    apart,
+    bytes_of,
+    host_copy,
+    in_host_memory,
+)
 from workers.state_stream.frames import StateStreamError
 
 
@@ -83,8 +90,9 @@ def _gathered(
             copy.load_into(layers[layer][1])
     bases = _bases([piece for piece in copied if piece not in on_host], held, host)
     lacking = [layer for layer in owned if layer not in layers]
+    to_cut = [piece for piece in copied if piece not in on_host and piece not in held]
     for piece, copy in on_host.items():
-        if piece.layer in lacking:
+        if piece.layer in {*lacking, *(each.layer for each in to_cut)}:
             with suppress(MemoryError):
                 held[piece] = (None, holdings.newest(copy))
     haul = _haul_of(ahead)
@@ -93,9 +101,12 @@ def _gathered(
     except (DamagedCheckpointError, StateStreamError):
         holdings.keep(haul, assignment)
         raise
+    there = {piece: one[1] for piece, one in held.items()} | haul.pieces
+    layers |= haul.whole
+    bases |= _bases_cut_anew(to_cut, there, layers, source, assignment.step, host)
     weights = {**holdings.weights_only(), **haul.weights}
     return Assembled(
-        layers={layer: (layers | haul.whole)[layer] for layer in owned},
+        layers={layer: layers[layer] for layer in owned},
         bases=bases,
         spare=held | {piece: (None, state) for piece, state in haul.pieces.items()},
         on_host=on_host,
@@ -144,6 +155,35 @@ def _bases(copied: Iterable[Piece], held: Held, host: HostForm | None) -> dict[P
         elif flat and piece.shard != WHOLE:
             # That of a live shard is part of the buffer that its module computes with.
             found[piece] = (None, state if layer is None else apart(state))
+    return found
+
+
+def _bases_cut_anew(
+    copied: Iterable[Piece],
+    there: Mapping[Piece, LayerState],
+    layers: Built,
+    source: LayerSource,
+    step: int,
+    host: HostForm | None,
+) -> dict[Piece, Base]:
+    """Bases of the pieces of `copied` whose layers are here in pieces of another cut: until a copy could come from the
+    owner, only that would have the piece.
+
+    Args:
+        layers: those that this rank owns.
+    """
+    found: dict[Piece, Base] = {}
+    for piece in copied:
+        parts = made_of(piece.layer, [each for each in there if each.layer == piece.layer])
+        if not parts:
+            continue
+        states = [there[part] for part in parts]
+        with suppress(MemoryError, FixedDiffers):  # it is to come from its owner
+            if host is not None:
+                host.check_room(sum(map(bytes_of, states)) // piece.shard.of)
+            found[piece] = source.base_made_of(
+                states, piece, step, layers.get(piece.layer), on_host=host is not None
+            )
     return found
 
 

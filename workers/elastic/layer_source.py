@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from planner.shards import WHOLE, Piece, Shard
-from workers.build import build_layers
+from workers.build import build_layers, sibling_shard
 from workers.checkpoint.folder import read_layer, read_manifest
 from workers.checkpoint.initial_weights import read_fixed, read_weights
 from workers.commit.unfinished import Greeting
@@ -393,6 +393,34 @@ class LayerSource:
         built = self.build([layer], step, shard, beside_training=True, on_host=on_host)
         self._load(built[layer][1], state, source, step)
         return base_of(built[layer], on_host=on_host)
+
+    def base_made_of(
+        self,
+        states: Sequence[LayerState],
+        piece: Piece,
+        step: int,
+        own: tuple[Layer, LayerState] | None = None,
+        *,
+        on_host: bool = False,
+    ) -> Base:
+        """Make the base of a copy.
+
+        Args:
+            states: at `step`, the layer or all shards of another cut of it.
+            own: the layer as this rank owns it, if it does; beside a shard no module is built.
+            on_host: the copy is kept in host memory.
+
+        Raises:
+            FixedDiffers: the states leave out fixed parameters that this rank has built others of.
+        """
+        if own is None or own[0].shared is None:
+            built = self.build([piece.layer], step, piece.shard, on_host=on_host)[piece.layer]
+            base = base_of(built, on_host=on_host)
+        else:
+            base = None, sibling_shard(*own, piece.shard.number, on_host=on_host)
+            begin_statistics(self._freeze.at(step + 1), base[1])
+        self._load(base[1], states[0] if len(states) == 1 else whole_of(states), None, step)
+        return base
 
     def build_copy(self, piece: Piece, step: int) -> Base:
         """Build what a copy in host memory becomes on the device, beside training."""

@@ -150,7 +150,7 @@ class LayerState:
             name=name,
             weights=weights,
             buffers=buffers,
-            slots=_slots(flats, trained),
+            slots=slots_of(flats, trained),
             updates=dict.fromkeys(trained, 0),
             flats=flats,
             fixed_names=frozenset(parameters.keys() - trained.keys()),
@@ -162,7 +162,7 @@ class LayerState:
             flat.recast()
 
 
-def _slots(flats: Sequence[Flat], names: Iterable[str]) -> dict[str, dict[str, Tensor]]:
+def slots_of(flats: Sequence[Flat], names: Iterable[str]) -> dict[str, dict[str, Tensor]]:
     """Name -> slot -> its part of the flat buffers."""
     found: dict[str, dict[str, Tensor]] = {name: {} for name in names}
     for flat in flats:
@@ -219,7 +219,7 @@ def _copied(state: LayerState, fresh: Callable[[Tensor], Tensor]) -> LayerState:
         for flat in state.flats
     )
     flat_weights = {name: view for flat in flats for name, view in flat.layout.views(flat.weights).items()}
-    flat_slots = _slots(flats, flat_weights)
+    flat_slots = slots_of(flats, flat_weights)
     return LayerState(
         layer=state.layer,
         name=state.name,
@@ -264,7 +264,7 @@ def shard_of(state: LayerState, cuts: Sequence[Cut], number: int, slots: Iterabl
     return replace(
         state,
         weights=weights,
-        slots=_slots(flats, cut.names),
+        slots=slots_of(flats, cut.names),
         updates=dict.fromkeys(cut.names, 0),
         flats=flats,
         shard=Shard(number, len(cuts)),

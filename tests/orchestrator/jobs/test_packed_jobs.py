@@ -319,6 +319,7 @@ KILLED: dict[str, Callable[[], Act]] = {
     "growing": lambda: first(PrefixFrozen, kill(1)),
     "grown": lambda: first(StepReport, kill(1), lambda event: event.step == 5),
     "formed": lambda: first(events.Regrouped, kill(1), lambda event: event.cause == "pack"),
+    "growing again": lambda: first(PrefixFrozen, kill(2), lambda event: event.layers == 7),
 }
 
 
@@ -327,6 +328,8 @@ KILLED: dict[str, Callable[[], Act]] = {
     [
         *(("plain", phase) for phase in ("", *KILLED)),
         ("shards", ""),
+        ("shards", "formed"),
+        ("shards", "growing again"),
         ("checkpoints", ""),
         ("checkpoints", "formed"),
         ("snapshots", "formed"),
@@ -339,8 +342,11 @@ def test_the_batch_grows_and_pipelines_follow_with_the_same_bits(
     done = packing(tmp_path / "packed", **sections)
     act = KILLED[phase]() if phase else lambda job, event: None
     ran = run(done, act, back=case in ("checkpoints", "snapshots"), steps=SCALED_STEPS)
-    assert bool([event for event in ran.of(events.Regrouped) if event.lost]) == bool(phase)
-    assert packed(ran), "no layout was changed"
+    lost = [event for event in ran.of(events.Regrouped) if event.lost]
+    assert bool(lost) == bool(phase)
+    assert case in ("checkpoints", "snapshots") or sum(event.steps_lost for event in lost) == 0
+    # The loss may come before the ranks have regrouped: then the plan for those that are left follows the layers.
+    assert packed(ran) or phase == "growing again", "no layout was changed"
     assert max(pipelines for pipelines, _ in layouts(ran)) > 1
     samples = {report.step: report.samples for report in ran.of(StepReport)}
     assert [samples[step] // samples[1] for step in sorted(samples)] == [1] * 3 + [2] * 6 + [4] * 9

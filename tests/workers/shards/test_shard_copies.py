@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 from jobs import job, small_config
-from rank_group import RankGroup, drilled, state_sha256
+from rank_group import RankGroup, drilled, parted, state_sha256
+from test_freezing_training import METHODS
 from test_shard_recovery import LAYERS, held, lose_rank_1, one_pipeline
 from test_shared_states import shared
 
+from benchmarks.parts.configs import changed
 from benchmarks.parts.rank_threads import run_threads
 from planner.search.standbys import assign
 from planner.shards import made_of
-from workers.config import OptimizerConfig
+from workers.config import FreezeConfig, OptimizerConfig
 from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
 from workers.launch.processes import Died
 from workers.launch.ranks import LaunchedJob
@@ -112,6 +114,38 @@ def test_copies_that_come_while_training_goes_on_take_over_too(tmp_path: Path) -
         (stopped,) = {outcome.step for outcome in ended.values()}
         quiet = run_threads(replace(job(config), stop_at=stopped))
         assert state_sha256(ended) == quiet.state_sha256
+
+
+@pytest.mark.parametrize(
+    ("trait", "precision", "freeze", "copies_in"),
+    [
+        ("tied", "bfloat16", FreezeConfig(), "device"),
+        ("batchnorm", "float32", METHODS["apf"], "host"),
+        ("fixed", "float32", METHODS["autofreeze"], "device"),
+    ],
+)
+def test_ranks_that_multiply_pipelines_have_copies_of_the_new_shards_at_once(
+    tmp_path: Path, trait: str, precision: str, freeze: FreezeConfig, copies_in: str
+) -> None:
+    """A rank dies in its first step with them: no copy has come from an owner yet."""
+    config = drilled(small_config(tmp_path, trait, steps=6, replicas=2, precision=precision, freeze=freeze))
+    config = changed(config, elastic=config.elastic.model_copy(update={"copies_in": copies_in}))
+    expected = run_threads(job(config)).state_sha256
+    one, four = one_pipeline(config, 4), copied(job(config, ranks=2, schedule="1f1b"))
+    with RankGroup(config, 4) as group:
+        ended = group.train(one, range(4), regroup_by=0)
+        assert parted(ended) == {1}
+        step, positions, sources = group.finish_commit()
+        group.arm(1, Fault(kind=FaultKind.KILL, step=2, phase=FaultPhase.FORWARD))
+        carried = positions[0].carried
+        ended = group.train(four, range(4), step=step, sources=sources, carried=carried)
+        assert isinstance(ended[1], Died)
+        step, positions, sources = group.finish_commit()
+        assert step == 1
+        found = held(positions, step)
+        assert all(made_of(layer, found) for layer in LAYERS)
+        ended = group.train(one_pipeline(config, 3), (0, 2, 3), step=step, sources=sources, carried=carried)
+        assert state_sha256(ended) == expected
 
 
 def test_an_owner_and_a_copy_may_die_together_where_there_are_two(tmp_path: Path) -> None:
