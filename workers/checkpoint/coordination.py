@@ -12,7 +12,7 @@ from contextlib import suppress
 from planner.codec import from_json, json_values, to_json
 from planner.plan import Plan
 from workers.carried import Carried
-from workers.checkpoint.folder import checkpoint_folder, discard, prune, write_manifest
+from workers.checkpoint.folder import checkpoint_folder, discard, drop_shared, prune, write_manifest
 from workers.checkpoint.frozen_layers import FrozenLayers
 from workers.checkpoint.kept_files import check_kept
 from workers.checkpoint.manifest import FileRecord, Manifest, layer_files
@@ -79,6 +79,10 @@ class Checkpointing:
         self._seen: dict[str, set[str]] = {}
         self._nearly_whole = 0
         self._dropped: set[str] = set()
+        self._under_way: set[str] = set()
+        """Folders of checkpoints that this rank, if it is the first one, has still to complete."""
+        self._unnamed: set[str] = set()
+        """Shared files that deleted checkpoints named."""
         self.validations: tuple[PastValidation, ...] = ()
         """The job's validations so far."""
         self.begun = left.begun if left is not None else 0
@@ -98,6 +102,7 @@ class Checkpointing:
         if folder in self._steps:
             return
         self._steps[folder] = self.begun = step
+        self._under_way.add(folder)
         self._carried[folder] = carried
         self._take(self._writer.wait())
         there: list[FileRecord] = []
@@ -114,8 +119,10 @@ class Checkpointing:
             self._writer.start(folder, step, layers, prefix, there)
 
     def finished_files(self) -> tuple[Files, dict[str, float], dict[str, str]]:
-        """Files that this rank finished since the last call, how long that took, and errors, each by folder."""
+        """Files that this rank finished since the last call, how long that took, and errors, each by folder. To be
+        called before each commit."""
         self._take(self._writer.poll())
+        self._drop_unnamed()
         files: Files = {}
         seconds: dict[str, float] = {}
         errors: dict[str, str] = {}
@@ -174,6 +181,7 @@ class Checkpointing:
         )
         records = [from_json(CommitRecord, r) for r in channel.all_gather(to_json(record))]
         error = self.observe(records, rank)
+        self._drop_unnamed()
         return channel.all_gather((error or "").encode())[0].decode() or None
 
     def close(self, *, wait: bool) -> None:
@@ -206,14 +214,17 @@ class Checkpointing:
                 self._faults.reach(FaultPhase.SAVING, step)
             number, carried = self._generation.number, self._carried[folder]
             log = self._log_sha256()
-            past = self.validations
-            seal(self._config, self._names, self.plan, folder, step, number, files, carried, log, past)
+            past, unnamed = self.validations, self._unnamed
+            seal(
+                self._config, self._names, self.plan, folder, step, number, files, carried, log, past, unnamed
+            )
         except OSError as error:
             self._drop(folder, str(error))
             self._take(
                 WriteResult(folder=folder, step=step, records=(), bytes=0, seconds=0.0, error=str(error))
             )
             return str(error)
+        self._under_way.discard(folder)
         self._tell(folder, sum(file.written_bytes for file in files.values()), None)
         return None
 
@@ -223,9 +234,18 @@ class Checkpointing:
         self._files.pop(folder, None)
         self._failed.pop(folder, None)
         self._dropped.add(folder)
+        self._under_way.discard(folder)
         with suppress(OSError):
             discard(folder)
         self._tell(folder, 0, error)
+
+    def _drop_unnamed(self) -> None:
+        """Delete shared files that no checkpoint names any more, once none is under way that may have found them there:
+        no rank has passed a commit that this one has not."""
+        if self._unnamed and not self._under_way:
+            unnamed, self._unnamed = self._unnamed, set()
+            with suppress(OSError):
+                drop_shared(self._config.job.folder, unnamed)
 
     def _tell(self, folder: str, size: int, error: str | None) -> None:
         self._report(
@@ -250,12 +270,14 @@ def seal(
     carried: Carried,
     log_sha256: str | None,
     validations: Sequence[PastValidation] = (),
+    unnamed: set[str] | None = None,
 ) -> None:
     """Complete the checkpoint at `folder`, and delete checkpoints that are too old.
 
     Args:
         log_sha256: as in `Manifest`.
         validations: the job's so far, some perhaps of later steps.
+        unnamed: as for `prune`.
 
     Raises:
         OSError: the file system refused, or a file that it shares with other checkpoints is gone.
@@ -276,7 +298,7 @@ def seal(
     write_manifest(folder, manifest)
     # If an old checkpoint cannot be deleted now, the next call tries again.
     with suppress(OSError):
-        prune(config.job.folder, config.checkpoint.keep, config.checkpoint.keep_best)
+        prune(config.job.folder, config.checkpoint.keep, config.checkpoint.keep_best, unnamed)
 
 
 def _finite(validation: PastValidation) -> PastValidation:

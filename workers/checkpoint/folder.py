@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -180,11 +180,17 @@ def read_layer(
     )
 
 
-def prune(output: str, keep: int, keep_best: str | None = None) -> tuple[str, ...]:
+def prune(
+    output: str, keep: int, keep_best: str | None = None, unnamed: set[str] | None = None
+) -> tuple[str, ...]:
     """Delete all but the newest `keep` checkpoints and the one with the best value of the metric `keep_best`, and
     abandoned ones older than the newest.
 
     Nothing else in the folder is touched. Returns the locations of the deleted checkpoints.
+
+    Args:
+        unnamed: receives the names of the shared files that these named, for `drop_shared` once no checkpoint is being
+            written: one may have found them there. None: they are deleted at once.
     """
     whole = _by_age(output, whole=True)
     if not whole:
@@ -195,17 +201,22 @@ def prune(output: str, keep: int, keep_best: str | None = None) -> tuple[str, ..
         kept |= {key for key in whole if checkpoint_folder(output, *key) == best}
     doomed = [key for key in _by_age(output, whole=False) if _age(key) < _age(whole[0]) and key not in kept]
     folders = tuple(checkpoint_folder(output, *key) for key in doomed)
-    newest = checkpoint_folder(output, *whole[0])
-    shares = bool(open_folder(kept_folder(newest)).names())
-    dropped = _named(
-        CheckpointRef(path=checkpoint_folder(output, *key), step=key[0]) for key in doomed if shares
-    )
+    dropped = _named(CheckpointRef(path=checkpoint_folder(output, *key), step=key[0]) for key in doomed)
     for folder in folders:
         discard(folder)
-    if shares:
-        with suppress(DamagedCheckpointError):  # one may name any of them
-            prune_kept(newest, _named(checkpoints(output), strict=True), dropped)
+    if unnamed is None:
+        drop_shared(output, dropped)
+    else:
+        unnamed |= dropped
     return folders
+
+
+def drop_shared(output: str, unnamed: Collection[str]) -> None:
+    """Delete the shared files of the job folder `output` that no checkpoint names: those `unnamed` by the checkpoints
+    that did, and what killed writers left long ago."""
+    with suppress(DamagedCheckpointError):  # one may name any of them
+        if whole := checkpoints(output):
+            prune_kept(whole[0].path, _named(whole, strict=True), unnamed)
 
 
 def best_checkpoint(output: str, metric: str) -> str | None:

@@ -14,6 +14,7 @@ from workers.carried import Carried
 from workers.checkpoint.coordination import Checkpointing
 from workers.checkpoint.folder import checkpoint_folder, checkpoints
 from workers.commit.commit import CommitRecord
+from workers.config import CheckpointConfig
 from workers.frozen_prefix import FrozenPrefix
 from workers.protocol.orders import Generation
 from workers.protocol.reports import CheckpointReport, Report
@@ -25,11 +26,12 @@ class Ranks:
 
     Args:
         frozen: layers that are frozen.
+        keep: checkpoints that are kept.
     """
 
-    def __init__(self, output: Path, frozen: int = 0) -> None:
-        self.carried = Carried(prefix=FrozenPrefix(layers=frozen))
-        self.config = small_config(output)
+    def __init__(self, output: Path, frozen: int = 0, keep: int = 3) -> None:
+        self.frozen = frozen
+        self.config = small_config(output, checkpoint=CheckpointConfig(keep=keep))
         plan = job(self.config, ranks=2).plan
         generation = Generation(
             number=1, epoch=1, members=(0, 1), store_host="", store_port=0, timeout_s=60.0
@@ -44,7 +46,8 @@ class Ranks:
 
     def save(self, step: int) -> str:
         for rank, layer in zip(self.ranks, self.layers, strict=True):
-            rank.start(step, partial(_copied, layer), self.carried)
+            carried = Carried(prefix=FrozenPrefix(layers=self.frozen))
+            rank.start(step, partial(_copied, layer), carried)
             rank._take(rank._writer.wait())
         return checkpoint_folder(self.config.job.folder, step, 1)
 

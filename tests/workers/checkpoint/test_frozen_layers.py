@@ -209,6 +209,34 @@ def test_a_checkpoint_whose_shared_file_is_gone_is_not_completed_and_the_next_on
         assert digest(read_layer(newest, read_manifest(newest), layer)) == digest(state)
 
 
+def test_shared_files_stay_while_a_checkpoint_is_under_way_that_has_found_them(tmp_path: Path) -> None:
+    """Layers freeze, thaw and freeze as they were before the first rank has completed what was written meanwhile."""
+    ranks = Ranks(tmp_path, frozen=2, keep=1)
+    ranks.save(2)
+    ranks.commit(3)
+    shared = kept(tmp_path)
+    assert shared
+    ranks.frozen = 0
+    ranks.save(4)
+    ranks.frozen = 2
+    last = ranks.save(6)
+    ranks.commit(7)
+    told = [(one.step, one.error) for one in ranks.told if isinstance(one, CheckpointReport)]
+    assert told == [(2, None), (4, None), (6, None)]
+    (newest,) = checkpoints(str(tmp_path))
+    assert newest.path == last
+    for layer, state in enumerate(ranks.layers):
+        assert digest(read_layer(newest, read_manifest(newest), layer)) == digest(state)
+    ranks.commit(8)
+    assert kept(tmp_path) == shared
+    ranks.frozen = 0
+    ranks.save(8)
+    ranks.commit(9)
+    assert kept(tmp_path) == shared, "a rank that is ahead may have found them for the next one"
+    ranks.commit(10)
+    assert kept(tmp_path) == {}
+
+
 @pytest.mark.parametrize("damage", ["altered", "cut off", "gone"])
 def test_a_damaged_file_of_a_frozen_layer_is_named_and_written_again(damage: str, tmp_path: Path) -> None:
     output, states = str(tmp_path), [trained(layer, 1) for layer in range(3)]
