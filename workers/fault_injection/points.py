@@ -116,12 +116,20 @@ class FaultPoints:
         """Memory limit of this rank's tensors in the window of `step`; None: no limit."""
         return min((f.limit_bytes or 0 for f in self._lasting(FaultKind.OOM, step)), default=None)
 
-    def poisons(self, step: int) -> bool:
-        """Whether the gradients of `step` are to hold a NaN."""
-        due = self._take(lambda fault: fault.kind is FaultKind.NAN, FaultPhase.BACKWARD, step)
-        for fault in due:
-            self._tell(fault, step, FaultPhase.BACKWARD)
-        return bool(due)
+    def poison(self, step: int, put: Callable[[], bool]) -> None:
+        """Have a NaN put into the gradients of `step`, where that is due.
+
+        Args:
+            put: does it; returns whether there is any gradient.
+        """
+        for fault in self._take(lambda fault: fault.kind is FaultKind.NAN, FaultPhase.BACKWARD, step):
+            if put():
+                self._tell(fault, step, FaultPhase.BACKWARD)
+            else:
+                self._did_nothing(
+                    fault,
+                    f"no gradient is formed here in step {step}: choose a rank whose layers are trained",
+                )
 
     def close(self) -> None:
         """Disarm everything."""
@@ -227,9 +235,12 @@ class FaultPoints:
         except OSError as error:
             file, why_not = None, f"the newest checkpoint cannot be changed: {error}; inject it again"
         if file is None:
-            self._send(WarningReport(rank=self._rank, text=f"drill: {fault} did nothing: {why_not}"))
+            self._did_nothing(fault, why_not)
         else:
             self._tell(fault, step, phase, file)
+
+    def _did_nothing(self, fault: Fault, why: str) -> None:
+        self._send(WarningReport(rank=self._rank, text=f"drill: {fault} did nothing: {why}"))
 
     def _drain(self, seconds: float) -> None:
         # As a cloud does: a notice first, and SIGKILL when the time is over.

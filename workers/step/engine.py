@@ -86,6 +86,10 @@ class Engine:
     ) -> None:
         assert set(stages) == set(program.own_stages)
         self._program = program
+        self._goes_back = any(
+            action.kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRAD) for action in program.actions
+        )
+        """Whether this rank has any backward pass: one whose layers all stay frozen may have none."""
         self._pipeline = pipeline
         self._numbers: Sequence[int] = ()
         """The window's global microbatches."""
@@ -133,8 +137,10 @@ class Engine:
                     for layer in reversed(self._stages[stage].layers):
                         self._sink.finished(layer.index)
                 self._execute(action, step, batches, losses, last=number in self._final.during)
-            if self._armed is not None and self._armed.poisons(step + 1):
-                self._poison()
+            if self._armed is not None:
+                if not self._goes_back:
+                    self._armed.reach(FaultPhase.BACKWARD, step + 1)
+                self._armed.poison(step + 1, self._poison)
             with self._activity.waiting():
                 self._sink.launched()
                 self._channel.flush()
@@ -343,13 +349,14 @@ class Engine:
         bytes_per_s = None if faults is None else faults.bytes_per_s(step)
         self._bytes_per_s = None if self._channel.pace(bytes_per_s) else bytes_per_s
 
-    def _poison(self) -> None:
-        """Put a NaN into the first gradient present."""
+    def _poison(self) -> bool:
+        """Put a NaN into the first gradient present; returns whether there is one."""
         for _, stage in sorted(self._stages.items()):
             for layer in stage.layers:
                 for _, gradient in sorted(self._sink.so_far(layer.index).items()):
                     gradient[(0,) * gradient.dim()] = float("nan")
-                    return
+                    return True
+        return False
 
 
 def first_free_tag(stages: int) -> int:

@@ -63,7 +63,8 @@ def test_nothing_fires_where_nothing_is_armed() -> None:
     assert not faults.armed
     for phase in FaultPhase:
         faults.reach(phase, 1)
-    assert (faults.slowdown(1), faults.bytes_per_s(1), faults.poisons(1)) == (1.0, None, False)
+    assert (faults.slowdown(1), faults.bytes_per_s(1)) == (1.0, None)
+    faults.poison(1, lambda: pytest.fail("poisoned"))
     assert not heard
 
 
@@ -205,7 +206,10 @@ def test_poison_fires_in_one_step() -> None:
     faults = points(heard)
     faults.arm(Fault(kind=FaultKind.NAN, step=2))
     faults.reach(FaultPhase.BACKWARD, 2)
-    assert [faults.poisons(step) for step in (1, 2, 2, 3)] == [False, True, False, False]
+    poisoned: list[int] = []
+    for step in (1, 2, 2, 3):
+        faults.poison(step, lambda step=step: not poisoned.append(step))
+    assert poisoned == [2]
     assert heard.faults == [("nan", 2, "backward")]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,15 @@ from drilled_ranks import Drilled, drill
 from jobs import job, small_config
 
 from benchmarks.parts.rank_threads import run_threads
+from planner.ir import ActionKind
+from planner.schedule.expand import schedule_of
 from workers.checkpoint.folder import DamagedCheckpointError, checkpoints, read_layer, read_manifest
-from workers.config import CheckpointConfig, ElasticConfig, EmulatedConfig
+from workers.config import CheckpointConfig, ElasticConfig, EmulatedConfig, FreezeConfig
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind, FaultPhase
 from workers.launch.ranks import LaunchedJob
 from workers.protocol.orders import CheckpointRef
-from workers.protocol.reports import CheckpointReport, StepReport, TimelineReport
+from workers.protocol.reports import CheckpointReport, StepReport, TimelineReport, WarningReport
 
 STEPS = 5
 FORWARD_S = 0.004
@@ -117,6 +120,29 @@ def test_a_nan_in_one_ranks_gradient_skips_the_step_everywhere(tmp_path: Path, q
     assert [report.step for report in done.of(StepReport) if report.skipped] == [3]
     assert steps(done) == [1, 2, 3, 4, 5]
     assert done.state_sha256 != quiet
+
+
+FROZEN = {"freeze": FreezeConfig(method="prefix", prefix=4)}
+"""All layers of the first rank."""
+
+
+@pytest.mark.parametrize("backward", ["kept", "dropped"])
+def test_a_rank_whose_layers_are_all_frozen_has_a_backward_phase(tmp_path: Path, backward: str) -> None:
+    work = three_ranks(tmp_path, **FROZEN)
+    if backward == "dropped":
+        plan = replace(work.plan, frozen=4)
+        work = replace(work, plan=plan, schedule=schedule_of(plan))
+        assert not [one for one in work.schedule.programs[0] if one.kind is not ActionKind.FORWARD]
+    quiet = run_threads(work).state_sha256
+    stop = Fault(kind=FaultKind.STOP, step=2, phase=FaultPhase.BACKWARD, seconds=0.2)
+    done = drill(work, {0: (stop, Fault(kind=FaultKind.NAN, step=3))})
+    assert done.fired == [(0, "stop for 0.2 s", 2, "backward")]
+    (warning,) = [said.text for said in done.of(WarningReport)]
+    assert warning == (
+        "drill: nan did nothing: no gradient is formed here in step 3: choose a rank whose layers are trained"
+    )
+    assert not done.errors
+    assert done.state_sha256 == quiet
 
 
 def test_a_blind_rank_takes_the_commit_for_lost_and_others_have_it(tmp_path: Path) -> None:
