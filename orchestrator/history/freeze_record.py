@@ -17,7 +17,7 @@ from orchestrator.history.columns import Columns
 from orchestrator.history.freeze_history import still_proposed
 from orchestrator.history.frozen_counts import CountedSteps
 from orchestrator.history.thinning import Grid, thin, up_to
-from planner.freezing import Budget, FreezePlan, has_program
+from planner.freezing import AUTO, Budget, FreezePlan, has_program
 from workers.protocol.reports import (
     ActivationsKept,
     ActivationsUsed,
@@ -72,6 +72,8 @@ class FreezeRecord:
     """The settings that the newest steps follow: the spec's, until someone changes them."""
     r_max: Budget | None = None
     """None where the method has no budget."""
+    least_update: float | None = None
+    """The newest least share of a step's progress that is to be left; it holds while `r_max` is `auto`."""
     since: int = 1
     """The first step that follows these settings."""
     start: int | None = None
@@ -150,6 +152,7 @@ class FreezeRecord:
         solution that was not adopted is solved again, but a request stands."""
         self.method, self.since = str(spec.get("method", "none")), 1
         self.r_max = spec.get("r_max") if has_program(self.method) else None
+        self.least_update = spec.get("least_update")
         if not resume or (self.proposed is not None and self.proposed.control is None):
             self.proposed = None
         if not resume:
@@ -203,10 +206,13 @@ class FreezeRecord:
         control = plan.control
         if control is None:
             return
-        settings = control.method, control.r_max if has_program(control.method) else None
-        if settings != (self.method, self.r_max):
+        r_max = control.r_max if has_program(control.method) else None
+        least = self.least_update if control.least_update is None else control.least_update
+        same = (control.method, r_max) == (self.method, self.r_max)
+        if not same or (r_max == AUTO and least != self.least_update):
             assert plan.start is not None, "a plan that ranks took up has a start"
-            (self.method, self.r_max), self.since = settings, plan.start
+            self.since = plan.start
+        self.method, self.r_max, self.least_update = control.method, r_max, least
 
     def _add(self, report: FreezeReport) -> None:
         if not self.counted.fold(report):

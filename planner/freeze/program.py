@@ -135,7 +135,8 @@ class FreezeProgram:
             The solution, in which a stage's ratio is the mean over its layers by their times; and the layers' ratios.
 
         Raises:
-            ValueError: as `solve`; `least_update` is not in (0, 1]; no layer of a stage takes time.
+            ValueError: as `solve`; `least_update` is not in (0, 1]; no layer of a stage that forms weight gradients
+                takes time.
         """
         if not 0 < least_update <= 1:
             raise ValueError(
@@ -149,6 +150,11 @@ class FreezeProgram:
             for number, stage in enumerate(times.stage_of.tolist())
             for layer, part, energy in layers[stage].parts
         ]
+        if not parts:
+            raise ValueError(
+                f"{self.schedule.name}: no layer of a stage that forms weight gradients takes time for them by the"
+                " profile. Turn freezing off, or profile again"
+            )
         action_of, layer_of, part_of, shares = (np.array(column) for column in zip(*parts, strict=True))
         savings = times.savings[action_of] * part_of
         solved = self._model.solve_quotient(

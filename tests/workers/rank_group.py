@@ -25,6 +25,7 @@ from workers.carried import Carried
 from workers.config import ElasticConfig, WorkerConfig
 from workers.control.records_digest import vector_sha256
 from workers.fault_injection.fault import Fault
+from workers.fault_injection.kinds import FaultKind, FaultPhase
 from workers.launch.processes import Died, LaunchedProcesses
 from workers.launch.ranks import LaunchedJob
 from workers.protocol.orders import Assignment, CommitOutcome, Generation, Request, StateSource
@@ -204,6 +205,18 @@ class RankGroup:
         if meanwhile is not None:
             meanwhile()
         return self.answers(members)
+
+    def train_with_loss(self, work: LaunchedJob, step: int, phase: FaultPhase) -> dict[int, Any]:
+        """Train `work` on ranks 0 to 2 with copies until rank 1 is killed in `phase` of `step`, then to the end on
+        others: rank 3 comes in, and all but the last are in other places."""
+        plan = with_standbys(work)
+        self.arm(1, Fault(kind=FaultKind.KILL, step=step, phase=phase))
+        ended = self.train(work, range(3), plan=plan)
+        assert isinstance(ended[1], Died)
+        assert all(isinstance(ended[number], Raised) for number in (0, 2)), ended
+        assert (1, "kill", step, phase) in self.fired
+        reached, _, sources = self.finish_commit()
+        return self.train(work, (3, 0, 2), plan=plan, step=reached, sources=sources)
 
     def tell(self, number: int, name: str, *arguments: Any) -> None:
         """Make a call that the rank carries out at once and does not answer."""

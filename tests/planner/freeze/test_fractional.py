@@ -18,7 +18,7 @@ from planner.freeze.fractional import (
     solve_for_accuracy,
 )
 from planner.freeze.monitoring import Observation
-from planner.freeze.program import FreezeSolution
+from planner.freeze.program import FreezeProgram, FreezeSolution, StageLayers
 from planner.freezing import AUTO, Phases, Ratios
 from planner.ir import Action, ActionKind, Schedule
 from planner.plan import Plan
@@ -227,3 +227,11 @@ def test_nothing_is_frozen_where_all_of_it_counts() -> None:
 def test_without_a_share_of_updates_there_is_no_program() -> None:
     with pytest.raises(ValueError, match="least_update is 0: it is the least share of a step's progress"):
         decided((1.0, 1.0), least=0)
+
+
+def test_layers_that_take_no_time_are_named() -> None:
+    schedule = build("1f1b", 2, 4)
+    with pytest.raises(ValueError, match=r"1f1b: no layer of a stage .* Turn freezing off, or profile again"):
+        FreezeProgram(schedule).solve_for_accuracy(
+            *costs(schedule, 1), [StageLayers(()), StageLayers(())], rest_s=0.0, least_update=0.5
+        )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from jobs import job, small_config
-from rank_group import RankGroup, drilled, state_sha256, with_standbys
+from rank_group import RankGroup, drilled, state_sha256
 from reference import train_plainly
 from test_engine_bits import losses
 from torch import nn
@@ -16,8 +16,6 @@ from planner.course import Course, Leg
 from workers.checkpoint.folder import checkpoints, read_manifest
 from workers.config import DataConfig, FreezeConfig, WorkerConfig
 from workers.data.sampling import samples_digest, train_indices
-from workers.fault_injection.fault import Fault
-from workers.fault_injection.kinds import FaultKind
 from workers.fault_injection.points import FaultPhase
 from workers.launch.ranks import LaunchedRun
 from workers.protocol.reports import PrefixFrozen, StepReport
@@ -162,11 +160,7 @@ def test_a_rank_that_comes_after_a_loss_learns_the_batch(
     expected = run_threads(job(config))
     three = job(config, ranks=3, schedule="1f1b")
     with RankGroup(config, 4) as group:
-        group.arm(1, Fault(kind=FaultKind.KILL, step=step, phase=phase))
-        group.train(three, range(3), plan=with_standbys(three))
-        assert (1, "kill", step, phase) in group.fired
-        reached, _, sources = group.finish_commit()
-        ended = group.train(three, (3, 0, 2), plan=with_standbys(three), step=reached, sources=sources)
+        ended = group.train_with_loss(three, step, phase)
         assert state_sha256(ended) == expected.state_sha256
         told = {report.leg for report in group.of(PrefixFrozen)}
     assert told == set(legs(expected))

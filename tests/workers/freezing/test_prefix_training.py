@@ -16,8 +16,6 @@ from benchmarks.parts.rank_threads import run_threads
 from workers.checkpoint.folder import checkpoints, read_manifest
 from workers.config import FreezeConfig, OptimizerConfig
 from workers.copies.redundancy import Shipping
-from workers.fault_injection.fault import Fault
-from workers.fault_injection.kinds import FaultKind
 from workers.fault_injection.points import FaultPhase
 from workers.launch.ranks import LaunchedRun, run_processes
 from workers.layers.layer import Layer
@@ -202,11 +200,7 @@ def test_a_rank_that_comes_after_a_loss_learns_the_prefix(
     expected = run_threads(job(config))
     three = job(config, ranks=3, schedule="1f1b")
     with RankGroup(config, 4) as group:
-        group.arm(1, Fault(kind=FaultKind.KILL, step=step, phase=phase))
-        group.train(three, range(3), plan=with_standbys(three))
-        assert (1, "kill", step, phase) in group.fired
-        reached, _, sources = group.finish_commit()
-        ended = group.train(three, (3, 0, 2), plan=with_standbys(three), step=reached, sources=sources)
+        ended = group.train_with_loss(three, step, phase)
         assert state_sha256(ended) == expected.state_sha256
         told = {(report.step, report.layers) for report in group.of(PrefixFrozen)}
     assert sorted(told) == prefixes(expected)
@@ -227,11 +221,7 @@ def test_a_prefix_that_thaws_has_one_trajectory(tmp_path: Path, thaw: str, phase
         assert (run.state_sha256, prefixes(run)) == (expected.state_sha256, moved)
     three = job(config, ranks=3, schedule="1f1b")
     with RankGroup(config, 4) as group:
-        group.arm(1, Fault(kind=FaultKind.KILL, step=moved[1][0] - 1, phase=phase))
-        group.train(three, range(3), plan=with_standbys(three))
-        assert (1, "kill", moved[1][0] - 1, phase) in group.fired
-        reached, _, sources = group.finish_commit()
-        ended = group.train(three, (3, 0, 2), plan=with_standbys(three), step=reached, sources=sources)
+        ended = group.train_with_loss(three, moved[1][0] - 1, phase)
         assert state_sha256(ended) == expected.state_sha256
 
 

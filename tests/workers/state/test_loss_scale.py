@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 from jobs import job, small_config
-from rank_group import Raised, RankGroup, drilled, parted, state_sha256, with_standbys
+from rank_group import RankGroup, drilled, parted, state_sha256
 from reference import train_plainly
 
 from benchmarks.parts.rank_threads import run_threads
 from workers.carried import Carried
 from workers.checkpoint.folder import checkpoints, read_manifest, write_manifest
 from workers.config import CheckpointConfig, ModelConfig, OptimizerConfig, WorkerConfig
-from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
-from workers.launch.processes import Died
+from workers.fault_injection.fault import FaultPhase
 from workers.launch.ranks import LaunchedRun, assignment
 from workers.loss_scale import INITIAL, LossScale
 from workers.protocol.errors import JobError
@@ -128,13 +127,7 @@ def test_a_rank_that_comes_after_a_loss_learns_the_scale(
     assert 2 < sum(skipped(expected)) < 6
     three = job(settings, ranks=3, schedule="1f1b")
     with RankGroup(settings, 4) as group:
-        group.arm(1, Fault(kind=FaultKind.KILL, step=step, phase=phase))
-        ended = group.train(three, range(3), plan=with_standbys(three))
-        assert isinstance(ended[1], Died)
-        assert all(isinstance(ended[number], Raised) for number in (0, 2)), ended
-        assert (1, "kill", step, phase) in group.fired
-        reached, _, sources = group.finish_commit()
-        ended = group.train(three, (3, 0, 2), plan=with_standbys(three), step=reached, sources=sources)
+        ended = group.train_with_loss(three, step, phase)
         assert state_sha256(ended) == expected.state_sha256
         told = group.steps()
     assert [told[step].skipped for step in range(1, STEPS + 1)] == skipped(expected)

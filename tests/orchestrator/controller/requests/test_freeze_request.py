@@ -169,6 +169,9 @@ def test_as_much_as_pays_is_solved_from_what_was_monitored_and_bounded_by_a_requ
     assert less.control.named == "timelyfreeze with r_max = auto and least_update = 0.9"
     plan = replace(changed(2, less.control).plan, start=21)
     assert (plan.settings["r_max"], plan.settings["least_update"]) == (AUTO, 0.9)
+    assert (job.view.freeze.r_max, job.view.freeze.least_update, job.view.freeze.since) == (AUTO, 0.7, 1)
+    followed = running(job.spec, *MONITORED, FreezeStarted(plan=plan), step=22).view.freeze
+    assert (followed.r_max, followed.least_update, followed.since) == (AUTO, 0.9, 21)
     then = running(
         job.spec.model_copy(update={"least_update": 0.9}), *MONITORED, FreezeStarted(plan=plan), step=22
     )
