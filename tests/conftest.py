@@ -43,7 +43,7 @@ SHARING = (
 )
 """Files whose tests leave the cluster of two nodes unchanged, by the process that runs them: about as long each. Every
 process that starts a cluster takes as much processor time for that as two short jobs."""
-MADE_ONCE = {"quiet", "window", "page", "prometheus", "forest"}
+MADE_ONCE = {"quiet", "window", "page", "prometheus", "forest", "fitted"}
 """Fixtures of modules that take seconds: another process would make another one."""
 GROUP = {stem: f"two nodes {number}" for number, stems in enumerate(SHARING) for stem in stems}
 

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from planner.features import NAMES, row
 from planner.interference import fitting, model_file
 from planner.interference.dataset import ALONE, DatasetError, Windows, measured_ratios
-from planner.interference.fitting import TREES, fit
+from planner.interference.fitting import TREES, Fit, fit
 from planner.interference.forest import Forest
 from planner.interference.judgement import CANDIDATES, Judgement, Score
 from planner.interference.model_file import (
@@ -52,6 +52,11 @@ def made(count: int = 240, seed: int = 0) -> Windows:
     return Windows(rows=np.array(rows), ratios=np.array(ratios), kinds=tuple(kinds), levels=tuple(levels))
 
 
+@pytest.fixture(scope="module")
+def fitted() -> Fit:
+    return fit(made(), warnings=["it rained"])
+
+
 def test_the_arrays_predict_what_the_library_predicts() -> None:
     windows = made()
     library = fitting._regressor(windows, seed=0)
@@ -61,8 +66,8 @@ def test_the_arrays_predict_what_the_library_predicts() -> None:
     np.testing.assert_allclose(forest.predict(rows), library.predict(rows), rtol=1e-12)
 
 
-def test_a_fit_is_judged_by_neighbours_that_it_has_not_seen() -> None:
-    found = fit(made(), warnings=["it rained"]).judgement
+def test_a_fit_is_judged_by_neighbours_that_it_has_not_seen(fitted: Fit) -> None:
+    found = fitted.judgement
     forest, linear, network, measured = found.scores
     assert [score.model for score in found.scores] == ["forest", "linear", "network", "measured"]
     assert found.forest == forest
@@ -105,8 +110,8 @@ def test_the_rivals_do_not_go_beyond_what_they_were_fitted_to() -> None:
         assert predicted[1] == predicted[2] == pytest.approx(predicted[0], rel=0.05)
 
 
-def test_the_same_windows_give_the_same_forest() -> None:
-    one, other = fit(made()).forest, fit(made()).forest
+def test_the_same_windows_give_the_same_forest(fitted: Fit, forest: Forest) -> None:
+    one, other = fitted.forest, forest
     assert all(np.array_equal(getattr(one, name), getattr(other, name)) for name in model_file._ARRAYS)
 
 
