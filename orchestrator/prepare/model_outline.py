@@ -5,13 +5,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.events.types import WeightsUnmatched
-from orchestrator.prepare.file_digests import sha256_of
 from orchestrator.prepare.first_step import try_first_step
 from orchestrator.prepare.profile_cache import cache_folder
 from orchestrator.spec.job_spec import Spec
@@ -216,3 +220,36 @@ def _check_metric(spec: Spec, measure: Measure | None) -> None:
     for key, metric in asked.items():
         if metric is not None and metric not in names:
             raise JobError(f"{key}: the metrics of this model are {', '.join(names)}; name one of them")
+
+
+def sha256_of(path: str, cache: Path) -> str:
+    """The sha256 (hex) of the file at `path`, kept by size and time: weights take a second per gigabyte to read.
+
+    Args:
+        cache: folder of what is known; a file in it that cannot be read or written costs time alone.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    stat = os.stat(path)
+    state = [os.path.realpath(path), stat.st_size, stat.st_mtime_ns, stat.st_ino]
+    entry = cache / f"{hashlib.sha256(json.dumps(state[:1]).encode()).hexdigest()[:32]}.json"
+    try:
+        known = json.loads(entry.read_bytes())
+        if known["file"] == state and isinstance(known["sha256"], str):
+            return known["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    with open(path, "rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    _keep_digest(entry, json.dumps({"file": state, "sha256": found}))
+    return found
+
+
+def _keep_digest(entry: Path, text: str) -> None:
+    with suppress(OSError):
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, part = tempfile.mkstemp(dir=entry.parent, suffix=".partial")
+        with open(descriptor, "w") as file:
+            file.write(text)
+        os.replace(part, entry)

@@ -12,12 +12,12 @@ import json
 import mmap
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
-from planner.adapt.gzip_members import BEGIN, members
 from planner.adapt.live import Heard, LivePlanner, LiveStart, Question
 from planner.adapt.policy import MoveDecision
 from planner.codec import from_json, to_json
@@ -31,6 +31,9 @@ MOST_BYTES = 1 << 30
 """Size limit of the file; a recording that would exceed it ends."""
 MEMBER_BYTES, MEMBER_S = 1 << 16, 1.0
 """Lines wait until there are so many bytes of them, or so long."""
+MEMBER_BEGIN = b"\x1f\x8b\x08"
+"""The first bytes of a gzip member (RFC 1952, section 2.3.1)."""
+PIECE_BYTES = 1 << 16
 
 
 class RecordingError(ValueError):
@@ -280,10 +283,10 @@ def _whole_lines(path: Path, lost: Callable[[int], None]) -> Iterator[str]:
         RecordingError: the file does not begin with a member, or a line is no text.
     """
     with path.open("rb") as file:
-        if file.read(len(BEGIN)) != BEGIN:
+        if file.read(len(MEMBER_BEGIN)) != MEMBER_BEGIN:
             raise RecordingError(f"{path} is no recording: it is no gzipped file")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            for member in members(content):
+            for member in _members(content):
                 if isinstance(member, int):
                     lost(member)
                     continue
@@ -291,6 +294,40 @@ def _whole_lines(path: Path, lost: Callable[[int], None]) -> Iterator[str]:
                     yield from filter(None, member.decode().split("\n"))
                 except UnicodeDecodeError as error:
                     raise RecordingError(f"{path}: not of a planner's recording: {error}") from None
+
+
+def _members(file: bytes | mmap.mmap) -> Iterator[bytes | int]:
+    """Yields the content of each whole member, and the number of bytes of each gap before, between or after them."""
+    at = lost = 0
+    while at < len(file):
+        found = _member(file, at) if file[at : at + len(MEMBER_BEGIN)] == MEMBER_BEGIN else None
+        if found is None:
+            # A writer that was killed left part of a member, which the next one's follows.
+            following = file.find(MEMBER_BEGIN, at + 1)
+            following = len(file) if following < 0 else following
+            at, lost = following, lost + following - at
+            continue
+        if lost:
+            yield lost
+            lost = 0
+        content, at = found
+        yield content
+    if lost:
+        yield lost
+
+
+def _member(file: bytes | mmap.mmap, begin: int) -> tuple[bytes, int] | None:
+    """(content, end) of the member that begins at `begin`; None if it is not whole."""
+    reader = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    pieces: list[bytes] = []
+    at = begin
+    try:
+        while not reader.eof and at < len(file):
+            pieces.append(reader.decompress(file[at : at + PIECE_BYTES]))
+            at = min(len(file), at + PIECE_BYTES)
+    except zlib.error:
+        return None
+    return (b"".join(pieces), at - len(reader.unused_data)) if reader.eof else None
 
 
 def _brief(error: Exception) -> str:

@@ -10,7 +10,6 @@ from planner.ir import Schedule
 from planner.schedule.families.gpipe import gpipe
 from planner.schedule.families.interleaved import interleaved
 from planner.schedule.families.one_f_one_b import one_f_one_b
-from planner.schedule.families.placement import folded, looped
 from planner.schedule.families.zb_h1 import zb_h1
 from planner.schedule.families.zbv import zbv
 from planner.schedule.validate import ScheduleError, validate
@@ -64,6 +63,17 @@ class Family:
                 f"{self.name}: {microbatches} microbatches on {ranks} ranks, needs a multiple of the ranks:"
                 f" use {valid} microbatches, or 1f1b, which takes any number"
             )
+
+
+def looped(ranks: int, chunks: int) -> tuple[int, ...]:
+    """Stage s on rank s % P: `chunks` times around the ranks (Megatron-LM's interleaving)."""
+    return tuple(stage % ranks for stage in range(ranks * chunks))
+
+
+def folded(ranks: int, chunks: int) -> tuple[int, ...]:
+    """Down the ranks, up again, and so on: with two chunks a V, first and last stage on rank 0 (ZB-V)."""
+    down = tuple(range(ranks))
+    return tuple(rank for chunk in range(chunks) for rank in (down if chunk % 2 == 0 else down[::-1]))
 
 
 _FAMILIES = (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.prepare.file_digests import sha256_of
+from orchestrator.prepare.model_outline import sha256_of
 
 
 @pytest.fixture

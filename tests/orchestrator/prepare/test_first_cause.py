@@ -9,7 +9,7 @@ import pytest
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from orchestrator.prepare import measuring
-from orchestrator.prepare.first_cause import first_cause, hanging
+from orchestrator.prepare.measuring import first_cause, hanging
 from workers.control.rank_error import RankError
 from workers.process.stacks import stacks
 from workers.protocol.orders import Generation

@@ -15,6 +15,16 @@ def report(
     ] = None,
 ) -> None:
     """Write the report of a run from its event log alone: while the job trains, after its end, after a crash."""
-    from orchestrator.cli.reporting import report_command
+    from orchestrator.history.folder import JobFolder
+    from orchestrator.report.page import write_report
+    from workers.protocol.errors import JobError
 
-    typer.echo(f"report: {report_command(run, out)}")
+    log = JobFolder(run).fetch_events()
+    if not log.exists():
+        raise JobError(f"{run} holds no event log: name a job's output folder")
+    try:
+        typer.echo(f"report: {write_report(log, out, run)}")
+    except ValueError as error:
+        raise JobError(str(error)) from error
+    except OSError as error:
+        raise JobError(f"cannot write {out or 'the report'}: {error.strerror or error}") from error
