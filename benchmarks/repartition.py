@@ -24,7 +24,7 @@ from typing import TypeVar
 from benchmarks.parts import unequal_links
 from benchmarks.parts.random_pipelines import random_profile
 from benchmarks.parts.targets import at_most, under
-from planner.adapt.policy import MoveDecision, decide
+from planner.adapt.policy import MoveDecision, SpeedForecast, decide
 from planner.plan import Plan
 from planner.repartition.repartition import FoundPlan, best
 from planner.schedule.expand import schedule_of
@@ -95,15 +95,8 @@ def show_large(given: argparse.Namespace) -> None:
         )
 
     def decision() -> MoveDecision:
-        return decide(
-            replanner,
-            now,
-            domains,
-            slowdowns,
-            remaining_steps=1000,
-            lasting_steps=100,
-            before=[1.0] * given.ranks,
-        )
+        forecast = SpeedForecast(remaining_steps=1000, lasting_steps=100, before=[1.0] * given.ranks)
+        return decide(replanner, now, domains, slowdowns, forecast)
 
     took_s, decided = timed(decision, given.rounds)
     print(f"  a decision: {under(f'{took_s:.2f} s', took_s, MOST_S)}; {decided.reason}", flush=True)

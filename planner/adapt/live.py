@@ -15,7 +15,7 @@ from planner.adapt.forest_slowdowns import ForestSlowdowns
 from planner.adapt.layer_times import Factors, LayerTimeCorrections
 from planner.adapt.link_times import Links, LinkSlowdowns
 from planner.adapt.past import NO_PAST, Past
-from planner.adapt.policy import MoveDecision, decide
+from planner.adapt.policy import MoveDecision, SpeedForecast, decide
 from planner.adapt.samples import believed
 from planner.adapt.speeds import NONE_KNOWN, RankSlowdowns
 from planner.freezing import Ratios
@@ -195,7 +195,13 @@ class LivePlanner:
         replanner, past = self._replanner, self._adviser.past
         known = self._adviser.known.of(question.members)
         before = past.known_before(self._adviser.known)
-        uncertainty = self._adviser.uncertainty(question.members)
+        forecast = SpeedForecast(
+            remaining_steps=question.remaining_steps,
+            lasting_steps=past.lasting_steps(question.step),
+            before=None if before is None else before.of(question.members),
+            share=past.share(),
+            uncertainty=self._adviser.uncertainty(question.members),
+        )
         sampled = [self._sampled.get(rank, {}) for rank in question.members]
 
         def answer() -> MoveDecision:
@@ -204,11 +210,7 @@ class LivePlanner:
                 question.now,
                 question.domains,
                 known,
-                remaining_steps=question.remaining_steps,
-                lasting_steps=past.lasting_steps(question.step),
-                before=None if before is None else before.of(question.members),
-                share=past.share(),
-                uncertainty=uncertainty,
+                forecast,
                 ratios=question.ratios,
                 r_max=question.r_max,
                 predicts=self._predicts(replanner, question, known, sampled),

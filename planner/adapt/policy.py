@@ -11,6 +11,7 @@ from planner.freezing import Ratios
 from planner.plan import Plan, PlanError
 from planner.profile import Profile
 from planner.repartition import repartition
+from planner.repartition.repartition import FoundPlan
 from planner.repartition.slowdowns import SlowdownModel
 from planner.schedule.expand import schedule_after
 from planner.search import recut
@@ -54,17 +55,49 @@ class MoveDecision:
     """Whether it would pay if the speeds lasted longer, or perhaps once they are known better."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class SpeedForecast:
+    """Forecast of the ranks' speeds: how long the present ones last and which come after, by what the job has seen.
+
+    Speeds that were others before will be so again, as beside a neighbour that comes and goes: a plan for the present
+    ones is then the wrong one until the next is in force, and that move costs as well. Or the plan stays through both
+    speeds, and saves what it saves on their mean.
+    """
+
+    remaining_steps: int
+    """Steps of the job that remain."""
+    lasting_steps: int
+    """Steps that the speeds still last."""
+    before: Sequence[float | None] | None = None
+    """The slowdowns before the last change, by place; None: there was none."""
+    share: float = 0.5
+    """Share of the time that has the present speeds, where these and those before come and go in turn."""
+    uncertainty: float = 0.0
+    """Standard error of the logarithm of the slowdowns."""
+
+    @property
+    def steps(self) -> int:
+        """Steps of a move's plan at the present speeds."""
+        return max(0, min(self.remaining_steps, self.lasting_steps) - IN_FORCE_STEPS)
+
+    @property
+    def both_steps(self) -> int:
+        """Steps of a move's plan that stays through both speeds."""
+        return max(0, min(self.remaining_steps, BOTH_STEPS) - IN_FORCE_STEPS)
+
+    @property
+    def least_gain(self) -> float:
+        """Share of the step that another cut must save."""
+        return max(LEAST_GAIN, SURE * self.uncertainty)
+
+
 def decide(
     replanner: Replanner,
     now: Plan,
     domains: Sequence[str],
     slowdowns: Sequence[float | None],
+    forecast: SpeedForecast,
     *,
-    remaining_steps: int,
-    lasting_steps: int,
-    before: Sequence[float | None] | None = None,
-    share: float = 0.5,
-    uncertainty: float = 0.0,
     predicts: SlowdownModel | None = None,
     ratios: Ratios | None = None,
     r_max: float | None = None,
@@ -73,29 +106,18 @@ def decide(
     present ones (DynPipe, Algorithm 2, lines 9 ff.). Of the plans found, the one counts that saves most beyond what its
     move costs, and for whose layers there is room beside those that places hold until they have moved.
 
-    A plan saves over the steps for which the present speeds will last. If the speeds were others before, they will be
-    so again, as beside a neighbour that comes and goes: the plan is then the wrong one until the next is in force, and
-    that move costs as well. Or the plan stays through both speeds, and saves what it saves on their mean.
-
     Args:
         now: the plan that the ranks follow.
         domains: failure domain by place.
         slowdowns: by place.
-        remaining_steps: of the job.
-        lasting_steps: how many more steps the speeds last, by what has been seen of this job.
-        before: the slowdowns before the last change, by place; None: there was none.
-        share: of the time that has the present speeds, where these and those before come and go in turn.
-        uncertainty: standard error of the logarithm of the slowdowns.
+        predicts: the slowdowns of what places may hold; None: those of what they hold stand for all.
         ratios: frozen shares of weight gradients that are in force; None: nothing is frozen.
         r_max: largest mean freeze ratio of a stage, if the freeze program is solved again for the plan that is taken,
             and for the present one: then each counts with its own ratios.
-        predicts: the slowdowns of what places may hold; None: those of what they hold stand for all.
 
     Raises:
         ValueError: the job has no profile.
     """
-    if replanner.profile is None:
-        raise ValueError("without a profile no step can be predicted")
     try:
         search = repartition.best(
             replanner, now, domains, predicts or slowdowns, ratios=ratios, r_max=r_max, share=True
@@ -105,9 +127,10 @@ def decide(
         assert known is not None, "there is a profile"
         return MoveDecision(plan=None, reason=str(error), now_s=known.step_s, then_s=known.step_s)
     present = search.now
-    worth = _Worth(replanner, present, domains, remaining_steps, lasting_steps, before, share)
-    least_gain = max(LEAST_GAIN, SURE * uncertainty)
-    faster = [choice for choice in search.choices if choice.step_s < (1 - least_gain) * present.step_s]
+    worth = _Worth(replanner, present, domains, forecast)
+    faster = [
+        choice for choice in search.choices if choice.step_s < (1 - forecast.least_gain) * present.step_s
+    ]
     weighed = [(choice, worth(choice)) for choice in faster or search.choices[:1]]
     weighed.sort(key=lambda each: each[1][0], reverse=True)
     chosen = next(
@@ -119,36 +142,57 @@ def decide(
         None,
     )
     after, (worth_s, cost_s, over) = chosen or weighed[0]
-    best = after.plan
     found = MoveDecision(
         plan=None,
-        reason="",
+        reason=_expected(search, now, after),
         now_s=present.step_s,
         then_s=after.step_s,
         cost_s=cost_s,
-        layers=best.layers_per_stage,
+        layers=after.plan.layers_per_stage,
     )
-    gain_s = present.step_s - after.step_s
-    steps_s = f"{seconds(present.step_s)} -> {seconds(after.step_s)}"
+    return _judged(found, now, after.plan, forecast, worth_s, over, room=chosen is not None)
+
+
+def _expected(search: FoundPlan, now: Plan, after: Prediction) -> str:
+    """The step that `after` promises, and how its plan differs from `now`."""
+    best = after.plan
+    steps_s = f"{seconds(search.now.step_s)} -> {seconds(after.step_s)}"
     said = f"expected step {steps_s} with {list(best.layers_per_stage)} layers"
     if best.stage_ranks != now.stage_ranks:
         said += f" on ranks {list(best.stage_ranks)}"
     if best.shares:
         said += f", {shares_text(best.shares)}"
-    if search.own_ratios:
-        said += ", each with its own freeze ratios"
-    if best.same_work_as(now) or gain_s <= LEAST_GAIN * present.step_s:
+    return said + (", each with its own freeze ratios" if search.own_ratios else "")
+
+
+def _judged(
+    found: MoveDecision,
+    now: Plan,
+    best: Plan,
+    forecast: SpeedForecast,
+    worth_s: float,
+    over: str,
+    *,
+    room: bool,
+) -> MoveDecision:
+    """`found`, with `best` as its plan if that pays.
+
+    Args:
+        found: whose reason says what is expected of `best`.
+        over: what `best` is worth, in words.
+        room: whether the places have room for its layers.
+    """
+    said, gain_s = found.reason, found.now_s - found.then_s
+    if best.same_work_as(now) or gain_s <= LEAST_GAIN * found.now_s:
         return replace(found, reason=f"no cut saves {LEAST_GAIN:.0%} of a step: {said}")
-    if gain_s <= least_gain * present.step_s:
-        reason = f"no cut saves the {least_gain:.0%} of a step that noise may explain: {said}"
+    if gain_s <= forecast.least_gain * found.now_s:
+        reason = f"no cut saves the {forecast.least_gain:.0%} of a step that noise may explain: {said}"
         return replace(found, reason=reason, too_soon=True)
     if worth_s <= 0:
-        return replace(
-            found,
-            reason=f"{said}; {over}: it does not pay",
-            too_soon=gain_s * max(0, remaining_steps - IN_FORCE_STEPS) > cost_s,
-        )
-    if chosen is None:
+        lasting_s = gain_s * max(0, forecast.remaining_steps - IN_FORCE_STEPS)
+        reason = f"{said}; {over}: it does not pay"
+        return replace(found, reason=reason, too_soon=lasting_s > found.cost_s)
+    if not room:
         lacking = "but places have no room for the layers that would come beside their own"
         return replace(found, reason=f"{said}; {over}; {lacking}")
     return replace(found, plan=best, reason=f"{said}; {over}")
@@ -168,47 +212,39 @@ class _Worth:
     """Worth of a move, in seconds of training, under the foreseen speeds of the ranks."""
 
     def __init__(
-        self,
-        replanner: Replanner,
-        present: Prediction,
-        domains: Sequence[str],
-        remaining_steps: int,
-        lasting_steps: int,
-        before: Sequence[float | None] | None,
-        share: float,
+        self, replanner: Replanner, present: Prediction, domains: Sequence[str], forecast: SpeedForecast
     ) -> None:
         self._replanner, self._present = replanner, present
-        self._steps = max(0, min(remaining_steps, lasting_steps) - IN_FORCE_STEPS)
-        self._both_steps = max(0, min(remaining_steps, BOTH_STEPS) - IN_FORCE_STEPS)
-        self._share = share
+        self._forecast = forecast
         self._before = None
-        if before is not None and lasting_steps < remaining_steps:
-            self._before = replanner.profile_on(domains, before)
+        if forecast.before is not None and forecast.lasting_steps < forecast.remaining_steps:
+            self._before = replanner.profile_on(domains, forecast.before)
             # What is frozen is still what suits the present speeds, until the next plan is in force.
             self._before_s = self._step_s(self._before, present)
 
     def __call__(self, choice: Prediction) -> tuple[float, float, str]:
         """(seconds saved beyond all costs, seconds that the move takes, both in words)."""
-        present = self._present
+        present, steps, share = self._present, self._forecast.steps, self._forecast.share
         gain_s = present.step_s - choice.step_s
         cost_s = move_cost_s(choice.profile, present.plan, choice.plan)
-        saved = f"that saves {gain_s * self._steps:.2f} s, and the move costs {cost_s:.2f} s"
-        over = f"over {counted(self._steps, 'step')} {saved}"
-        worth_s = gain_s * self._steps - cost_s
+        saved = f"that saves {gain_s * steps:.2f} s, and the move costs {cost_s:.2f} s"
+        over = f"over {counted(steps, 'step')} {saved}"
+        worth_s = gain_s * steps - cost_s
         if self._before is None:
             return worth_s, cost_s, over
         before_s = self._before_s
         lost_s = self._step_s(self._before, choice) - before_s
         # Of both speeds in turn. With equal shares, what is gained by staying is lost by moving back.
-        mean_s = self._share * gain_s - (1 - self._share) * lost_s
-        kept_s = mean_s * self._both_steps - cost_s
+        mean_s = share * gain_s - (1 - share) * lost_s
+        both_steps = self._forecast.both_steps
+        kept_s = mean_s * both_steps - cost_s
         if lost_s > 0:
             back_s = ANSWERED_STEPS * lost_s + cost_s
             worth_s, over = worth_s - back_s, f"{over}, the way back {back_s:.2f} s"
-        least_s = LEAST_GAIN * (self._share * present.step_s + (1 - self._share) * before_s)
+        least_s = LEAST_GAIN * (share * present.step_s + (1 - share) * before_s)
         if mean_s > least_s and kept_s > worth_s:
-            steps = counted(self._both_steps, "step")
-            over = f"over {steps} of speeds that come and go that saves {mean_s * self._both_steps:.2f} s"
+            over = f"over {counted(both_steps, 'step')} of speeds that come and go"
+            over = f"{over} that saves {mean_s * both_steps:.2f} s"
             return kept_s, cost_s, f"{over}, and the move costs {cost_s:.2f} s"
         return worth_s, cost_s, over
 

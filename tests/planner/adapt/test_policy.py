@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import small_profile
 
-from planner.adapt.policy import IN_FORCE_STEPS, STALL_S, MoveDecision, decide, move_cost_s, moved_bytes
+from planner.adapt.policy import (
+    IN_FORCE_STEPS,
+    STALL_S,
+    MoveDecision,
+    SpeedForecast,
+    decide,
+    move_cost_s,
+    moved_bytes,
+)
 from planner.freeze.decision import profiled_ratios
 from planner.plan import Plan, PlanError
 from planner.profile import Link
@@ -53,7 +62,9 @@ def decided(
     now: Plan | None = None,
     remaining: int = 1000,
     lasting: int = 200,
-    **foreseen: Any,
+    before: Sequence[float | None] | None = None,
+    share: float = 0.5,
+    **freezing: Any,
 ) -> MoveDecision:
     plan = now or replanner.first
     return decide(
@@ -61,9 +72,8 @@ def decided(
         plan,
         [str(place) for place in range(plan.world_size)],
         slowdowns,
-        remaining_steps=remaining,
-        lasting_steps=lasting,
-        **foreseen,
+        SpeedForecast(remaining_steps=remaining, lasting_steps=lasting, before=before, share=share),
+        **freezing,
     )
 
 

@@ -523,8 +523,9 @@ def test_what_would_pay_if_it_lasted_is_decided_again_once_it_has(
 ) -> None:
     asked: list[int] = []
 
-    def too_soon(*given: object, lasting_steps: int, **more: object) -> MoveDecision:
-        asked.append(lasting_steps)
+    def too_soon(*given: Any, **more: object) -> MoveDecision:
+        *_, forecast = given
+        asked.append(forecast.lasting_steps)
         return replace(MOVES, plan=None, too_soon=True)
 
     async def check(controller: Controller) -> None:
