@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from planner.freezing import Ratios
 from planner.ir import Action, ActionKind, Schedule
 from planner.plan import Plan
-from planner.profile import Cluster, LayerProfile, Profile
+from planner.profile import Cluster, Profile
 from planner.simulation.gradient_communication import folded_s
 from planner.simulation.shard_parts import part_of
 from planner.simulation.simulate import Costs, Messages
@@ -40,45 +40,33 @@ def action_costs(
         ValueError: plan, schedule, profile and ratios do not fit together.
     """
     check_fit(profile, plan, schedule.stages, ratios, schedule.microbatches)
-    stages = [profile.model.layers[first:stop] for first, stop in plan.layers]
+    layers = profile.model.layers
     if pipeline is None:
         of_rank = rank_slowdowns(profile.cluster, plan.pipeline_ranks, plan.pipeline_count)
     else:
         of_rank = pipeline_slowdowns(profile.cluster, plan.pipeline_ranks, pipeline)
     slowdown = [of_rank[rank] for rank in plan.stage_ranks]
-    recompute = frozenset(plan.recompute)
-
-    def seconds(of_layer: Sequence[Sequence[float]]) -> tuple[float, ...]:
-        return tuple(sum(layers) * slow for layers, slow in zip(of_layer, slowdown, strict=True))
-
-    per_kind = {
-        ActionKind.FORWARD: seconds(
-            [
-                [layer.forward_s + (layer.kept_s if number else 0.0) for layer in stage]
-                for number, stage in enumerate(stages)
-            ]
-        ),
-        ActionKind.BACKWARD: seconds([[layer.backward_s for layer in stage] for stage in stages]),
-        ActionKind.INPUT_GRAD: seconds([[layer.input_grad_s for layer in stage] for stage in stages]),
-        ActionKind.WEIGHT_GRAD: seconds([[layer.weight_grad_s for layer in stage] for stage in stages]),
-        ActionKind.RECOMPUTE: seconds(
-            [
-                [profile.model.layers[i].forward_s for i in range(first, stop) if i in recompute]
-                for first, stop in plan.layers
-            ]
-        ),
-        ActionKind.UPDATE: seconds([[layer.update_s for layer in stage] for stage in stages]),
+    recompute, (_, first_stop) = frozenset(plan.recompute), plan.layers[0]
+    of_layers_s = {
+        ActionKind.FORWARD: [
+            layer.forward_s + (layer.kept_s if i >= first_stop else 0.0) for i, layer in enumerate(layers)
+        ],
+        ActionKind.BACKWARD: [layer.backward_s for layer in layers],
+        ActionKind.INPUT_GRAD: [layer.input_grad_s for layer in layers],
+        ActionKind.WEIGHT_GRAD: [layer.weight_grad_s for layer in layers],
+        ActionKind.RECOMPUTE: [layer.forward_s if i in recompute else 0.0 for i, layer in enumerate(layers)],
+        ActionKind.UPDATE: [layer.update_s for layer in layers],
     }
-    formed_s = {
-        ActionKind.BACKWARD: [[layer.backward_s for layer in stage] for stage in stages],
-        ActionKind.WEIGHT_GRAD: [[layer.weight_grad_s for layer in stage] for stage in stages],
-    }
-    for kind, times_s in formed_s.items() if plan.shard == "gradients" else ():
-        longer_s = _folded_s(profile, plan, slowdown, times_s)
-        per_kind[kind] = tuple(a + b for a, b in zip(per_kind[kind], longer_s, strict=True))
+    per_kind: dict[ActionKind, tuple[float, ...]] = {}
+    for kind, layers_s in of_layers_s.items():
+        times_s = [layers_s[first:stop] for first, stop in plan.layers]
+        per_kind[kind] = tuple(sum(of) * slow for of, slow in zip(times_s, slowdown, strict=True))
+        if plan.shard == "gradients" and kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRAD):
+            longer_s = _folded_s(profile, plan, slowdown, times_s)
+            per_kind[kind] = tuple(a + b for a, b in zip(per_kind[kind], longer_s, strict=True))
     return Costs(
         seconds=per_kind,
-        actions={} if ratios is None else _frozen(profile, plan, stages, slowdown, schedule, ratios),
+        actions={} if ratios is None else _frozen(profile, plan, slowdown, schedule, ratios),
         messages=_messages(profile, plan),
     )
 
@@ -187,23 +175,23 @@ def _folded_s(
 def _frozen(
     profile: Profile,
     plan: Plan,
-    stages: Sequence[Sequence[LayerProfile]],
     slowdown: Sequence[float],
     schedule: Schedule,
     ratios: Ratios,
 ) -> dict[Action, float]:
     """Seconds of every action that forms weight gradients. Those of frozen parameters travel like others."""
+    layers = profile.model.layers
     kinds = {action.kind for program in schedule.programs for action in program}
     of_kind: dict[ActionKind, list[list[float]]] = {}
     for kind in kinds & {ActionKind.WEIGHT_GRAD, ActionKind.BACKWARD}:
         for index in range(schedule.microbatches):
             times_s = [
                 [
-                    layer.weight_grad_s * (1.0 - ratios[first + i][index])
-                    + (layer.input_grad_s if kind is ActionKind.BACKWARD else 0.0)
-                    for i, layer in enumerate(stage)
+                    layers[i].weight_grad_s * (1.0 - ratios[i][index])
+                    + (layers[i].input_grad_s if kind is ActionKind.BACKWARD else 0.0)
+                    for i in range(first, stop)
                 ]
-                for (first, _), stage in zip(plan.layers, stages, strict=True)
+                for first, stop in plan.layers
             ]
             longer_s = _folded_s(profile, plan, slowdown, times_s)
             whole_s = zip(times_s, slowdown, longer_s, strict=True)
