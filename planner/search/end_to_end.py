@@ -124,14 +124,24 @@ def plan(
         return tuple(found)
     if refusal is not None:
         raise refusal
+    raise PlanError(_refused(count, program.layers, max(sizes), spread=spread))
+
+
+def _refused(devices: int, layers: int, most: int, *, spread: bool) -> str:
+    """Why there is no pipeline, and what would help.
+
+    Args:
+        most: devices of a stage at most.
+        spread: whether some pipeline uses all devices, and none of these fits the memory.
+    """
     if not spread:
-        raise PlanError(
-            f"{counted(count, 'device')} cannot all be used by {counted(program.layers, 'layer')}, with"
-            f" {counted(max(sizes), 'device')} per stage at most and each stage within one machine: use fewer devices,"
+        return (
+            f"{counted(devices, 'device')} cannot all be used by {counted(layers, 'layer')}, with"
+            f" {counted(most, 'device')} per stage at most and each stage within one machine: use fewer devices,"
             " or allow a stage more"
         )
-    raise PlanError(
-        f"no pipeline over {counted(count, 'device')} fits their memory, with {counted(max(sizes), 'device')} per"
+    return (
+        f"no pipeline over {counted(devices, 'device')} fits their memory, with {counted(most, 'device')} per"
         " stage at most: recompute, or use more devices or a smaller microbatch"
     )
 
