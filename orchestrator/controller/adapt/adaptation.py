@@ -136,7 +136,7 @@ class Adaptation:
         if self._planner is not None:
             record = self._view().adapt
             self._told = RankSlowdowns(record.known)
-            self._planning.set(known=self._told, factors=record.factors, links=record.links)
+            self._planning.set_speeds(known=self._told, factors=record.factors, links=record.links)
             self._due = True
 
     def observe(self, batch: Sequence[StepTimes]) -> None:
@@ -227,11 +227,11 @@ class Adaptation:
             self._loop.post(Noted(Warned(text=warning)))
         self._changes += heard.changes
         if heard.factors:
-            self._planning.set(factors=heard.factors)
+            self._planning.set_speeds(factors=heard.factors)
             self._loop.post(Noted(LayersTimed(step=state.job.progress.step, factors=heard.factors)))
             self._due = True
         if heard.links is not None:
-            self._planning.set(links=heard.links)
+            self._planning.set_speeds(links=heard.links)
             told = LinksTimed(step=state.job.progress.step, links=heard.links, changes=heard.link_changes)
             self._loop.post(Noted(told))
             self._due = True
@@ -274,7 +274,7 @@ class Adaptation:
         changes, self._changes = tuple(self._changes), []
         step = job.progress.step
         self._told = heard.known
-        self._planning.set(known=self._told)
+        self._planning.set_speeds(known=self._told)
         event = SpeedsChanged(
             step=step,
             slowdowns=known.by_rank,

@@ -61,7 +61,7 @@ class MemoryRelief:
     def go_on(self) -> None:
         """Know what the previous controller knew, from the log."""
         known = self._view().memory
-        self._planning.set(limits=known.limits, recompute=self._all() if known.recompute else None)
+        self._planning.set_memory(limits=known.limits, recompute=self._all() if known.recompute else None)
 
     def fold(self, event: Event) -> None:
         """Follow a logged event: once this returns, plans are made with what it tells."""
@@ -83,7 +83,7 @@ class MemoryRelief:
         limit = limit_after_failure(self._planning.replanner, failed, short.place, held)
         if limit is None:
             reason = "without a profile of the job, a smaller plan is the one in which all layers recompute"
-            self._planning.set(recompute=self._all())
+            self._planning.set_memory(recompute=self._all())
             event = MemoryLimited(rank=short.rank, limit_bytes=None, reason=reason, step=short.step)
             self._loop.post(Noted(event))
         else:
@@ -112,7 +112,7 @@ class MemoryRelief:
 
     def _limit(self, rank: int, limit: int, reason: str, step: int) -> None:
         limit = min(limit, self._planning.limits.get(rank, limit))
-        self._planning.set(limits={**self._planning.limits, rank: limit})
+        self._planning.set_memory(limits={**self._planning.limits, rank: limit})
         self._loop.post(Noted(MemoryLimited(rank=rank, limit_bytes=limit, reason=reason, step=step)))
 
     def _relieve(self) -> None:

@@ -93,7 +93,7 @@ class FreezeControl:
             self._link.fold(event)
         if isinstance(event, Submitted | FreezeChanged | FreezeStarted):
             replayed = self._order.freezing.plans if self._order.freezing.replayed else ()
-            self._current.set(method=method_to_plan_for(self._view().freeze, replayed))
+            self._current.set_freezing(method=method_to_plan_for(self._view().freeze, replayed))
         if isinstance(event, FreezeStarted) and event.plan.control is not None:
             self._drop_link()
             if isinstance(self._loop.state, Live):

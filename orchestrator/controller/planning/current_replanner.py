@@ -78,61 +78,79 @@ class CurrentReplanner:
         """The speeds of the ranks that have been measured."""
         return self._known
 
-    def set(
-        self,
-        *,
-        method: str | None = None,
-        known: RankSlowdowns | None = None,
-        factors: Factors = (),
-        links: Links | None = None,
-        limits: Mapping[int, int] | None = None,
-        recompute: tuple[int, ...] | None = None,
-        frozen: tuple[int, int, int] | None = None,
-        pipelines: int | None = None,
-        replicas: int | None = None,
+    def set_speeds(
+        self, *, known: RankSlowdowns | None = None, factors: Factors = (), links: Links | None = None
     ) -> None:
-        """Plan for the copies of another freeze method, other speeds, times, links, limits or frozen layers, from now
-        on.
+        """Plan for other speeds of ranks, times of layers or links from now on; what is not given stays as before.
 
         Args:
-            method: a `freeze.method`, whose copies of the weights every plan must have room for. None: as before.
-            known: the speeds of the ranks. None: as before.
-            factors: on the layers' times. Empty: as before.
-            links: by rank, those that are slower than the profile's. None: as before.
-            limits: by rank, the most memory that a plan may take there. None: as before.
-            recompute: the layers that recompute in every plan. None: as before.
-            frozen: (layers frozen as a whole, from the input up; how many of them are never trained again; of how many
-                the outputs are kept). None: as before.
-            pipelines: that plans have; 0: as many as make the shortest step. None: as before.
-            replicas: of a step. None: as before.
+            known: the speeds of the ranks.
+            factors: on the layers' times.
+            links: by rank, those that are slower than the profile's.
         """
+        before = self._known, self._links
+        self._known = self._known if known is None else known
+        self._links = self._links if links is None else links
         self._factors = factors or self._factors
-        before = self._replanner
-        limits = self._limits if limits is None else dict(limits)
-        links = self._links if links is None else links
-        special = (limits, links) != (self._limits, self._links)
-        self._limits, self._links = limits, links
-        if recompute is not None and recompute != before.first.recompute:
-            first = replace(before.first, recompute=recompute)
-            self._replanner = replace(before, first=first, schedule=schedule_after(before.schedule, first))
-        if replicas is not None:
-            self._replanner = self._replanner.with_replicas(replicas)
-        known = self._known if known is None else known
-        other, self._known = known != self._known, known
+        self._plan_with(self._replanner, other=(self._known, self._links) != before)
+
+    def set_memory(
+        self, *, limits: Mapping[int, int] | None = None, recompute: tuple[int, ...] | None = None
+    ) -> None:
+        """Plan for other memory limits, or with other layers that recompute, from now on; None: as before.
+
+        Args:
+            limits: by rank, the most memory that a plan may take there.
+            recompute: the layers that recompute in every plan.
+        """
+        replanner, before = self._replanner, self._limits
+        self._limits = self._limits if limits is None else dict(limits)
+        if recompute is not None and recompute != replanner.first.recompute:
+            first = replace(replanner.first, recompute=recompute)
+            replanner = replace(replanner, first=first, schedule=schedule_after(replanner.schedule, first))
+        self._plan_with(replanner, other=self._limits != before)
+
+    def set_freezing(self, *, method: str | None = None, frozen: tuple[int, int, int] | None = None) -> None:
+        """Plan for another freeze method or other frozen layers from now on; None: as before.
+
+        Args:
+            method: a `freeze.method`, whose copies of the weights every plan must have room for.
+            frozen: (layers frozen as a whole, from the input up; how many of them are never trained again; of how many
+                the outputs are kept).
+        """
+        replanner = self._replanner
         self._method = self._method if method is None else method
+        if frozen is not None:
+            layers, released, kept = frozen
+            replanner = replace(replanner, frozen=layers, released=released, kept=kept)
+        self._plan_with(replanner)
+
+    def set_pipelines(self, *, pipelines: int | None = None, replicas: int | None = None) -> None:
+        """Plan for another number of pipelines or of replicas of a step from now on; None: as before.
+
+        Args:
+            pipelines: 0: as many as make the shortest step.
+        """
+        replanner = self._replanner
+        if replicas is not None:
+            replanner = replanner.with_replicas(replicas)
+        if pipelines is not None:
+            replanner = replace(replanner, pipelines=pipelines or None)
+        self._plan_with(replanner)
+
+    def _plan_with(self, replanner: Replanner, *, other: bool = False) -> None:
+        """Hold `replanner`, with the profile as the factors and the freeze method make it.
+
+        Args:
+            other: whether plans change even if that is the replanner that is held already.
+        """
         planned = None if self._profile is None else with_factors(self._profile, self._factors)
         if planned is not None and self._method is not None:
             planned = planned.frozen_by(self._method)
-        layers, released, kept = frozen or (before.frozen, before.released, before.kept)
-        count = before.pipelines if pipelines is None else pipelines or None
-        then = replace(
-            self._replanner, profile=planned, frozen=layers, released=released, kept=kept, pipelines=count
-        )
+        then = replace(replanner, profile=planned)
         if then != self._replanner:
             # A new one, which remembers no answers: those of the old one are for what it counted.
-            self._replanner = then
-        if self._replanner is not before:
-            self._special = {}
-        elif not other and not special:
+            self._replanner, self._special = then, {}
+        elif not other:
             return
         self._changed()

@@ -169,12 +169,8 @@ class Runtime:
                 return self._next_plans.switch(effect)
             case CopyAside():
                 return self._next_plans.copy_aside(effect)
-            case MakePlan(recovery_plan=recovery_plan):
-                step, carried = recovery_plan.step + 1, recovery_plan.carried
-                frozen, replicas = self._frozen_in(step), self._course.at(step).replicas
-                if carried is not None:  # what the ranks know may not have been told yet
-                    frozen = min(frozen, carried.prefix.layers)
-                return self._tell_of(partial(self._precomputed.make, effect, frozen, replicas))
+            case MakePlan():
+                return self._make(effect)
             case PlanAhead():
                 return self._tell_of(partial(self._precomputed.plan_ahead, effect))
             case Weigh():
@@ -182,6 +178,14 @@ class Runtime:
                 return self._tell_of(partial(self._precomputed.weigh, effect, last_step))
             case _:
                 raise AssertionError(f"{effect} is not the runtime's")
+
+    def _make(self, effect: MakePlan) -> Work:
+        """Make the plan, for the frozen layers and the replicas of the first step that follows it."""
+        step, carried = effect.recovery_plan.step + 1, effect.recovery_plan.carried
+        frozen, replicas = self._frozen_in(step), self._course.at(step).replicas
+        if carried is not None:  # what the ranks know may not have been told yet
+            frozen = min(frozen, carried.prefix.layers)
+        return self._tell_of(partial(self._precomputed.make, effect, frozen, replicas))
 
     def fold(self, event: Event) -> None:
         """Learn the times of steps and regroups, the draining ranks, the requested size and the frozen layers from a
@@ -191,7 +195,7 @@ class Runtime:
                 self._prefixes[step] = layers
                 if leg is not None:
                     self._legs[step] = leg
-                    self._planning.set(replicas=leg.replicas)
+                    self._planning.set_pipelines(replicas=leg.replicas)
                 self._plan_for(layers)
             case ActivationsKept(held_out=False, layers=layers, why_not=why_not):
                 self._keeps = self._keeps or not why_not
@@ -200,7 +204,7 @@ class Runtime:
                 self._plan_for(self._planning.replanner.frozen)
             case Formed(step=step):
                 self._legs = {first: leg for first, leg in self._legs.items() if first <= step + 1}
-                self._planning.set(replicas=self._course.at(step + 1).replicas)
+                self._planning.set_pipelines(replicas=self._course.at(step + 1).replicas)
                 self._plan_for(self._frozen_in(step + 1))
                 self._prefixes = {first: of for first, of in self._prefixes.items() if first <= step + 1}
             case FreezeStarted(plan=plan) if plan.control is not None:
@@ -208,7 +212,7 @@ class Runtime:
                 self._chosen = plan.control.chosen
                 self._plan_for(self._planning.replanner.frozen)
             case Scaled(pipelines=pipelines):
-                self._planning.set(pipelines=pipelines)
+                self._planning.set_pipelines(pipelines=pipelines)
             case _:
                 pass
         self._precomputed.fold(event)
@@ -231,7 +235,7 @@ class Runtime:
             return
         lasts = self._freeze.lasts and not self._chosen and self._prefixes
         kept = min(frozen, self._keeps_most) if self._keeps else 0
-        self._planning.set(frozen=(frozen, frozen if lasts else 0, kept))
+        self._planning.set_freezing(frozen=(frozen, frozen if lasts else 0, kept))
 
     async def watch_room(self) -> None:
         """Post when there is room for ranks that the job lacks, until cancelled."""

@@ -121,9 +121,9 @@ def test_what_changes_while_the_program_is_solved_has_it_solved_once_more(
         known = controller._runtime.planning
         controller._freezing.solve_again()
         await asyncio.to_thread(solver.begun.wait, 30)
-        known.set(known=RankSlowdowns(((0, 1.0), (1, 2.0))))
+        known.set_speeds(known=RankSlowdowns(((0, 1.0), (1, 2.0))))
         controller._freezing.solve_again()
-        known.set(known=RankSlowdowns(((0, 1.0), (1, 3.0))))
+        known.set_speeds(known=RankSlowdowns(((0, 1.0), (1, 3.0))))
         controller._freezing.solve_again()
         solver.may_answer.set()
         await answered(controller)
@@ -143,7 +143,7 @@ def test_a_solution_on_its_way_to_the_ranks_is_adopted_before_the_next_is_sought
         await answered(controller)
         (first,) = solved
         known = controller._runtime.planning
-        known.set(known=RankSlowdowns(((0, 3.0), (1, 1.0))))
+        known.set_speeds(known=RankSlowdowns(((0, 3.0), (1, 1.0))))
         controller._freezing.solve_again()
         await answered(controller)
         assert len(solver.asked) == 1
@@ -192,7 +192,7 @@ def test_the_program_knows_the_links_that_have_become_slow(
 ) -> None:
     async def check(controller: Controller, solver: Solver, solved: list[Solved]) -> None:
         solver.may_answer.set()
-        controller._runtime.planning.set(
+        controller._runtime.planning.set_speeds(
             links=(SlowLink(source=0, target=1, latency_s=0.5, bytes_per_s=1e6),)
         )
         controller._freezing.solve_again()

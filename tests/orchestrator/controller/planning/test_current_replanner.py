@@ -32,12 +32,12 @@ def test_what_was_planned_before_a_change_does_not_hold_after_it() -> None:
     planning = CurrentReplanner(replanner(profiled()), lambda: changes.append("again"))
     assert plan_for_one(planning).world_size == 1
     before = planning.replanner
-    planning.set(method="apf")
+    planning.set_freezing(method="apf")
     with pytest.raises(PlanError, match="no plan for 1 rank"):
         plan_for_one(planning)
     # A thread that plans with the earlier one goes on with it.
     assert before.plan_for(1, epoch=1, version=2, reason="", domains=["a"])[0].world_size == 1
-    planning.set(method="none")
+    planning.set_freezing(method="none")
     assert plan_for_one(planning).world_size == 1
     assert len(changes) == 2
 
@@ -46,19 +46,19 @@ def test_plans_count_on_the_layers_that_are_frozen_now() -> None:
     changes: list[str] = []
     planning = CurrentReplanner(replanner(profiled()), lambda: changes.append("again"))
     before = planning.replanner.profile_on(["a", "b"])
-    planning.set(frozen=(2, 0, 0))
+    planning.set_freezing(frozen=(2, 0, 0))
     assert planning.replanner.profile_on(["a", "b"]).model == before.with_prefix(2).model
     assert planning.of((0, 1)).frozen == 2
-    planning.set(method="apf")
+    planning.set_freezing(method="apf")
     assert planning.replanner.frozen == 2
-    planning.set(frozen=(2, 0, 2))
+    planning.set_freezing(frozen=(2, 0, 2))
     of = planning.replanner.profile_on(["a", "b"]).model.layers
     assert [layer.kept_s for layer in of[:2]] == [layer.forward_s for layer in before.model.layers[:2]]
-    planning.set(frozen=(0, 0, 0))
-    planning.set(frozen=(0, 0, 0))
-    planning.set(pipelines=1)
+    planning.set_freezing(frozen=(0, 0, 0))
+    planning.set_freezing(frozen=(0, 0, 0))
+    planning.set_pipelines(pipelines=1)
     assert planning.replanner.pipelines == 1
-    planning.set(pipelines=0)
+    planning.set_pipelines(pipelines=0)
     assert planning.replanner.pipelines is None
     assert len(changes) == 6
 
@@ -68,8 +68,8 @@ def test_what_changes_nothing_keeps_the_plans() -> None:
     for profile in (profiled(), None):
         planning = CurrentReplanner(replanner(profile), lambda: changes.append("again"))
         before = planning.replanner
-        planning.set(method="none")
-        planning.set(method="timelyfreeze")
+        planning.set_freezing(method="none")
+        planning.set_freezing(method="timelyfreeze")
         assert planning.replanner is before
     assert not changes
 
@@ -83,7 +83,7 @@ def test_a_recovery_is_planned_with_what_holds_by_then() -> None:
     async def recover() -> None:
         await plans.look_ahead({0: "a", 1: "b"})
         assert isinstance(await plans.make(effect), PlanReady)
-        planning.set(method="apf")
+        planning.set_freezing(method="apf")
         assert isinstance(await plans.make(effect), Unplannable)
 
     asyncio.run(recover())
@@ -156,7 +156,7 @@ def test_a_change_while_ranks_train_has_plans_made_ahead_again(
     async def change() -> None:
         job = ElasticJob(resolved(tiny(tmp_path, "ahead", pipeline={"ranks": 2})))
         planning = job.runtime.planning
-        planning.set(
+        planning.set_speeds(
             known=RankSlowdowns(((0, 1.5), (1, 1.5)))
         )  # before they train there is nothing to look ahead to
         await asyncio.sleep(0.05)
@@ -164,8 +164,8 @@ def test_a_change_while_ranks_train_has_plans_made_ahead_again(
         for rank, node in enumerate(("a", "b")):
             job.runtime.living.homes[rank] = Home(node=node, host="h", pid=1)
             job.runtime.living.training[rank] = asyncio.get_running_loop().create_future()
-        planning.set(known=RankSlowdowns(((0, 2.0), (1, 2.0))))
-        planning.set(known=RankSlowdowns(((0, 3.0), (1, 3.0))))
+        planning.set_speeds(known=RankSlowdowns(((0, 2.0), (1, 2.0))))
+        planning.set_speeds(known=RankSlowdowns(((0, 3.0), (1, 3.0))))
         await asyncio.sleep(0.1)
         await job.loop.close()
         # None by speeds that did not hold any more. One for each look: whatever fails, what is left is alike.
