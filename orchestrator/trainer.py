@@ -13,7 +13,7 @@ from rich.console import Console
 from orchestrator.analysis.freeze_steps import freeze_steps
 from orchestrator.analysis.summary import summarize
 from orchestrator.cli.text.progress import open_progress
-from orchestrator.cli.text.training_lines import observer
+from orchestrator.cli.text.training_lines import TrainingLines
 from orchestrator.client.following import JobResult
 from orchestrator.client.running import run
 from orchestrator.events import types as events
@@ -79,7 +79,7 @@ class PipelineTrainer:
         steps: list[dict[str, object]] = []
         console = Console(quiet=not self._progress)
         with open_progress(console, self._spec.job.name, self._spec.job.steps) as progress:
-            show = observer(progress)
+            show = TrainingLines(progress)
 
             def observe(record: events.Record) -> None:
                 if isinstance(record.event, StepReport):

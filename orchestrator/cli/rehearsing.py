@@ -17,7 +17,7 @@ from rich.console import Console
 
 from orchestrator.cli.exit_codes import DONE, FAILED, INTERRUPTED
 from orchestrator.cli.text.progress import open_progress
-from orchestrator.cli.text.training_lines import observer
+from orchestrator.cli.text.training_lines import TrainingLines
 from orchestrator.events import types as events
 from orchestrator.history.folder import MARKER, JobFolder
 from orchestrator.rehearsal.rehearsal import Performance, Rehearsal, nodes_wanted, ranks_of, rehearse
@@ -73,7 +73,7 @@ def rehearse_command(options: RehearsalOptions) -> int:
     ):
         if options.out is not None:
             check_out(folder, spec.job.name)
-        done = rehearse(performance, observe=observer(progress), say=progress.note)
+        done = rehearse(performance, observe=TrainingLines(progress), say=progress.note)
     _conclude(console, done, options.as_json)
     if isinstance(done.run.end, events.Failed) or done.cut_short is not None:
         return INTERRUPTED if done.run.interrupted else FAILED

@@ -25,7 +25,7 @@ from orchestrator.cli.rehearsing import (
     write_trace,
 )
 from orchestrator.cli.text.progress import open_progress
-from orchestrator.cli.text.training_lines import observer
+from orchestrator.cli.text.training_lines import TrainingLines
 from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.client.following import JobResult, Observer
 from orchestrator.client.running import run
@@ -222,7 +222,7 @@ def _train(
         open_progress(console, spec.job.name, spec.job.steps) as progress,
         beside(dashboard, progress.note, Path(spec.job.folder).parent) as serve,
     ):
-        show, replayed = observer(progress), trace
+        show, replayed = TrainingLines(progress), trace
 
         def play(spec: Spec, observe: Observer) -> JobResult:
             nonlocal replayed

@@ -14,7 +14,7 @@ from orchestrator.analysis.summary import summarize
 from orchestrator.cli.beside import beside
 from orchestrator.cli.exit_codes import DONE, FAILED, INTERRUPTED
 from orchestrator.cli.text.progress import open_progress
-from orchestrator.cli.text.training_lines import observer
+from orchestrator.cli.text.training_lines import TrainingLines
 from orchestrator.client.following import JobResult, attached
 from orchestrator.client.running import detach, run
 from orchestrator.events import types as events
@@ -55,7 +55,7 @@ def train_command(
         open_progress(console, spec.job.name, spec.job.steps) as progress,
         beside(dashboard, progress.note) as serve,
     ):
-        show = observer(progress)
+        show = TrainingLines(progress)
 
         def observe(record: events.Record) -> None:
             show(record)
@@ -109,7 +109,7 @@ def follow_command(job: str, address: str) -> int:
         with open_progress(console, job, spec.job.steps) as progress:
             progress.expect_freezing(spec.freeze.model_dump(mode="json"))
             progress.note(f"following {job} in {spec.job.folder}; Ctrl-C ends that, and not the job")
-            done = following.run(observer(progress, hosts), progress.note)
+            done = following.run(TrainingLines(progress, hosts), progress.note)
     return _conclude(console, done, _write_report(done))
 
 

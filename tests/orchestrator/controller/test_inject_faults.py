@@ -18,7 +18,7 @@ from orchestrator.cli.commands.steer.fault import drill_of
 from orchestrator.cli.exit_codes import USER_ERROR
 from orchestrator.cli.main import app
 from orchestrator.cli.text.progress import LineProgress
-from orchestrator.cli.text.training_lines import observer
+from orchestrator.cli.text.training_lines import TrainingLines
 from orchestrator.cluster.placement import Node
 from orchestrator.controller.inject_faults import check_step, choose_node, choose_rank, inject, when
 from orchestrator.events.reports import report_sentence
@@ -127,7 +127,7 @@ def test_a_fault_in_words() -> None:
     (note,) = fold([Record(time_s=0.0, event=report)]).notes
     assert note == Note("note", "Injected fault: stop for 5 s on rank 2 in phase in-commit of step 40.")
     console = Console(file=StringIO(), width=200)
-    observer(LineProgress(console, 100))(Record(time_s=0.0, event=report))
+    TrainingLines(LineProgress(console, 100))(Record(time_s=0.0, event=report))
     assert isinstance(console.file, StringIO)
     assert console.file.getvalue() == f"warning: {report_sentence(report)}\n"
 

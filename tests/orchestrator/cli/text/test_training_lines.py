@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from orchestrator.cli.text.progress import LineProgress
-from orchestrator.cli.text.training_lines import observer
+from orchestrator.cli.text.training_lines import TrainingLines
 from orchestrator.events import types as events
 from planner.freezing import FreezePlan
 from workers.protocol.orders import Generation
@@ -17,7 +17,7 @@ from workers.protocol.orders import Generation
 
 def said(*happened: events.Event) -> str:
     console = Console(file=StringIO(), width=200)
-    observe = observer(LineProgress(console, 100))
+    observe = TrainingLines(LineProgress(console, 100))
     for event in happened:
         observe(events.Record(time_s=0.0, event=event))
     assert isinstance(console.file, StringIO)
