@@ -12,6 +12,8 @@ from orchestrator.events.types import Adapted, LayersTimed, LinksTimed, Sampled,
 from planner.adapt.past import NO_PAST, Past
 from planner.simulation.slow_links import SlowLink
 
+AdaptEvent = SpeedsChanged | Sampled | LayersTimed | LinksTimed | Adapted
+"""An event that a record of adapting folds."""
 KEPT = 300
 """Newest changes and decisions that are kept, of each."""
 
@@ -63,9 +65,7 @@ class AdaptRecord:
     """Ascending times."""
     decisions: list[DatedDecision] = field(default_factory=list)
 
-    def fold(
-        self, event: SpeedsChanged | Sampled | LayersTimed | LinksTimed | Adapted, time_s: float
-    ) -> None:
+    def fold(self, event: AdaptEvent, time_s: float) -> None:
         """Add one event."""
         match event:
             case SpeedsChanged(slowdowns=known):

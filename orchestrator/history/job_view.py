@@ -15,48 +15,35 @@ from pydantic import ConfigDict, TypeAdapter
 
 from orchestrator.events.rehearsed import Disturbed
 from orchestrator.events.types import (
-    Adapted,
-    Dismissed,
     Event,
     Failed,
     Finished,
     FlopsCounted,
     Formed,
-    FreezeChanged,
-    FreezeSolved,
     Issued,
-    LayersTimed,
-    LinksTimed,
     MemoryLimited,
     Migrated,
-    Noticed,
     OutOfMemory,
     Paused,
-    Placing,
-    RankFailed,
     RankStarted,
     Record,
-    Regrouped,
     Requested,
-    Sampled,
     Scaled,
     Skipped,
-    SpeedsChanged,
     Submitted,
-    Undrained,
 )
-from orchestrator.history.adapt_record import AdaptRecord
+from orchestrator.history.adapt_record import AdaptEvent, AdaptRecord
 from orchestrator.history.batch_course import course_in
 from orchestrator.history.columns import Columns
 from orchestrator.history.command_table import CommandTable
 from orchestrator.history.curvature_record import CurvatureRecord
 from orchestrator.history.freeze_history import FreezeHistory, cut
-from orchestrator.history.freeze_record import FreezeRecord
+from orchestrator.history.freeze_record import FreezeEvent, FreezeRecord
 from orchestrator.history.frozen_counts import ParameterCounts
 from orchestrator.history.memory_record import MemoryRecord
 from orchestrator.history.notes import Note, note_of
 from orchestrator.history.phase_bands import Band, phase_bands, phases_of
-from orchestrator.history.ranks_view import RanksView
+from orchestrator.history.ranks_view import RanksEvent, RanksView
 from orchestrator.history.recovery_history import RecoveryHistory
 from orchestrator.history.thinning import EVERY, Grid, thin, up_to
 from orchestrator.history.totals import Totals
@@ -66,16 +53,10 @@ from planner.plan import Plan
 from planner.search.alternatives import Alternative
 from workers.protocol.orders import Request
 from workers.protocol.reports import (
-    ActivationsKept,
-    ActivationsUsed,
     CheckpointReport,
     CurvatureReport,
-    FreezeReport,
-    FreezeStarted,
-    PrefixFrozen,
     Rescued,
     SampleReport,
-    StandbyReport,
     StepReport,
     SwitchReport,
     TimelineReport,
@@ -330,35 +311,16 @@ class JobView:
         """Fold one more event in."""
         before_s, self.last_s = self.last_s, record.time_s
         self.events += 1
-        self.recovery.fold(record)
-        self.totals.fold(record.event)
-        self.commands.fold(record.event)
+        self._fold_parts(record)
         match record.event:
             case StepReport() as step:
                 self._commit(step, record.time_s)
-            case (
-                FreezeSolved()
-                | FreezeChanged()
-                | FreezeStarted()
-                | FreezeReport()
-                | PrefixFrozen()
-                | ActivationsKept()
-                | ActivationsUsed() as frozen
-            ):
-                self.freeze.fold(frozen)
             case TimelineReport() as timeline:
                 self._measure(timeline)
-            case SpeedsChanged() | Sampled() | LayersTimed() | LinksTimed() | Adapted() as adapted:
-                self.adapt.fold(adapted, record.time_s)
-            case OutOfMemory() | MemoryLimited() as told:
-                self.memory.fold(told)
-            case CurvatureReport() as part:
-                self.curvature.fold(part, self.plan.unlike_places if self.plan else 1)
             case ValidationReport() as validation:
                 self.validations[validation.step] = validation
                 self.validated = max(self.validated, validation.step)
             case CheckpointReport() as checkpoint:
-                self.ranks.save(checkpoint)
                 _keep(self.checkpoints, checkpoint)
             case Submitted() as submitted:
                 self._start(submitted, record.time_s, before_s)
@@ -369,40 +331,22 @@ class JobView:
                     IssuedPlan(time_s=record.time_s, step=self.step, plan=plan, alternatives=alternatives)
                 )
             case Formed() as formed:
-                self.ranks.fold(formed)
                 self._form(formed)
-            case SwitchReport(epoch=epoch, version=version) as switch:
-                self.ranks.fold(switch)
-                plans = [decision.plan for decision in self.decisions]
-                for plan in plans:
+            case SwitchReport(epoch=epoch, version=version, step=step):
+                for plan in [decision.plan for decision in self.decisions]:
                     if (plan.epoch, plan.version) == (epoch, version):
-                        self._follow(plan, switch.step)
-            case RankStarted() as up:
-                self.nodes.add(up.node)
-                self.ranks.fold(up)
+                        self._follow(plan, step)
+            case RankStarted(node=node):
+                self.nodes.add(node)
             case Scaled() as scaled:
-                self.ranks.fold(scaled)
                 self._resize(scaled)
-            case (
-                Placing()
-                | RankFailed()
-                | Regrouped()
-                | Noticed()
-                | Undrained()
-                | Dismissed()
-                | StandbyReport()
-            ) as change:
-                self.ranks.fold(change, record.time_s)
-            case Skipped(damage=damage):
-                self.ranks.skip(damage)
             case Migrated() as moved:
                 _keep(self.moves, moved)
             case Requested(request=request):
                 self.stopping = self.stopping or request == Request.STOP
                 self._request(request)
                 _keep(self.requests, request)
-            case Paused(requested=requested) as paused:
-                self.ranks.fold(paused)
+            case Paused(requested=requested):
                 self.state = "paused" if requested else "waiting"
                 self.pausing = self.pausing and not requested
             case Finished(stopped=stopped) as outcome:
@@ -420,6 +364,27 @@ class JobView:
         note = note_of(record.event)
         if note is not None:
             _keep(self.notes, note)
+
+    def _fold_parts(self, record: Record) -> None:
+        """Fold `record` into each part of the view that it is for."""
+        event = record.event
+        self.recovery.fold(record)
+        self.totals.fold(event)
+        self.commands.fold(event)
+        if isinstance(event, RanksEvent):
+            self.ranks.fold(event, record.time_s)
+        elif isinstance(event, CheckpointReport):
+            self.ranks.save(event)
+        elif isinstance(event, Skipped):
+            self.ranks.skip(event.damage)
+        elif isinstance(event, FreezeEvent):
+            self.freeze.fold(event)
+        elif isinstance(event, AdaptEvent):
+            self.adapt.fold(event, record.time_s)
+        elif isinstance(event, OutOfMemory | MemoryLimited):
+            self.memory.fold(event)
+        elif isinstance(event, CurvatureReport):
+            self.curvature.fold(event, self.plan.unlike_places if self.plan else 1)
 
     def _start(self, submitted: Submitted, time_s: float, before_s: float) -> None:
         self.epoch = submitted.epoch

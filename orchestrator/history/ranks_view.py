@@ -27,6 +27,21 @@ from workers.protocol.errors import DamagedCheckpoint
 from workers.protocol.orders import CheckpointRef
 from workers.protocol.reports import CheckpointReport, StandbyReport, SwitchReport
 
+RanksEvent = (
+    Formed
+    | Placing
+    | RankStarted
+    | RankFailed
+    | Regrouped
+    | Scaled
+    | Dismissed
+    | Paused
+    | Noticed
+    | Undrained
+    | StandbyReport
+    | SwitchReport
+)
+"""An event that a view of the ranks folds."""
 KEPT_CHECKPOINTS = 8
 """Newest checkpoints that a controller remembers; the ranks delete older ones."""
 REQUEST = "request"
@@ -131,22 +146,7 @@ class RanksView:
         node = self.nodes.get(rank, "")
         return domain_name(node, self.zones.get(node, ""))
 
-    def fold(
-        self,
-        event: Formed
-        | Placing
-        | RankStarted
-        | RankFailed
-        | Regrouped
-        | Scaled
-        | Dismissed
-        | Paused
-        | Noticed
-        | Undrained
-        | StandbyReport
-        | SwitchReport,
-        time_s: float = 0.0,
-    ) -> None:
+    def fold(self, event: RanksEvent, time_s: float = 0.0) -> None:
         """Fold one more event in.
 
         Args:
@@ -182,10 +182,7 @@ class RanksView:
             case Scaled():
                 self.scaled = event
             case Paused(requested=True):
-                self.members = ()
-                for known in (self.alive, self.placing, self.going, self.nodes, self.hosts, self.zones):
-                    known.clear()
-                self.machines.clear()
+                self._let_go()
             case Noticed(ranks=ranks):
                 self.going |= {*ranks}
                 self.notices = (*self.notices[1 - KEPT_NOTICES :], NodeNotice(time_s=time_s, event=event))
@@ -204,6 +201,20 @@ class RanksView:
                 self.copied.pop(place, None)
             case Paused():
                 pass
+
+    def _let_go(self) -> None:
+        """Forget all ranks and their nodes."""
+        self.members = ()
+        for known in (
+            self.alive,
+            self.placing,
+            self.going,
+            self.nodes,
+            self.hosts,
+            self.zones,
+            self.machines,
+        ):
+            known.clear()
 
     def _depart(self, event: Regrouped, time_s: float) -> None:
         """Note which nodes' ranks were lost; ranks that were released on request have not departed."""
