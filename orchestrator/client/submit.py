@@ -369,21 +369,7 @@ def _start(
         unmatched=settled.outline.unmatched,
         train_samples=settled.outline.train_samples,
     )
-    _, generation = folder.incarnations()
-    order = Order(
-        job=name,
-        epoch=settled.plan.epoch,
-        generation=generation + 1,
-        plan=settled.plan,
-        schedule=settled.schedule,
-        elastic=spec.elastic,
-        checkpoints=start,
-        timeout_s=spec.cluster.timeout_s,
-        alternatives=settled.alternatives,
-        freezing=freezing,
-        packs=spec.freeze.pack != "off" and settled.profile is not None,
-    )
-    controller = _create(order, setup, spec)
+    controller = _create(_order(settled, folder, start, freezing), setup, spec)
     try:
         _await_start(controller.start.remote(), interrupted)
     except KeyboardInterrupt:
@@ -409,6 +395,27 @@ def _start(
             ' Ray and Python, or start without them with cluster.address = "local"'
         ) from error
     return controller
+
+
+def _order(
+    settled: Settled, folder: JobFolder, start: tuple[CheckpointRef, ...], freezing: FreezeHistory
+) -> Order:
+    """The state that the job's lifecycle begins with."""
+    spec = settled.spec
+    _, generation = folder.incarnations()
+    return Order(
+        job=spec.job.name,
+        epoch=settled.plan.epoch,
+        generation=generation + 1,
+        plan=settled.plan,
+        schedule=settled.schedule,
+        elastic=spec.elastic,
+        checkpoints=start,
+        timeout_s=spec.cluster.timeout_s,
+        alternatives=settled.alternatives,
+        freezing=freezing,
+        packs=spec.freeze.pack != "off" and settled.profile is not None,
+    )
 
 
 def _await_start(starting: Any, interrupted: Callable[[], bool]) -> None:

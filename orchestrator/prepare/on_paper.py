@@ -77,16 +77,12 @@ class PaperCluster:
         return PaperCluster(accelerator=accelerator, count=count, gigabits_per_s=rate)
 
 
-def paper_profile(spec: Spec, layers: int, cluster: PaperCluster) -> Profile:
-    """The profile of a spec, settled by its model of so many layers, on `cluster`. Imports torch.
+def _check_device(spec: Spec, device: Accelerator) -> None:
+    """Check that the spec asks for such a device, in a precision that can be planned for on it.
 
     Raises:
-        JobError: the spec asks for other devices or more of them, or a layer needs values of its tensors.
+        JobError: it does not.
     """
-    from workers.data.registry import open_dataset
-    from workers.models.registry import build_definition
-    from workers.profiling.on_paper import profile_on_paper
-
     if spec.cluster.device != "cuda":
         raise JobError(
             f"--on plans for GPUs, and the job asks for cluster.device = {spec.cluster.device!r}: add --set"
@@ -97,12 +93,25 @@ def paper_profile(spec: Spec, layers: int, cluster: PaperCluster) -> Profile:
             'job.precision = "bfloat16-autocast", and autocast needs a device: plan with job.precision = "bfloat16" or'
             ' "float32"'
         )
-    device = cluster.accelerator
     if spec.job.precision == "bfloat16" and not device.bfloat16:
         raise JobError(
             f'job.precision = "bfloat16", and the {device.name} does not compute in bfloat16: plan with job.precision ='
             ' "float16" or "float32", or on another device'
         )
+
+
+def paper_profile(spec: Spec, layers: int, cluster: PaperCluster) -> Profile:
+    """The profile of a spec, settled by its model of so many layers, on `cluster`. Imports torch.
+
+    Raises:
+        JobError: the spec asks for other devices or more of them, or a layer needs values of its tensors.
+    """
+    from workers.data.registry import open_dataset
+    from workers.models.registry import build_definition
+    from workers.profiling.on_paper import profile_on_paper
+
+    device = cluster.accelerator
+    _check_device(spec, device)
     ranks = ranks_to_profile(spec, layers, cluster.count)
     if ranks > cluster.count:
         count = "replicas" if spec.pipeline.pipelines is None else "pipelines"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median
@@ -162,25 +162,11 @@ def training(run: JobView) -> TrainingCurves | None:
     skipped = tuple(report.step for report in steps if report.skipped)
     changes = plan_changes(run)
 
-    def series(name: str, value: Callable[[StepReport], float]) -> Series:
-        return Series(name=name, points=tuple((report.step, value(report)) for report in steps))
-
-    losses = [series("training", lambda report: report.loss)]
-    if run.validations:
-        points = tuple((step, run.validations[step].loss) for step in sorted(run.validations))
-        losses.append(Series(name="validation", points=points, dots=len(points) <= MOST_DOTS))
-    times = [series("measured", lambda report: report.step_s)]
-    predicted = tuple(
-        (row.step, row.predicted_step_s) for row in freeze_steps(run) if row.predicted_step_s is not None
-    )
-    planned = () if predicted else _planned(run, steps[-1].step)
-    if predicted or planned:
-        times.append(Series(name="predicted", points=predicted or planned, stepped=bool(planned)))
     drawn = (
         Chart(
             title="Loss",
             unit="mean over the batch",
-            series=tuple(losses),
+            series=_losses(run, steps),
             format=significant,
             marks=skipped,
             mark_name="skipped step",
@@ -189,7 +175,7 @@ def training(run: JobView) -> TrainingCurves | None:
         Chart(
             title="Throughput",
             unit=throughput_unit(run),
-            series=(series("throughput", throughput),),
+            series=(_by_step("throughput", steps, throughput),),
             format=rate,
             from_zero=True,
             bands=run.phases,
@@ -199,7 +185,7 @@ def training(run: JobView) -> TrainingCurves | None:
         Chart(
             title="Gradient norm",
             unit="global, before clipping",
-            series=(series("gradient norm", lambda report: report.grad_norm),),
+            series=(_by_step("gradient norm", steps, lambda report: report.grad_norm),),
             format=significant,
             logarithmic=True,
             marks=skipped,
@@ -210,7 +196,7 @@ def training(run: JobView) -> TrainingCurves | None:
             Chart(
                 title="Step time",
                 unit="s",
-                series=tuple(times),
+                series=_step_times(run, steps),
                 format=significant,
                 from_zero=True,
                 bands=run.phases or visit_bands(run),
@@ -225,6 +211,31 @@ def training(run: JobView) -> TrainingCurves | None:
         together = round((steps[-1].step - steps[0].step + 1) / MOST_BINS)
         how = f"line: median of each {counted(together, 'step')}; band: lowest to highest"
     return TrainingCurves(how, drawn)
+
+
+def _by_step(name: str, steps: Sequence[StepReport], value: Callable[[StepReport], float]) -> Series:
+    return Series(name=name, points=tuple((report.step, value(report)) for report in steps))
+
+
+def _losses(run: JobView, steps: Sequence[StepReport]) -> tuple[Series, ...]:
+    """The training loss, and the validation loss where the run validates."""
+    training = _by_step("training", steps, lambda report: report.loss)
+    if not run.validations:
+        return (training,)
+    points = tuple((step, run.validations[step].loss) for step in sorted(run.validations))
+    return training, Series(name="validation", points=points, dots=len(points) <= MOST_DOTS)
+
+
+def _step_times(run: JobView, steps: Sequence[StepReport]) -> tuple[Series, ...]:
+    """The measured step time, and the predicted one where there is a prediction."""
+    measured = _by_step("measured", steps, lambda report: report.step_s)
+    predicted = tuple(
+        (row.step, row.predicted_step_s) for row in freeze_steps(run) if row.predicted_step_s is not None
+    )
+    planned = () if predicted else _planned(run, steps[-1].step)
+    if not (predicted or planned):
+        return (measured,)
+    return measured, Series(name="predicted", points=predicted or planned, stepped=bool(planned))
 
 
 def _metrics(run: JobView, changes: tuple[int, ...]) -> Iterator[Chart]:
