@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from dashboard.service.limits import RateLimit
@@ -33,6 +34,25 @@ def _set_aside(path: Path) -> Path:
     return path.with_name(path.name + ".1")
 
 
+@dataclass(frozen=True, kw_only=True)
+class AuditEntry:
+    """An answered request, for the audit log."""
+
+    time_s: float
+    caller: str
+    method: str
+    path: str
+    status: int
+    about: str = ""
+    """The job that the path does not name."""
+    why: str = ""
+    """Why it was refused."""
+    control: bool
+    """Whether it passed the guard as a control."""
+    known: bool
+    """Whether its sender has a token."""
+
+
 class Audit:
     """Appends controls to the file `path` and all else to `other_audit(path)`; only their owner may read them. Whoever
     may not control cannot push controls out, which have a file of their own. Nor can a caller flood the other file: of
@@ -43,34 +63,15 @@ class Audit:
         self._failed = False
         self._others = RateLimit(per_s=OTHERS_PER_S, burst=OTHERS_AT_ONCE)
 
-    def write(
-        self,
-        *,
-        time_s: float,
-        caller: str,
-        method: str,
-        path: str,
-        status: int,
-        about: str = "",
-        why: str = "",
-        control: bool,
-        known: bool,
-    ) -> None:
-        """Append one line. A disk that cannot be written stops no control: the service's log says so, once.
-
-        Args:
-            about: the job that the path does not name.
-            why: why it was refused.
-            control: whether it passed the guard as a control.
-            known: whether its sender has a token.
-        """
-        if not control and self._others.wait_s(caller if known else "", time_s):
+    def write(self, entry: AuditEntry) -> None:
+        """Append one line. A disk that cannot be written stops no control: the service's log says so, once."""
+        if not entry.control and self._others.wait_s(entry.caller if entry.known else "", entry.time_s):
             return
-        texts = {"caller": caller, "method": method, "path": path, "about": about, "why": why}
-        line = {"time_s": round(time_s, 3), "status": status} | {
+        texts = {name: getattr(entry, name) for name in ("caller", "method", "path", "about", "why")}
+        line = {"time_s": round(entry.time_s, 3), "status": entry.status} | {
             name: text[:LONGEST] for name, text in texts.items() if text
         }
-        file = self._path if control else other_audit(self._path)
+        file = self._path if entry.control else other_audit(self._path)
         try:
             _append(file, json.dumps(line) + "\n")
             self._failed = False

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dashboard.service.audit import Audit
+from dashboard.service.audit import Audit, AuditEntry
 from dashboard.service.guard import OPEN_FOLDER, SAFE, Guard
 from dashboard.service.problems import ProblemAnswer
 
@@ -70,11 +70,7 @@ class Guarded:
                 status = message["status"]
                 if status == 403 or (400 <= status < 500 and _leads_out(scope)):
                     audited = True
-                out = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    out[name] = value
-                if not scope["path"].startswith(OPEN_FOLDER):
-                    out["Cache-Control"] = "no-store"
+                _add_headers(message, scope["path"])
             await send(message)
 
         why = ""
@@ -103,7 +99,7 @@ class Guarded:
         finally:
             if audited:
                 name = caller.name if caller is not None else state.get("who", f"nobody from {host}")
-                self._audit.write(
+                entry = AuditEntry(
                     time_s=time.time(),
                     caller=name,
                     method=scope["method"],
@@ -114,6 +110,7 @@ class Guarded:
                     control=control,
                     known=caller is not None or "who" in state,
                 )
+                self._audit.write(entry)
 
     async def _body(self, receive: Receive) -> Receive:
         """Read a body, however it is sent, and return a `receive` that gives it again.
@@ -142,6 +139,15 @@ class Guarded:
             return body.pop() if body else await receive()
 
         return again
+
+
+def _add_headers(start: Message, path: str) -> None:
+    """Add the security headers to the start of an answer to a request for `path`."""
+    out = MutableHeaders(scope=start)
+    for name, value in HEADERS.items():
+        out[name] = value
+    if not path.startswith(OPEN_FOLDER):
+        out["Cache-Control"] = "no-store"
 
 
 def _failed(error: Exception) -> ProblemAnswer:
