@@ -32,7 +32,7 @@ from workers.profiling.profiler import MICROBATCHES, layer_profile
 from workers.profiling.roofline import FusedAttention, Roofline
 from workers.profiling.stopwatch import Stopwatch
 from workers.protocol.reports import ActionSpan
-from workers.state.optim import make_optimizer
+from workers.state.optim import Optimizer, make_optimizer
 
 META = torch.device("meta")
 
@@ -77,21 +77,7 @@ def profile_on_paper(
         JobError: a layer does not work without values.
     """
     optimizer = make_optimizer(config.optimizer, config.job.steps)
-    workspace = Workspace()
-    layers = [
-        assembled(
-            index,
-            builder.name,
-            sketch(builder).to(META),
-            precision=config.job.precision,
-            device=META,
-            optimizer=optimizer,
-            workspace=workspace,
-        )
-        for index, builder in enumerate(definition.layers)
-    ]
-    loss = Loss(layers[-1][0], definition.loss, precision=config.job.precision, device=META)
-    chain = Chain(layers, loss, config.job.seed)
+    chain = _chain(config, definition, optimizer)
     batch = _on_paper(data.dataset.train(list(range(config.pipeline.microbatch_size))))
 
     def begin(microbatch: int) -> Flight:
@@ -119,6 +105,26 @@ def profile_on_paper(
         cluster=_cluster(devices, link),
         key="",
         source="",
+    )
+
+
+def _chain(config: WorkerConfig, definition: ModelDefinition, optimizer: Optimizer) -> Chain:
+    """The model's layers and loss without values."""
+    precision, workspace = config.job.precision, Workspace()
+    layers = [
+        assembled(
+            index,
+            builder.name,
+            sketch(builder).to(META),
+            precision=precision,
+            device=META,
+            optimizer=optimizer,
+            workspace=workspace,
+        )
+        for index, builder in enumerate(definition.layers)
+    ]
+    return Chain(
+        layers, Loss(layers[-1][0], definition.loss, precision=precision, device=META), config.job.seed
     )
 
 

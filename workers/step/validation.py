@@ -15,6 +15,7 @@ import numpy as np
 
 from workers.data.dataset import Batch
 from workers.data.sampling import validation_indices, validation_samples
+from workers.metrics.measure import Measure
 from workers.reproducibility import rng
 from workers.step.engine import Engine
 from workers.step.generation import GenerationSetup
@@ -23,6 +24,10 @@ from workers.transport.channel import Channel
 WHOLE, LAST = 1, 3
 """Purposes of its forward passes: whole microbatches, and the last one, which may have fewer samples; see
 `Engine.evaluate`."""
+
+
+_Entry = tuple[int, float, float, tuple[float, ...]]
+"""(position, loss, share, statistics of its samples) of a microbatch."""
 
 
 @dataclass(frozen=True)
@@ -89,18 +94,20 @@ def validate(setup: GenerationSetup, engine: Engine, channel: Channel) -> Valida
     if measure is None:
         return Validated(loss, {})
     # On one rank: where processors or libraries differ, so may last bits, and all decide by these numbers.
-    values: dict[str, float] = {}
-    if setup.place == 0:
-        of_samples = np.array([number for *_, values in found for number in values]).reshape(samples, width)
-        values = {name: float(value) for name, value in measure.values(of_samples, loss).items()}
+    values = _metrics(measure, found, samples, loss) if setup.place == 0 else {}
     (told_by_first, *_) = channel.all_gather(json.dumps(values).encode())
     return Validated(loss, json.loads(told_by_first))
 
 
-def _entries(
-    told: memoryview[float], samples_of: Callable[[int], int], width: int
-) -> list[tuple[int, float, float, tuple[float, ...]]]:
-    """(position, loss, share, statistics of its samples) of each microbatch that a rank tells of."""
+def _metrics(measure: Measure, found: Sequence[_Entry], samples: int, loss: float) -> dict[str, float]:
+    """Metric -> its value over all samples, from the entries of all microbatches."""
+    numbers = [number for *_, values in found for number in values]
+    of_samples = np.array(numbers).reshape(samples, measure.width)
+    return {name: float(value) for name, value in measure.values(of_samples, loss).items()}
+
+
+def _entries(told: memoryview[float], samples_of: Callable[[int], int], width: int) -> list[_Entry]:
+    """The entry of each microbatch that a rank tells of."""
     entries = []
     start = 0
     while start < len(told):
