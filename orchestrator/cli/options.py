@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,3 +22,11 @@ Id = Annotated[
     typer.Option(help="The command's id: sent twice with one id, it is done once; unset: a new one."),
 ]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the outcome.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set a key of the spec. May be repeated."),
+]
+GivenProfile = Annotated[
+    Path | None, typer.Option(help="Plan with this profile instead of measuring, see freshet profile.")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in job.output.")]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.options import Address, Json, Wait
+from orchestrator.cli.options import Address, GivenProfile, Json, Overrides, Wait
 from workers.protocol.errors import JobError
 
 NETWORK_GBIT = "400"
@@ -15,13 +15,8 @@ NETWORK_GBIT = "400"
 
 def plan(
     spec: Annotated[Path | None, typer.Argument(help="The job's TOML file.")] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set a key of the spec. May be repeated."),
-    ] = None,
-    profile: Annotated[
-        Path | None, typer.Option(help="Plan with this profile instead of measuring, see freshet profile.")
-    ] = None,
+    overrides: Overrides = None,
+    profile: GivenProfile = None,
     on: Annotated[
         str | None,
         typer.Option(

@@ -7,14 +7,13 @@ from typing import Annotated
 
 import typer
 
+from orchestrator.cli.options import Overrides
+
 
 def profile(
     spec: Annotated[Path, typer.Argument(help="The job's TOML file.")],
     out: Annotated[Path | None, typer.Option(help="Write the profile to this file, as JSON.")] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set a key of the spec. May be repeated."),
-    ] = None,
+    overrides: Overrides = None,
 ) -> None:
     """Measure what every layer, link and commit of a job costs, with the job's own ranks. Trains nothing."""
     from orchestrator.cli.profile import profile_command

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from orchestrator.cli.options import Overrides
+
 
 def rehearse(
     spec: Annotated[Path, typer.Argument(help="The job's TOML file.")],
@@ -103,10 +105,7 @@ def rehearse(
             "--dashboard", help="--interference: serve the job's page meanwhile, and print its address."
         ),
     ] = False,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set a key of the spec. May be repeated."),
-    ] = None,
+    overrides: Overrides = None,
     out: Annotated[
         Path | None,
         typer.Option(

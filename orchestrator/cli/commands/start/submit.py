@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from orchestrator.cli.options import Overrides, Resume
+
 
 def submit(
     spec: Annotated[Path, typer.Argument(help="The job's TOML file, in the working directory.")],
@@ -16,10 +18,7 @@ def submit(
             help="URL of the cluster's Ray dashboard, such as http://HOST:8265, or of a Freshet service."
         ),
     ] = "auto",
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set a key of the spec. May be repeated."),
-    ] = None,
+    overrides: Overrides = None,
     follow: Annotated[
         bool,
         typer.Option(
@@ -27,9 +26,7 @@ def submit(
             help="Show the job's log to its end, or its events if a service has it; exit with its code.",
         ),
     ] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint in job.output.")
-    ] = False,
+    resume: Resume = False,
     working_dir: Annotated[
         Path, typer.Option(help="The folder that the cluster gets a copy of: spec, user code, small data.")
     ] = Path("."),

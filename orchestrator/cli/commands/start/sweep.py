@@ -30,7 +30,29 @@ def sweep(
 ) -> None:
     """Train a job for each combination of some settings, and compare them on a page and in a CSV. The same command
     again goes on where it ended. Ctrl-C stops the jobs that run, with checkpoints."""
-    from orchestrator.cli.sweeping import sweep_command
+    from rich.console import Console
 
-    code = sweep_command(spec, overrides or [], grid, seeds=seeds, beside=beside, out=out)
-    raise typer.Exit(code)
+    from orchestrator.cli.exit_codes import DONE, FAILED, INTERRUPTED
+    from orchestrator.spec.job_spec import load
+    from orchestrator.sweep.grid import cells_of
+    from orchestrator.sweep.sweeping import CSV_NAME, PAGE_NAME, Sweep
+    from planner.wording import counted
+
+    common = tuple(overrides or ())
+    cells, of_all = cells_of(grid, seeds), load(spec, common)
+    for cell in cells:
+        load(spec, (*common, *cell.overrides))  # a key that does not exist comes out before anything runs
+    folder = Path(f"{of_all.job.folder}-sweep") if out is None else out
+    console = Console()
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    say(f"{counted(len(cells), 'job')} in {folder}")
+    runs = Sweep(path=spec, overrides=common, cells=cells, folder=folder, say=say)
+    outcomes = runs.run(of_all, beside=beside)
+    say(f"table: {folder / CSV_NAME}")
+    say(f"page: {folder / PAGE_NAME}")
+    if runs.interrupted:
+        raise typer.Exit(INTERRUPTED)
+    raise typer.Exit(FAILED if any(outcome.error for outcome in outcomes) else DONE)

@@ -8,21 +8,15 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.exit_codes import INTERRUPTED
+from orchestrator.cli.options import GivenProfile, Overrides, Resume
 from workers.protocol.errors import JobError
 
 
 def train(
     spec: Annotated[Path, typer.Argument(help="The job's TOML file; docs/spec.md lists every key.")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set a key of the spec. May be repeated."),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint in job.output.")
-    ] = False,
-    profile: Annotated[
-        Path | None, typer.Option(help="Plan with this profile instead of measuring, see freshet profile.")
-    ] = None,
+    overrides: Overrides = None,
+    resume: Resume = False,
+    profile: GivenProfile = None,
     replay: Annotated[
         Path | None,
         typer.Option(help="Freeze as this event log says, to repeat a recorded run with the same bits."),
