@@ -174,12 +174,7 @@ class Replanner:
                 " whole"
             )
         plan = self.with_standbys(plan, domains)
-        if self.profile is None:
-            unknown: dict[str, None] = dict.fromkeys(
-                ("predicted_step_s", "predicted_bubble", "predicted_peak_memory_bytes")
-            )
-            return replace(plan, **unknown), schedule
-        prediction = self._fitting(self.profile, plan, schedule, Sites.of(domains, slowdowns))
+        prediction = self.check_memory(plan, domains, slowdowns=slowdowns)
         return _with_prediction(plan, prediction), schedule
 
     def check_memory(
@@ -189,37 +184,23 @@ class Replanner:
         now: Plan | None = None,
         then: Plan | None = None,
         ahead: Sequence[Collection[Piece]] = (),
-    ) -> None:
-        """Check that `plan` fits the memory with its standbys.
+        slowdowns: Sequence[float | None] | None = None,
+    ) -> Prediction | None:
+        """Check that `plan` fits the memory with its standbys. Return its prediction; None: the job has no profile.
 
         Args:
             now: the plan in force, if `plan` comes on the way from it: a place may take as much as it takes now.
             then: the plan that comes next, if places build what they lack of it beside training.
             ahead: per place, what it builds beside training for another generation.
+            slowdowns: as for `plan_for`.
 
         Raises:
             PlanError: it does not; says by how much.
         """
-        if self.profile is not None:
-            self._fitting(self.profile, plan, self._schedule_of(plan), Sites.of(domains), now, then, ahead)
-
-    def _fitting(
-        self,
-        profile: Profile,
-        plan: Plan,
-        schedule: Schedule,
-        sites: Sites,
-        now: Plan | None = None,
-        then: Plan | None = None,
-        ahead: Sequence[Collection[Piece]] = (),
-    ) -> Prediction:
-        """The prediction of a plan.
-
-        Raises:
-            PlanError: it does not fit the memory.
-        """
-        on = self._profile_on(profile, sites.first(plan.world_size))
-        prediction = predict(on, plan, schedule)
+        if self.profile is None:
+            return None
+        on = self._profile_on(self.profile, Sites.of(domains, slowdowns).first(plan.world_size))
+        prediction = predict(on, plan, self._schedule_of(plan))
         building = [*built_ahead_bytes(on, plan, then or plan)]
         for number, pieces in enumerate(ahead):
             rank = plan.place(number).rank
@@ -494,12 +475,13 @@ class Replanner:
         return schedule_after(self.schedule, plan)
 
 
-def _with_prediction(plan: Plan, prediction: Prediction) -> Plan:
+def _with_prediction(plan: Plan, prediction: Prediction | None) -> Plan:
+    """`plan` as predicted; None: nothing is."""
     return replace(
         plan,
-        predicted_step_s=prediction.step_s,
-        predicted_bubble=prediction.bubble,
-        predicted_peak_memory_bytes=prediction.peak_memory_bytes,
+        predicted_step_s=prediction and prediction.step_s,
+        predicted_bubble=prediction and prediction.bubble,
+        predicted_peak_memory_bytes=prediction and prediction.peak_memory_bytes,
     )
 
 
