@@ -19,7 +19,7 @@ from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.event_loop import EventLoop
 from orchestrator.controller.planning.current_replanner import CurrentReplanner
 from orchestrator.controller.planning.planner_process import PlannerGone, PlannerProcess
-from orchestrator.controller.requests.freeze_request import monitors
+from orchestrator.controller.requests.freezing_in_force import open_monitoring
 from orchestrator.controller.requests.move_request import domains_of
 from orchestrator.events.types import (
     Adapted,
@@ -290,7 +290,8 @@ class Adaptation:
         """Decide whether to move, unless something else is under way: then later."""
         intents, known = job.intents, self._told.among(job.membership.members)
         busy = intents.migration is not None or intents.moves or intents.asked is not None or intents.stopping
-        if self._deciding is not None or busy or monitors(self._freeze, self._view()):
+        monitors = open_monitoring(self._freeze, self._view()) is not None
+        if self._deciding is not None or busy or monitors:
             return
         self._due, self._again_at, self._awaited = False, None, None
         if known.by_rank and self._planner is not None:

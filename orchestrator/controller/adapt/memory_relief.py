@@ -15,7 +15,7 @@ from typing import Any
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.event_loop import EventLoop
 from orchestrator.controller.planning.current_replanner import CurrentReplanner
-from orchestrator.controller.requests.freeze_request import monitors
+from orchestrator.controller.requests.freezing_in_force import open_monitoring
 from orchestrator.controller.requests.move_request import domains_of
 from orchestrator.events.types import Event, MemoryLimited, OutOfMemory, Warned
 from orchestrator.history.job_view import JobView
@@ -122,7 +122,7 @@ class MemoryRelief:
             return
         intents = state.job.intents
         busy = intents.migration is not None or intents.moves or intents.asked is not None or intents.stopping
-        if not busy and not monitors(self._freeze, self._view()):
+        if not busy and open_monitoring(self._freeze, self._view()) is None:
             self._due = False
             self._moving = self._loop.spawn(self._move(state.job))
 

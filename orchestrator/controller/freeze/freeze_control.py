@@ -24,13 +24,12 @@ from orchestrator.controller.requests.freeze_request import (
     Running,
     Solve,
     WantedFreezing,
-    budget_in_force,
     decided,
     described,
-    method_to_plan_for,
     plan_of,
     question_for_new_times,
 )
+from orchestrator.controller.requests.freezing_in_force import budget_in_force, method_to_plan_for
 from orchestrator.controller.requests.move_request import domains_of
 from orchestrator.controller.requests.partition_request import check_base
 from orchestrator.events.types import Event, FreezeChanged, Migrated, Submitted, Warned

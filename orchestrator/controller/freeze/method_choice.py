@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from orchestrator.controller.requests.freeze_request import Running, current_settings
+from orchestrator.controller.requests.freeze_request import Running
+from orchestrator.controller.requests.freezing_in_force import current_settings
 from orchestrator.events.types import Event
 from orchestrator.history.job_view import JobView
 from planner.freeze.choice import FreezeOption, better, freeze_options

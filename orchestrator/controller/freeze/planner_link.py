@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.planning.planner_process import PlannerGone, PlannerProcess
-from orchestrator.controller.requests.freeze_request import GRACE_STEPS, open_question
+from orchestrator.controller.requests.freezing_in_force import GRACE_STEPS, open_question
 from orchestrator.events.types import Event, FreezeSolved, Warned
 from orchestrator.history.freeze_history import FreezeHistory, cut, observation
 from orchestrator.history.job_view import JobView

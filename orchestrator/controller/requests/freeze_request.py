@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from orchestrator.controller.requests.freezing_in_force import (
+    budget_in_force,
+    current_settings,
+    method_to_plan_for,
+    open_monitoring,
+    shifted,
+)
 from orchestrator.history.freeze_history import observation
-from orchestrator.history.freeze_record import FreezeRecord
 from orchestrator.history.job_view import JobView
 from orchestrator.spec.freeze_phases import METHODS, SHARE, monitoring_steps
 from orchestrator.spec.freeze_prefix import check_prefix, check_prefix_fits
@@ -38,8 +44,6 @@ from workers.protocol.errors import JobError
 
 FEWEST_STEPS = 8
 """Steps that must be left to begin monitoring: fewer do not pay for it."""
-GRACE_STEPS = 2
-"""After monitoring, for its last timelines to arrive; later ones were lost with a failed rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,9 +124,7 @@ def decided(wanted: WantedFreezing, job: Running) -> Adopt | Solve:
     method, r_max = control.method, control.r_max
     if not has_program(method):
         return Adopt(control=control)
-    if (open_control := _monitoring(job.spec, job.view)) is not None and not _monitored(
-        open_control, job.view.step
-    ):
+    if (open_control := open_monitoring(job.spec, job.view)) is not None:
         return Adopt(
             control=replace(
                 open_control,
@@ -135,7 +137,7 @@ def decided(wanted: WantedFreezing, job: Running) -> Adopt | Solve:
     plan, schedule = job.whole
     for since, phases in _measured_phases(job):
         control = replace(control, phases=phases, since=since, solved=True)
-        absolute = _shifted(phases, since)
+        absolute = shifted(phases, since)
         observations = _observations(job, absolute)
         try:
             measure(schedule, absolute, observations)
@@ -180,7 +182,7 @@ def question_for_new_times(
     question = FreezeQuestion(
         plan=plan,
         schedule=schedule,
-        phases=_shifted(phases, since),
+        phases=shifted(phases, since),
         r_max=r_max,
         least_update=job.spec.least_update if control is None else _least(control, job.spec),
         adaptive=job.adaptive,
@@ -188,46 +190,6 @@ def question_for_new_times(
         profile=profile,
     )
     return question, control
-
-
-def budget_in_force(spec: FreezeConfig, view: JobView, *, replayed: bool) -> Budget | None:
-    """Return r_max of the freeze program that the ranks follow; None: they follow none, or will not for long."""
-    newest = view.freeze.newest
-    if replayed or newest is None or view.freeze.proposed is not None:
-        return None
-    control = newest.control
-    now = current_settings(spec, view)
-    if not has_program(now.method) or (control is not None and not control.solved):
-        return None
-    phases = spec.phases if control is None or control.phases is None else control.phases
-    return None if phases is None else now.r_max
-
-
-def open_question(spec: FreezeConfig, view: JobView) -> tuple[FreezeConfig, FreezeOverrides | None] | None:
-    """Return the settings whose freeze program the planner is to solve, and what its plan says of them; None: there is
-    none to solve, or its steps are not known yet."""
-    proposed, newest = view.freeze.proposed, view.freeze.newest
-    if proposed is not None and proposed.control is not None:
-        return None
-    if newest is None:
-        return (spec, None) if spec.timely else None
-    control = newest.control
-    if control is None or control.phases is None or control.solved:
-        return None
-    since = control.since or newest.start
-    return spec.model_copy(update=newest.settings), replace(control, since=since, solved=True)
-
-
-def method_to_plan_for(freeze: FreezeRecord, replayed: Iterable[FreezePlan] = ()) -> str:
-    """Return the freeze method whose statistics every plan must have room for: of the one that the ranks follow and
-    those that they are to follow, the first that keeps any.
-
-    Args:
-        replayed: the freeze plans of the log that the job follows, if it does.
-    """
-    coming = [*replayed, *([freeze.proposed] if freeze.proposed is not None else [])]
-    methods = [freeze.method, *(plan.control.method for plan in coming if plan.control is not None)]
-    return max(methods, key=keeps_statistics)
 
 
 def nothing_frozen(plan: Plan) -> tuple[tuple[float, ...], ...]:
@@ -409,51 +371,6 @@ def _check_memory(method: str, job: Running) -> None:
         )
 
 
-def current_settings(spec: FreezeConfig, view: JobView) -> FreezeOverrides:
-    """Return the newest settings, without phases, whether or not the ranks follow them yet."""
-    proposed, newest = view.freeze.proposed, view.freeze.newest
-    for plan in (proposed, newest):
-        if plan is not None and plan.control is not None:
-            return replace(plan.control, phases=None, since=None, solved=False)
-    return FreezeOverrides(
-        method=spec.method,
-        r_max=spec.r_max,
-        alpha=spec.alpha if spec.method == "pipetransformer" else None,
-        prefix=spec.prefix,
-    )
-
-
-def monitors(spec: FreezeConfig, view: JobView) -> bool:
-    """Whether ratios are still to be solved from the times of steps that are, or will be, monitored: with another cut
-    these times would be void."""
-    control = _monitoring(spec, view)
-    return control is not None and not _monitored(control, view.step)
-
-
-def _monitoring(spec: FreezeConfig, view: JobView) -> FreezeOverrides | None:
-    """Return what the ranks follow if their monitoring has no solution yet; None: there is one, or no monitoring."""
-    proposed, newest = view.freeze.proposed, view.freeze.newest
-    if proposed is not None:
-        control = proposed.control
-        return control if control is not None and control.phases is not None and not control.solved else None
-    if newest is None:
-        if spec.phases is None:
-            return None
-        return FreezeOverrides(method=spec.method, r_max=spec.r_max, phases=spec.phases, since=1)
-    control = newest.control
-    if control is None or control.phases is None or control.solved:
-        return None
-    return replace(control, since=control.since or newest.start)
-
-
-def _monitored(control: FreezeOverrides, step: int) -> bool:
-    """Whether the monitoring of `control` has ended, and its last timelines have arrived."""
-    assert control.phases is not None
-    return (
-        control.since is not None and step >= _shifted(control.phases, control.since).monitoring + GRACE_STEPS
-    )
-
-
 def _measured_phases(job: Running) -> list[tuple[int, Phases]]:
     """Return the phases that the job has had, the newest first, each with its step 1."""
     found: list[tuple[int, Phases]] = []
@@ -496,13 +413,6 @@ def _phases_from_here(job: Running, r_max: Budget) -> Phases:
         )
     monitoring = min(monitoring_steps(r_max), max(2, left // 4))
     return Phases(warm_up=0, monitoring=monitoring, ramp=min(monitoring + steps // SHARE, left))
-
-
-def _shifted(phases: Phases, since: int) -> Phases:
-    before = since - 1
-    return Phases(
-        warm_up=before + phases.warm_up, monitoring=before + phases.monitoring, ramp=before + phases.ramp
-    )
 
 
 def plan_of(control: FreezeOverrides, plan: Plan, *, epoch: int, version: int) -> FreezePlan:

@@ -16,7 +16,7 @@ from planner_beside import PlannerBeside
 
 from orchestrator.controller.actor import Controller
 from orchestrator.controller.adapt.adaptation import SOONEST_STEPS, Adaptation, live_start
-from orchestrator.controller.requests.freeze_request import GRACE_STEPS
+from orchestrator.controller.requests.freezing_in_force import GRACE_STEPS
 from orchestrator.events.types import (
     Adapted,
     FreezeChanged,

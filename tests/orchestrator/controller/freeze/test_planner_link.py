@@ -12,7 +12,7 @@ from planner_beside import PlannerBeside
 
 from orchestrator.controller.freeze.planner_link import PlannerLink
 from orchestrator.controller.planning.planner_process import PlannerGone, PlannerProcess
-from orchestrator.controller.requests.freeze_request import GRACE_STEPS
+from orchestrator.controller.requests.freezing_in_force import GRACE_STEPS
 from orchestrator.events.types import Warned
 from orchestrator.history.freeze_history import FreezeHistory
 from orchestrator.lifecycle.stimuli import Noted, Solved, Stimulus

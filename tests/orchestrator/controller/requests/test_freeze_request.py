@@ -17,11 +17,10 @@ from orchestrator.controller.requests.freeze_request import (
     WantedFreezing,
     decided,
     described,
-    method_to_plan_for,
-    open_question,
     plan_of,
     question_for_new_times,
 )
+from orchestrator.controller.requests.freezing_in_force import method_to_plan_for, open_question
 from orchestrator.events import types as events
 from orchestrator.history.job_view import JobView, fold
 from planner.freezing import AUTO, Budget, FreezeOverrides, FreezePlan, Phases
