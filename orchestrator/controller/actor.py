@@ -46,6 +46,7 @@ from orchestrator.history.folder import JobFolder
 from orchestrator.history.folder_view import load_folder
 from orchestrator.history.job_view import JobView
 from orchestrator.history.proposal import Proposal
+from orchestrator.history.recap import recap
 from orchestrator.lifecycle import states
 from orchestrator.lifecycle.effects import Effect, Train
 from orchestrator.lifecycle.states import Order
@@ -326,7 +327,7 @@ class Controller:
         watch.catch_up(self._view, start_of(self._order))
         self._take_on(replace(order, earlier=job))
         self._watch = watch
-        for event in self._view.recap():
+        for event in recap(self._view):
             self._runtime.fold(event)
         self._memory.go_on()
         self._adaptation.go_on()

@@ -31,6 +31,7 @@ from orchestrator.controller.reshaping import Reshaping
 from orchestrator.events import types as events
 from orchestrator.history.command_table import KEPT
 from orchestrator.history.job_view import JobView
+from orchestrator.history.recap import recap
 from orchestrator.lifecycle.states import (
     JobPaused,
     JobPlacing,
@@ -164,7 +165,7 @@ class Commands:
         name = entry.command.name
         if name in BY_LOG_NAME and BY_LOG_NAME[name].repeatable:
             self._loop.post(stimulus_of(parsed(entry.command)))
-        elif not self._reshaping.again(entry.command, self._view().recap()) and not self._freezing.again(
+        elif not self._reshaping.again(entry.command, recap(self._view())) and not self._freezing.again(
             entry
         ):
             text = (

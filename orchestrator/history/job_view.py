@@ -15,7 +15,6 @@ from pydantic import ConfigDict, TypeAdapter
 
 from orchestrator.events.rehearsed import Disturbed
 from orchestrator.events.types import (
-    Event,
     Failed,
     Finished,
     FlopsCounted,
@@ -48,7 +47,7 @@ from orchestrator.history.recovery_history import RecoveryHistory
 from orchestrator.history.thinning import EVERY, Grid, thin, up_to
 from orchestrator.history.totals import Totals
 from planner.course import Course, Leg
-from planner.freezing import FreezePlan, Phase, Phases
+from planner.freezing import Phase, Phases
 from planner.plan import Plan
 from planner.search.alternatives import Alternative
 from workers.protocol.orders import Request
@@ -71,7 +70,6 @@ KEPT_SPANS = 6_000
 """Most actions in the timelines that are kept; beyond it older steps are dropped: those that were not monitored, and if
 there are none, every other monitored one."""
 KEPT_DECISIONS = 20
-RECAPPED_STEPS = 200
 KEPT_LINES = 300
 """Newest notes, checkpoints, moves and requests that are kept, of each."""
 MONITORING = (Phase.UPPER, Phase.LOWER)
@@ -263,27 +261,9 @@ class JobView:
         freezing = [each for _, each in self.freeze_sections if each.get("method", "none") != "none"]
         return freezing[-1] if freezing else self.freeze_sections[0][1]
 
-    def recap(self) -> tuple[Event, ...]:
-        """The events of the newest start that a new runtime needs: notices, the requested size, and how long steps and
-        regroups take.
-
-        The requested size comes once for each command that is behind it: after a request for other spares, a number of
-        ranks that was requested before may still be pending.
-        """
-        regrouped = [each.regrouped for each in self.recovery.regroupings if each.regrouped is not None]
-        formed, recent = self.ranks.formed, sorted(self.steps)[-RECAPPED_STEPS:]
-        steps = [self.steps[step] for step in recent if formed is None or step > formed.step]
-        known = [event for event in (*self._scaled(), formed) if event is not None]
-        return (*self.ranks.noticed, *regrouped[-1:], *known, *steps)
-
-    def _scaled(self) -> tuple[Scaled | None, ...]:
-        scaled, entry = self.ranks.scaled, self.commands.get(self.resizing)
-        if scaled is None or entry is None or entry.answer is not None or scaled.id == self.resizing:
-            return (scaled,)
-        return replace(scaled, id=self.resizing), scaled
-
     def freeze_history(self) -> FreezeHistory:
         """Earlier freezing, for a run that continues from here."""
+        proposed = self.freeze.proposed
         phases = [(first, phases_of(section)) for first, section in self.freeze_sections]
         monitored = (
             of for step, of in self.measured.items() if step > self.measured_since and _monitors(phases, step)
@@ -293,7 +273,7 @@ class JobView:
             monitored=tuple(chain.from_iterable(of_step.values() for of_step in monitored)),
             plan=self.measured_with or self.plan,
             solved=self.freeze.solved,
-            proposed=self.freeze.proposed if _is_request(self.freeze.proposed) else None,
+            proposed=proposed if proposed is not None and proposed.control is not None else None,
             prefixes=tuple(prefix for _, prefix in sorted(self.freeze.prefixes.items())),
         )
 
@@ -327,9 +307,10 @@ class JobView:
             case FlopsCounted(flops_per_sample=count):
                 self.flops_per_sample = count
             case Issued(plan=plan, alternatives=alternatives):
-                self._issue(
-                    IssuedPlan(time_s=record.time_s, step=self.step, plan=plan, alternatives=alternatives)
+                issued = IssuedPlan(
+                    time_s=record.time_s, step=self.step, plan=plan, alternatives=alternatives
                 )
+                self.plan, self.decisions = plan, [*self.decisions[1 - KEPT_DECISIONS :], issued]
             case Formed() as formed:
                 self._form(formed)
             case SwitchReport(epoch=epoch, version=version, step=step):
@@ -344,7 +325,8 @@ class JobView:
                 _keep(self.moves, moved)
             case Requested(request=request):
                 self.stopping = self.stopping or request == Request.STOP
-                self._request(request)
+                self.pausing = self.pausing or request == "pause"
+                self.state = "waiting" if request == "resume" else self.state
                 _keep(self.requests, request)
             case Paused(requested=requested):
                 self.state = "paused" if requested else "waiting"
@@ -407,22 +389,12 @@ class JobView:
         self.adapt, self.memory, self.disturbed = AdaptRecord(), MemoryRecord(), None
         self.freeze.begin(submitted.spec.get("freeze", {}), resume=submitted.resume)
 
-    def _request(self, request: str) -> None:
-        if request == "pause":
-            self.pausing = True
-        elif request == "resume":
-            self.state = "waiting"
-
     def _resize(self, scaled: Scaled) -> None:
         entry = self.commands.get(scaled.id)
         # A request for other spares alone leaves the one for ranks as it is.
         asked = {} if entry is None else entry.command.arguments
         if entry is None or any(asked.get(key) is not None for key in ("ranks", "pipelines")):
             self.resizing = scaled.id
-
-    def _issue(self, decision: IssuedPlan) -> None:
-        self.plan = decision.plan
-        self.decisions = [*self.decisions[1 - KEPT_DECISIONS :], decision]
 
     def _form(self, formed: Formed) -> None:
         self.formed = self.plan
@@ -507,10 +479,6 @@ def _monitors(phases: Sequence[tuple[int, Phases | None]], step: int) -> bool:
     """Whether `step` is there to be timed; `phases` by their first step, oldest first."""
     *_, now = [each for first, each in phases if first <= step or first == 1]
     return now is not None and now.of(step) in MONITORING
-
-
-def _is_request(plan: FreezePlan | None) -> bool:
-    return plan is not None and plan.control is not None
 
 
 def _keep(lines: list[T], line: T) -> None:

@@ -29,6 +29,7 @@ from orchestrator.events.types import (
 from orchestrator.history.folder import JobFolder
 from orchestrator.history.job_view import JobView
 from orchestrator.history.proposal import PlanChanged
+from orchestrator.history.recap import recap
 from orchestrator.lifecycle import states
 from orchestrator.lifecycle.moves import newest_version
 from orchestrator.lifecycle.states import Training
@@ -162,7 +163,7 @@ def test_a_drained_node_is_undrained_once_its_ranks_have_left(
             controller._record(Dismissed(ranks=(0, 1)))
             await refused("a2", "node a2 is to go by a notice of azure too")
             # A controller that takes over keeps off both nodes.
-            for event in JobView.from_json(await controller.view()).recap():
+            for event in recap(JobView.from_json(await controller.view())):
                 job.runtime.fold(event)
             assert {*job.hosts.shunned} == {"a1", "a2"}
             said = await controller.command("u", "undrain", {"node": "10.0.0.1"})
@@ -172,7 +173,7 @@ def test_a_drained_node_is_undrained_once_its_ranks_have_left(
             assert (answer.done, answer.text) == (True, said)
             await refused("a1", "is not drained")
             job.hosts.shunned.clear()
-            for event in JobView.from_json(await controller.view()).recap():
+            for event in recap(JobView.from_json(await controller.view())):
                 job.runtime.fold(event)
             assert {*job.hosts.shunned} == {"a2"}
 

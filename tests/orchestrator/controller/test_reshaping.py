@@ -23,6 +23,7 @@ from orchestrator.controller.ranks.runtime import Runtime
 from orchestrator.controller.reshaping import Reshaping
 from orchestrator.events import types as events
 from orchestrator.history.job_view import JobView, fold
+from orchestrator.history.recap import recap
 from orchestrator.lifecycle.effects import Weigh
 from orchestrator.lifecycle.states import JobData, Membership, Progress, TargetSize, Training
 from orchestrator.lifecycle.stimuli import Aborted, RanksOverdue, Reclaimed, ScaleRequested, Start, Stimulus
@@ -113,7 +114,7 @@ def test_a_scale_keeps_its_time_limit_after_other_spares_and_a_takeover(
     posted: list[Stimulus] = []
     job = ElasticJob(resolved(tiny(tmp_path, "taken")))
     monkeypatch.setattr(job.loop, "post", posted.append)
-    assert reshaping_of(job).again(ranks, view.recap())
+    assert reshaping_of(job).again(ranks, recap(view))
     after = PureJob(taken_over(quiet, view)).take(Start())
     after.take(*(Reclaimed(rank, f"node{rank}", "h", after.has.progress.round) for rank in range(3)))
     after.take(*posted, RanksOverdue("a"))

@@ -11,6 +11,7 @@ from synthetic_run import records
 
 from orchestrator.events import types as events
 from orchestrator.history.job_view import JobView, fold
+from orchestrator.history.recap import recap
 from orchestrator.history.thinning import EVERY, KEPT, RECENT, Grid, thin
 from workers.protocol.orders import CheckpointRef, Generation
 from workers.protocol.reports import ActionSpan, FreezeReport, FrozenAction, StepReport, TimelineReport
@@ -188,7 +189,7 @@ def scale(id: str, ranks: int | None, spares: int | None) -> events.Commanded:
 
 
 def requested_sizes(view: JobView) -> list[events.Scaled]:
-    return [event for event in JobView.from_json(view.to_json()).recap() if isinstance(event, events.Scaled)]
+    return [event for event in recap(JobView.from_json(view.to_json())) if isinstance(event, events.Scaled)]
 
 
 def test_a_number_of_ranks_stays_requested_until_it_has_its_answer() -> None:

@@ -8,6 +8,7 @@ from elastic_run import ElasticRun
 from orchestrator.events.types import Noticed, Undrained
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.history.ranks_view import KEPT_NOTICES, Departure, NodeNotice, RanksView
+from orchestrator.history.recap import recap
 
 
 def preempted() -> ElasticRun:
@@ -48,10 +49,10 @@ def test_a_drained_node_stays_drained_across_snapshots_until_it_is_undrained() -
     assert view.ranks.leaving("node-0") == {0}
     for _ in range(KEPT_NOTICES):
         view.ranks.fold(Noticed(node="n", host="", source="aws", ranks=(9,), left_s=None))
-    assert "node-0" in {event.node for event in view.recap() if isinstance(event, Noticed)}
+    assert "node-0" in {event.node for event in recap(view) if isinstance(event, Noticed)}
     view.ranks.fold(Undrained(node="node-0", host="127.0.0.1"))
     assert not view.ranks.drained
-    assert "node-0" not in {event.node for event in view.recap() if isinstance(event, Noticed)}
+    assert "node-0" not in {event.node for event in recap(view) if isinstance(event, Noticed)}
 
 
 def test_ranks_that_left_with_and_without_a_notice_are_told_apart() -> None:
