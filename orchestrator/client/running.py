@@ -43,13 +43,7 @@ def run(
         Interrupts() as interrupts,
         cluster.connected(submission.spec.cluster.address, cpus=submission.cpus, say=say) as connection,
     ):
-        interrupts.check()
-        job = submission.send(
-            profile=profile,
-            replay=replay,
-            about_to_start=interrupts.hold,
-            interrupted=lambda: interrupts.count > 0,
-        )
+        job = _sent(submission, interrupts, profile, replay)
         if job.end is not None:
             return ended(job.spec, job.end, interrupted=False)
         client = BlockingJobClient(connection.address or job.spec.cluster.address)
@@ -86,12 +80,19 @@ def detach(
         Interrupts() as interrupts,
         cluster.connected(submission.spec.cluster.address, cpus=submission.cpus, say=say),
     ):
-        interrupts.check()
-        job = submission.send(
-            profile=profile,
-            replay=replay,
-            about_to_start=interrupts.hold,
-            interrupted=lambda: interrupts.count > 0,
-        )
+        job = _sent(submission, interrupts, profile, replay)
         submission.leave(lasts=True)
         return job
+
+
+def _sent(
+    submission: Submission, interrupts: Interrupts, profile: Path | None, replay: Path | None
+) -> SubmittedJob:
+    """The job that `submission` starts, unless a signal comes before."""
+    interrupts.check()
+    return submission.send(
+        profile=profile,
+        replay=replay,
+        about_to_start=interrupts.hold,
+        interrupted=lambda: interrupts.count > 0,
+    )
