@@ -44,10 +44,10 @@ from workers.config import AdaptConfig, ModelConfig
 from workers.control.telemetry_lane import TelemetryLane
 from workers.launch.processes import LaunchedProcesses
 from workers.launch.ranks import LaunchedJob, assignment
-from workers.profiling.stage_times import half_times, stage_times
 from workers.protocol.orders import Generation
 from workers.protocol.reports import ActionSpan, StepReport, TimelineReport
 from workers.rank import Rank
+from workers.step.step_reports import half_times, stage_times
 
 MOST = 1.005
 """Time of a step with telemetry over the time without."""

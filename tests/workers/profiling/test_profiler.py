@@ -32,11 +32,11 @@ from workers.profiling.cost_settings import cost_settings
 from workers.profiling.counted_memory import LiveStorages
 from workers.profiling.measured import Measured, combine
 from workers.profiling.profiler import REPEATS
-from workers.profiling.stage_times import stage_times
 from workers.protocol.errors import JobError
 from workers.protocol.orders import Generation
 from workers.protocol.reports import Report, TimelineReport
 from workers.rank import Rank
+from workers.step.step_reports import stage_times
 
 F32 = 4
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.observed import StageTime
-from workers.profiling.stage_times import half_times, stage_times
 from workers.protocol.reports import ActionSpan
+from workers.step.step_reports import half_times, stage_times
 
 
 def ran(kind: str, seconds: Sequence[float], stage: int = 1) -> list[ActionSpan]:
