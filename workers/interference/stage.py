@@ -35,7 +35,7 @@ class MeasuredStage:
         torch.set_num_threads(1)  # as a rank's by default; several would wait for each other
         block = DEFAULT_MODEL.model_copy(
             update={"layers": size.blocks, "width": size.width, "heads": HEADS}
-        ).block()
+        ).gpt2_block()
         blocks = tuple(LayerBuilder(f"block{index}", block) for index in range(size.blocks))
         built = build_layers(
             ModelDefinition(blocks, mean_cross_entropy),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -213,6 +214,20 @@ class TransformerSizes(ModelFamily):
     units: Units | None = None
     """`"halves"`: attention and feed-forward layer of a block are layers of their own, between which a model can be cut
     too; unset or `"blocks"`: each block is one layer."""
+
+    def gpt2_block(self, *, causal: bool = True) -> Callable[[], nn.Module]:
+        """The builder of blocks after GPT-2."""
+        from workers.models.modules.transformer import Block
+
+        return partial(
+            Block,
+            width=self.width,
+            heads=self.heads,
+            hidden=self.hidden or 4 * self.width,
+            dropout=self.dropout,
+            causal=causal,
+            layers=self.layers,
+        )
 
     def stacked(
         self,

@@ -5,15 +5,12 @@ Knows nothing of how they are cut into stages.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from workers.models.families.family import LanguageModel
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from workers.models.definition import ModelDefinition
 
 
@@ -35,18 +32,4 @@ class GptConfig(LanguageModel):
             GptEmbedding, vocabulary=tokens, context=self.context, width=self.width, dropout=self.dropout
         )
         head = partial(GptHead, vocabulary=tokens, width=self.width)
-        return self.stacked(embed, self.block(), head, tied=self.tied_embeddings, language=True)
-
-    def block(self) -> Callable[[], nn.Module]:
-        """The builder of each block."""
-        from workers.models.modules.transformer import Block
-
-        return partial(
-            Block,
-            width=self.width,
-            heads=self.heads,
-            hidden=self.hidden or 4 * self.width,
-            dropout=self.dropout,
-            causal=True,
-            layers=self.layers,
-        )
+        return self.stacked(embed, self.gpt2_block(), head, tied=self.tied_embeddings, language=True)

@@ -30,7 +30,6 @@ class VitConfig(ImageModel, TransformerSizes):
 
         Source: Dosovitskiy et al., "An Image is Worth 16x16 Words" (2021), eq. 1-4.
         """
-        from workers.models.modules.transformer import Block
         from workers.models.modules.vit import VitEmbedding, VitHead
 
         if self.image_size % self.patch_size:
@@ -46,13 +45,5 @@ class VitConfig(ImageModel, TransformerSizes):
             width=self.width,
             dropout=self.dropout,
         )
-        block = partial(
-            Block,
-            width=self.width,
-            heads=self.heads,
-            hidden=self.hidden or 4 * self.width,
-            dropout=self.dropout,
-            causal=False,
-            layers=self.layers,
-        )
-        return self.stacked(embed, block, partial(VitHead, width=self.width, classes=self.classes))
+        head = partial(VitHead, width=self.width, classes=self.classes)
+        return self.stacked(embed, self.gpt2_block(causal=False), head)
