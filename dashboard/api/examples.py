@@ -112,6 +112,13 @@ PROPOSAL: Example = {
     "memory_limit_bytes": [12000000, 12000000, 12000000, 12000000],
     "candidates": [ALTERNATIVE],
 }
+CHECKPOINT: Example = {
+    "step": 50,
+    "path": "runs/gpt/checkpoints/step-00000050-g1",
+    "bytes": 25382912,
+    "seconds": 0.21,
+    "error": None,
+}
 EVENTS: Example = {
     "events": [
         {
@@ -129,11 +136,7 @@ EVENTS: Example = {
             "time_s": 1763628012.3,
             "event": "CheckpointReport",
             "kind": "checkpoint",
-            "step": 50,
-            "path": "runs/gpt/checkpoints/step-00000050-g1",
-            "bytes": 25382912,
-            "seconds": 0.21,
-            "error": None,
+            **CHECKPOINT,
         },
     ],
     "missed": 0,
@@ -159,17 +162,7 @@ TELEMETRY: Example = {
     "validation": {"175": 1.906, "200": 1.873},
     "metrics": {"perplexity": {"175": 6.726, "200": 6.508}},
 }
-CHECKPOINTS: Example = {
-    "checkpoints": [
-        {
-            "step": 50,
-            "path": "runs/gpt/checkpoints/step-00000050-g1",
-            "bytes": 25382912,
-            "seconds": 0.21,
-            "error": None,
-        }
-    ]
-}
+CHECKPOINTS: Example = {"checkpoints": [CHECKPOINT]}
 TIMELINE: Example = {
     "step": 200,
     "source": "measured",
