@@ -24,7 +24,7 @@ from workers.activation_cache.slot_files import MARK_BYTES, SlotFiles
 from workers.activation_cache.trial import TrialResult, tried
 from workers.data.dataset import Batch
 from workers.layers.layer import Layer
-from workers.protocol.reports import ActivationsKept, ActivationsUsed, Report
+from workers.protocol.reports import ActivationsKept, ActivationsUsed, Report, WarningReport
 from workers.reproducibility import rng
 from workers.state.layer_state import digest_of
 
@@ -62,41 +62,48 @@ class _Kept:
         return None
 
 
+@dataclass(frozen=True, kw_only=True)
+class CacheSubject:
+    """The job whose activations are kept."""
+
+    identity: object
+    """Facts besides the layers that decide about activations: data, model, precision, kind of device."""
+    held_out_from: int
+    """Number of training samples, from which held-out ones are counted on."""
+    compares: bool
+    """Whether to compare samples with themselves, read alone."""
+    why_not: str
+    """Why this job can keep none, as its samples change; empty if it can."""
+
+
 class ActivationCache:
     """One rank's, through all its generations. One thread calls `begin`, `passed` and `end`; another may `find`.
 
     Args:
         folders: where to keep them; None: nowhere.
-        identity: what besides the layers decides about activations: data, model, precision, kind of device.
-        held_out_from: number of training samples, from which held-out ones are counted on.
-        compares: whether to compare samples with themselves, read alone.
-        why_not: why this job can keep none, as its samples change; empty if it can.
         takes_s: layers and the time in which they computed a microbatch -> the time that counts.
     """
 
     def __init__(
         self,
         folders: CacheFolders | None,
-        identity: object,
+        subject: CacheSubject,
         *,
         rank: int,
         device: torch.device,
-        held_out_from: int,
-        compares: bool = True,
         report: Callable[[Report], None],
-        warn: Callable[[str], None],
-        why_not: str = "",
         takes_s: Callable[[Sequence[int], float], float] = lambda _, seconds: seconds,
     ) -> None:
         self._folders = folders
-        self._base = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).digest()
+        identity = json.dumps(subject.identity, sort_keys=True, default=str)
+        self._base = hashlib.sha256(identity.encode()).digest()
         self._rank = rank
         self._device = device
-        self._held_out_from = held_out_from
-        self._compares = compares
+        self._held_out_from = subject.held_out_from
+        self._compares = subject.compares
         self._report = report
-        self._warn = warn
-        self._why_not = why_not
+        self._warn = lambda text: report(WarningReport(rank=rank, text=text))
+        self._why_not = subject.why_not
         self._takes_s = takes_s
         self._slots: SlotFiles | None = None
         self._layers: tuple[Layer, ...] = ()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from planner.features import FeatureSample
 from planner.observed import StepTimes
-from workers.activation_cache.cache import ActivationCache
+from workers.activation_cache.cache import ActivationCache, CacheSubject
 from workers.activation_cache.cache_folders import CacheFolders
 from workers.activation_cache.code import code_of_source
 from workers.config import WorkerConfig
@@ -152,9 +152,8 @@ def _activation_cache(
             freeze.cache_disk_bytes,
         )
         folders.check()
-    return ActivationCache(
-        folders,
-        {
+    subject = CacheSubject(
+        identity={
             "model": config.model.model_dump(mode="json"),
             "data": config.data.model_dump(mode="json"),
             "tokens": data.sha256,
@@ -167,12 +166,15 @@ def _activation_cache(
             "threads": config.job.threads,
             "arithmetic": arithmetic(config.device),
         },
-        rank=rank,
-        device=device.torch_device,
         held_out_from=dataset.train_samples,
         compares=":" in config.data.source,
-        report=report,
-        warn=lambda text: report(WarningReport(rank=rank, text=text)),
         why_not="the samples are drawn anew in each epoch (augmentation)" if draws_anew(dataset) else "",
+    )
+    return ActivationCache(
+        folders,
+        subject,
+        rank=rank,
+        device=device.torch_device,
+        report=report,
         takes_s=device.forward_s,
     )
