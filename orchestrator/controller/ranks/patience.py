@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from orchestrator.cluster.hosts import Hosts
@@ -37,30 +38,20 @@ class Overdue(Exception):
         self.silence = silence
 
 
+@dataclass(eq=False, repr=False)
 class Patience:
-    """With the ranks of one job.
+    """With the ranks of one job."""
 
-    Args:
-        timeout_s: `cluster.timeout_s`: no explained silence ends a rank sooner.
-        post: takes warnings.
-        clock: monotonic seconds.
-    """
-
-    def __init__(
-        self,
-        hosts: Hosts,
-        living: LivingRanks,
-        timeout_s: float,
-        post: Callable[[Stimulus], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._hosts = hosts
-        self._living = living
-        self._timeout_s = timeout_s
-        self._post = post
-        self._clock = clock
-        self._heard_s: dict[int, float] = {}
-        """Rank -> when it answered last."""
+    _hosts: Hosts
+    _living: LivingRanks
+    _timeout_s: float
+    """`cluster.timeout_s`: no explained silence ends a rank sooner."""
+    _post: Callable[[Stimulus], None]
+    """Takes warnings."""
+    _clock: Callable[[], float] = time.monotonic
+    """Monotonic seconds."""
+    _heard_s: dict[int, float] = field(default_factory=dict, init=False)
+    """Rank -> when it answered last."""
 
     def silence_of(self, rank: int) -> Silence:
         """Return the silence that begins with the rank's last answer, or now if there was none."""
