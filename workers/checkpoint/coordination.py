@@ -15,7 +15,8 @@ from workers.carried import Carried
 from workers.checkpoint.folder import checkpoint_folder, discard, drop_shared, prune, write_manifest
 from workers.checkpoint.frozen_layers import FrozenLayers
 from workers.checkpoint.kept_files import check_kept
-from workers.checkpoint.manifest import FileRecord, Manifest, layer_files
+from workers.checkpoint.manifest import FileRecord, Manifest, kept_folder, layer_files
+from workers.checkpoint.storage import join
 from workers.checkpoint.writer import CheckpointWriter, WriteResult
 from workers.commit.commit import CommitRecord
 from workers.commit.unfinished import Unfinished
@@ -26,6 +27,7 @@ from workers.models.model_config import of_one_family
 from workers.protocol.orders import Generation
 from workers.protocol.reports import CheckpointReport, Report
 from workers.state.layer_state import LayerState
+from workers.state.stored_moments import StoredMoments
 from workers.transport.channel import Channel
 
 Files = dict[str, dict[str, list[int | str]]]
@@ -77,6 +79,9 @@ class Checkpointing:
         self._failed: dict[str, str] = {}
         self._seconds: dict[str, float] = {}
         self._seen: dict[str, set[str]] = {}
+        self._shared: dict[str, dict[str, FileRecord]] = {}
+        self._state_files = {layer_files(i, name)[1]: i for i, name in enumerate(names)}
+        self._new_whole: dict[int, StoredMoments] = {}
         self._nearly_whole = 0
         self._dropped: set[str] = set()
         self._under_way: set[str] = set()
@@ -184,6 +189,12 @@ class Checkpointing:
         self._drop_unnamed()
         return channel.all_gather((error or "").encode())[0].decode() or None
 
+    def shared_moments(self) -> dict[int, StoredMoments]:
+        """Layer -> the file of its moments, of the frozen layers in a checkpoint that has become complete since the
+        last call; none that lies at a URI."""
+        found, self._new_whole = self._new_whole, {}
+        return found
+
     def close(self, *, wait: bool) -> None:
         """End the writing thread once its present write is done; `wait` blocks until then."""
         self._writer.close(wait=wait)
@@ -193,13 +204,36 @@ class Checkpointing:
         # says if it failed.
         if any(self._steps.get(folder) == self._nearly_whole for r in records for folder in r.files_errors):
             self._nearly_whole = 0
+        if self._nearly_whole > self.whole:
+            self._note_whole(self._nearly_whole)
         self.whole = max(self.whole, self._nearly_whole)
         for record in records:
             for folder, files in record.files.items():
                 seen = self._seen.setdefault(folder, set())
                 seen.update(files)
+                for name in files.keys() & self._state_files.keys():
+                    if (heard := FileRecord.heard(name, files[name])).shared:
+                        self._shared.setdefault(folder, {})[name] = heard
                 if seen == self._expected and folder in self._steps:
                     self._nearly_whole = self._steps[folder]
+
+    def _note_whole(self, step: int) -> None:
+        """The checkpoint of `step` is complete: note where layers have their moments that were frozen in all
+        checkpoints since. One in which they were not frees their files."""
+        since = [folder for folder, begun in self._steps.items() if begun >= step]
+        frozen = min((self._carried[folder].prefix.layers for folder in since), default=0)
+        done = [folder for folder in self._shared if self._steps.get(folder, 0) <= step]
+        for folder, records in ((folder, self._shared.pop(folder)) for folder in done):
+            if self._steps.get(folder) == step and "://" not in folder:
+                self._new_whole = {
+                    layer: StoredMoments(
+                        path=join(kept_folder(folder), record.kept_files[0].name),
+                        bytes=record.bytes,
+                        sha256=record.sha256,
+                    )
+                    for name, record in records.items()
+                    if (layer := self._state_files[name]) < frozen
+                }
 
     def _take(self, result: WriteResult | None) -> None:
         if result is not None:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import save
 from torch import Tensor
 
 from workers.carried import Carried
@@ -28,16 +28,21 @@ from workers.checkpoint.storage import Folder, join, open_folder, split
 from workers.metrics.target import better
 from workers.protocol.errors import DamagedCheckpoint, JobError
 from workers.protocol.orders import CheckpointRef
-from workers.state.layer_state import FixedFile, LayerState, file_of_fixed, fresh, record_of_fixed
+from workers.state.layer_state import (
+    FixedFile,
+    LayerState,
+    digest_of,
+    file_of_fixed,
+    fresh,
+    record_of_fixed,
+    with_moments,
+)
 from workers.state.precision import scales_loss
+from workers.state.stored_moments import FREEZING, METADATA, StateFile, tensors_of
 
 Used = TypeVar("Used")
 _MANIFEST = "manifest.json"
 _FOLDER_NAME = re.compile(r"step-(\d{8,})-gen-(\d+)")
-# A single key: safetensors writes its metadata in no fixed order, and equal states must give equal files.
-_METADATA = "freshet"
-_FREEZING = "freezing:"
-"""Prefix of freezing statistics, which are stored beside the optimizer's state; many jobs have none."""
 
 
 class DamagedCheckpointError(JobError):
@@ -62,22 +67,36 @@ def write_layer(folder: str, state: LayerState, frozen: KeptFiles | None = None)
     Raises:
         OSError: the file system refused; files already written stay.
         JobError: safetensors does not support a tensor's dtype.
+        MomentsLost: its moments lie in a file that this checkpoint cannot name, and it cannot be read.
     """
-    weights_file, state_file = layer_files(state.layer, state.name)
-    slots = {
-        f"{slot}.{parameter}": tensor
-        for parameter, tensors in state.slots.items()
-        for slot, tensor in tensors.items()
-    }
-    statistics = {f"{_FREEZING}{key}": tensor for key, tensor in state.freezing.items()}
+    weights_file, _ = layer_files(state.layer, state.name)
     moving = {name: tensor for name, tensor in state.weights.items() if name not in state.fixed_names}
     kept, new_bytes = _keep_fixed(folder, state) if state.fixed_names else (None, 0)
     about = {"buffers": sorted(state.buffers)}
     weights = _write(folder, weights_file, {**moving, **state.buffers}, about, frozen)
     return (
         replace(weights, kept=kept, written_bytes=weights.written_bytes + new_bytes),
-        _write(folder, state_file, {**slots, **statistics}, {"updates": state.updates}, frozen),
+        _write_rest(folder, state, frozen),
     )
+
+
+def _write_rest(folder: str, state: LayerState, frozen: KeptFiles | None) -> FileRecord:
+    """Write the file of optimizer state and freezing statistics, unless they lie in one that the checkpoint can
+    name."""
+    _, file = layer_files(state.layer, state.name)
+    if (stored := state.stored) is not None:
+        kept = KeptFile(bytes=stored.bytes, sha256=stored.sha256)
+        its_folder = stored.path == join(kept_folder(folder), kept.name)
+        if frozen is not None and its_folder and stored.statistics == digest_of(state.freezing):
+            return FileRecord(name=file, bytes=kept.bytes, sha256=kept.sha256, shared=True)
+        state = with_moments(state)
+    slots = {
+        f"{slot}.{parameter}": tensor
+        for parameter, tensors in state.slots.items()
+        for slot, tensor in tensors.items()
+    }
+    statistics = {f"{FREEZING}{key}": tensor for key, tensor in state.freezing.items()}
+    return _write(folder, file, {**slots, **statistics}, {"updates": state.updates}, frozen)
 
 
 def write_manifest(folder: str, manifest: Manifest) -> None:
@@ -159,22 +178,15 @@ def read_layer(
     fixed = {} if here else _read_fixed(ref, record)
     slot_tensors, about_state = _read_tensors(ref, manifest.files[state_file])
     buffers = set(about_weights["buffers"])
-    slots: dict[str, dict[str, Tensor]] = {parameter: {} for parameter in about_state["updates"]}
-    freezing: dict[str, Tensor] = {}
-    for key, tensor in slot_tensors.items():
-        if key.startswith(_FREEZING):
-            freezing[key.removeprefix(_FREEZING)] = tensor
-            continue
-        slot, _, parameter = key.partition(".")
-        slots[parameter][slot] = tensor
+    rest = StateFile.of(slot_tensors, about_state)
     return LayerState(
         layer=layer,
         name=name,
         weights={**{key: tensor for key, tensor in tensors.items() if key not in buffers}, **fixed},
         buffers={key: tensor for key, tensor in tensors.items() if key in buffers},
-        slots=slots,
-        updates=about_state["updates"],
-        freezing=freezing,
+        slots=rest.slots,
+        updates=rest.updates,
+        freezing=rest.freezing,
         fixed_names=built.fixed_names if built is not None and here else frozenset(fixed),
         fixed_file=FixedFile() if record.kept is None else FixedFile(record.kept.bytes, record.kept.sha256),
     )
@@ -389,7 +401,7 @@ def _write(
     with _storable(file, tensors):
         data = save(
             {name: tensor.contiguous() for name, tensor in tensors.items()},
-            {_METADATA: json.dumps(about, sort_keys=True)},
+            {METADATA: json.dumps(about, sort_keys=True)},
         )
     if frozen is not None:
         kept, new = frozen.keep(location, data)
@@ -456,10 +468,9 @@ def _read_tensors(ref: CheckpointRef, record: FileRecord) -> tuple[dict[str, Ten
     if hashlib.sha256(data).hexdigest() != record.sha256:
         raise _damaged(ref, name, "was altered: its sha256 is not the manifest's")
     try:
-        header_bytes = int.from_bytes(data[:8], "little")
-        about = json.loads(json.loads(data[8 : 8 + header_bytes])["__metadata__"][_METADATA])
-        return {name: fresh(tensor) for name, tensor in load(data).items()}, about
-    except (SafetensorError, ValueError, KeyError) as error:
+        tensors, about = tensors_of(data)
+        return {name: fresh(tensor) for name, tensor in tensors.items()}, about
+    except ValueError as error:
         raise _damaged(ref, name, f"is no safetensors file of a layer: {error}") from error
 
 

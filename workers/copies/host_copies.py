@@ -22,7 +22,7 @@ from workers.layers.layer import Layer
 from workers.memory.shortage import shortage_in
 from workers.process.host_memory import check_room, free_host_bytes, give_freed_pages_back
 from workers.process.pinned_memory import SideStream, give_pinned_memory_back
-from workers.state.layer_state import LayerState, apart_on, bytes_of, host_copy, load_
+from workers.state.layer_state import LayerState, apart_on, bytes_of, host_copy, load_, with_moments
 from workers.state.optim import Optimizer
 
 LOOK_S = 0.05
@@ -35,7 +35,7 @@ class HostCopy:
     """The copy of one layer or shard.
 
     Args:
-        base: its state, in host memory; never changed.
+        base: its state, in host memory; never changed. Moments that lie in a file are read: see `LiveCopy`.
         step: the last step committed in it.
         device: where updates are replayed.
         stream: of that device, for new bases.
@@ -55,7 +55,7 @@ class HostCopy:
         optimizer: Optimizer,
         check_room: Callable[[int, str], None],
     ) -> None:
-        self._base = base
+        self._base = base = with_moments(base)
         self._step = step
         self._log: deque[Update] = deque()
         self._device = device

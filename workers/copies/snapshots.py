@@ -26,6 +26,7 @@ from workers.state.layer_state import (
     bytes_of,
     host_copy,
     moving_bytes_of,
+    with_moments,
     without_fixed,
 )
 
@@ -77,6 +78,8 @@ class Snapshots:
         self._free_bytes = free_bytes
         self._by_step: dict[int, _Snapshot] = {}
         self._change = threading.RLock()
+        self._stays_stored = 0
+        """Layers, from the first on, whose moments may lie in a file instead of in a snapshot."""
         self._round: _Round | None = None
         self.complete = 0
         """Step of the newest snapshot that is complete here; 0: none is."""
@@ -151,6 +154,24 @@ class Snapshots:
                 self._drop(later)
             self.complete = self.complete if self.complete <= step else 0
             self.given_up = self.given_up if self.given_up <= step else 0
+
+    def hold_moments(self, prefix: int) -> None:
+        """From here on hold the moments of the layers from `prefix` on, and read those that lie in files: these may go
+        with the next checkpoint.
+
+        Raises:
+            MomentsLost: a file cannot be read.
+        """
+        with self._change:
+            self._stays_stored = prefix
+            for step, snapshot in self._by_step.items():
+                for piece, state in snapshot.states.items():
+                    if (held := self._held(state)) is not state:
+                        snapshot.states[piece] = held
+                        self._keep(step, [held])
+
+    def _held(self, state: LayerState) -> LayerState:
+        return state if state.layer < self._stays_stored else with_moments(state)
 
     def stop(self) -> None:
         """Copy and fetch no more; what has arrived stays."""
@@ -228,6 +249,7 @@ class Snapshots:
     def _take_in(self, taken: _Round, state: LayerState) -> None:
         with self._change:
             if self._by_step.get(taken.step) is taken.snapshot:
+                state = self._held(state)
                 taken.snapshot.states[Piece(state.layer, state.shard)] = state
                 self._keep(taken.step, [state])
 

@@ -26,7 +26,14 @@ from workers.freezing.plans import FreezeSettings
 from workers.layers.layer import Layer
 from workers.memory.shortage import shortage_in
 from workers.process.host_memory import give_freed_pages_back
-from workers.state.layer_state import LayerState, bytes_of, host_copy, in_host_memory, moving_bytes_of
+from workers.state.layer_state import (
+    LayerState,
+    bytes_of,
+    host_copy,
+    in_host_memory,
+    moving_bytes_of,
+    with_moments,
+)
 from workers.state.optim import Optimizer
 
 Base = tuple[Layer | None, LayerState]
@@ -41,11 +48,13 @@ CLOSE_S = 5.0
 
 
 class LiveCopy(Updates):
-    """A copy on this rank's device, with all commits applied; `HostCopy` is one in host memory."""
+    """A copy on this rank's device, with all commits applied; `HostCopy` is one in host memory. It has its moments in
+    memory: the file that its owner has them in may go once the layer thaws, and a copy may be behind."""
 
     def __init__(self, base: Base, freeze: FreezeSettings, optimizer: Optimizer, step: int) -> None:
-        super().__init__(base[1], freeze, optimizer, step)
-        self.base = base
+        layer, state = base
+        self.base: Base = layer, with_moments(state)
+        super().__init__(self.base[1], freeze, optimizer, step)
 
 
 @dataclass

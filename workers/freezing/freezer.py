@@ -273,12 +273,17 @@ class Freezer:
             started = self._plans.adopt(self._brought, decision.step + 1)
             if self._extent.rank == 0:
                 reports.append(FreezeStarted(plan=started))
-        following = self._settings.at(decision.step + 1)
-        if following.method != self._config.method:
+        if self.changes_method:
             # Now: this step's state already has what the next step's method keeps, wherever it is sent or saved.
             for state in self._states.values():
-                begin_statistics(following, state)
+                begin_statistics(self._settings.at(decision.step + 1), state)
         return reports
+
+    @property
+    def changes_method(self) -> bool:
+        """Whether the step after the one that has begun follows another method, as far as is known: all layers begin
+        other statistics then."""
+        return self._settings.at(self._step + 1).method != self._config.method
 
     def counts(self) -> FrozenCounts | None:
         """Passes in which each parameter was frozen, over the steps committed; None where nothing ever is."""

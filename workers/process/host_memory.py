@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -66,6 +67,24 @@ def free_host_bytes(group: Path = Path("/sys/fs/cgroup")) -> int:
         files = re.search(r"^inactive_file (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE)
         free = min(free, limit - used + (int(files[1]) if files else 0))
     return max(0, free)
+
+
+def lies_in_memory(path: str, mounts: Path = Path("/proc/self/mounts")) -> bool:
+    """Whether the file system that has `path` keeps its files in this host's memory.
+
+    Args:
+        mounts: the table of mounted file systems; where there is none, the answer is no.
+    """
+    try:
+        table = [line.split(" ") for line in mounts.read_text().splitlines()]
+    except OSError:
+        return False
+    whole, kind, length = os.path.realpath(path), "", -1
+    for _, there, its_kind, *_ in table:
+        folder = there.replace("\\040", " ")
+        if os.path.commonpath([folder, whole]) == folder and len(folder) >= length:
+            kind, length = its_kind, len(folder)
+    return kind in ("tmpfs", "ramfs")
 
 
 def check_room(

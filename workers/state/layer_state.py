@@ -24,6 +24,7 @@ from workers.reproducibility.digest import state_digest as state_digest
 from workers.state.flat import Cut, Flat, flats_of
 from workers.state.own_memory import check_memory
 from workers.state.statistics import chosen, put_together
+from workers.state.stored_moments import StoredMoments
 
 Gradients = Mapping[str, Tensor]
 """One layer's gradients: parameter -> summed gradient, of its shape and dtype. An absent parameter was frozen
@@ -105,6 +106,8 @@ class LayerState:
     """Parameters that training does not change."""
     fixed_file: FixedFile = field(default_factory=FixedFile, compare=False)
     """Result of `record_of_fixed`."""
+    stored: StoredMoments | None = None
+    """Where the optimizer state of a frozen layer lies instead of in memory: `slots` has none then."""
 
     @property
     def fixed(self) -> dict[str, Tensor]:
@@ -241,7 +244,56 @@ def _copied(state: LayerState, fresh: Callable[[Tensor], Tensor]) -> LayerState:
         elsewhere=state.elsewhere,
         fixed_names=state.fixed_names,
         fixed_file=state.fixed_file,
+        stored=state.stored,
     )
+
+
+def leave_moments(state: LayerState, stored: StoredMoments) -> None:
+    """Let go of the optimizer state, which lies in `stored`. Whoever reads a tensor of it keeps that."""
+    state.stored = stored
+    state.slots = {name: {} for name in state.slots}
+    state.flats = tuple(replace(flat, slots={}) for flat in state.flats)
+
+
+def with_moments(state: LayerState) -> LayerState:
+    """`state` with its optimizer state in memory, and else the same tensors; `state` itself if it is there.
+
+    Raises:
+        MomentsLost: its file cannot be read.
+    """
+    if state.stored is None:
+        return state
+    read = state.stored.read().slots
+    found = _with_zeros(state, {slot for of_one in read.values() for slot in of_one})
+    for name, slots in read.items():
+        for slot, tensor in sorted(slots.items()):
+            if slot in found.slots[name]:
+                found.slots[name][slot].copy_(tensor)
+            else:  # no buffers: they lie anywhere
+                found.slots[name][slot] = fresh(tensor)
+    return found
+
+
+def bring_moments_back(state: LayerState) -> None:
+    """Have the optimizer state of the live `state` in memory again.
+
+    Raises:
+        MomentsLost: its file cannot be read.
+    """
+    _take_moments(state, with_moments(state))
+
+
+def _take_moments(state: LayerState, other: LayerState) -> None:
+    state.flats, state.slots, state.stored = other.flats, other.slots, other.stored
+
+
+def _with_zeros(state: LayerState, slots: Iterable[str]) -> LayerState:
+    """`state`, whose optimizer state is not in memory, with one of zeros."""
+    names = sorted(slots)
+    flats = tuple(
+        replace(flat, slots={slot: torch.zeros_like(flat.weights) for slot in names}) for flat in state.flats
+    )
+    return replace(state, flats=flats, slots=slots_of(flats, state.slots), stored=None)
 
 
 def shard_of(state: LayerState, cuts: Sequence[Cut], number: int, slots: Iterable[str]) -> LayerState:
@@ -311,6 +363,7 @@ def part_of(state: LayerState, part: StatePart) -> LayerState:
         elsewhere=state.elsewhere,
         fixed_names=state.fixed_names if weights else frozenset(),
         fixed_file=state.fixed_file,
+        stored=state.stored if moments else None,
     )
 
 
@@ -370,7 +423,14 @@ def _check_fixed(source: LayerState, built: LayerState) -> None:
 
 def united(weights: LayerState, moments: LayerState) -> LayerState:
     """A layer with the weights and buffers of `weights` and the rest of `moments`."""
-    return replace(weights, slots=moments.slots, updates=moments.updates, freezing=moments.freezing, flats=())
+    return replace(
+        weights,
+        slots=moments.slots,
+        updates=moments.updates,
+        freezing=moments.freezing,
+        flats=(),
+        stored=moments.stored,
+    )
 
 
 def in_host_memory(state: LayerState) -> bool:
@@ -406,10 +466,12 @@ def load_(state: LayerState, source: LayerState) -> None:
     """Copy the values of `source` into the tensors of `state`, in place; change nothing if they do not fit.
 
     A shard takes its parameters from a whole layer, or from any shard that has them. Freezing statistics that only one
-    side has become zero, as before any check. Fixed parameters that `source` leaves out must be in `state`.
+    side has become zero, as before any check. Fixed parameters that `source` leaves out must be in `state`. Moments
+    that lie in a file stay there, but for a shard.
 
     Raises:
         JobError: a layer name, tensor name, shape or dtype differs.
+        MomentsLost: a shard's moments lie in a file that cannot be read.
         FixedDiffers: fixed parameters that `source` leaves out are others in `state`.
     """
     where = f"layer {state.layer} ({state.name})"
@@ -419,7 +481,14 @@ def load_(state: LayerState, source: LayerState) -> None:
     left_out = state.fixed_names if source.leaves_out else frozenset[str]()
     if left_out:
         _check_fixed(source, state)
-    here, there = dict(_tensors(state, left_out)), dict(_tensors(source, state.elsewhere))
+    if state.shard != WHOLE:
+        source = with_moments(source)
+    taker = state
+    if source.stored is not None:
+        taker = replace(state, slots={})
+    elif state.stored is not None:
+        taker = _with_zeros(state, {slot for of_one in source.slots.values() for slot in of_one})
+    here, there = dict(_tensors(taker, left_out)), dict(_tensors(source, state.elsewhere))
     for key in {**here, **there}:
         if key not in there:
             raise JobError(f"{where}: {key} is missing in the state to load: {remedy}")
@@ -448,6 +517,10 @@ def load_(state: LayerState, source: LayerState) -> None:
                 tensor.copy_(statistics[key])
             else:
                 tensor.zero_()
+    if source.stored is not None:
+        leave_moments(state, source.stored)
+    elif state.stored is not None:
+        _take_moments(state, taker)
     state.updates.update({name: source.updates[name] for name in state.updates})
     if state.fixed_names and not left_out:  # copies of `state` keep the record of what they are copies of
         state.fixed_file = FixedFile(source.fixed_file.bytes, source.fixed_file.sha256)

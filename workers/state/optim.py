@@ -124,6 +124,7 @@ class Optimizer(ABC):
         if not gradients:
             return
         assert state.flats, f"layer {state.name} is a copy without buffers to update"
+        assert state.stored is None, f"the moments of layer {state.name} are not in memory"
         for name in gradients:
             state.updates[name] += 1
         layouts, weights = [flat.layout for flat in state.flats], [flat.weights for flat in state.flats]

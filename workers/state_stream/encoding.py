@@ -11,6 +11,7 @@ from torch import Tensor
 
 from planner.shards import Shard
 from workers.state.layer_state import FixedFile, LayerState
+from workers.state.stored_moments import StoredMoments
 
 Chunk = bytes | memoryview
 
@@ -54,6 +55,7 @@ def header(state: LayerState, step: int) -> bytes:
             "updates": state.updates,
             "fixed": sorted(state.fixed_names),
             "fixed_file": [state.fixed_file.bytes, state.fixed_file.sha256],
+            "stored": None if state.stored is None else vars(state.stored),
         }
     ).encode()
 
@@ -107,6 +109,7 @@ class PartialState:
                 shard=Shard(int(number), int(of)),
                 fixed_names=frozenset(map(str, about["fixed"])),
                 fixed_file=FixedFile(int(fixed_bytes), str(fixed_sha256)),
+                stored=None if about["stored"] is None else StoredMoments(**about["stored"]),
             )
             views = [self._allocate(*entry) for entry in about["tensors"]]
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:

@@ -18,6 +18,7 @@ from planner.course import Leg
 from planner.shards import Piece
 from workers.carried import Carried
 from workers.checkpoint.coordination import Checkpointing
+from workers.checkpoint.moments import bring_back, release
 from workers.commit.commit import CommitDecision, CommitError, CommitRecord, Prepared, decide
 from workers.commit.next_plan import NextPlan
 from workers.commit.unfinished import Greeting, Unfinished, agree, agreed_carried, agreed_validations
@@ -331,6 +332,7 @@ class TrainingLoop:
             told = self._channel.all_gather(to_json(setup.greeting))
             self._owners = [from_json(Greeting, greeting) for greeting in told]
             self._carry(agreed_carried(self._owners, self.step))
+            self._bring_moments_back()
             if not self.step and self.carried.prefix.layers and setup.place == 0:
                 setup.report(prefix_report(setup, self.carried.prefix))
             self._between.checkpointing.validations = agreed_validations(self._owners, self.step)
@@ -438,6 +440,7 @@ class TrainingLoop:
             self._minibatch.load_buffers(before if decision.skipped else buffers)
             committed = True
             self._take_up(_Undecided(step, begun_s, window, record.requests, {}, parcels), vector, decision)
+            self._release_moments()
             if self.carried.prefix.layers != self._freezer.prefix:
                 # From here on, other tensors carry a gradient from stage to stage.
                 self._channel.renew()
@@ -550,9 +553,24 @@ class TrainingLoop:
             grown = self.carried.legs[-1] if self.carried.legs != before.legs else None
             told = prefix_report(self._setup, self.carried.prefix, decision.step, decision.norms, grown)
             self._announcements.add_shared(self.step, told)
+        self._bring_moments_back()
         self._announce(step, leg, decision, reports)
         if decision.bases_done:
             self._setup.withdraw()
+
+    def _bring_moments_back(self) -> None:
+        """Before the next step, and before a checkpoint that no longer names their files: have the moments in memory of
+        the layers that it trains, and of those that begin other statistics."""
+        setup, prefix = self._setup, self.carried.prefix.layers
+        bring_back((state for _, state in setup.layers.values()), prefix)
+        setup.snapshots.hold_moments(0 if self._freezer.changes_method else prefix)
+
+    def _release_moments(self) -> None:
+        """Let go of the moments that only a complete checkpoint has to have: those of frozen layers."""
+        files = self._between.checkpointing.shared_moments()
+        tied = {layer for group in self._setup.definition.tied_layers for layer in group}
+        frozen = {*range(self.carried.prefix.layers)} - tied
+        release((state for layer, (_, state) in self._setup.layers.items() if layer in frozen), files)
 
     def _carried_after(self, decision: CommitDecision) -> Carried:
         """State that the step after `decision` follows."""
