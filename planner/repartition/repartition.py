@@ -168,13 +168,15 @@ class _Finals:
         most = min(MOST_FINALISTS, max(1, FINALIST_ACTIONS // actions))
         fitting: list[tuple[Prediction, int]] = []
         orders = (judged[0].order, problem.order_now)
-        if len(judged) * actions <= FINALIST_ACTIONS:
+        every = len(judged) * actions <= FINALIST_ACTIONS
+        if every:
             most, orders = len(judged), tuple(one.order for one in judged)
         for order in dict.fromkeys(orders):
             own = [one for one in judged if one.order == order]
             for one in self._ranked(own)[:most]:
                 prediction = self._prediction(one)
-                if self._fits(prediction):
+                # The bound pays where there are many plans of few actions.
+                if self._fits(prediction) if every else prediction.fits:
                     fitting.append((prediction, int(problem.moved_bytes(one.cut[None, :], order)[0])))
         return _fastest_first(fitting)
 
