@@ -109,7 +109,7 @@ def gpt(output: Path, **changes: Any) -> WorkerConfig:
     return small_config(
         output,
         model=model,
-        data=DataConfig(source="python-docs"),
+        data=DataConfig(source="python-docs", validation_batches=1),
         **{**SIZES, "microbatch_size": 8, **changes},
     )
 
