@@ -44,7 +44,8 @@ def freeze_options(
     Args:
         question: of the program, with the layers' energies and a profile.
         ratios: the program's.
-        step_s: returns the predicted step with a prefix of so many layers.
+        step_s: returns the predicted step with a prefix of so many layers, 0 too, as the layers would lie then: a job
+            that has packed a prefix would lay itself out anew without it.
         least: share of a step's progress that a prefix leaves.
     """
     plan, schedule, profile, adaptive = question.plan, question.schedule, question.profile, question.adaptive
@@ -53,7 +54,7 @@ def freeze_options(
     unfrozen_s = predict(profile, plan, schedule).step_s
     progress = expected_progress(ratios, shares, adaptive=adaptive)
     kappa = predict(profile, plan, schedule, ratios).step_s / unfrozen_s
-    yield FreezeOption(prefix=0, kappa=kappa, progress=progress)
+    yield FreezeOption(prefix=0, kappa=kappa * step_s(0) / unfrozen_s, progress=progress)
     for prefix in range(1, len(shares)):
         left = 1.0 - sum(shares[:prefix])
         if left < least:

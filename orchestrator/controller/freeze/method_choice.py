@@ -73,7 +73,7 @@ def chosen(job: Running) -> Chosen | None:
 
     plan, schedule = job.whole
     layers = plan.layers[-1][1]
-    laid_out = {layers * part // (LAID_OUT + 1) for part in range(1, LAID_OUT + 1)}
+    laid_out = {0, *(layers * part // (LAID_OUT + 1) for part in range(1, LAID_OUT + 1))}
     if job.spec.pack == "off":
         laid_out = set[int]()
 

@@ -19,8 +19,9 @@ WHOLE, SCHEDULE = plan(4), build("1f1b", 1, 2)
 """Two microbatches on one rank."""
 
 
-def found(energies: Sequence[float], least_update: float) -> list[FreezeOption]:
-    """The options under SGD."""
+def found(energies: Sequence[float], least_update: float, unpacked: float = 1.0) -> list[FreezeOption]:
+    """The options under SGD, where a step without a prefix takes `unpacked` of what it takes with the layers where they
+    are."""
     question = FreezeQuestion(
         plan=WHOLE,
         schedule=SCHEDULE,
@@ -30,7 +31,19 @@ def found(energies: Sequence[float], least_update: float) -> list[FreezeOption]:
         energies=tuple(energies),
         profile=OF,
     )
-    return [*freeze_options(question, decide(question, ()).ratios, step_s, least=least_update)]
+    ratios = decide(question, ()).ratios
+
+    def laid_out_s(prefix: int) -> float:
+        return step_s(prefix) * (1.0 if prefix else unpacked)
+
+    return [*freeze_options(question, ratios, laid_out_s, least=least_update)]
+
+
+def test_the_ratios_count_with_the_layers_where_they_would_be_without_a_prefix() -> None:
+    packed, *_ = found([1.0, 1.0, 2.0, 4.0], 0.4)
+    anew, *_ = found([1.0, 1.0, 2.0, 4.0], 0.4, unpacked=0.5)
+    assert anew.kappa == pytest.approx(packed.kappa / 2)
+    assert anew.progress == packed.progress
 
 
 def step_s(prefix: int) -> float:
