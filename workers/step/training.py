@@ -568,6 +568,8 @@ class TrainingLoop:
     def _release_moments(self) -> None:
         """Let go of the moments that only a complete checkpoint has to have: those of frozen layers."""
         files = self._between.checkpointing.shared_moments()
+        if not files:
+            return
         tied = {layer for group in self._setup.definition.tied_layers for layer in group}
         frozen = {*range(self.carried.prefix.layers)} - tied
         release((state for layer, (_, state) in self._setup.layers.items() if layer in frozen), files)
