@@ -43,6 +43,8 @@ SHARING = (
 )
 """Files whose tests leave the cluster of two nodes unchanged, by the process that runs them: about as long each. Every
 process that starts a cluster takes as much processor time for that as two short jobs."""
+EACH_CHOICE = "each_choice"
+"""The mark of tests whose parameters are a product."""
 MADE_ONCE = {"quiet", "window", "page", "prometheus", "forest", "fitted"}
 """Fixtures of modules that take seconds: another process would make another one."""
 GROUP = {stem: f"two nodes {number}" for number, stems in enumerate(SHARING) for stem in stems}
@@ -52,6 +54,8 @@ GROUP = {stem: f"two nodes {number}" for number, stems in enumerate(SHARING) for
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give all tests of a file that starts Ray clusters to one test process: they share a cluster, which has its own
     address. And all that share something else that takes long to make. Limits follow the machine's pace."""
+    for item in beyond_each_choice(items):
+        item.add_marker(pytest.mark.soak)
     for item in items:
         if item.path.name.startswith(STARTS_A_CLUSTER):
             item.add_marker(pytest.mark.xdist_group(GROUP.get(item.path.stem, item.path.stem)))
@@ -64,6 +68,36 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         limit = item.get_closest_marker("timeout")
         limit_s = float(limit.args[0] if limit is not None else item.config.getini("timeout"))
         item.add_marker(pytest.mark.timeout(patient(limit_s)), append=False)
+
+
+def beyond_each_choice(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return the cases of tests marked `each_choice` all of whose values earlier cases have: those are soaks.
+
+    Each-choice coverage (Ammann and Offutt, "Introduction to Software Testing", section 6.2): each value of each
+    parameter is in one case at least. The case of the most new values comes first, then the earlier one.
+    """
+    products: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker(EACH_CHOICE) is not None and not item.get_closest_marker("soak"):
+            products.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    return [item for cases in products.values() for item in _repeating(cases)]
+
+
+def _parameters(case: pytest.Item) -> list[tuple[str, object]]:
+    return list(getattr(case, "callspec").params.items())  # noqa: B009 - pytest's type of items does not tell of it
+
+
+def _repeating(cases: list[pytest.Item]) -> list[pytest.Item]:
+    choices = {case: {(name, str(value)) for name, value in _parameters(case)} for case in cases}
+    seen: set[tuple[str, str]] = set()
+    left = list(cases)
+    while left:
+        most = max(left, key=lambda case: len(choices[case] - seen))
+        if not choices[most] - seen:
+            break
+        seen |= choices[most]
+        left.remove(most)
+    return left
 
 
 def pytest_collection_finish() -> None:

@@ -62,7 +62,8 @@ def test_a_job_whose_nodes_die_and_come_ends_with_the_bits_of_a_quiet_one(tmp_pa
     numbers = json.loads(output)
     found = numbers["rehearsal"]
     assert found["emulated"]
-    assert 0 < found["ratio"] < 1
+    # On a busy machine a recovery may last until the trace is over: then none of its time ends in a committed step.
+    assert 0 <= found["ratio"] < 1
     assert found["losses"] >= 1
     logged = [record.event for record in read_log(tmp_path / "out" / "events.jsonl")]
     (b,) = [
