@@ -137,17 +137,16 @@ def test_half_of_a_batch_is_brought_where_half_is_needed() -> None:
 
 
 def test_the_time_of_a_slow_source_is_hidden_behind_computing() -> None:
-    read_s = 0.02
-    source, reading = Source(lambda _: time.sleep(read_s)), ReadAhead(CPU, 1)
+    source, reading = Source(), ReadAhead(CPU, 1)
     reading.begin(reads(0, 12), source)
-    waited_s = []
-    for microbatch in range(12):
-        began_s = time.perf_counter()
+    take_all(reading, reads(0, 12)[:SLOW_READS])
+    for microbatch in range(SLOW_READS, 12):
+        deadline = time.monotonic() + patient(5)
+        while len(source.read) <= microbatch:
+            assert time.monotonic() < deadline, "nobody reads while the rank computes"
+            time.sleep(0.001)
         reading.collect(0, microbatch)
-        waited_s.append(time.perf_counter() - began_s)
-        time.sleep(1.5 * read_s)
-    assert min(waited_s[:SLOW_READS]) >= read_s
-    assert sorted(waited_s[SLOW_READS + 1 :])[4] < read_s / 4  # the median: other work may delay one
+    assert source.by[SLOW_READS:] == [AHEAD_OF_IT] * (12 - SLOW_READS)
     reading.stop()
 
 
@@ -331,17 +330,27 @@ def test_a_source_that_only_its_own_thread_may_read_is_read_there() -> None:
 
 
 def test_stopping_waits_for_no_read_and_the_next_read_does() -> None:
-    source, reading = Source(lambda _: time.sleep(0.02)), ReadAhead(CPU, 1)
-    stopping_s: list[float] = []
+    rounds: list[tuple[threading.Event, threading.Event]] = []
+
+    def takes(wanted: WantedRead) -> None:
+        time.sleep(PLAINLY_SLOW_S)
+        if threading.current_thread().name == AHEAD_OF_IT and wanted.microbatch >= 4:
+            reached, go = rounds[-1]
+            reached.set()
+            assert go.wait(patient(60))
+
+    source, reading = Source(takes), ReadAhead(CPU, 1)
     for _ in range(4):
+        rounds.append((threading.Event(), threading.Event()))
+        reached, go = rounds[-1]
         reading.begin(reads(0), source)
         take_all(reading, reads(0)[:4])
-        began_s = time.perf_counter()
-        reading.stop()  # in the middle of a read; `Source` refuses another beside it
-        stopping_s.append(time.perf_counter() - began_s)
-    assert min(stopping_s) < 0.01  # other work may delay some
+        assert reached.wait(patient(60))
+        reading.stop()  # in the middle of a read, which does not end until `go`
+        assert source._turn.locked()
+        threading.Timer(0.01, go.set).start()
     assert source.ahead > 4
-    reading.wait()
+    reading.wait()  # `Source` refuses another read beside one that goes on
     assert not running()
 
 
