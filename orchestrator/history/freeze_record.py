@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import mean
 from typing import Annotated, Any
 
-from orchestrator.events.types import FreezeChanged, FreezeSolved
+from orchestrator.events.types import FreezeChanged, FreezeSolved, LayoutWeighed
 from orchestrator.history.columns import Columns
 from orchestrator.history.freeze_history import still_proposed
 from orchestrator.history.frozen_counts import CountedSteps
@@ -33,6 +33,7 @@ FreezeEvent = (
     | FreezeStarted
     | FreezeReport
     | PrefixFrozen
+    | LayoutWeighed
     | ActivationsKept
     | ActivationsUsed
 )
@@ -41,6 +42,8 @@ RECENT_STEPS = 50
 """Newest steps of which every action is kept."""
 RECENT_ACTIONS = 2_000
 """Most actions that are kept, where a step has many."""
+MOST_WEIGHED = 40
+"""Newest layouts that were weighed of which the record tells."""
 NEWEST_ENERGIES = 3
 """Steps over which the energies of layers are a running mean."""
 
@@ -97,6 +100,8 @@ class FreezeRecord:
     """The actions of the newest `RECENT_STEPS` such steps."""
     prefixes: dict[int, PrefixFrozen] = field(default_factory=dict)
     """The layers frozen as a whole, by the step from which on they are."""
+    weighed: list[LayoutWeighed] = field(default_factory=list)
+    """The newest other layouts that were weighed, taken or not."""
     kept: dict[int, ActivationsKept] = field(default_factory=dict)
     """Layers -> the newest trial of whether what they make of training samples is kept while they are frozen."""
     used: list[ActivationsUsed] = field(default_factory=list)
@@ -139,6 +144,8 @@ class FreezeRecord:
                     self.start = plan.start
             case PrefixFrozen():
                 self.prefixes[event.step] = event
+            case LayoutWeighed():
+                self.weighed = [*self.weighed, event][-MOST_WEIGHED:]
             case ActivationsKept(held_out=held_out, layers=layers):
                 if not held_out:
                     self.kept[layers] = event
@@ -158,7 +165,7 @@ class FreezeRecord:
         if not resume:
             self.solved, self.plans, self.prefixes, self.reasons = None, {}, {}, {}
             self.reason, self.energies = "", ()
-            self.kept, self.used = {}, []
+            self.kept, self.used, self.weighed = {}, [], []
         for _, plan in sorted(self.plans.items()):
             self._follow(plan)
 

@@ -62,7 +62,7 @@ from workers.protocol.reports import (
     ValidationReport,
 )
 
-VERSION = 24
+VERSION = 25
 """Version of a view's contents and of its fold: a snapshot of another version is not read."""
 RECENT_TIMELINES = 20
 """Newest measured steps whose timelines are kept, besides those of the monitoring phase."""

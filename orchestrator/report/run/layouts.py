@@ -53,11 +53,12 @@ class Stretch:
 
 
 def layouts(run: JobView) -> tuple[tuple[Table, ...], tuple[Chart, ...]]:
-    """The table of stretches and the chart of pipelines; empty where no layer was ever frozen as a whole."""
+    """The tables of stretches and of layouts that were weighed, and the chart of pipelines; empty where no layer was
+    ever frozen as a whole."""
     if not run.freeze.prefixes or not run.steps:
         return (), ()
     found = stretches(run)
-    return (_table(found),), _charts(run, found)
+    return (_table(found), *_weighed(run)), _charts(run, found)
 
 
 def stretches(run: JobView) -> tuple[Stretch, ...]:
@@ -147,6 +148,21 @@ def _table(found: tuple[Stretch, ...]) -> Table:
         ),
         rows=rows,
         more=f"{counted(left, 'earlier stretch', 'earlier stretches')} left out" if left else "",
+    )
+
+
+def _weighed(run: JobView) -> tuple[Table, ...]:
+    """The other layouts that were weighed as layers froze or thawed; none of a job that never weighed one."""
+    if not run.freeze.weighed:
+        return ()
+    return (
+        Table(
+            label="Other layouts that were weighed",
+            columns=(Column("Layers frozen from step", "number"), Column("Taken"), Column("Why")),
+            rows=tuple(
+                (f"{each.prefix:,}", "yes" if each.pays else "no", each.reason) for each in run.freeze.weighed
+            ),
+        ),
     )
 
 
