@@ -24,6 +24,7 @@ from orchestrator.events.types import Stalled, Warned
 from orchestrator.lifecycle.stimuli import Noted, RankLost, Stimulus
 from workers.actor import Home
 from workers.process.process_times import ProcessTimes, Standing, process_times
+from workers.protocol.reports import Working
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="Linux alone tells waits")
 
@@ -36,14 +37,14 @@ class Machines:
 
     def __init__(self, look: Callable[[Home], Awaitable[ProcessTimes | None]] | None = None) -> None:
         self._look = look
-        self.answers: dict[int, asyncio.Future[None]] = {}
+        self.answers: dict[int, asyncio.Future[Working | None]] = {}
         self.ended: list[int] = []
 
     async def look(self, home: Home) -> ProcessTimes | None:
         return process_times(home.pid) if self._look is None else await self._look(home)
 
-    def call(self, rank: int, method: str, *arguments: object) -> Awaitable[None]:
-        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    def call(self, rank: int, method: str, *arguments: object) -> Awaitable[Working | None]:
+        answer: asyncio.Future[Working | None] = asyncio.get_running_loop().create_future()
         self.answers[rank] = answer
         return answer
 
@@ -222,7 +223,6 @@ def listening(waiting: Waiting, *, hang_timeout_s: float) -> asyncio.Future[None
 
 
 def test_a_rank_that_stood_still_and_goes_on_leaves_a_mark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeats, "STALL_S", 0.3)
     monkeypatch.setattr(heartbeats, "PING_EVERY_S", EVERY_S)
 
     async def listen() -> None:
@@ -233,6 +233,7 @@ def test_a_rank_that_stood_still_and_goes_on_leaves_a_mark(monkeypatch: pytest.M
         answers.pop(0).set_result(None)
         await waiting.until(lambda: 0 in answers)
         assert waiting.posted == []
+        monkeypatch.setattr(heartbeats, "STALL_S", 0.3)
         await asyncio.sleep(0.5)
         answers.pop(0).set_result(None)
         await waiting.until(lambda: 0 in answers)
@@ -243,6 +244,27 @@ def test_a_rank_that_stood_still_and_goes_on_leaves_a_mark(monkeypatch: pytest.M
         assert (stalled.event.rank, stalled.event.action) == (0, "")
         # Since the answer before, not since the heartbeat that stayed without one.
         assert stalled.event.seconds >= 0.5 + 0.9 * EVERY_S
+
+    asyncio.run(listen())
+
+
+def test_of_a_slow_action_is_told_once_before_the_rank_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeats, "PING_EVERY_S", EVERY_S)
+
+    async def listen() -> None:
+        waiting = Waiting(Home(node="there", host="h", pid=1), Machines(sleeping))
+        beats = listening(waiting, hang_timeout_s=LIMIT_S)
+        for for_s in (0.4 * PATIENCE_S, 0.6 * PATIENCE_S, 0.8 * PATIENCE_S, PATIENCE_S):
+            await waiting.until(lambda: 0 in waiting.machines.answers)
+            waiting.machines.answers.pop(0).set_result(Working(action="1F0", for_s=for_s))
+        await waiting.until(lambda: waiting.machines.ended)
+        beats.cancel()
+        told, lost = waiting.posted
+        assert isinstance(told, Noted)
+        assert isinstance(told.event, Warned)
+        assert "has computed 1F0 for 36.0 s: it is killed after 1 min 00 s" in told.event.text
+        assert isinstance(lost, RankLost)
+        assert "has computed 1F0 for 1 min 00 s, and was killed" in lost.error
 
     asyncio.run(listen())
 
