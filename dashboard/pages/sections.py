@@ -116,6 +116,7 @@ SECTIONS = (
             "FreezeSolved",
             "FreezeStarted",
             "PrefixFrozen",
+            "LayoutWeighed",
             "Issued",
             "Regrouped",
             "Submitted",
