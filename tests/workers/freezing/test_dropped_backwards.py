@@ -43,8 +43,9 @@ def reports(run: LaunchedRun) -> list[FreezeReport | FrozenCounts]:
     return sorted(found, key=lambda each: (type(each).__name__, each.step, each.rank))
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("schedule", FAMILIES)
-@pytest.mark.parametrize("trait", ["plain", "dropout", "batchnorm", "tied"])
+@pytest.mark.parametrize("trait", ["tied", "dropout", "batchnorm", "plain"])
 def test_every_family_has_the_bits_and_reports_of_the_plan_that_keeps_them(
     tmp_path: Path, schedule: str, trait: str
 ) -> None:
@@ -59,6 +60,7 @@ def test_every_family_has_the_bits_and_reports_of_the_plan_that_keeps_them(
         assert reports(run) == reports(expected)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("shard", ["none", "optimizer", "gradients"])
 @pytest.mark.parametrize("pipelines", [1, 2])
 def test_replicas_and_shards_have_them_too(tmp_path: Path, shard: str, pipelines: int) -> None:
@@ -138,6 +140,7 @@ def test_ranks_leave_before_a_step_that_trains_what_the_plan_drops(tmp_path: Pat
         assert state_sha256(ended) == expected.state_sha256
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("phase", [FaultPhase.FORWARD, FaultPhase.BEFORE_COMMIT, FaultPhase.IN_COMMIT])
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_rank_lost_while_they_are_dropped_costs_no_bit(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jobs import job, small_config
@@ -18,7 +19,7 @@ from workers.launch.ranks import LaunchedRun
 from workers.protocol.errors import JobError
 from workers.protocol.reports import FreezeReport, FreezeStarted, TimelineReport
 
-STEPS = 16
+STEPS = 14
 PHASES = Phases(warm_up=0, monitoring=2, ramp=4)
 NOTHING = ((0.0,) * 4,) * 8
 
@@ -73,8 +74,13 @@ def test_the_settings_in_force_are_those_of_the_last_plan_that_has_started() -> 
     assert FreezeSettings(own, FreezePlans([control(1, "autofreeze", start=5)])).at(5).warm_up == 4
 
 
+# Two partitions, and stops at commits at which the settings change.
+@pytest.mark.each_choice
 @pytest.mark.parametrize("method", METHODS)
-def test_changes_give_the_same_bits_on_any_partition_and_after_stops(tmp_path: Path, method: str) -> None:
+@pytest.mark.parametrize("way", ["split", "recompute", "stopped at 2", "stopped at 9"])
+def test_changes_give_the_same_bits_on_any_partition_and_after_stops(
+    tmp_path: Path, method: str, way: str
+) -> None:
     config, plans = configured(tmp_path / "whole", method), changes_of(method)
     expected = run_threads(job(config, freeze_plans=plans, ranks=1))
     shares = frozen_shares(expected)
@@ -86,32 +92,38 @@ def test_changes_give_the_same_bits_on_any_partition_and_after_stops(tmp_path: P
         assert max(shares[step] for step in range(12, STEPS + 1)) > 0
     never = run_threads(job(config, ranks=1))
     assert never.state_sha256 != expected.state_sha256
-    for shape in SHAPES[1:3]:
-        run = run_threads(job(config, freeze_plans=plans, **shape))
-        assert run.state_sha256 == expected.state_sha256, shape
-        assert steps_of(run) == steps_of(expected), shape
-    # Stopped at commits at which the settings change.
-    for stop_at in (2, 9):
-        again = changed(config, output=str(tmp_path / f"stopped-{stop_at}"))
+    if way.startswith("stopped"):
+        again = changed(config, output=str(tmp_path / "stopped"))
+        stop_at = int(way.removeprefix("stopped at "))
         first, second = {"ranks": 2, "schedule": "1f1b"}, {"ranks": 4, "schedule": "zb-h1"}
         stopped = run_threads(job(again, freeze_plans=plans, stop_at=stop_at, **first))
         start = checkpoints(again.job.folder)[0]
         resumed = run_threads(job(again, freeze_plans=plans, start=start, generation=2, **second))
-        assert resumed.state_sha256 == expected.state_sha256, stop_at
-        assert steps_of(stopped) + steps_of(resumed) == steps_of(expected), stop_at
+        assert resumed.state_sha256 == expected.state_sha256
+        assert steps_of(stopped) + steps_of(resumed) == steps_of(expected)
+    else:
+        shape = SHAPES[1] if way == "split" else SHAPES[2]
+        run = run_threads(job(config, freeze_plans=plans, **shape))
+        assert run.state_sha256 == expected.state_sha256
+        assert steps_of(run) == steps_of(expected)
 
 
-@pytest.mark.parametrize("method", ["timelyfreeze", "timelyfreeze+apf", "autofreeze"])
-def test_changes_made_while_training_are_replayed_to_the_bit(tmp_path: Path, method: str) -> None:
+@pytest.mark.each_choice
+@pytest.mark.parametrize(
+    "method", ["timelyfreeze+apf", "autofreeze", pytest.param("timelyfreeze", marks=pytest.mark.soak)]
+)
+@pytest.mark.parametrize("shape", SHAPES[:2])
+def test_changes_made_while_training_are_replayed_to_the_bit(
+    tmp_path: Path, method: str, shape: dict[str, Any]
+) -> None:
     own = METHODS[method].model_copy(update={"method": "apf"})
-    config = small_config(tmp_path, "dropout", steps=STEPS, freeze=own, timeline_every=1)
+    config = small_config(tmp_path, "dropout", steps=STEPS + 2, freeze=own, timeline_every=1)
     due = ((2, control(1, method)), (9, control(2, "none")), (11, control(3, "timelyfreeze+apf")))
     live = run_threads(job(config, ranks=4, schedule="1f1b", prepare=due))
     started = tuple(r.plan for r in live.reports if isinstance(r, FreezeStarted))
     assert [plan.control for plan in started] == [plan.control for _, plan in due]
-    for shape in SHAPES[:2]:
-        again = run_threads(job(config, freeze_plans=started, **shape))
-        assert again.state_sha256 == live.state_sha256, shape
+    again = run_threads(job(config, freeze_plans=started, **shape))
+    assert again.state_sha256 == live.state_sha256
     same = run_threads(job(config, ranks=4, schedule="1f1b", freeze_plans=started))
     assert frozen_actions(same) == frozen_actions(live)
 

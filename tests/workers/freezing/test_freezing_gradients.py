@@ -149,20 +149,22 @@ def assert_only_the_frozen_are_absent(
             assert tensor is None or formed is None or torch.equal(tensor, formed), key
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("trait", TRAITS)
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("recompute", [True, False])
+@pytest.mark.parametrize("split", [True, False])
 def test_small_models(trait: str, recompute: bool, split: bool) -> None:
     assert_only_the_frozen_are_absent(*small(trait), "float32", recompute=recompute, split=split)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("name", sorted(REAL))
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "bfloat16-autocast"])
-@pytest.mark.parametrize("split", [False, True])
-def test_real_models(tmp_path: Path, name: str, precision: str, split: bool) -> None:
+@pytest.mark.parametrize("recompute", [True, False])
+@pytest.mark.parametrize("split", [True, False])
+def test_real_models(tmp_path: Path, name: str, precision: str, recompute: bool, split: bool) -> None:
     definition, dataset = real(name, tmp_path)
-    for recompute in (False, True):
-        assert_only_the_frozen_are_absent(definition, dataset, precision, recompute=recompute, split=split)
+    assert_only_the_frozen_are_absent(definition, dataset, precision, recompute=recompute, split=split)
 
 
 class Stacked(nn.Module):

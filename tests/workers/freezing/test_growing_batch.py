@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jobs import job, small_config
@@ -23,7 +24,7 @@ from workers.protocol.reports import PrefixFrozen, StepReport
 SCHEDULE = ((3, 5), (6, 7))
 SCALE = FreezeConfig(method="prefix", schedule=SCHEDULE, batch="scale", lr="sqrt", frozen_cost=0.1)
 """Of 8 layers, 5 frozen ones leave 3.5, so there are twice as many replicas, and 7 leave 1.7: four times as many."""
-STEPS, LAST = 20, 8
+STEPS = 20
 """20 steps of the first batch are 2 of it, 3 of twice as many, and 3 of four times as many, which take 20 in all."""
 
 
@@ -64,44 +65,49 @@ def frozen_by_hand(step: int, microbatch: int, name: str, module: nn.Module) -> 
     return [key for key, _ in module.named_parameters()] if below else []
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("trait", ["plain", "dropout", "attention"])
-def test_the_bits_are_those_of_a_plain_loop_with_the_batch_of_each_leg(tmp_path: Path, trait: str) -> None:
-    config = config_of(tmp_path, trait)
-    course = course_of(config)
-    expected, expected_losses = train_plainly(config, tmp_path, frozen=frozen_by_hand, course=course)
-    for shape in (
+@pytest.mark.parametrize(
+    "shape",
+    [
         {"ranks": 1},
         {"ranks": 3, "schedule": "gpipe", "counts": (3, 3, 2)},
         {"ranks": 2, "schedule": "zb-h1", "recompute": True},
-    ):
-        run = run_threads(job(config, **shape))
-        assert run.state_sha256 == expected, shape
-        assert losses(run) == expected_losses
-        assert legs(run) == list(course.further)
-        assert [r.samples for r in steps(run)] == [2, 2, 4, 4, 4, 8, 8, 8]
-        # The rate of the schedule where as many samples are taken, by the root of how many times the batch is.
-        kept = run_threads(
-            job(
-                changed(config, freeze=SCALE.model_copy(update={"batch": "keep"}), output=str(tmp_path / "k"))
-            )
-        )
-        rates = [r.lr for r in steps(kept)]
-        along = [(0, 1.0), (1, 1.0), (2, 2**0.5), (4, 2**0.5), (6, 2**0.5), (8, 2.0), (12, 2.0), (16, 2.0)]
-        assert [r.lr for r in steps(run)] == [rates[at] * factor for at, factor in along]
+    ],
+)
+def test_the_bits_are_those_of_a_plain_loop_with_the_batch_of_each_leg(
+    tmp_path: Path, trait: str, shape: dict[str, Any]
+) -> None:
+    config = config_of(tmp_path, trait)
+    course = course_of(config)
+    expected, expected_losses = train_plainly(config, tmp_path, frozen=frozen_by_hand, course=course)
+    run = run_threads(job(config, **shape))
+    assert run.state_sha256 == expected
+    assert losses(run) == expected_losses
+    assert legs(run) == list(course.further)
+    assert [r.samples for r in steps(run)] == [2, 2, 4, 4, 4, 8, 8, 8]
+    # The rate of the schedule where as many samples are taken, by the root of how many times the batch is.
+    keeping = SCALE.model_copy(update={"batch": "keep"})
+    kept = run_threads(job(changed(config, freeze=keeping, output=str(tmp_path / "k"))))
+    rates = [r.lr for r in steps(kept)]
+    along = [(0, 1.0), (1, 1.0), (2, 2**0.5), (4, 2**0.5), (6, 2**0.5), (8, 2.0), (12, 2.0), (16, 2.0)]
+    assert [r.lr for r in steps(run)] == [rates[at] * factor for at, factor in along]
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("shard", ["none", "optimizer", "gradients"])
+@pytest.mark.parametrize("pipelines", [4, 2])
 def test_any_number_of_pipelines_has_the_same_bits_more_than_there_are_replicas_too(
-    tmp_path: Path, shard: str
+    tmp_path: Path, shard: str, pipelines: int
 ) -> None:
     config = config_of(tmp_path, microbatches=2, shard=shard)
     expected = ""
-    for pipelines in (1, 2, 4):
-        work = job(config, ranks=1 if pipelines > 1 else 2)
-        plan = replace(work.plan, pipelines=pipelines, shard=shard)
+    for number in (1, pipelines):
+        work = job(config, ranks=1 if number > 1 else 2)
+        plan = replace(work.plan, pipelines=number, shard=shard)
         run = run_threads(replace(work, plan=plan))
         expected = expected or run.state_sha256
-        assert run.state_sha256 == expected, pipelines
+        assert run.state_sha256 == expected
         assert [r.samples for r in steps(run)] == [4, 4, 8, 8, 8, 16, 16, 16]
 
 
@@ -125,20 +131,23 @@ def test_each_sample_comes_once_in_each_epoch(tmp_path: Path, buckets: int) -> N
         assert report.samples_digest == samples_digest(used)
 
 
-def test_stop_and_resume_at_any_step(tmp_path: Path) -> None:
+# Where the batch grows with the next step, and amid a leg.
+@pytest.mark.parametrize(
+    "stop_at", [2, 4, 5, *(pytest.param(step, marks=pytest.mark.soak) for step in (1, 3, 6, 7))]
+)
+def test_stop_and_resume_at_any_step(tmp_path: Path, stop_at: int) -> None:
     config = config_of(tmp_path / "quiet", "batchnorm", validate_every=3)
     expected = run_threads(job(config, ranks=2, schedule="1f1b"))
     course = course_of(config)
-    for stop_at in range(1, LAST):
-        again = changed(config, output=str(tmp_path / f"stop-{stop_at}"))
-        stopped = run_threads(job(again, stop_at=stop_at, ranks=stop_at % 2 + 1))
-        (newest,) = checkpoints(again.job.folder)
-        manifest = read_manifest(newest)
-        assert manifest.samples == course.taken(stop_at)
-        assert manifest.carried.legs == tuple(leg for leg in course.further if leg.step <= stop_at + 1)
-        resumed = run_threads(job(again, start=newest, generation=2, ranks=(stop_at + 1) % 2 + 1))
-        assert resumed.state_sha256 == expected.state_sha256, stop_at
-        assert legs(stopped) + legs(resumed) == legs(expected)
+    again = changed(config, output=str(tmp_path / "stopped"))
+    stopped = run_threads(job(again, stop_at=stop_at, ranks=stop_at % 2 + 1))
+    (newest,) = checkpoints(again.job.folder)
+    manifest = read_manifest(newest)
+    assert manifest.samples == course.taken(stop_at)
+    assert manifest.carried.legs == tuple(leg for leg in course.further if leg.step <= stop_at + 1)
+    resumed = run_threads(job(again, start=newest, generation=2, ranks=(stop_at + 1) % 2 + 1))
+    assert resumed.state_sha256 == expected.state_sha256
+    assert legs(stopped) + legs(resumed) == legs(expected)
 
 
 @pytest.mark.parametrize(
@@ -146,11 +155,11 @@ def test_stop_and_resume_at_any_step(tmp_path: Path) -> None:
     [
         (2, FaultPhase.IN_COMMIT),
         (2, FaultPhase.AFTER_COMMIT),
-        (3, FaultPhase.FORWARD),
+        pytest.param(3, FaultPhase.FORWARD, marks=pytest.mark.soak),
         (3, FaultPhase.BEFORE_COMMIT),
-        (5, FaultPhase.IN_COMMIT),
+        pytest.param(5, FaultPhase.IN_COMMIT, marks=pytest.mark.soak),
         (6, FaultPhase.BACKWARD),
-        (8, FaultPhase.IN_COMMIT),
+        pytest.param(8, FaultPhase.IN_COMMIT, marks=pytest.mark.soak),
     ],
 )
 def test_a_rank_that_comes_after_a_loss_learns_the_batch(

@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jobs import job, small_config
@@ -52,37 +53,43 @@ def prefixes(run: LaunchedRun) -> list[tuple[int, int]]:
     return [(r.step, r.layers) for r in run.reports if isinstance(r, PrefixFrozen)]
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize(
     "trait",
     ["plain", "dropout", "two-outputs", "transposed", "batchnorm", "raw-matrix", "attention", "twice"],
 )
+@pytest.mark.parametrize("shape", [*SHAPES[1:], SHAPES[0]])
 def test_the_bits_are_those_of_a_plain_loop_that_throws_the_gradients_below_away(
-    tmp_path: Path, trait: str
+    tmp_path: Path, trait: str, shape: dict[str, Any]
 ) -> None:
     config = small_config(tmp_path, trait, steps=9, freeze=BY_HAND)
     boundaries = trait == "transposed"
     expected, expected_losses = train_plainly(config, tmp_path, boundaries=boundaries, frozen=frozen_by_hand)
     assert expected != train_plainly(config, tmp_path, boundaries=boundaries)[0]
-    for shape in SHAPES:
-        run = run_threads(job(config, **shape))
-        assert run.state_sha256 == expected, shape
-        assert losses(run) == expected_losses
-        assert prefixes(run) == list(SCHEDULE)
+    run = run_threads(job(config, **shape))
+    assert run.state_sha256 == expected
+    assert losses(run) == expected_losses
+    assert prefixes(run) == list(SCHEDULE)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("precision", ["bfloat16", "bfloat16-autocast", "float16"])
-def test_in_16_bits_too(tmp_path: Path, precision: str) -> None:
+@pytest.mark.parametrize("shape", SHAPES[:3])
+def test_in_16_bits_too(tmp_path: Path, precision: str, shape: dict[str, Any]) -> None:
     config = small_config(tmp_path, steps=9, freeze=BY_HAND, precision=precision)
     expected, _ = train_plainly(config, tmp_path, frozen=frozen_by_hand)
-    for shape in SHAPES[:3]:
-        assert run_threads(job(config, **shape)).state_sha256 == expected, shape
+    assert run_threads(job(config, **shape)).state_sha256 == expected
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("rule", METHODS)
-@pytest.mark.parametrize("trait", ["plain", "tied"])
-def test_every_rule_finds_one_prefix_on_every_partition(tmp_path: Path, rule: str, trait: str) -> None:
+@pytest.mark.parametrize("trait", ["tied", "plain"])
+@pytest.mark.parametrize("shape", SHAPES[1:])
+def test_every_rule_finds_one_prefix_on_every_partition(
+    tmp_path: Path, rule: str, trait: str, shape: dict[str, Any]
+) -> None:
     config = small_config(tmp_path, trait, steps=9, freeze=METHODS[rule])
-    runs = [run_threads(job(config, **shape)) for shape in SHAPES]
+    runs = [run_threads(job(config, **each)) for each in (SHAPES[0], shape)]
     assert len({run.state_sha256 for run in runs}) == 1
     (found,) = {tuple(prefixes(run)) for run in runs}
     assert found, "it froze nothing"
@@ -92,19 +99,23 @@ def test_every_rule_finds_one_prefix_on_every_partition(tmp_path: Path, rule: st
         assert len({tuple(getattr(step, name) for step in one) for one in steps}) == 1, name
 
 
-@pytest.mark.parametrize("mode", ["train", "eval"])
-def test_the_mode_of_frozen_layers_is_part_of_the_trajectory(tmp_path: Path, mode: str) -> None:
-    for trait in ("dropout", "batchnorm"):
+@pytest.mark.parametrize("trait", ["dropout", "batchnorm"])
+def test_the_mode_of_frozen_layers_is_part_of_the_trajectory(tmp_path: Path, trait: str) -> None:
+    found = []
+    for mode, shape in (("train", SHAPES[1]), ("eval", SHAPES[2])):
         freeze = BY_HAND.model_copy(update={"frozen_mode": mode})
         config = small_config(tmp_path, trait, steps=7, freeze=freeze)
-        first, *others = (run_threads(job(config, **shape)) for shape in SHAPES[:3])
-        assert all(run.state_sha256 == first.state_sha256 for run in others)
-        other = BY_HAND.model_copy(update={"frozen_mode": "eval" if mode == "train" else "train"})
-        run = run_threads(job(small_config(tmp_path, trait, steps=7, freeze=other)))
-        assert run.state_sha256 != first.state_sha256
+        one, other = (run_threads(job(config, **each)).state_sha256 for each in (SHAPES[0], shape))
+        assert one == other, mode
+        found.append(one)
+    assert found[0] != found[1]
 
 
-@pytest.mark.parametrize("rule", METHODS)
+# Which layers a rule finds on each partition is tested above.
+@pytest.mark.parametrize(
+    "rule",
+    ["by hand", "paper", *(pytest.param(rule, marks=pytest.mark.soak) for rule in ("authors", "autofreeze"))],
+)
 def test_replicas_and_processes_have_the_same_bits(tmp_path: Path, rule: str) -> None:
     config = small_config(tmp_path, steps=9, replicas=2, freeze=METHODS[rule])
     one = run_threads(job(config, ranks=1))
@@ -113,19 +124,22 @@ def test_replicas_and_processes_have_the_same_bits(tmp_path: Path, rule: str) ->
     assert prefixes(two) == prefixes(one) != []
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("rule", METHODS)
-def test_stop_and_resume_at_any_step(tmp_path: Path, rule: str) -> None:
+@pytest.mark.parametrize(
+    "stop_at", [1, 3, 5, 8, *(pytest.param(step, marks=pytest.mark.soak) for step in (2, 4, 6, 7))]
+)
+def test_stop_and_resume_at_any_step(tmp_path: Path, rule: str, stop_at: int) -> None:
     config = small_config(tmp_path / "quiet", "batchnorm", steps=9, freeze=METHODS[rule])
     expected = run_threads(job(config, ranks=2, schedule="1f1b"))
-    for stop_at in range(1, config.job.steps):
-        again = changed(config, output=str(tmp_path / f"stop-{stop_at}"))
-        first, second = SHAPES[stop_at % 3], SHAPES[(stop_at + 1) % 3]
-        stopped = run_threads(job(again, stop_at=stop_at, **first))
-        (newest,) = checkpoints(again.job.folder)
-        assert read_manifest(newest).carried.prefix.layers == ([0, *prefixes_by_step(expected)][stop_at])
-        resumed = run_threads(job(again, start=newest, generation=2, **second))
-        assert resumed.state_sha256 == expected.state_sha256, stop_at
-        assert prefixes(stopped) + prefixes(resumed) == prefixes(expected)
+    again = changed(config, output=str(tmp_path / "stopped"))
+    first, second = SHAPES[stop_at % 3], SHAPES[(stop_at + 1) % 3]
+    stopped = run_threads(job(again, stop_at=stop_at, **first))
+    (newest,) = checkpoints(again.job.folder)
+    assert read_manifest(newest).carried.prefix.layers == ([0, *prefixes_by_step(expected)][stop_at])
+    resumed = run_threads(job(again, start=newest, generation=2, **second))
+    assert resumed.state_sha256 == expected.state_sha256
+    assert prefixes(stopped) + prefixes(resumed) == prefixes(expected)
 
 
 def prefixes_by_step(run: LaunchedRun) -> list[int]:
@@ -176,8 +190,14 @@ def test_gpt_tied_and_vit_have_the_same_bits_on_any_partition(tmp_path: Path) ->
         assert bool(tied) == (name == "gpt-tied")
 
 
+IN_THE_SUITE = [
+    ("by hand", 3, FaultPhase.BEFORE_COMMIT),
+    ("by hand", 3, FaultPhase.IN_COMMIT),
+    ("paper", 3, FaultPhase.AFTER_COMMIT),
+    ("paper", 4, FaultPhase.BACKWARD),
+]
 KILLED = [
-    (rule, step, phase)
+    pytest.param(rule, step, phase, marks=() if (rule, step, phase) in IN_THE_SUITE else pytest.mark.soak)
     for rule in ("by hand", "paper")
     # The prefix changes after steps 1, 3, 5 and 7; every phase of a step that moves it, and of the one that follows it.
     for step, phase in (
@@ -206,9 +226,13 @@ def test_a_rank_that_comes_after_a_loss_learns_the_prefix(
     assert sorted(told) == prefixes(expected)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("phase", [FaultPhase.BACKWARD, FaultPhase.IN_COMMIT])
 @pytest.mark.parametrize("thaw", ["plateau", "rate"])
-def test_a_prefix_that_thaws_has_one_trajectory(tmp_path: Path, thaw: str, phase: FaultPhase) -> None:
+@pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[3], pytest.param(SHAPES[2], marks=pytest.mark.soak)])
+def test_a_prefix_that_thaws_has_one_trajectory(
+    tmp_path: Path, thaw: str, phase: FaultPhase, shape: dict[str, Any]
+) -> None:
     freeze = FreezeConfig.model_validate({"method": "prefix", "schedule": ((2, 5),), "thaw": thaw})
     # At such a rate the loss grows again.
     optimizer = OptimizerConfig(lr=1.0 if thaw == "plateau" else 0.01, warmup_steps=2)
@@ -216,9 +240,8 @@ def test_a_prefix_that_thaws_has_one_trajectory(tmp_path: Path, thaw: str, phase
     expected = run_threads(job(config))
     moved = prefixes(expected)
     assert [layers for _, layers in moved] == [5, 0]
-    for shape in SHAPES[1:4]:
-        run = run_threads(job(config, **shape))
-        assert (run.state_sha256, prefixes(run)) == (expected.state_sha256, moved)
+    run = run_threads(job(config, **shape))
+    assert (run.state_sha256, prefixes(run)) == (expected.state_sha256, moved)
     three = job(config, ranks=3, schedule="1f1b")
     with RankGroup(config, 4) as group:
         ended = group.train_with_loss(three, moved[1][0] - 1, phase)
