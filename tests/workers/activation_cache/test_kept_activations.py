@@ -83,21 +83,25 @@ def compared(config: WorkerConfig, ranks: int) -> LaunchedRun:
     return run
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("trait", ["plain", "two-outputs", "transposed", "attention"])
-def test_the_bits_are_those_without(tmp_path: Path, memory: Path, trait: str) -> None:
+@pytest.mark.parametrize(
+    ("shape", "after", "hits"),
+    [*zip(SHAPES, ([3, 5], [3, 5], [3], [2], [3, 5]), (39, 39, 72, 72, 39), strict=True)],
+)
+def test_the_bits_are_those_without(
+    tmp_path: Path, memory: Path, trait: str, shape: dict[str, Any], after: list[int], hits: int
+) -> None:
     config = small_config(tmp_path, trait, steps=STEPS, freeze=BY_HAND)
     expected = run_threads(job(without(config)))
-    for shape, after, hits in zip(
-        SHAPES, ([3, 5], [3, 5], [3], [2], [3, 5]), (39, 39, 72, 72, 39), strict=True
-    ):
-        run = run_threads(job(config, **shape))
-        assert run.state_sha256 == expected.state_sha256, shape
-        # On some processors a small product's bits depend on the rows beside it: then that depth is refused.
-        assert [layers for layers, _ in kept(run)] == after, shape
-        refused = {why for _, why in kept(run) if why}
-        assert refused <= {NEIGHBOURS}, shape
-        if not refused:
-            assert used(run) == (hits, 27 * 4 - hits), shape
+    run = run_threads(job(config, **shape))
+    assert run.state_sha256 == expected.state_sha256
+    # On some processors a small product's bits depend on the rows beside it: then that depth is refused.
+    assert [layers for layers, _ in kept(run)] == after
+    refused = {why for _, why in kept(run) if why}
+    assert refused <= {NEIGHBOURS}
+    if not refused:
+        assert used(run) == (hits, 27 * 4 - hits)
     assert [*memory.iterdir()] == []
     assert not (Path(config.job.folder) / "activations").exists()
 
@@ -120,11 +124,12 @@ def test_the_bits_are_those_without_where_reads_are_made_ahead(
     assert ahead > STEPS
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("precision", ["bfloat16", "bfloat16-autocast"])
-def test_in_16_bits_and_with_replicas_too(tmp_path: Path, precision: str) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_in_16_bits_and_with_replicas_too(tmp_path: Path, precision: str, ranks: int) -> None:
     config = small_config(tmp_path, steps=STEPS, freeze=BY_HAND, precision=precision, replicas=2)
-    assert used(compared(config, ranks=1))[0] > 100
-    assert used(compared(config, ranks=2))[0] > 100
+    assert used(compared(config, ranks=ranks))[0] > 100
 
 
 def test_no_sample_goes_through_a_frozen_layer_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,7 +387,9 @@ def test_the_rank_that_takes_the_place_of_a_killed_one_goes_on_from_what_that_ke
     tmp_path: Path, step: int, phase: FaultPhase, found: int, alone: int
 ) -> None:
     config = drilled(small_config(tmp_path, steps=STEPS, freeze=BY_HAND))
-    cluster = ClusterConfig(device="emulated", emulated=EmulatedConfig(forward_s=0.002))
+    cluster = ClusterConfig(
+        device="emulated", emulated=EmulatedConfig(forward_s=0.002, input_grad_s=0.0, weight_grad_s=0.0)
+    )
     config = config.model_copy(update={"cluster": cluster})
     expected = run_threads(job(without(config)))
     two = job(config, ranks=2, schedule="1f1b", counts=(6, 2))

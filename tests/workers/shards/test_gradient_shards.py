@@ -34,6 +34,7 @@ def assert_plain(found: LaunchedRun, expected: tuple[str, list[float]]) -> None:
     assert losses(found) == expected[1]
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize(
     ("trait", "precision", "schedule", "ranks", "pipelines"),
     [

@@ -35,7 +35,9 @@ def copied(work: LaunchedJob, copies: int = 1) -> LaunchedJob:
 @pytest.mark.parametrize(
     ("phase", "blind", "reached", "trait", "precision", "then"),
     [
-        (FaultPhase.FORWARD, (), STEP - 1, "batchnorm", "float32", "spare"),
+        pytest.param(
+            FaultPhase.FORWARD, (), STEP - 1, "batchnorm", "float32", "spare", marks=pytest.mark.soak
+        ),
         (FaultPhase.BACKWARD, (), STEP - 1, "tied", "bfloat16", "fewer"),
         (FaultPhase.BEFORE_COMMIT, (), STEP - 1, "plain", "float16", "whole"),
         (FaultPhase.IN_COMMIT, (0, 3), STEP, "tied", "bfloat16", "spare"),

@@ -63,6 +63,7 @@ def assert_frozen_alike(found: LaunchedRun, expected: LaunchedRun) -> None:
     assert 0 < sum(count > 0 for count in counts.values()) < len(counts), "some parameters freeze, not all"
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize(
     ("method", "trait", "precision", "schedule", "pipelines"),
     [
@@ -131,9 +132,14 @@ def assert_same_statistics(one: list[LayerState], other: list[LayerState], metho
     assert any(bool(state.freezing["energy"].any()) for state in one)
 
 
-@pytest.mark.parametrize("method", ["timelyfreeze", "apf", "autofreeze", "timelyfreeze+apf"])
+@pytest.mark.each_choice
+@pytest.mark.parametrize(
+    "method",
+    ["apf", "autofreeze", "timelyfreeze+apf", pytest.param("timelyfreeze", marks=pytest.mark.soak)],
+)
+@pytest.mark.parametrize("writer", ["whole", "shared", "unequal"])
 def test_a_checkpoint_has_the_statistics_of_whole_states_whoever_reads_it(
-    tmp_path: Path, method: str
+    tmp_path: Path, method: str, writer: str
 ) -> None:
     def config(folder: str) -> WorkerConfig:
         changes = {"precision": "bfloat16", "checkpoint": CheckpointConfig(every_steps=5)}
@@ -141,24 +147,27 @@ def test_a_checkpoint_has_the_statistics_of_whole_states_whoever_reads_it(
 
     expected = run_threads(frozen_job(config("quiet")))
     two, alone = {"ranks": 2, "schedule": "1f1b"}, {"ranks": 1}
-    written: list[LayerState] = []
-    for folder, share, again, shape in (
-        ("whole", lambda work: work, shared, two),
-        ("shared", shared, lambda work: work, alone),
-        ("unequal", shared, lambda work: unequal(work, 5, 3), two),
-    ):
-        stopped = run_threads(replace(share(frozen_job(config(folder), **two)), stop_at=5))
-        start = checkpoints(config(folder).job.folder)[0]
-        assert start.step == 5
-        written = written or statistics(config(folder))
-        assert_same_statistics(statistics(config(folder)), written, method)
-        resumed = run_threads(replace(again(frozen_job(config(folder), **shape)), start=start, generation=2))
-        assert resumed.state_sha256 == expected.state_sha256
-        assert steps_of(stopped) + steps_of(resumed) == steps_of(expected)
-        assert_same_statistics(statistics(config(folder)), statistics(config("quiet")), method)
+    share, again, shape = {
+        "whole": (lambda work: work, shared, two),
+        "shared": (shared, lambda work: work, alone),
+        "unequal": (shared, lambda work: unequal(work, 5, 3), two),
+    }[writer]
+    written: dict[str, list[LayerState]] = {}
+    for folder, write in (("begun whole", lambda work: work), (writer, share)):
+        stopped = run_threads(replace(write(frozen_job(config(folder), **two)), stop_at=5))
+        written[folder] = statistics(config(folder))
+    assert_same_statistics(written[writer], written["begun whole"], method)
+    start = checkpoints(config(writer).job.folder)[0]
+    assert start.step == 5
+    resumed = run_threads(replace(again(frozen_job(config(writer), **shape)), start=start, generation=2))
+    assert resumed.state_sha256 == expected.state_sha256
+    assert steps_of(stopped) + steps_of(resumed) == steps_of(expected)
+    assert_same_statistics(statistics(config(writer)), statistics(config("quiet")), method)
 
 
-@pytest.mark.parametrize("method", ["apf", "autofreeze", "timelyfreeze+apf"])
+@pytest.mark.parametrize(
+    "method", ["autofreeze", "timelyfreeze+apf", pytest.param("apf", marks=pytest.mark.soak)]
+)
 def test_what_is_switched_on_and_off_keeps_the_bits_also_after_a_stop(tmp_path: Path, method: str) -> None:
     config = changed(configured(tmp_path / "whole", method), replicas=2)
     plans = changes_of(method)
@@ -177,7 +186,9 @@ def test_what_is_switched_on_and_off_keeps_the_bits_also_after_a_stop(tmp_path: 
 def test_a_freeze_plan_that_comes_while_it_trains_and_writes_checkpoints_is_followed(tmp_path: Path) -> None:
     own = METHODS["timelyfreeze+apf"].model_copy(update={"method": "none"})
     written = CheckpointConfig(every_steps=1)
-    config = small_config(tmp_path, replicas=2, steps=STEPS, freeze=own, timeline_every=1, checkpoint=written)
+    config = small_config(
+        tmp_path, replicas=2, steps=STEPS + 2, freeze=own, timeline_every=1, checkpoint=written
+    )
     due = ((2, control(1, "apf")), (8, control(2, "autofreeze")), (12, control(3, "timelyfreeze+apf")))
     live = run_threads(shared(job(config, ranks=2, schedule="1f1b", prepare=due)))
     started = tuple(report.plan for report in live.reports if isinstance(report, FreezeStarted))
@@ -191,7 +202,7 @@ DYING = 6
 @pytest.mark.parametrize(
     ("method", "phase", "blind", "reached", "precision", "then"),
     [
-        ("apf", FaultPhase.BACKWARD, (), DYING - 1, "float32", "spare"),
+        pytest.param("apf", FaultPhase.BACKWARD, (), DYING - 1, "float32", "spare", marks=pytest.mark.soak),
         ("autofreeze", FaultPhase.AFTER_COMMIT, (), DYING, "bfloat16", "spare"),
         ("timelyfreeze+apf", FaultPhase.IN_COMMIT, (0, 3), DYING, "bfloat16", "fewer"),
         ("timelyfreeze+autofreeze", FaultPhase.IN_COMMIT, (0, 2, 3), DYING - 1, "float32", "whole"),
@@ -249,8 +260,14 @@ def test_copies_of_unequal_pipelines_have_a_killed_ranks_statistics(tmp_path: Pa
     assert_same_statistics(statistics(config), statistics(quiet), method)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("method", ["timelyfreeze+apf", "autofreeze"])
-def test_statistics_follow_layers_into_more_fewer_and_no_shards(tmp_path: Path, method: str) -> None:
+@pytest.mark.parametrize(
+    "order", [("two", "four", "whole", "three"), ("four", "two", "three", "whole")], ids="-".join
+)
+def test_statistics_follow_layers_into_more_fewer_and_no_shards(
+    tmp_path: Path, method: str, order: tuple[str, ...]
+) -> None:
     changes: dict[str, Any] = {"replicas": 4, "microbatches": 2, "steps": 9}
     plans = tuple(replace(plan, ratios=tuple(row[:2] for row in plan.ratios)) for plan in (FIRST, SECOND))
     plans = plans if METHODS[method].timely else ()
@@ -263,7 +280,8 @@ def test_statistics_follow_layers_into_more_fewer_and_no_shards(tmp_path: Path, 
     three = shared(job(config, ranks=1), 3)
     sources, step = [], 0
     with RankGroup(config, 4) as group:
-        for work in (two, four, whole, three, four, two, three, whole):
+        for name in order:
+            work = {"two": two, "three": three, "four": four, "whole": whole}[name]
             members = tuple(range(work.plan.world_size))
             work = replace(work, freeze_plans=plans)
             ended = group.train(work, members, step=step, sources=sources, regroup_by=0)

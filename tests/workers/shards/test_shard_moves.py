@@ -64,7 +64,7 @@ def begun(group: RankGroup) -> None:
 @pytest.mark.parametrize(
     ("trait", "precision", "copies", "schedule"),
     [
-        ("plain", "float32", 0, "zb-h1"),
+        pytest.param("plain", "float32", 0, "zb-h1", marks=pytest.mark.soak),
         ("tied", "bfloat16", 1, "1f1b"),
         ("batchnorm", "float32", 1, "zb-h1"),
         ("dropout", "float16", 0, "1f1b"),
@@ -237,12 +237,12 @@ def test_siblings_compute_with_the_same_weights_once_held_back_updates_are_appli
     ("moment", "phase", "victim"),
     [
         ("copying", FaultPhase.MIGRATING, 3),
-        ("copied", FaultPhase.BACKWARD, 1),
+        pytest.param("copied", FaultPhase.BACKWARD, 1, marks=pytest.mark.soak),
         ("copied", FaultPhase.BEFORE_COMMIT, 0),
         ("copied", FaultPhase.IN_COMMIT, 3),
-        ("copied", FaultPhase.AFTER_COMMIT, 2),
+        pytest.param("copied", FaultPhase.AFTER_COMMIT, 2, marks=pytest.mark.soak),
         ("taken", FaultPhase.FORWARD, 1),
-        ("taken", FaultPhase.IN_COMMIT, 2),
+        pytest.param("taken", FaultPhase.IN_COMMIT, 2, marks=pytest.mark.soak),
         ("taken", FaultPhase.AFTER_COMMIT, 0),
     ],
 )

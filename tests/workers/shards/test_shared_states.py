@@ -33,6 +33,7 @@ def assert_same(found: LaunchedRun, expected: LaunchedRun) -> None:
     assert sorted(digests) == list(range(len(digests))), "each layer is told by one rank"
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize(
     ("trait", "precision", "schedule", "pipelines"),
     [
