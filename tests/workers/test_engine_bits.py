@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jobs import DEVICE, FAMILIES, job, small_config
@@ -33,39 +34,51 @@ def real_config(output: Path, name: str, **changes: object) -> WorkerConfig:
 
 UNTIED = tuple(name for name in REAL if name != "gpt-tied")
 UNEQUAL = ("plain", "dropout", "batchnorm")
-HALVES = pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.soak)])
-"""Halves of families x recomputation. In `make test` the cases of a test cover both halves between them."""
+SIXTEEN_BITS = ("plain", "dropout", "two-outputs", "batchnorm", "raw-matrix", "attention", "fixed")
+PAIRS = [(family, (number + half) % 2 == 0) for half in (0, 1) for number, family in enumerate(FAMILIES)]
+"""Every family with and without recomputation; each half has every family once."""
 
 
-def half_of(cases: Sequence[str], case: str, half: int) -> list[tuple[str, bool]]:
-    """Every family once, half of them with recomputation, depending on the position of `case` in `cases`."""
-    turn = cases.index(case) + half
-    return [(family, (number + turn) % 2 == 0) for number, family in enumerate(FAMILIES)]
+def turns(cases: Sequence[str]) -> list[Any]:
+    """Values of `turn`: each case of a test has all pairs with them. In `make test` is the first, with which the cases
+    have all pairs between them."""
+    return [0, *(pytest.param(turn, marks=pytest.mark.soak) for turn in range(1, parts(cases)))]
+
+
+def parts(cases: Sequence[str]) -> int:
+    return min(max(len(cases), 2), 5)
+
+
+def part_of(cases: Sequence[str], case: str, turn: int) -> list[tuple[str, bool]]:
+    """The pairs of `case` in this turn."""
+    size = -(-len(PAIRS) // parts(cases))
+    first = size * ((cases.index(case) + turn) % parts(cases))
+    return PAIRS[first : first + size]
 
 
 def losses(run: object) -> list[float]:
     return [r.loss for r in run.reports if isinstance(r, StepReport)]
 
 
-@HALVES
+@pytest.mark.parametrize("turn", turns(TRAITS))
 @pytest.mark.parametrize("trait", TRAITS)
-def test_every_family_equals_the_plain_loop(tmp_path: Path, trait: str, half: int) -> None:
+def test_every_family_equals_the_plain_loop(tmp_path: Path, trait: str, turn: int) -> None:
     config = small_config(tmp_path, trait)
     expected, expected_losses = train_plainly(config, tmp_path, boundaries=trait == "transposed")
-    for family, recompute in half_of(TRAITS, trait, half):
+    for family, recompute in part_of(TRAITS, trait, turn):
         run = run_threads(job(config, ranks=2, schedule=family, recompute=recompute))
         assert run.state_sha256 == expected, (family, recompute)
         assert losses(run) == expected_losses
 
 
-@HALVES
+@pytest.mark.parametrize("turn", turns(UNEQUAL))
 @pytest.mark.parametrize("trait", UNEQUAL)
 def test_unequal_stages_and_one_stage_per_layer_equal_the_plain_loop(
-    tmp_path: Path, trait: str, half: int
+    tmp_path: Path, trait: str, turn: int
 ) -> None:
     config = small_config(tmp_path, trait)
     expected, _ = train_plainly(config, tmp_path)
-    for family, recompute in half_of(UNEQUAL, trait, half):
+    for family, recompute in part_of(UNEQUAL, trait, turn):
         two_per_rank = family in ("interleaved", "zbv")
         cuts = [(2, (1, 4, 2, 1)), (4, (1,) * 8)] if two_per_rank else [(2, (3, 5)), (8, (1,) * 8)]
         for ranks, counts in cuts:
@@ -73,54 +86,54 @@ def test_unequal_stages_and_one_stage_per_layer_equal_the_plain_loop(
             assert run.state_sha256 == expected, (family, counts, recompute)
 
 
-@HALVES
-def test_tied_embeddings_in_every_family_equal_one_rank(tmp_path: Path, half: int) -> None:
+@pytest.mark.parametrize("turn", turns(("gpt-tied",)))
+def test_tied_embeddings_in_every_family_equal_one_rank(tmp_path: Path, turn: int) -> None:
     config = real_config(tmp_path, "gpt-tied")
     expected = run_threads(job(config))
-    for family, recompute in half_of(("gpt-tied",), "gpt-tied", half):
+    for family, recompute in part_of(("gpt-tied",), "gpt-tied", turn):
         run = run_threads(job(config, ranks=2, schedule=family, recompute=recompute))
         assert run.state_sha256 == expected.state_sha256, (family, recompute)
         assert losses(run) == losses(expected)
 
 
-@HALVES
+@pytest.mark.parametrize("turn", turns(UNTIED))
 @pytest.mark.parametrize("name", UNTIED)
-def test_real_models_equal_the_plain_loop(tmp_path: Path, name: str, half: int) -> None:
+def test_real_models_equal_the_plain_loop(tmp_path: Path, name: str, turn: int) -> None:
     config = real_config(tmp_path, name)
     expected, _ = train_plainly(config, tmp_path)
-    for family, recompute in half_of(UNTIED, name, half):
+    for family, recompute in part_of(UNTIED, name, turn):
         run = run_threads(job(config, ranks=2, schedule=family, recompute=recompute))
         assert run.state_sha256 == expected, (family, recompute)
 
 
-SIXTEEN_BITS = ("plain", "dropout", "two-outputs", "batchnorm", "raw-matrix", "attention", "fixed")
-
-
+@pytest.mark.parametrize("turn", turns(SIXTEEN_BITS))
 @pytest.mark.parametrize("trait", SIXTEEN_BITS)
-def test_every_family_equals_the_plain_loop_in_16_bits(tmp_path: Path, trait: str) -> None:
+def test_every_family_equals_the_plain_loop_in_16_bits(tmp_path: Path, trait: str, turn: int) -> None:
     config = small_config(tmp_path, trait, precision="bfloat16")
     expected, expected_losses = train_plainly(config, tmp_path)
-    for family, recompute in half_of(SIXTEEN_BITS, trait, 0):
+    for family, recompute in part_of(SIXTEEN_BITS, trait, turn):
         run = run_threads(job(config, ranks=2, schedule=family, recompute=recompute))
         assert run.state_sha256 == expected, (family, recompute)
         assert losses(run) == expected_losses
 
 
+ADDED_WIDE = (
+    "dropout bfloat16",
+    "twice bfloat16",
+    "attention bfloat16",
+    "attention bfloat16-autocast",
+    "raw-matrix bfloat16-autocast",
+)
+
+
 @pytest.mark.usefixtures("uncompared")
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="what stands in for a GPU's kernel here, it has")
-@pytest.mark.parametrize(
-    ("trait", "precision"),
-    [
-        ("dropout", "bfloat16"),
-        ("twice", "bfloat16"),
-        ("attention", "bfloat16"),
-        ("attention", "bfloat16-autocast"),
-        ("raw-matrix", "bfloat16-autocast"),
-    ],
-)
+@pytest.mark.parametrize("turn", turns(ADDED_WIDE))
+@pytest.mark.parametrize("case", ADDED_WIDE)
 def test_products_of_16_bits_that_are_added_in_32_equal_the_plain_loop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trait: str, precision: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, turn: int
 ) -> None:
+    (trait, precision), pairs = case.split(), part_of(ADDED_WIDE, case, turn)
     added: list[tuple[int, ...]] = []
 
     def add_product_(total: Tensor, one: Tensor, other: Tensor) -> None:
@@ -133,10 +146,10 @@ def test_products_of_16_bits_that_are_added_in_32_equal_the_plain_loop(
     expected, _ = train_plainly(config, tmp_path, wide=True)
     assert train_plainly(config, tmp_path)[0] != expected, "other products"
     plainly, added[:] = len(added), []
-    for family, recompute in half_of(SIXTEEN_BITS, "plain", 0):
+    for family, recompute in pairs:
         run = run_threads(job(config, ranks=2, schedule=family, recompute=recompute))
         assert run.state_sha256 == expected, (family, recompute)
-    assert len(added) == len(FAMILIES) * plainly
+    assert len(added) == len(pairs) * plainly
 
 
 @pytest.mark.parametrize("name", ["gpt-dropout", "llama", "vit"])
@@ -147,9 +160,11 @@ def test_real_models_equal_the_plain_loop_in_16_bits(tmp_path: Path, name: str) 
     assert run.state_sha256 == expected
 
 
-@pytest.mark.parametrize("cases", [TRAITS, UNEQUAL, UNTIED])
+@pytest.mark.parametrize("cases", [TRAITS, UNEQUAL, UNTIED, SIXTEEN_BITS, ADDED_WIDE])
 def test_the_cases_of_make_test_have_every_family_with_and_without_recomputation(
     cases: Sequence[str],
 ) -> None:
-    seen = {one for case in cases for one in half_of(cases, case, 0)}
-    assert seen == {(family, again) for family in FAMILIES for again in (False, True)}
+    every = {(family, again) for family in FAMILIES for again in (False, True)}
+    assert {one for case in cases for one in part_of(cases, case, 0)} == every
+    for case in cases:
+        assert {one for turn in range(parts(cases)) for one in part_of(cases, case, turn)} == every

@@ -1,6 +1,7 @@
 """The same bits for any partition, any ranks and any host of the ranks; replicas and ties stay equal."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jobs import FAMILIES, job, small_config
@@ -22,20 +23,32 @@ CUTS = [
 
 
 # BatchNorm cannot train on microbatches of one row.
+@pytest.mark.each_choice
 @pytest.mark.parametrize(
     ("trait", "rows"), [(t, r) for t in TRAITS for r in (1, 3) if (t, r) != ("batchnorm", 1)]
 )
-def test_any_partition_gives_the_same_bits(tmp_path: Path, trait: str, rows: int) -> None:
+@pytest.mark.parametrize(("ranks", "counts"), [*reversed(CUTS)])
+def test_any_partition_gives_the_same_bits(
+    tmp_path: Path, trait: str, rows: int, ranks: int, counts: tuple[int, ...]
+) -> None:
     config = small_config(tmp_path, trait, microbatch_size=rows)
     expected = run_threads(job(config))
     # Each cut with each schedule, in one of the two sizes of microbatches.
-    for number, (ranks, counts) in enumerate(CUTS):
-        schedule = ("1f1b", "zb-h1")[(number + rows // 3) % 2]
-        run = run_threads(job(config, ranks=ranks, schedule=schedule, counts=counts))
-        assert run.state_sha256 == expected.state_sha256, (counts, schedule)
-        assert losses(run) == losses(expected)
+    schedule = ("1f1b", "zb-h1")[(CUTS.index((ranks, counts)) + rows // 3) % 2]
+    run = run_threads(job(config, ranks=ranks, schedule=schedule, counts=counts))
+    assert run.state_sha256 == expected.state_sha256
+    assert losses(run) == losses(expected)
 
 
+@pytest.mark.each_choice
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"ranks": 4, "schedule": "1f1b", "counts": (2, 3, 3, 2)},
+        {"ranks": 2, "schedule": "1f1b", "counts": (5, 5)},
+        {"ranks": 2, "schedule": "zbv"},
+    ],
+)
 @pytest.mark.parametrize(
     ("precision", "tied"),
     [
@@ -46,7 +59,9 @@ def test_any_partition_gives_the_same_bits(tmp_path: Path, trait: str, rows: int
         pytest.param("bfloat16", True, marks=pytest.mark.soak),
     ],
 )
-def test_gpt_on_threads_and_processes(tmp_path: Path, precision: str, tied: bool) -> None:
+def test_gpt_on_threads_and_processes(
+    tmp_path: Path, precision: str, tied: bool, shape: dict[str, Any]
+) -> None:
     config = real_config(tmp_path, "gpt", precision=precision, microbatch_size=1)
     config = config.model_copy(
         update={
@@ -56,11 +71,7 @@ def test_gpt_on_threads_and_processes(tmp_path: Path, precision: str, tied: bool
         }
     )
     expected = run_threads(job(config, layers=10)).state_sha256
-    for counts in ((2, 3, 3, 2), (5, 5)):
-        run = run_processes(job(config, layers=10, ranks=len(counts), schedule="1f1b", counts=counts))
-        assert run.state_sha256 == expected, counts
-    folded = run_processes(job(config, layers=10, ranks=2, schedule="zbv"))
-    assert folded.state_sha256 == expected
+    assert run_processes(job(config, layers=10, **shape)).state_sha256 == expected
 
 
 # `make test` runs each pair of the three.
@@ -98,7 +109,8 @@ def test_replicas_follow_the_doubled_batch_and_siblings_stay_equal(tmp_path: Pat
         job(small_config(tmp_path, trait, microbatches=4, optimizer=sgd), ranks=2, schedule="1f1b")
     )
     config = small_config(tmp_path, trait, microbatches=2, replicas=2, optimizer=sgd)
-    doubled = run_processes(job(config, ranks=2, schedule="1f1b"))
+    run = run_processes if trait == "tied" else run_threads
+    doubled = run(job(config, ranks=2, schedule="1f1b"))
     assert losses(doubled) == pytest.approx(losses(single), rel=1e-5)
     assert_siblings_equal(doubled, 2)
     # The sum over replicas has one order, so it does not depend on the partition either.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,17 @@ def config_of(output: Path, factory: str, **arguments: Any) -> WorkerConfig:
     )
 
 
+WAYS = {"keeps": ("1f1b", False), "recomputes": ("zb-h1", True)}
+
+
 def equals_the_plain_loop(
-    config: WorkerConfig, output: Path, names: Sequence[str] = ("l0", "l1", "l2", "l3")
+    config: WorkerConfig,
+    output: Path,
+    names: Sequence[str] = ("l0", "l1", "l2", "l3"),
+    ways: Sequence[str] = tuple(WAYS),
 ) -> None:
     expected, expected_losses = train_plainly(config, output)
-    for family, recompute in (("1f1b", False), ("zb-h1", True)):
+    for family, recompute in map(WAYS.__getitem__, ways):
         run = run_threads(job(config, ranks=2, schedule=family, layers=4, recompute=recompute))
         losses = [report.loss for report in run.reports if isinstance(report, StepReport)]
         assert losses == expected_losses, (family, recompute)
@@ -40,14 +46,25 @@ def equals_the_plain_loop(
         assert sorted(checked) == [*names]
 
 
-@pytest.mark.parametrize("odd", RIGHT)
-def test_an_odd_layer_trains_as_in_a_plain_loop(tmp_path: Path, odd: str) -> None:
-    equals_the_plain_loop(config_of(tmp_path, "model", odd=odd), tmp_path)
+def one_way_each(names: Iterable[str]) -> list[Any]:
+    """(name, way), of which `make test` has each name in one way and `make bench` in the other."""
+    return [
+        pytest.param(name, way, marks=pytest.mark.soak if (number + turn) % 2 else ())
+        for number, name in enumerate(names)
+        for turn, way in enumerate(WAYS)
+    ]
 
 
-@pytest.mark.parametrize("name", PAIRS)
-def test_what_goes_between_odd_layers_keeps_its_gradient_or_its_absence(tmp_path: Path, name: str) -> None:
-    equals_the_plain_loop(config_of(tmp_path, "pair", name=name), tmp_path)
+@pytest.mark.parametrize(("odd", "way"), one_way_each(RIGHT))
+def test_an_odd_layer_trains_as_in_a_plain_loop(tmp_path: Path, odd: str, way: str) -> None:
+    equals_the_plain_loop(config_of(tmp_path, "model", odd=odd), tmp_path, ways=[way])
+
+
+@pytest.mark.parametrize(("name", "way"), one_way_each(PAIRS))
+def test_what_goes_between_odd_layers_keeps_its_gradient_or_its_absence(
+    tmp_path: Path, name: str, way: str
+) -> None:
+    equals_the_plain_loop(config_of(tmp_path, "pair", name=name), tmp_path, ways=[way])
 
 
 @pytest.mark.parametrize("odd", REFUSED)

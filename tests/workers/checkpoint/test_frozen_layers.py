@@ -108,32 +108,34 @@ def test_only_layers_that_train_are_written_and_only_they_are_copied(
     assert written[8] == sum(file.bytes for file in found[5].files.values())
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+# After checkpoints that share, and once thawed.
+@pytest.mark.each_choice
+@pytest.mark.parametrize("shape", ["bfloat16", "buffers", "replicas", "tied", "shards"])
+@pytest.mark.parametrize(("stop_at", "ranks"), [(5, 1), (8, 2)])
 def test_a_checkpoint_that_names_files_of_earlier_ones_gives_the_usual_bits(
-    shape: str, tmp_path: Path
+    shape: str, stop_at: int, ranks: int, tmp_path: Path
 ) -> None:
     config = config_of(tmp_path / "whole", **SHAPES[shape], checkpoint=CheckpointConfig())
     expected = run(config).state_sha256
-    for stop_at, ranks in ((5, 1), (8, 2)):  # after checkpoints that share, and once thawed
-        folder = tmp_path / f"stopped-{stop_at}"
-        again = config_of(folder, keep=1, **SHAPES[shape])
-        run(again, stop_at=stop_at)
-        (newest,) = checkpoints(str(folder))
-        files = read_manifest(newest).files.values()
-        shared = {f"{file.sha256}.safetensors": file.bytes for file in files if file.shared}
-        assert len(shared) == 2 * PREFIXES[stop_at]
-        assert kept(folder) == shared, "files that no checkpoint names any more are gone"
-        elsewhere = changed(again, output=str(tmp_path / f"resumed-{stop_at}"))
-        resumed = run(again if ranks == 1 else elsewhere, ranks, start=newest, generation=2)
-        assert resumed.state_sha256 == expected
-        written = {
-            report.step: report.bytes for report in resumed.reports if isinstance(report, CheckpointReport)
-        }
-        if ranks == 1 and shape not in (
-            "buffers",
-            "tied",
-        ):  # what was there in the job's folder is not written again
-            assert written[6] < written[7] / 3
+    folder = tmp_path / f"stopped-{stop_at}"
+    again = config_of(folder, keep=1, **SHAPES[shape])
+    run(again, stop_at=stop_at)
+    (newest,) = checkpoints(str(folder))
+    files = read_manifest(newest).files.values()
+    shared = {f"{file.sha256}.safetensors": file.bytes for file in files if file.shared}
+    assert len(shared) == 2 * PREFIXES[stop_at]
+    assert kept(folder) == shared, "files that no checkpoint names any more are gone"
+    elsewhere = changed(again, output=str(tmp_path / f"resumed-{stop_at}"))
+    resumed = run(again if ranks == 1 else elsewhere, ranks, start=newest, generation=2)
+    assert resumed.state_sha256 == expected
+    written = {
+        report.step: report.bytes for report in resumed.reports if isinstance(report, CheckpointReport)
+    }
+    if ranks == 1 and shape not in (
+        "buffers",
+        "tied",
+    ):  # what was there in the job's folder is not written again
+        assert written[6] < written[7] / 3
 
 
 def saved(output: str, step: int, states: list[LayerState], frozen: KeptFiles | None) -> list[FileRecord]:

@@ -96,7 +96,9 @@ class Watch:
         return {layer for layer, found in self.away[step].items() if found == {True}}
 
 
-@pytest.mark.parametrize("shape", ["plain", "tied", "bfloat16", "replicas", "shards"])
+@pytest.mark.parametrize(
+    "shape", ["tied", "bfloat16", "replicas", "shards", pytest.param("plain", marks=pytest.mark.soak)]
+)
 def test_moments_leave_memory_and_come_back_with_the_same_bits(
     shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,7 +55,18 @@ def configured(tmp_path: Path, case: str) -> tuple[WorkerConfig, dict[str, Any]]
     return drilled(small_config(tmp_path, case, steps=6, precision=precision)), {}
 
 
-@pytest.mark.parametrize("case", ["gpt", "tied", "batchnorm", "dropout", "sgd", "changed", *METHODS])
+# The other methods are made of these two: a program's ratios, and statistics of two kinds.
+@pytest.mark.parametrize(
+    "case",
+    [
+        *("gpt", "tied", "batchnorm", "dropout", "sgd", "changed", "timelyfreeze+apf", "autofreeze"),
+        *(
+            pytest.param(method, marks=pytest.mark.soak)
+            for method in METHODS
+            if method not in ("timelyfreeze+apf", "autofreeze")
+        ),
+    ],
+)
 def test_a_copy_takes_over_with_the_same_bits(tmp_path: Path, case: str) -> None:
     config, about = configured(tmp_path, case)
     expected = run_threads(job(config, **about)).state_sha256

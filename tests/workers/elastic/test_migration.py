@@ -72,7 +72,18 @@ def follow(group: RankGroup, job: LaunchedJob, members: Sequence[int], plan: Pla
     )
 
 
-@pytest.mark.parametrize("case", ["gpt", "tied", "batchnorm", *METHODS])
+# That layers take the statistics of each method along is tested where their counts are.
+@pytest.mark.parametrize(
+    "case",
+    [
+        *("gpt", "tied", "batchnorm", "timelyfreeze+apf", "autofreeze"),
+        *(
+            pytest.param(method, marks=pytest.mark.soak)
+            for method in METHODS
+            if method not in ("timelyfreeze+apf", "autofreeze")
+        ),
+    ],
+)
 def test_layers_move_up_and_down_with_the_same_bits(tmp_path: Path, case: str) -> None:
     config, about = configured(tmp_path, case)
     config = changed(config, steps=ENDLESS)

@@ -30,7 +30,7 @@ BLIND = Fault(kind=FaultKind.BLIND, step=KILL_STEP)
 @pytest.mark.parametrize(
     ("phase", "blind", "reached"),
     [
-        (FaultPhase.BACKWARD, (), KILL_STEP - 1),
+        pytest.param(FaultPhase.BACKWARD, (), KILL_STEP - 1, marks=pytest.mark.soak),
         (FaultPhase.BEFORE_COMMIT, (), KILL_STEP - 1),
         (FaultPhase.IN_COMMIT, (0, 3), KILL_STEP),
         (FaultPhase.IN_COMMIT, (0, 1, 3), KILL_STEP - 1),

@@ -49,6 +49,7 @@ def frozen_prefix(whole: LaunchedJob, stages: int) -> LaunchedJob:
 
 
 @pytest.mark.usefixtures("uncompared")
+@pytest.mark.each_choice
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("trait", ["plain", "dropout", "raw-matrix"])
 def test_no_gradient_goes_into_a_frozen_stage(

@@ -27,6 +27,7 @@ from workers.protocol.errors import JobError
 from workers.protocol.reports import Report, StepReport, SwitchReport, ValidationReport
 
 ENDLESS = 10_000
+OTHER_METHODS = ("timelyfreeze", "apf", "timelyfreeze+autofreeze")
 
 
 def shared(work: LaunchedJob, shares: tuple[int, ...], pipelines: int | None = None) -> LaunchedJob:
@@ -46,15 +47,15 @@ def digests(run: LaunchedRun) -> list[str]:
 @pytest.mark.parametrize(
     ("schedule", "ranks", "shares", "pipelines"),
     [
-        ("1f1b", 2, (6, 2), None),
+        pytest.param("1f1b", 2, (6, 2), None, marks=pytest.mark.soak),
         ("1f1b", 2, (1, 7), None),
         ("gpipe", 1, (5, 3), None),
         ("zb-h1", 3, (5, 3), None),
         ("zbv", 2, (3, 5), None),
         ("interleaved", 2, (6, 2), None),
         ("1f1b", 2, (2, 7, 3), None),
-        ("zb-h1", 2, (6, 1, 5), None),
-        ("1f1b", 2, (8, 4), 2),
+        pytest.param("zb-h1", 2, (6, 1, 5), None, marks=pytest.mark.soak),
+        pytest.param("1f1b", 2, (8, 4), 2, marks=pytest.mark.soak),
         ("zb-h1", 2, (5, 7), 2),
         ("1f1b", 2, (12,), 1),
     ],
@@ -74,7 +75,14 @@ def test_the_bits_are_those_of_even_shares(
     ]
 
 
-@pytest.mark.parametrize("case", ["tied", "twice", "attention", "raw-matrix", *METHODS])
+# The other methods are made of these two: a program's ratios, and statistics of two kinds.
+@pytest.mark.parametrize(
+    "case",
+    [
+        *("tied", "twice", "attention", "raw-matrix", "timelyfreeze+apf", "autofreeze"),
+        *(pytest.param(name, marks=pytest.mark.soak) for name in OTHER_METHODS),
+    ],
+)
 def test_models_and_freezing_methods_keep_their_bits(tmp_path: Path, case: str) -> None:
     about: dict[str, Any] = {}
     fields: dict[str, Any] = {"replicas": 2}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -52,19 +51,6 @@ VOCABULARIES = (5, 800, 32_000)
 RECOMPUTES = {"none": (), "all": recomputable(8), "some": (2, 3), "head": (6, 7)}
 TIGHTEST = 800
 """The vocabulary of the plans with the tightest limit, whose layers recompute all or nothing."""
-COVER = [
-    (VOCABULARIES[(row + column) % 3], family, again)
-    for row, family in enumerate(FAMILIES)
-    for column, again in enumerate(RECOMPUTES)
-    if (VOCABULARIES[(row + column) % 3], again) not in ((TIGHTEST, "none"), (TIGHTEST, "all"))
-]
-"""With the plans of the tightest limit: each family with each set of layers that recompute, and each vocabulary with
-each family and each set."""
-WHOLE = [
-    pytest.param(*one, marks=pytest.mark.soak)
-    for one in product(VOCABULARIES, FAMILIES, RECOMPUTES)
-    if one not in COVER
-]
 
 
 def with_head(output: Path, vocabulary: int, **changes: Any) -> WorkerConfig:
@@ -93,7 +79,10 @@ def profiles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Profil
     return measured
 
 
-@pytest.mark.parametrize(("vocabulary", "family", "again"), [*COVER, *WHOLE])
+@pytest.mark.each_choice
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("again", RECOMPUTES)
 def test_predicted_peaks_are_the_counted_ones(
     tmp_path: Path, profiles: Callable[[int], Profile], vocabulary: int, family: str, again: str
 ) -> None:
@@ -116,8 +105,12 @@ def gpt(output: Path, **changes: Any) -> WorkerConfig:
 
 @pytest.mark.parametrize(
     ("make", "families", "again"),
-    [(gpt, ("1f1b", "interleaved"), True), (partial(with_head, vocabulary=8_000), ("interleaved",), False)],
-    ids=["gpt that recomputes", "8,000 classes"],
+    [
+        (gpt, ("1f1b",), True),
+        (partial(with_head, vocabulary=8_000), ("interleaved",), False),
+        pytest.param(gpt, ("interleaved",), True, marks=pytest.mark.soak),
+    ],
+    ids=["gpt that recomputes", "8,000 classes", "interleaved gpt that recomputes"],
 )
 def test_the_largest_peak_of_three_ranks(
     tmp_path: Path, make: Callable[..., WorkerConfig], families: Sequence[str], again: bool
@@ -148,6 +141,7 @@ def test_one_rank_that_recomputes_the_head_takes_what_is_predicted(
     assert counted == pytest.approx(predicted, rel=0.005)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("schedule", FAMILIES)
 @pytest.mark.parametrize("recompute", [(), recomputable(8)], ids=["keeps", "recomputes"])
 def test_the_plan_of_the_tightest_limit_takes_what_the_limit_is(

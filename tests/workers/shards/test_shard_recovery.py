@@ -67,7 +67,7 @@ def one_pipeline(config: WorkerConfig, ranks: int) -> LaunchedJob:
 @pytest.mark.parametrize(
     ("phase", "blind", "reached", "precision"),
     [
-        (FaultPhase.FORWARD, (), STEP - 1, "float32"),
+        pytest.param(FaultPhase.FORWARD, (), STEP - 1, "float32", marks=pytest.mark.soak),
         (FaultPhase.BEFORE_COMMIT, (), STEP - 1, "bfloat16"),
         (FaultPhase.IN_COMMIT, (0, 3), STEP, "bfloat16"),
         (FaultPhase.IN_COMMIT, (0, 1, 2, 3), STEP - 1, "float32"),

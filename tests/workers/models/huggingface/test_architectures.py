@@ -88,7 +88,9 @@ def gradients_of(model: Model, modules: list[nn.Module], units: Units) -> dict[s
     return sums
 
 
-@pytest.mark.parametrize("run", [chained, trained], ids=["modules", "layers"])
+@pytest.mark.parametrize(
+    "run", [pytest.param(chained, marks=pytest.mark.soak), trained], ids=["modules", "layers"]
+)
 @pytest.mark.parametrize(
     ("case", "padded", "units"),
     [
@@ -140,6 +142,7 @@ def test_initial_values_are_drawn_as_transformers_draws_them(case: str) -> None:
                 assert torch.equal(tensor.float(), theirs), (builder.name, name)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("options", [{"max_shard_size": "5KB"}, {}], ids=["shards", "one file"])
 @each_case
 def test_every_tensor_of_a_saved_model_lands_in_its_layer(

@@ -28,22 +28,31 @@ def config_of(case: str, folder: Path, units: Units = "blocks") -> WorkerConfig:
     return small_config(folder, model=model, data=data, steps=3)
 
 
+# Each model on one of the two in `make test`.
 @pytest.mark.parametrize(
-    ("case", "units"),
-    [*((case, "blocks") for case in CASES), ("llama", "halves"), ("bert, answers", "halves")],
+    ("case", "units", "schedule"),
+    [
+        pytest.param(*model, schedule, marks=pytest.mark.soak if (number + turn) % 2 else ())
+        for number, model in enumerate(
+            [*((case, "blocks") for case in CASES), ("llama", "halves"), ("bert, answers", "halves")]
+        )
+        for turn, schedule in enumerate(("zb-h1", "1f1b"))
+    ],
 )
-def test_every_partition_has_the_bits_of_a_plain_loop(case: str, units: Units, tmp_path: Path) -> None:
+def test_every_partition_has_the_bits_of_a_plain_loop(
+    case: str, units: Units, schedule: str, tmp_path: Path
+) -> None:
     config = config_of(case, tmp_path, units)
     expected, expected_losses = train_plainly(config, tmp_path, boundaries=True)
     layers = len(build_definition(config.model, None).layers)
-    for schedule, counts, recompute in (("1f1b", (1, layers - 1), False), ("zb-h1", even(layers, 2), True)):
-        run = run_threads(
-            job(config, ranks=2, schedule=schedule, counts=counts, layers=layers, recompute=recompute)
-        )
-        assert [each.loss for each in run.reports if isinstance(each, StepReport)] == expected_losses
-        assert run.state_sha256 == expected
-        checked = {name for each in run.reports if isinstance(each, LayersChecked) for name in each.layers}
-        assert len(checked) == layers
+    counts, recompute = ((1, layers - 1), False) if schedule == "1f1b" else (even(layers, 2), True)
+    run = run_threads(
+        job(config, ranks=2, schedule=schedule, counts=counts, layers=layers, recompute=recompute)
+    )
+    assert [each.loss for each in run.reports if isinstance(each, StepReport)] == expected_losses
+    assert run.state_sha256 == expected
+    checked = {name for each in run.reports if isinstance(each, LayersChecked) for name in each.layers}
+    assert len(checked) == layers
 
 
 @pytest.mark.parametrize("case", ["llama, tied", "bert, masked tokens", "opt, tied"])
