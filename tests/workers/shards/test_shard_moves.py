@@ -101,7 +101,7 @@ def test_layers_move_there_and_back_with_the_same_bits(
         assert [warned for warned in group.of(WarningReport) if skipped not in warned.text] == []
 
 
-@pytest.mark.parametrize("copies", [0, 1])
+@pytest.mark.parametrize("copies", [pytest.param(0, marks=pytest.mark.soak), 1])
 def test_layers_move_where_sums_of_gradients_are_shared_out_too(tmp_path: Path, copies: int) -> None:
     config = drilled(small_config(tmp_path, steps=ENDLESS, replicas=2, precision="bfloat16"))
     work = job(config, ranks=2, schedule="zb-h1")

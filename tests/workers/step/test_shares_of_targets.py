@@ -36,15 +36,14 @@ def losses(config: WorkerConfig, **how: Any) -> tuple[list[float], str]:
     return [each.loss for each in run.reports if isinstance(each, StepReport)], run.state_sha256
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
-def test_every_schedule_has_the_bits_of_a_plain_loop(precision: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_schedule_has_the_bits_of_a_plain_loop(precision: str, family: str, tmp_path: Path) -> None:
     config = config_of(tmp_path, precision=precision)
     state_sha256, expected = train_plainly(config, tmp_path)
-    for family in FAMILIES:
-        assert losses(config, ranks=2 if family not in ("interleaved", "zbv") else 1, schedule=family) == (
-            expected,
-            state_sha256,
-        ), family
+    ranks = 2 if family not in ("interleaved", "zbv") else 1
+    assert losses(config, ranks=ranks, schedule=family) == (expected, state_sha256)
 
 
 def test_replicas_and_shards_share_the_targets_of_all(tmp_path: Path) -> None:

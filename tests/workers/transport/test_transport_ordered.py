@@ -31,6 +31,7 @@ BACKWARD = MessageStream(1, 0, 1, "backward stage 1 -> 0")
 ASIDE = MessageStream(0, 1, 9, "gradients")
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_gives_the_bits_of_one_rank(tmp_path: Path, family: str, ranks: int) -> None:

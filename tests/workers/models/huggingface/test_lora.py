@@ -36,16 +36,25 @@ def config_of(case: str, folder: Path, precision: str = "float32", **lora: Any) 
     )
 
 
+# Each on one of the two in `make test`.
 @pytest.mark.parametrize(
-    ("case", "precision"),
-    [*((case, "float32") for case in TARGETS), ("llama", "bfloat16"), ("gpt2", "bfloat16")],
+    ("case", "precision", "schedule"),
+    [
+        pytest.param(*adapted, schedule, marks=pytest.mark.soak if (number + turn) % 2 else ())
+        for number, adapted in enumerate(
+            [*((case, "float32") for case in TARGETS), ("llama", "bfloat16"), ("gpt2", "bfloat16")]
+        )
+        for turn, schedule in enumerate(("zb-h1", "1f1b"))
+    ],
 )
-def test_adapters_train_to_the_bits_of_a_plain_loop(case: str, precision: str, tmp_path: Path) -> None:
+def test_adapters_train_to_the_bits_of_a_plain_loop(
+    case: str, precision: str, schedule: str, tmp_path: Path
+) -> None:
     config = config_of(case, tmp_path, precision)
     expected, _ = train_plainly(config, tmp_path, boundaries=True)
-    for schedule, counts in (("1f1b", (1, 4)), ("zb-h1", even(LAYERS, 2))):
-        run = run_threads(job(config, ranks=2, schedule=schedule, counts=counts, layers=LAYERS))
-        assert run.state_sha256 == expected, schedule
+    counts = (1, 4) if schedule == "1f1b" else even(LAYERS, 2)
+    run = run_threads(job(config, ranks=2, schedule=schedule, counts=counts, layers=LAYERS))
+    assert run.state_sha256 == expected
 
 
 def test_nothing_but_adapters_and_what_is_named_is_trained(tmp_path: Path) -> None:
