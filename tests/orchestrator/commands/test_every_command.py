@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
@@ -46,14 +47,20 @@ def test_each_file_of_the_room_that_declares_a_command_is_in_the_table() -> None
     assert declaring
 
 
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The service's routes."""
+    return create_app(settings_in(tmp_path_factory.mktemp("service"))).openapi()["paths"]
+
+
+@pytest.mark.xdist_group("commands")
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_a_command_has_its_line_its_route_its_form_and_its_method(
-    kind: type[JobCommand], tmp_path: Path
+    kind: type[JobCommand], paths: dict[str, Any]
 ) -> None:
     command_line = typer.main.get_command(app)
     assert isinstance(command_line, TyperGroup)
     assert kind.name in command_line.commands
-    paths = create_app(settings_in(tmp_path)).openapi()["paths"]
     assert "post" in paths[f"/api/v1/jobs/{{job}}/{kind.route or kind.name}"]
     assert [CONTROLS[form.name].command for form in kind.forms] == [kind] * len(kind.forms)
     assert kind.forms or kind is InjectFault, "no page injects faults"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -181,14 +182,28 @@ HAPPENING = st.one_of(
 )
 
 
+DRAWN = {
+    "happenings": st.lists(HAPPENING, min_size=20, max_size=60),
+    "redundant": st.booleans(),
+    "pipelines": st.sampled_from([1, 2]),
+    "mode": st.sampled_from(["live", "deferred"]),
+}
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(**DRAWN)
+def test_moves_that_are_requested_at_any_time_all_end(**drawn: Any) -> None:
+    check_that_all_moves_end(**drawn)
+
+
+@pytest.mark.soak
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(
-    happenings=st.lists(HAPPENING, min_size=20, max_size=60),
-    redundant=st.booleans(),
-    pipelines=st.sampled_from([1, 2]),
-    mode=st.sampled_from(["live", "deferred"]),
-)
-def test_moves_that_are_requested_at_any_time_all_end(
+@given(**DRAWN)
+def test_moves_that_are_requested_at_many_times_all_end(**drawn: Any) -> None:
+    check_that_all_moves_end(**drawn)
+
+
+def check_that_all_moves_end(
     happenings: list[tuple[str, int, int]], redundant: bool, pipelines: int, mode: Mode
 ) -> None:
     world = World(redundant=redundant, pipelines=pipelines)

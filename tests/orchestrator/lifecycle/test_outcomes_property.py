@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lifecycle_jobs import checkpoint_report
@@ -145,9 +147,23 @@ class Commanded(World):
             self.take(Released())
 
 
+DRAWN = {"seed": st.integers(0, 2**32), "spares": st.integers(0, 2), "grow": st.booleans()}
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(**DRAWN)
+def test_every_command_has_exactly_one_outcome(**drawn: Any) -> None:
+    check_that_every_command_has_one_outcome(**drawn)
+
+
+@pytest.mark.soak
 @settings(max_examples=300, deadline=None, derandomize=True)
-@given(seed=st.integers(0, 2**32), spares=st.integers(0, 2), grow=st.booleans())
-def test_every_command_has_exactly_one_outcome(seed: int, spares: int, grow: bool) -> None:
+@given(**DRAWN)
+def test_every_command_of_many_has_exactly_one_outcome(**drawn: Any) -> None:
+    check_that_every_command_has_one_outcome(**drawn)
+
+
+def check_that_every_command_has_one_outcome(seed: int, spares: int, grow: bool) -> None:
     world = Commanded(seed, ElasticConfig(spares=spares, grow=grow, redundancy="peer", attempts=1000))
     world.run(60)
     world.end()
