@@ -1,5 +1,6 @@
 """Pipelines of a job whose first layers are frozen: fewer ranks each, more of them, by the search and by the paper."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -185,10 +186,15 @@ def test_where_the_first_plan_was_cut_for_what_is_frozen_it_is_cut_anew_once_tha
     assert plan_for(replace(made, kept=6)).layers != made.first.layers
 
 
+@pytest.mark.parametrize(
+    "prefixes", [(1, 5, 8, 11), pytest.param(range(1, LAYERS), marks=pytest.mark.soak)], ids=str
+)
 @pytest.mark.parametrize("changes", [{"pipelines": 1}, {"frozen_cost": 1 / 6}, {"pipelines": 1, "copies": 1}])
-def test_stages_of_layers_that_stay_frozen_have_no_backward_pass(changes: dict[str, Any]) -> None:
+def test_stages_of_layers_that_stay_frozen_have_no_backward_pass(
+    changes: dict[str, Any], prefixes: Sequence[int]
+) -> None:
     some = 0
-    for frozen in range(1, LAYERS):
+    for frozen in prefixes:
         made = job(frozen, **changes)
         plan, schedule = made.plan_for(8, epoch=1, version=2, reason="", domains=DOMAINS)
         assert plan.frozen == frozen

@@ -33,8 +33,9 @@ def counts(choice: ChosenPlan) -> tuple[int, ...]:
     return choice.plan.layers_per_stage
 
 
-def test_the_plan_taken_is_near_the_best_of_all_simulated_cuts():
-    for seed in range(25):
+@pytest.mark.parametrize("jobs", [8, pytest.param(25, marks=pytest.mark.soak)])
+def test_the_plan_taken_is_near_the_best_of_all_simulated_cuts(jobs: int):
+    for seed in range(jobs):
         above, _ = regret(Random(seed))
         assert 0 <= above <= 0.02, seed
 
@@ -66,10 +67,11 @@ def test_each_programs_own_pick_stands_beside_the_winner():
     assert next(each.layers for each in choice.alternatives if not each.why_not) == choice.plan.layers
 
 
-def test_an_early_bottleneck_that_equation_5_hides_is_not_taken():
+@pytest.mark.parametrize("jobs", [16, pytest.param(40, marks=pytest.mark.soak)])
+def test_an_early_bottleneck_that_equation_5_hides_is_not_taken(jobs: int):
     """W averages a slow merged stage away; the simulator does not."""
     worse = []
-    for seed in range(40):
+    for seed in range(jobs):
         model = random_profile(Random(seed), 9, 4)
         choice = choose(model, PlanWish(ranks=4, schedule="1f1b", microbatches=8))
         own = choice.programs["dynpipe"].predicted_step_s
