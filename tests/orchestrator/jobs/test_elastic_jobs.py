@@ -108,7 +108,7 @@ def test_a_quiet_job(tmp_path: Path, quiet: str) -> None:
     assert all(len(places) == 1 for places in issued.plan.standbys)
 
 
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.soak), 3])
+@pytest.mark.parametrize("rank", [0, *(pytest.param(rank, marks=pytest.mark.soak) for rank in (1, 3))])
 def test_a_killed_rank_costs_the_step_in_flight_at_most(tmp_path: Path, quiet: str, rank: int) -> None:
     ran = ElasticJob(job(tmp_path), once(at_step(3), lambda running: running.signal(rank))).run()
     check(ran, quiet)
@@ -165,7 +165,16 @@ def test_a_rank_that_comes_to_no_end_is_killed_and_has_told_where_it_was(
     assert "in wait_for_ever" in late.details
 
 
-@pytest.mark.parametrize("kind", [events.RankFailed, events.Issued, events.Formed, events.Regrouped])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        events.RankFailed,
+        # `test_double_faults.py` kills ranks as they follow and join.
+        pytest.param(events.Issued, marks=pytest.mark.soak),
+        pytest.param(events.Formed, marks=pytest.mark.soak),
+        events.Regrouped,
+    ],
+)
 def test_a_second_loss_at_any_time_is_recovered_too(tmp_path: Path, quiet: str, kind: type) -> None:
     """It comes right after the first, while layers move, while the group forms, or as training goes on."""
     seen: list[events.Event] = []
@@ -188,6 +197,7 @@ def test_a_second_loss_at_any_time_is_recovered_too(tmp_path: Path, quiet: str, 
     assert {rank for regrouped in ran.of(events.Regrouped) for rank in regrouped.lost} == {1, 3}
 
 
+@pytest.mark.soak  # In `test_double_faults.py` they are lost in fewer steps.
 def test_a_rank_and_its_standby_lost_at_once_go_back_to_the_checkpoint(tmp_path: Path, quiet: str) -> None:
     seen: list[int] = []
 
@@ -215,14 +225,14 @@ def test_a_spare_takes_the_place_of_who_is_lost(tmp_path: Path, quiet: str) -> N
         if isinstance(event, events.RankStarted) and event.rank == 4:
             running.signal(2)
 
-    spec = job(tmp_path, elastic={"spares": 1}, job={"steps": 30})
+    spec = job(tmp_path, elastic={"spares": 1}, job={"steps": 30}, pipeline={"microbatches": 2})
     ran = ElasticJob(spec, inject, room=5).run()
     (regrouped,) = ran.of(events.Regrouped)
     assert (regrouped.lost, regrouped.joined) == ((2,), (4,))
     formed = ran.of(events.Formed)[-1]
     assert formed.generation.members == (0, 1, 4, 3)
     assert ran.steps == list(range(1, 31))
-    calm = job(tmp_path / "calm", job={"steps": 30})
+    calm = job(tmp_path / "calm", job={"steps": 30}, pipeline={"microbatches": 2})
     assert ran.state_sha256 == run_threads(LaunchedJob(calm.config, calm.plan, calm.schedule)).state_sha256
 
 
@@ -265,7 +275,7 @@ def check_that_a_drain_that_leaves_too_few_loses_no_step(done: Settled, quiet: s
     assert regrouped.lost == (1, 2)
 
 
-@pytest.mark.parametrize("redundancy", ["checkpoint", "peer"])
+@pytest.mark.parametrize("redundancy", ["checkpoint", pytest.param("peer", marks=pytest.mark.soak)])
 def test_a_drain_that_leaves_too_few_loses_no_step(tmp_path: Path, quiet: str, redundancy: str) -> None:
     """Only leaving ranks hold their layers: these are written before the ranks are gone."""
     done = job(tmp_path, elastic={"min_ranks": 4, "redundancy": redundancy})

@@ -32,14 +32,7 @@ MOMENTS: dict[str, Callable[[ElasticJob, events.Event], bool]] = {
 }
 
 
-OFTEN = {
-    ("copying", TARGET),
-    ("copied", SOURCE),
-    ("copied", TARGET),
-    ("taking", SOURCE),
-    ("taking", ASIDE),
-    ("taken", TARGET),
-}
+OFTEN = {("copying", TARGET), ("copied", SOURCE), ("taking", ASIDE), ("taken", TARGET)}
 """Cases that cover each moment and each rank; `make bench` runs all cases."""
 CASES = [
     pytest.param(moment, victim, marks=() if (moment, victim) in OFTEN else pytest.mark.soak)
@@ -89,9 +82,13 @@ def test_a_loss_while_layers_move_costs_the_step_in_flight(
     ran = run(tmp_path, inject)
     assert fired
     check(ran, quiet, {victim})
+    (regrouped,) = ran.of(events.Regrouped)
+    assert (regrouped.cause, regrouped.lost) == ("loss", (victim,))
     moved = bool(ran.of(events.Migrated))
     void = [warned.text for warned in ran.of(events.Warned) if "is cancelled" in warned.text]
     assert moved != bool(void)
+    if moment == "copied" and not moved:
+        assert "the move of layers 3, 4 is cancelled: the generation ended before they had moved" in void
     if moment == "taken":
         assert moved
 

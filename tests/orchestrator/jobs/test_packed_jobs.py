@@ -311,7 +311,9 @@ def test_a_job_that_goes_back_has_the_backward_passes_of_what_was_trained_then(t
     assert ran.state_sha256 == expected(tmp_path / "plain", **sections)
 
 
-@pytest.mark.parametrize("asked", [{"method": "none"}, {"prefix": 1}], ids=str)
+@pytest.mark.parametrize(
+    "asked", [pytest.param({"method": "none"}, marks=pytest.mark.soak), {"prefix": 1}], ids=str
+)
 def test_layers_that_are_thawed_on_request_are_trained_from_the_same_step_on(
     tmp_path: Path, asked: dict[str, Any]
 ) -> None:

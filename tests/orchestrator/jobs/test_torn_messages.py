@@ -17,8 +17,8 @@ from orchestrator.spec.job_spec import ClusterConfig, JobConfig, PipelineConfig,
 from workers.config import DataConfig, ElasticConfig, ModelConfig
 from workers.launch.ranks import LaunchedJob
 
-SAMPLES = 4
-"""Samples of a microbatch, whose message has 32 MB."""
+SAMPLES = 2
+"""Samples of a microbatch, whose message has 16 MB."""
 STEPS = 4
 TIMEOUT_S = 60.0
 
