@@ -29,6 +29,9 @@ from workers.launch.ranks import LaunchedJob
 from workers.profiling.measured import combine
 from workers.protocol.reports import CheckpointReport, FaultReport, MemoryLow
 
+# One process takes the profile for all tests.
+pytestmark = pytest.mark.xdist_group("test_memory_jobs")
+
 SHORT = 1
 """The place, and so the rank, that runs out of memory."""
 STEPS = 8

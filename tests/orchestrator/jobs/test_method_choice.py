@@ -31,7 +31,7 @@ def choosing(folder: Path) -> Settled:
             folder,
             "choosing",
             job={"steps": EVERY + 40, "sample_tokens": 0, "timeline_every": 0},
-            pipeline={"ranks": 1, "microbatches": 2},
+            pipeline={"ranks": 1, "microbatches": 1, "microbatch_size": 4},
             optimizer={"name": "sgd", "lr": 0.01},
             cluster={
                 "device": "emulated",

@@ -60,7 +60,7 @@ def digests(log: list[Any]) -> dict[int, str]:
     return {report.step: report.samples_digest for report in log if isinstance(report, StepReport)}
 
 
-@pytest.mark.parametrize("shard", ["none", "optimizer"])
+@pytest.mark.parametrize("shard", [pytest.param("none", marks=pytest.mark.soak), "optimizer"])
 def test_shares_change_and_change_back(tmp_path: Path, quiet: LaunchedRun, shard: str) -> None:
     told: list[str] = []
     ran = ElasticJob(

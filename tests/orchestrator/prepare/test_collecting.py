@@ -175,6 +175,7 @@ def test_a_neighbour_works_until_its_block_ends_and_leaves_nothing(kind: str) ->
     assert not alive
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize(("level", "processes"), [("light", 1), ("heavy", PINNED)])
 @pytest.mark.parametrize("kind", DEVICE_KINDS)
 def test_a_neighbour_works_on_the_device_and_leaves_nothing(kind: str, level: str, processes: int) -> None:

@@ -224,7 +224,7 @@ def test_a_model_that_does_not_work_is_told_in_its_own_words(tmp_path: Path) -> 
     spec, found = settled(tmp_path)
     gone = spec.model_copy(update={"data": spec.data.model_copy(update={"path": (str(tmp_path / "gone"),)})})
     with pytest.raises(JobError, match="gone"):
-        obtain(gone, found, ranks=2, cache=tmp_path / "cache")
+        obtain(gone, found, ranks=1, cache=tmp_path / "cache")
 
 
 def test_the_command_prints_and_writes(

@@ -311,6 +311,7 @@ def test_equal_speeds_change_no_plan() -> None:
     )
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("slow", range(4))
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
 def test_a_slow_rank_gets_fewer_layers(slow: int, schedule: str) -> None:

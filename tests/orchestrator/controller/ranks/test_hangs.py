@@ -76,7 +76,7 @@ def test_an_action_for_which_no_processor_was_free_does_not_count() -> None:
     assert starved(5.0 * TIMES_LIMIT, 19.0)[0] is Verdict.HUNG
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_a_step_that_hangs_each_time_ends_the_job_in_words(
     tmp_path: Path, ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
