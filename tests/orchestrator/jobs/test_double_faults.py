@@ -91,7 +91,7 @@ def cost(regrouped: events.Regrouped) -> int:
     return int(said[1])
 
 
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.soak)])
 def test_a_rank_and_its_standby_fall_back_to_the_newest_checkpoint(
     tmp_path: Path, quiet: str, rank: int
 ) -> None:
@@ -116,7 +116,17 @@ def test_two_neighbours_cost_the_step_in_flight(tmp_path: Path, quiet: str) -> N
     assert {rank for each in ran.of(events.Regrouped) for rank in each.lost} == {1, 2}
 
 
-@pytest.mark.parametrize("call", ["position", "finish_commit", "follow", "host_store", "join", "train"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "position",
+        pytest.param("finish_commit", marks=pytest.mark.soak),
+        "follow",
+        "host_store",
+        pytest.param("join", marks=pytest.mark.soak),
+        "train",
+    ],
+)
 def test_a_kill_on_the_way_to_the_next_generation_is_recovered_from(
     tmp_path: Path, quiet: str, call: str
 ) -> None:
@@ -129,7 +139,7 @@ def test_a_kill_on_the_way_to_the_next_generation_is_recovered_from(
     assert all(each.steps_lost == 0 for each in regrouped)
 
 
-@pytest.mark.parametrize("call", ["finish_commit", "follow", "join"])
+@pytest.mark.parametrize("call", ["finish_commit", pytest.param("follow", marks=pytest.mark.soak), "join"])
 def test_the_last_holder_lost_during_the_recovery_costs_the_steps_since_the_checkpoint(
     tmp_path: Path, quiet: str, call: str
 ) -> None:
@@ -160,7 +170,14 @@ def second_loss(folder: Path, call: str, victim: int) -> Ran:
 
 
 @pytest.mark.parametrize(
-    ("blinded", "rerun"), [((0, 3), 0), ((0, 1), 0), ((1, 3), 0), ((0, 1, 3), 1)], ids=str
+    ("blinded", "rerun"),
+    [
+        ((0, 3), 0),
+        pytest.param((0, 1), 0, marks=pytest.mark.soak),
+        pytest.param((1, 3), 0, marks=pytest.mark.soak),
+        ((0, 1, 3), 1),
+    ],
+    ids=str,
 )
 def test_a_commit_that_some_have_seen_has_one_outcome(
     tmp_path: Path, quiet: str, blinded: tuple[int, ...], rerun: int

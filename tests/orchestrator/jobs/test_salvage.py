@@ -215,7 +215,11 @@ def test_weights_that_were_saved_go_on_with_the_moments_of_the_checkpoint(tmp_pa
 
 @pytest.mark.parametrize(
     ("shard", "precision", "spares"),
-    [("optimizer", "float32", 0), ("optimizer", "bfloat16", 1), ("gradients", "bfloat16", 0)],
+    [
+        pytest.param("optimizer", "float32", 0, marks=pytest.mark.soak),
+        ("optimizer", "bfloat16", 1),
+        ("gradients", "bfloat16", 0),
+    ],
 )
 def test_shards_of_which_only_weights_came_go_on_with_the_moments_of_the_checkpoint(
     tmp_path: Path, shard: str, precision: str, spares: int
