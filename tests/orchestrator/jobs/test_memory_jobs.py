@@ -152,7 +152,9 @@ def test_without_a_profile_all_layers_recompute_and_beyond_that_the_job_ends(
     assert len(ran.of(events.Regrouped)) == 1
 
 
-@pytest.mark.parametrize(("replicas", "shard"), [(1, "none"), (2, "optimizer")])
+@pytest.mark.parametrize(
+    ("replicas", "shard"), [pytest.param(1, "none", marks=pytest.mark.soak), (2, "optimizer")]
+)
 def test_layers_move_away_before_an_allocation_fails(
     tmp_path: Path, profile: Profile, replicas: int, shard: str
 ) -> None:

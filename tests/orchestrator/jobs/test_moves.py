@@ -100,7 +100,7 @@ def test_layers_move_while_the_job_trains(
     assert all(len(places) == 1 for places in issued[-1].standbys)
 
 
-@pytest.mark.parametrize("mode", ["stop", "deferred"])
+@pytest.mark.parametrize("mode", [pytest.param("stop", marks=pytest.mark.soak), "deferred"])
 def test_the_other_ways_to_move(tmp_path: Path, quiet: str, mode: Mode) -> None:
     ran = ElasticJob(long_job(tmp_path), moving((3, 5), 2, mode)).run()
     check(ran, quiet if mode == "stop" else None)

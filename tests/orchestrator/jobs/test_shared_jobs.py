@@ -128,6 +128,11 @@ def test_layers_move_between_two_steps(tmp_path: Path, quiet: str) -> None:
     ran = ElasticJob(shared(tmp_path), once(at_step(3), move)).run()
     check(ran, quiet)
     assert ran.of(events.RankFailed) == []
+    (regrouped,) = ran.of(events.Regrouped)
+    assert (regrouped.cause, regrouped.lost, regrouped.rerun) == ("move", (), 0)
+    (migrated,) = ran.of(events.Migrated)
+    assert (migrated.mode, migrated.bytes) == ("stop", None)
+    assert 0 <= migrated.steps <= regrouped.step - 3
     plans = [issued.plan for issued in ran.of(events.Issued)]
     assert len({plan.layers for plan in plans}) == 2
     assert all(plan.shards == 2 and len(plan.copied) == 12 for plan in plans)

@@ -62,7 +62,7 @@ def check(ran: Ran, expected: str | None) -> None:
 @pytest.mark.parametrize(
     ("mode", "redundancy", "copy_every"),
     [
-        ("live", "peer", 1),
+        pytest.param("live", "peer", 1, marks=pytest.mark.soak),
         ("live", "peer", 3),
         pytest.param("live", "checkpoint", 1, marks=pytest.mark.soak),
         ("deferred", "checkpoint", 1),
