@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from made_up_cluster import World
@@ -12,17 +9,6 @@ from made_up_cluster import World
 from orchestrator.lifecycle.scaling import size_of
 from orchestrator.lifecycle.states import Closing, JobFailed, JobFinished, Stopping, Training, Waiting
 from workers.config import ElasticConfig
-
-DRAWN = {
-    "seed": st.integers(0, 2**32),
-    "spares": st.integers(0, 2),
-    "min_ranks": st.integers(1, 3),
-    "grow": st.booleans(),
-    "redundancy": st.sampled_from(["peer", "checkpoint"]),
-    "salvage": st.sampled_from(["none", "weights"]),
-    "attempts": st.sampled_from([3, 1000]),
-    "shared": st.booleans(),
-}
 
 
 @example(  # A rank came up while the last of too few was asked for its position: the job waited beside it.
@@ -35,20 +21,18 @@ DRAWN = {
     attempts=1000,
     shared=False,
 )
-@settings(max_examples=150, deadline=None, derandomize=True)
-@given(**DRAWN)
-def test_whatever_happens_the_job_goes_on_or_says_why_not(**drawn: Any) -> None:
-    goes_on_or_says_why_not(**drawn)
-
-
-@pytest.mark.soak
 @settings(max_examples=500, deadline=None, derandomize=True)
-@given(**DRAWN)
-def test_whatever_happens_at_many_times_the_job_goes_on_or_says_why_not(**drawn: Any) -> None:
-    goes_on_or_says_why_not(**drawn)
-
-
-def goes_on_or_says_why_not(
+@given(
+    seed=st.integers(0, 2**32),
+    spares=st.integers(0, 2),
+    min_ranks=st.integers(1, 3),
+    grow=st.booleans(),
+    redundancy=st.sampled_from(["peer", "checkpoint"]),
+    salvage=st.sampled_from(["none", "weights"]),
+    attempts=st.sampled_from([3, 1000]),
+    shared=st.booleans(),
+)
+def test_whatever_happens_the_job_goes_on_or_says_why_not(
     seed: int,
     spares: int,
     min_ranks: int,
