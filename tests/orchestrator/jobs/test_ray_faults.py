@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from command_line import freshet_here
-from ray_jobs import Log, assert_nothing_left, state_sha256, wait_for
+from ray_jobs import Log, assert_nothing_left, state_sha256
 from tiny_jobs import tiny
 
 from orchestrator.cli.exit_codes import DONE, USER_ERROR
@@ -21,7 +20,7 @@ from orchestrator.trainer import PipelineTrainer
 from workers.fault_injection.drill import Drill
 from workers.protocol.reports import FaultReport, StepReport
 
-STEPS = 14
+STEPS = 20
 CLUSTER = {
     "device": "emulated",
     # Steps take a fifth of a second; faults are armed while the ranks join.
@@ -35,27 +34,22 @@ def nothing_left(two_nodes: None) -> Iterator[None]:
     assert_nothing_left()
 
 
-def job(folder: Path, name: str, **elastic: Any) -> Spec:
+def job(folder: Path, name: str, ranks: int = 2, **elastic: Any) -> Spec:
     return tiny(
         folder,
         name,
         job={"steps": STEPS},
-        pipeline={"ranks": 2},
+        pipeline={"ranks": ranks},
         elastic={"allow_faults": True, "grow": False, **elastic},
         cluster=CLUSTER,
     )
 
 
-@pytest.fixture(scope="module")
-def expected(two_nodes: None, tmp_path_factory: pytest.TempPathFactory) -> str:
-    return state_sha256(job(tmp_path_factory.mktemp("plain"), "plain"))
-
-
-def when_all_have_started(act: Callable[[], None]) -> Log:
+def when_all_have_started(act: Callable[[], None], ranks: int = 2) -> Log:
     """A log that acts once the last rank's process is up, before the first step."""
 
     def see(record: events.Record) -> None:
-        if isinstance(record.event, events.RankStarted) and len(log.of(events.RankStarted)) == 2:
+        if isinstance(record.event, events.RankStarted) and len(log.of(events.RankStarted)) == ranks:
             act()
 
     log = Log(see)
@@ -66,9 +60,10 @@ def fired(log: Log) -> list[tuple[int, str, int, str]]:
     return [(r.rank, r.fault, r.step, r.phase) for r in log.of(FaultReport)]
 
 
-def test_stopped_slowed_and_throttled_ranks_leave_the_bits_alone_and_the_rest_is_refused(
-    tmp_path: Path, expected: str, capsys: pytest.CaptureFixture[str]
+def test_stopped_slowed_and_throttled_ranks_and_one_that_leaves_have_the_usual_bits_and_the_rest_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    codes: list[int | str | None] = []
     said: list[str] = []
     refused: list[str] = []
 
@@ -84,6 +79,12 @@ def test_stopped_slowed_and_throttled_ranks_leave_the_bits_alone_and_the_rest_is
         ):
             drill = Drill.from_json({"rank": rank, "fault": fault})
             said.append(steer("auto", "drilled", InjectFault(drill=drill.to_json()), wait=False))
+        drain = ("drain", "--rank", "1", "--step", "12", "--deadline", "600")
+        codes.append(freshet_here("fault", "drilled", *drain))
+        # The job must not end before the controller requests another generation.
+        stop = ("stop", "--rank", "0", "--step", "13", "--seconds", "5")
+        codes.append(freshet_here("fault", "drilled", *stop))
+        capsys.readouterr()
         ask("drille", "kill", "--rank", "0")
         ask("drilled", "kill", "--rank", "9", "--step", "1000")
         ask("drilled", "kill")
@@ -97,8 +98,11 @@ def test_stopped_slowed_and_throttled_ranks_leave_the_bits_alone_and_the_rest_is
         "slow 3 times for 2 steps on rank 0, in phase forward of step 9",
         "throttle-link to 1e+06 bytes/s for 1 step on rank 1, in phase forward of step 10",
     ]
+    assert codes == [DONE, DONE]
     assert sorted(fired(log)) == [
         (0, "slow 3 times for 2 steps", 9, "forward"),
+        (0, "stop for 5 s", 13, "forward"),
+        (1, "drain for 600 s", 12, "forward"),
         (1, "stop for 3 s", 8, "backward"),
         (1, "throttle-link to 1e+06 bytes/s for 1 step", 10, "forward"),
     ]
@@ -108,45 +112,36 @@ def test_stopped_slowed_and_throttled_ranks_leave_the_bits_alone_and_the_rest_is
     assert "no rank 9; it has 0, 1" in no_rank
     assert "kill of which rank? The job has 0, 1" in which
     assert "no node 'nowhere'" in no_node
-    assert result.metrics is not None
-    assert result.metrics["state_sha256"] == expected
-
-
-def test_a_kill_by_the_command_is_told_of_before_its_rank_is_missed(tmp_path: Path) -> None:
-    codes: list[int | str | None] = []
-
-    words = ("--rank", "1", "--step", "7", "--phase", "before-commit")
-    log = when_all_have_started(lambda: codes.append(freshet_here("fault", "killed", "kill", *words)))
-    result = PipelineTrainer(job(tmp_path, "killed", redundancy="none"), observe=log).fit()
-    assert codes == [DONE]
-    assert result.error is not None
-    assert fired(log) == [(1, "kill", 7, "before-commit")]
-    failed = log.of(events.RankFailed)[0]
-    assert failed.rank == 1
-    assert log.events.index(log.of(FaultReport)[0]) < log.events.index(failed)
-    (pid,) = [started.pid for started in log.of(events.RankStarted) if started.rank == 1]
-    wait_for(lambda: not psutil.pid_exists(pid))
-    assert max(report.step for report in log.of(StepReport)) < 7
-
-
-def test_a_drained_rank_is_let_go_before_its_deadline(tmp_path: Path, expected: str) -> None:
-    codes: list[int | str | None] = []
-
-    def act() -> None:
-        drain = ("drain", "--rank", "1", "--step", "6", "--deadline", "600")
-        codes.append(freshet_here("fault", "leaving", *drain))
-        # The job must not end before the controller requests another generation.
-        stop = ("stop", "--rank", "0", "--step", "7", "--seconds", "5")
-        codes.append(freshet_here("fault", "leaving", *stop))
-
-    log = when_all_have_started(act)
-    result = PipelineTrainer(job(tmp_path, "leaving"), observe=log).fit()
-    assert codes == [DONE, DONE]
-    assert fired(log) == [(1, "drain for 600 s", 6, "forward"), (0, "stop for 5 s", 7, "forward")]
+    # The drained rank is let go before its deadline.
     (notice,) = log.of(events.Noticed)
     assert (notice.source, notice.ranks, notice.left_s) == ("sigterm", (1,), 600.0)
     (regrouped,) = log.of(events.Regrouped)
     assert (regrouped.cause, regrouped.lost, regrouped.rerun) == ("drain", (1,), 0)
-    assert result.error is None
     assert result.metrics is not None
-    assert result.metrics["state_sha256"] == expected
+    assert result.metrics["state_sha256"] == state_sha256(job(tmp_path / "plain", "plain", 1))
+
+
+def test_a_kill_by_the_command_is_told_of_and_fails_a_job_without_copies_by_the_ranks_name(
+    tmp_path: Path,
+) -> None:
+    codes: list[int | str | None] = []
+
+    words = ("--rank", "0", "--step", "7", "--phase", "before-commit")
+    log = when_all_have_started(
+        lambda: codes.append(freshet_here("fault", "killed", "kill", *words)), ranks=1
+    )
+    spec = job(tmp_path, "killed", ranks=1, redundancy="none")
+    checkpoints = spec.checkpoint.model_copy(update={"every_steps": 1})
+    result = PipelineTrainer(spec.model_copy(update={"checkpoint": checkpoints}), observe=log).fit()
+    assert codes == [DONE]
+    assert fired(log) == [(0, "kill", 7, "before-commit")]
+    failed = log.of(events.RankFailed)[0]
+    assert failed.rank == 0
+    assert log.events.index(log.of(FaultReport)[0]) < log.events.index(failed)
+    (pid,) = [started.pid for started in log.of(events.RankStarted)]
+    assert result.error is not None
+    assert f"rank 0: its process (pid {pid} on" in str(result.error)
+    assert log.of(events.Failed)[0].reason.startswith("rank 0: its process")
+    assert result.checkpoint is None or Path(result.checkpoint.path).is_dir()
+    log.assert_processes_gone()
+    assert max(report.step for report in log.of(StepReport)) < 7

@@ -9,16 +9,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 import ray
 from pace import patient
-from ray_jobs import assert_nothing_left, controller_pid
+from ray_jobs import assert_nothing_left, controller_pid, job_of
 from ray_jobs import wait_for as wait_until
 from test_ray_recovery import DRIVER, ONE, job, logged, wait_for
 
+from benchmarks.parts.rank_threads import run_threads
 from orchestrator.cli.exit_codes import DONE, INTERRUPTED
 from orchestrator.cli.jobs import status_lines
 from orchestrator.cli.steering import reap_job, steer
@@ -27,6 +29,7 @@ from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.client.errors import Refused
 from orchestrator.client.submit import Submission
 from orchestrator.cluster import connection as cluster
+from orchestrator.cluster.actor_names import living_ranks
 from orchestrator.commands.cancel import Cancel
 from orchestrator.commands.command import JobCommand
 from orchestrator.commands.fault import InjectFault
@@ -124,7 +127,9 @@ def test_another_driver_follows_a_job_whose_own_was_killed(
     assert_nothing_left()
 
 
-def test_a_command_is_done_once_whichever_controller_hears_it(tmp_path: Path) -> None:
+def test_a_command_is_done_once_whichever_controller_hears_it_and_a_paused_job_stays_paused(
+    tmp_path: Path,
+) -> None:
     spec = job(tmp_path, "told", job={"steps": 100_000}, pipeline=ONE)
     client = BlockingJobClient()
     submitted = client.submit(spec)
@@ -146,20 +151,32 @@ def test_a_command_is_done_once_whichever_controller_hears_it(tmp_path: Path) ->
     with pytest.raises(Refused, match="there is nothing to pause"):
         client.pause("told")
     paused_at = client.view("told").step
-    assert f"goes on from the checkpoint of step {paused_at}" in steer("auto", "told", Resume(), wait=False)
-    wait_until(lambda: client.view("told").step > paused_at)
 
+    wait_until(lambda: not living_ranks("told"))
     before = controller_pid("told")
     os.kill(before, signal.SIGKILL)
-    # The next controller knows the command from the log.
+    # The next controller knows from the log of the command, and that the job is paused.
     assert client.checkpoint("told", id="save").text == done.text
     assert controller_pid("told") != before
+    (line,) = status_lines("auto")
+    assert line.startswith("told: paused, step ")
+    assert f"goes on from the checkpoint of step {paused_at}" in steer("auto", "told", Resume(), wait=False)
+    wait_until(lambda: client.view("told").step > paused_at)
     assert client.outcome(client.stop("told"), timeout_s=120).text.startswith("stopped at step ")
     told = [item.event for item in client.events("told") if isinstance(item, events.Record)]
     saved = [event for event in told if isinstance(event, CheckpointReport)]
     assert len(saved) == 3, "that of the command, that of the pause, and that of the stop"
     assert len([event for event in told if isinstance(event, events.Submitted)]) == 2
-    assert isinstance(told[-1], events.Finished)
+    (paused,) = [event for event in told if isinstance(event, events.Paused)]
+    assert paused.requested
+    (regrouped,) = [event for event in told if isinstance(event, events.Regrouped)]
+    assert (regrouped.cause, regrouped.step, regrouped.steps_lost) == ("resume", paused_at, 0)
+    end = told[-1]
+    assert isinstance(end, events.Finished)
+    assert steps_of(log) == list(range(1, end.step + 1))
+    still = {"emulated": dict.fromkeys(LONG, 0.0)}
+    quiet = job(tmp_path, "quiet", job={"steps": 100_000}, pipeline=ONE, cluster=still)
+    assert end.state_sha256 == run_threads(replace(job_of(quiet), stop_at=end.step)).state_sha256
     reap_job("told", "auto", force=False)
     assert client.view("told", folder=submitted.folder).state == "stopped"
     assert_nothing_left()
@@ -185,39 +202,49 @@ def sent(command: JobCommand) -> Callable[[], str]:
     return lambda: steer("auto", "hung", command, wait=False)
 
 
-def test_a_controller_that_hangs_keeps_nobody_waiting(
+def test_a_controller_that_hangs_keeps_nobody_waiting_and_what_is_left_is_cleared_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A controller that is silent for long counts as gone, which a slow machine must not cause.
+    monkeypatch.setattr("orchestrator.client.job_client.ANSWER_S", 60.0)
     spec = job(tmp_path, "hung", job={"steps": 100_000}, pipeline=ONE)
     file, log = tmp_path / "spec.json", tmp_path / "hung" / "events.jsonl"
     file.write_text(spec.model_dump_json())
     with driver("-c", DRIVER, str(file)) as own:
         seen = wait_for(log, lambda seen: any(isinstance(event, StepReport) for event in seen))
-        own.kill()
-    ranks = [event.pid for event in seen if isinstance(event, events.RankStarted)]
-    pid = controller_pid("hung")
-    os.kill(pid, signal.SIGSTOP)
-    monkeypatch.setattr("orchestrator.client.asking.ANSWER_S", 2.0)
-    monkeypatch.setattr("orchestrator.client.job_client.ANSWER_S", 2.0)
-    way_out = "'hung' has not answered for 2 s: .*`freshet reap hung --force`"
-    for ask in (
-        sent(Cancel()),
-        sent(Cancel(abort=True)),
-        sent(Move(layers="1", rank=0)),
-        sent(InjectFault(drill={"rank": 0, "fault": {"kind": "kill"}})),
-        lambda: reap_job("hung", "auto", force=False),
-        lambda: PipelineTrainer(spec, resume=True).fit(),
-        lambda: follow_command("hung", "auto"),
-    ):
-        with pytest.raises(JobError, match=way_out):
-            ask()
-    marker = (tmp_path / "hung" / "job.json").read_bytes()
-    assert list(status_lines("auto")) == [
-        "hung: its controller does not answer: being started again, or hung; 1 rank there"
-    ]
-    assert all(psutil.pid_exists(pid) for pid in ranks)
-    assert reap_job("hung", "auto", force=True).startswith("hung: 1 rank and its controller cleared away")
-    assert (tmp_path / "hung" / "job.json").read_bytes() == marker
+        training = r"job 'hung' is training, at step \d+ of 100000: end it with freshet cancel"
+        with pytest.raises(JobError, match=training):
+            reap_job("hung", "auto", force=False)
+        with pytest.raises(JobError, match=r"nothing of a job 'hugn' is at [0-9.:]+; there is hung"):
+            reap_job("hugn", "auto", force=False)
+
+        ranks = [event.pid for event in seen if isinstance(event, events.RankStarted)]
+        pid = controller_pid("hung")
+        os.kill(pid, signal.SIGSTOP)
+        monkeypatch.setattr("orchestrator.client.asking.ANSWER_S", 1.0)
+        monkeypatch.setattr("orchestrator.client.job_client.ANSWER_S", 1.0)
+        way_out = "'hung' has not answered for 1 s: .*`freshet reap hung --force`"
+        for ask in (
+            sent(Cancel()),
+            sent(Cancel(abort=True)),
+            sent(Move(layers="1", rank=0)),
+            sent(InjectFault(drill={"rank": 0, "fault": {"kind": "kill"}})),
+            lambda: reap_job("hung", "auto", force=False),
+            lambda: PipelineTrainer(spec, resume=True).fit(),
+            lambda: follow_command("hung", "auto"),
+        ):
+            with pytest.raises(JobError, match=way_out):
+                ask()
+        marker = (tmp_path / "hung" / "job.json").read_bytes()
+        assert list(status_lines("auto")) == [
+            "hung: its controller does not answer: being started again, or hung; 1 rank there"
+        ]
+        assert all(psutil.pid_exists(pid) for pid in ranks)
+        assert reap_job("hung", "auto", force=True).startswith("hung: 1 rank and its controller cleared away")
+        assert (tmp_path / "hung" / "job.json").read_bytes() == marker
+        said, _ = own.communicate(timeout=patient(120))
+        assert "the controller died" in said
+    assert list(status_lines("auto")) == ["no job is running"]
     assert_nothing_left()
     deadline = time.monotonic() + patient(60)
     while any(psutil.pid_exists(pid) for pid in (*ranks, pid)):

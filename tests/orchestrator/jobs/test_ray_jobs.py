@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import shutil
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -34,7 +33,7 @@ from orchestrator.history.job_view import fold
 from orchestrator.prepare.measuring import call_all, measure_on_cluster
 from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.prepare.profiling import key_of, obtain
-from orchestrator.spec.job_spec import JobConfig
+from orchestrator.spec.job_spec import JobConfig, Spec
 from orchestrator.trainer import PipelineTrainer
 from workers.actor import CONTROL
 from workers.control.rank_error import RankError
@@ -169,6 +168,7 @@ def test_a_rank_that_hangs_or_dies_while_it_is_measured_is_named_with_its_stack(
     ray.kill(hangs)
 
 
+@pytest.mark.soak  # `test_ray_commands.py` stops a job, and one goes on with other ranks below
 def test_stop_while_training_and_go_on_with_other_ranks(tmp_path: Path, expected: str) -> None:
     lines: list[str] = []
 
@@ -199,32 +199,6 @@ def test_stop_while_training_and_go_on_with_other_ranks(tmp_path: Path, expected
     assert [(each.generation.epoch, each.generation.number) for each in formed] == [(1, 1), (2, 2)]
 
 
-def test_a_killed_rank_fails_the_job_by_name_and_leaves_nothing(tmp_path: Path) -> None:
-    killed: list[int] = []
-
-    def kill_the_rank(record: events.Record) -> None:
-        if isinstance(record.event, StepReport) and not killed:
-            killed.append(next(each.pid for each in log.of(events.RankStarted) if each.rank == 0))
-            os.kill(killed[0], signal.SIGKILL)
-
-    log = Log(kill_the_rank)
-    spec = tiny(
-        tmp_path,
-        "killed",
-        job={"steps": 100_000},
-        pipeline={"ranks": 1},
-        checkpoint={"every_steps": 1},
-        elastic={"redundancy": "none"},
-        cluster=SLOW,
-    )
-    result = PipelineTrainer(spec, observe=log).fit()
-    assert result.error is not None
-    assert f"rank 0: its process (pid {killed[0]} on" in str(result.error)
-    assert result.checkpoint is None or Path(result.checkpoint.path).is_dir()
-    assert log.of(events.Failed)[0].reason.startswith("rank 0: its process")
-    log.assert_processes_gone()
-
-
 def test_what_a_layer_raises_is_a_users_error_and_not_tried_again(tmp_path: Path) -> None:
     model = {"family": None, "factory": "raising_model:build"}
     log = Log()
@@ -238,17 +212,18 @@ def test_what_a_layer_raises_is_a_users_error_and_not_tried_again(tmp_path: Path
     log.assert_processes_gone()
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_used(
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used_by_other_ranks(
     tmp_path: Path, finished_run: Path, expected: str
 ) -> None:
     shutil.copytree(finished_run, tmp_path, dirs_exist_ok=True)
-    first = tiny(tmp_path, "done", pipeline={"ranks": 1}, checkpoint=KEEP)
+    other = {"ranks": 2, "partition": [1, 5], "schedule": "gpipe", "recompute": True}
     # This damages the checkpoint of the last step; the job must not count as fully trained by it.
     newest = max((tmp_path / "done" / "checkpoints").iterdir())
     file = next(path for path in newest.iterdir() if path.name.endswith("head.weights.safetensors"))
     file.write_bytes(file.read_bytes()[:-1])
     log = Log()
-    result = PipelineTrainer(first, resume=True, observe=log).fit()
+    spec = tiny(tmp_path, "done", pipeline=other, checkpoint=KEEP)
+    result = PipelineTrainer(spec, resume=True, observe=log).fit()
     assert result.metrics is not None
     assert result.metrics["state_sha256"] == expected
     skipped = log.of(events.Skipped)
@@ -336,6 +311,7 @@ def test_a_controller_that_does_not_start_is_a_job_error(
         PipelineTrainer(tiny(tmp_path, "stillborn", pipeline={"ranks": 1})).fit()
 
 
+@pytest.mark.soak  # as in `test_lifecycle.py`, where it is asked of every state before the first step
 def test_a_stop_as_ranks_start_ends_the_job(tmp_path: Path) -> None:
     def stop_at_once(record: events.Record) -> None:
         if isinstance(record.event, events.RankStarted):
@@ -349,31 +325,51 @@ def test_a_stop_as_ranks_start_ends_the_job(tmp_path: Path) -> None:
     assert end.step < 6
 
 
-def test_a_job_that_reaches_its_goal_is_done_and_a_resume_has_nothing_to_do(tmp_path: Path) -> None:
-    spec = tiny(tmp_path, "goal", job={"validate_every": 2, "stop_at": "loss <= 100"}, pipeline={"ranks": 1})
+EPOCHS = 2.5
+
+
+def in_epochs(spec: Spec) -> Spec:
+    """The same job with `EPOCHS` in place of steps."""
+    given = spec.job.model_dump(exclude_unset=True, exclude={"steps"})
+    return spec.model_copy(update={"job": JobConfig(**given, epochs=EPOCHS)})
+
+
+def test_a_job_that_reaches_its_goal_is_done_before_its_epochs_and_a_resume_has_nothing_to_do(
+    tmp_path: Path,
+) -> None:
+    spec = in_epochs(
+        tiny(tmp_path, "goal", job={"validate_every": 2, "stop_at": "loss <= 100"}, pipeline={"ranks": 1})
+    )
     log = Log()
-    assert PipelineTrainer(spec, observe=log).fit().error is None
+    result = PipelineTrainer(spec, observe=log).fit()
+    assert result.error is None
     (end,) = log.of(events.Finished)
     assert (end.step, end.stopped) == (2, False)
     assert end.reached.startswith("loss ")
+    (begun,) = log.of(events.Submitted)
+    assert begun.spec["job"]["steps"] == math.ceil(EPOCHS * begun.train_samples / 8) > 2
+    assert result.metrics is not None
+    assert result.metrics["why"] == end.reached
+    assert result.metrics["epochs"] == pytest.approx(2 * 8 / begun.train_samples)
     again = Log()
     assert PipelineTrainer(spec, resume=True, observe=again).fit().error is None
     assert not again.of(events.Issued), "no plan, no rank, no step"
 
 
+@pytest.mark.soak  # on threads in `test_job_patience.py`; a goal ends a job above
 def test_a_job_whose_patience_is_over_is_done_before_its_epochs_and_a_resume_has_nothing_to_do(
     tmp_path: Path,
 ) -> None:
     """With a rate so small that no weight changes: no validation is better than the first."""
-    spec = tiny(
-        tmp_path,
-        "patient",
-        job={"validate_every": 1, "patience": 2},
-        optimizer={"lr": 1e-30},
-        pipeline={"ranks": 1},
+    spec = in_epochs(
+        tiny(
+            tmp_path,
+            "patient",
+            job={"validate_every": 1, "patience": 2},
+            optimizer={"lr": 1e-30},
+            pipeline={"ranks": 1},
+        )
     )
-    given = spec.job.model_dump(exclude_unset=True, exclude={"steps"})
-    spec = spec.model_copy(update={"job": JobConfig(**given, epochs=2.5)})
     log = Log()
     result = PipelineTrainer(spec, observe=log).fit()
     (end,) = log.of(events.Finished)
@@ -381,7 +377,7 @@ def test_a_job_whose_patience_is_over_is_done_before_its_epochs_and_a_resume_has
     assert end.plateau.startswith("no better than loss ")
     assert end.plateau.endswith(" of step 1 in 2 validations")
     (begun,) = log.of(events.Submitted)
-    assert begun.spec["job"]["steps"] == math.ceil(2.5 * begun.train_samples / 8) > 3
+    assert begun.spec["job"]["steps"] == math.ceil(EPOCHS * begun.train_samples / 8) > 3
     assert result.metrics is not None
     assert result.metrics["why"] == end.plateau
     assert result.metrics["epochs"] == pytest.approx(3 * 8 / begun.train_samples)

@@ -1,4 +1,8 @@
-"""A job on a real Ray cluster adapts, whichever process its planner lives in."""
+"""A job on a real Ray cluster adapts, whichever process its planner lives in.
+
+For `make bench`: in `make test`, `test_ray_planner.py` kills planners of another job, `test_speeds.py` has a planner
+that takes another one's place, and `rehearsal/test_interference.py` a job of plain processes that adapts.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,8 @@ from workers.fault_injection.drill import Drill
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind
 from workers.protocol.reports import FaultReport, StepReport
+
+pytestmark = pytest.mark.soak
 
 STEPS = 40
 SLOW_FROM, FACTOR = 12, 4.0

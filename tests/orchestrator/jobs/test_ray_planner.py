@@ -28,6 +28,7 @@ from orchestrator.history.freeze_history import FreezeHistory
 from orchestrator.history.job_view import fold
 from orchestrator.lifecycle.stimuli import Noted, Stimulus
 from orchestrator.spec.job_spec import Spec
+from orchestrator.trainer import PipelineTrainer
 from planner.freeze.decision import FreezeQuestion
 from planner.freezing import FreezeOverrides, FreezePlan, Phase, Phases
 from planner.plan import Plan
@@ -58,8 +59,8 @@ def freezing(
     steps: int = FAR,
     **sections: Any,
 ) -> Spec:
-    """A job whose steps take an eighth of a second, or twice as long with `PHASES`."""
-    unit_s = 0.008 if phases is PHASES else 0.004
+    """A job whose steps take an eighth of a second on two ranks, a quarter on one with `PHASES`."""
+    unit_s = 0.005 if phases is PHASES else 0.004
     times = {"forward_s": unit_s, "input_grad_s": unit_s, "weight_grad_s": 2 * unit_s}
     return tiny(
         folder,
@@ -130,7 +131,7 @@ class Assassin:
 
 def test_a_planner_killed_in_every_phase_costs_nothing(tmp_path: Path) -> None:
     assassin = Assassin("fired")
-    spec = freezing(tmp_path, "fired", PHASES)
+    spec = freezing(tmp_path, "fired", PHASES, pipeline={"ranks": 1})
     done = run(spec, resume=False, observe=assassin.log, say=lambda text: None)
     log = assassin.log
 
@@ -172,6 +173,7 @@ def test_a_planner_killed_in_every_phase_costs_nothing(tmp_path: Path) -> None:
     assert replayed(tmp_path, PHASES, (), stop_at=done.end.step) != done.end.state_sha256
 
 
+@pytest.mark.soak  # the next start of a job, below, has the halves from the log as the next controller has
 def test_a_controller_that_takes_over_measures_and_decides_nothing_again(tmp_path: Path) -> None:
     """It is killed between the halves of the monitoring, and again once the job follows the decision."""
     fired: list[int] = []
@@ -218,28 +220,46 @@ def stopped_while_monitoring(two_nodes: None, tmp_path_factory: pytest.TempPathF
     return folder
 
 
-def in_halves(folder: Path, data: Path) -> Spec:
+def in_halves(folder: Path, data: Path, name: str = "halves", **changes: Any) -> Spec:
     """The job of `stopped_while_monitoring` in another folder, with the data of the first one."""
     checkpoint = {"every_steps": SHORT.monitoring, "keep": 10}
     text = {"path": str(data / "text.txt")}
     one = {"ranks": 1}
-    return freezing(folder, "halves", SHORT, steps=STEPS, checkpoint=checkpoint, data=text, pipeline=one)
+    return freezing(
+        folder, name, SHORT, steps=STEPS, checkpoint=checkpoint, data=text, pipeline=one, **changes
+    )
 
 
-def test_resumed_runs_finish_the_monitoring_and_keep_the_decision(
+def test_resumed_runs_finish_the_monitoring_and_keep_the_decision_and_a_replay_takes_it(
     stopped_while_monitoring: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(stopped_while_monitoring, tmp_path, dirs_exist_ok=True)
     spec = in_halves(tmp_path, stopped_while_monitoring)
     log = Log()
-    first = run(spec, resume=True, observe=log, say=lambda text: None)
+    first = PipelineTrainer(spec, resume=True, observe=log).fit()
     (started,) = log.of(FreezeStarted)
+    assert log.of(events.FreezeSolved)
     assert started.plan.epoch == 2
     assert started.plan.start is not None
-    assert isinstance(first.end, events.Finished)
-    assert first.end.step == STEPS
+    assert first.metrics is not None
+    assert first.metrics["steps"] == STEPS
     expected = replayed(tmp_path, SHORT, (started.plan,), steps=STEPS)
-    assert first.end.state_sha256 == expected
+    assert first.metrics["state_sha256"] == expected
+    assert first.metrics_dataframe is not None
+    rows = first.metrics_dataframe.set_index("step")
+    predicted = rows["predicted_step_s"].dropna()
+    assert list(predicted.index) == list(range(started.plan.start, STEPS + 1))
+    for name in ("kappa", "predicted_kappa", "p_eff", "average_p_eff", "time_to_accuracy"):
+        assert list(rows[name].dropna().index) == list(predicted.index), name
+
+    # Another job takes the recorded decisions, on a device that is not emulated.
+    log = Log()
+    again = in_halves(tmp_path, stopped_while_monitoring, "again", device="cpu")
+    replay = PipelineTrainer(again, replay=tmp_path / "halves" / "events.jsonl", observe=log).fit()
+    assert replay.metrics is not None
+    assert replay.metrics["state_sha256"] == expected
+    assert log.of(FreezeStarted) == [started]
+    assert not log.of(events.FreezeSolved)
 
     # A run from before the decision repeats its steps as they were, without asking a planner.
     for checkpoint in (tmp_path / "halves" / "checkpoints").iterdir():

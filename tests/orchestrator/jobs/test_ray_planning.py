@@ -1,4 +1,4 @@
-"""Jobs on a real Ray cluster that are planned first: the plan is logged, kept by a resume and by a replay."""
+"""Jobs on a real Ray cluster that are planned first: the plan is logged, kept by a resume."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from orchestrator.prepare.settling import with_model
 from orchestrator.spec.rules import check
 from orchestrator.trainer import PipelineTrainer
 from planner.profile import Profile
-from workers.protocol.reports import FreezeStarted
 
 AUTO: dict[str, Any] = {"ranks": "auto", "schedule": "auto", "microbatches": "auto", "partition": "dynpipe"}
 
@@ -76,36 +75,3 @@ def test_a_planned_job_trains_to_the_usual_bits_and_keeps_its_plan(tmp_path: Pat
     assert [each.profile for each in known] == [Profile.from_json(profile.read_text()), None]
     assert [replanner_of(each).profile is not None for each in known] == [True, False]
     assert not unmeasured.exists()
-
-
-def test_a_replay_takes_the_recorded_decisions_and_ends_with_the_same_bits(tmp_path: Path) -> None:
-    times = {"forward_s": 0.002, "input_grad_s": 0.002, "weight_grad_s": 0.004}
-
-    def job(name: str, cluster: dict[str, Any]) -> PipelineTrainer:
-        given = tiny(
-            tmp_path,
-            name,
-            job={"steps": 60, "sample_tokens": 0},
-            pipeline={"ranks": 1, "microbatches": 2},
-            freeze={"method": "timelyfreeze", "r_max": 0.8, "warm_up": 8, "monitoring": 28, "ramp": 34},
-            cluster=cluster,
-        )
-        replay = None if name == "first" else tmp_path / "first" / "events.jsonl"
-        return PipelineTrainer(given, replay=replay, observe=logs.setdefault(name, Log()))
-
-    logs: dict[str, Log] = {}
-    first = job("first", {"device": "emulated", "emulated": times}).fit()
-    again = job("again", {"device": "cpu"}).fit()
-    assert first.metrics is not None
-    assert again.metrics is not None
-    assert again.metrics["state_sha256"] == first.metrics["state_sha256"]
-    (decided,) = logs["first"].of(FreezeStarted)
-    assert logs["again"].of(FreezeStarted) == [decided]
-    assert logs["first"].of(events.FreezeSolved)
-    assert not logs["again"].of(events.FreezeSolved)
-    assert first.metrics_dataframe is not None
-    rows = first.metrics_dataframe.set_index("step")
-    predicted = rows["predicted_step_s"].dropna()
-    assert list(predicted.index) == list(range(decided.plan.start or 0, 61))
-    for name in ("kappa", "predicted_kappa", "p_eff", "average_p_eff", "time_to_accuracy"):
-        assert list(rows[name].dropna().index) == list(predicted.index), name

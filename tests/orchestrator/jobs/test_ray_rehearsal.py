@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 from pace import patient
 from ray_jobs import state_sha256
 from tiny_jobs import tiny, write_spec
@@ -97,6 +98,7 @@ def test_a_job_whose_nodes_die_and_come_ends_with_the_bits_of_a_quiet_one(tmp_pa
     assert "Effective training time ratio" in (tmp_path / "out" / REPORT_NAME).read_text()
 
 
+@pytest.mark.soak
 def test_ctrl_c_stops_the_job_and_leaves_no_process(tmp_path: Path) -> None:
     one = ("--set", "pipeline.ranks=1")
     driver = start(tmp_path, "0,add,a\n600000,remove,a\n", "--speedup", "1", *one)
