@@ -1,25 +1,23 @@
 """What the README and the guides tell users to type: run where that is cheap, else checked against the real
 code.
 
-The real command line parses every `freshet` line, and the real spec every TOML block. The first job trains,
-and so do the examples with a user's own model and data.
+The real command line parses every `freshet` line, and the real spec every TOML block. The first job trains in
+`test_cli_train.py`, and the examples with a user's own model and data here.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
-from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 from command_line import freshet_here
+from guide_pages import BLOCKS, ROOT, SMALL, TYPED, Block, write_files
 from resolving import resolve_spec
 
 from benchmarks.parts.rank_threads import run_threads
@@ -29,52 +27,17 @@ from orchestrator.spec.job_spec import Spec, load, parse_override
 from planner.partition.rank_sums import MOST_CUTS
 from workers.launch.ranks import LaunchedJob, LaunchedRun
 
-ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
-SMALL = ("job.steps=2", "job.sample_tokens=0", "model.width=16", "model.context=16", "cluster.wait_s=240")
-"""Makes the first job take about a second; `cluster.wait_s` allows for a busy machine."""
 
-
-@dataclass(frozen=True)
-class Block:
-    """One fenced block of a page."""
-
-    page: Path
-    language: str
-    text: str
-
-    @property
-    def file(self) -> str | None:
-        """The file that the first line names, as in `# my.toml`."""
-        named = re.match(r"# ([\w-]+\.(?:toml|py))\n", self.text)
-        return named and named.group(1)
-
-    def __str__(self) -> str:
-        return f"{self.page.stem}-{self.file or self.language}"
-
-
-BLOCKS = [
-    Block(page, language, text)
-    for page in PAGES
-    for language, text in re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
-]
-LINES = [line for block in BLOCKS if block.language == "sh" for line in block.text.splitlines()]
-TYPED = sorted({line.split("#")[0].strip() for line in LINES if line.startswith("freshet ")})
-
-
-def write_files(folder: Path) -> None:
-    """Write the files that the pages show, and the README that the first job reads."""
-    for block in BLOCKS:
-        if block.file:
-            (folder / block.file).write_text(block.text)
-    (folder / "README.md").write_text((ROOT / "README.md").read_text())
+@cache
+def commands() -> dict[str, Any]:
+    whole: Any = typer.main.get_command(app)
+    return whole.commands
 
 
 @pytest.mark.parametrize("line", TYPED)
 def test_the_command_line_takes_what_a_page_types(line: str) -> None:
     _, name, *arguments = shlex.split(line)
-    commands: Any = typer.main.get_command(app)
-    command = commands.commands[name]
+    command = commands()[name]
     if "--help" in arguments:
         return
     context = command.make_context(name, list(arguments))
@@ -111,36 +74,6 @@ def test_make_targets_that_the_readme_names_exist() -> None:
 @pytest.mark.parametrize("page", ["guides/planning.md", "spec.md"])
 def test_the_limit_of_the_bottleneck_search_is_named(page: str) -> None:
     assert f"more than {MOST_CUTS:,} cuts" in (ROOT / "docs" / page).read_text()
-
-
-@pytest.mark.xdist_group("test_guides")
-def test_the_first_job_runs_as_typed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Run `freshet train my.toml` as a separate process, then the guide's commands on its folder."""
-    write_files(tmp_path)
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "orchestrator", "train", "my.toml", *(f"--set={key}" for key in SMALL)],
-        cwd=tmp_path,
-        env={**environment, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "done: 2 steps" in done.stdout
-    run = tmp_path / "runs" / "mine"
-    assert {"report.html", "events.jsonl", "job.json", "checkpoints"} <= {file.name for file in run.iterdir()}
-
-    monkeypatch.chdir(tmp_path)
-    typed = [
-        line for line in TYPED if re.match(r"freshet (verify|timeline|report|logs|export) runs/mine", line)
-    ]
-    assert len(typed) == 7
-    for line in (*typed, *(line for line in TYPED if line.startswith("freshet schedule"))):
-        assert freshet_here(*shlex.split(line)[1:]) in (0, None), line
-    assert "proved" in capsys.readouterr().out
-    assert {"step.svg", "mine.safetensors", "1f1b.csv"} <= {file.name for file in tmp_path.iterdir()}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,10 +18,11 @@ import httpx
 import psutil
 import pytest
 from command_line import freshet_here
+from guide_pages import ROOT, SMALL, TYPED, write_files
 from pace import patient
 from resolving import resolve_spec
 from safetensors.torch import load_file
-from tiny_jobs import STEPS, tiny, write_spec
+from tiny_jobs import STEPS, write_spec
 
 from benchmarks.parts.rank_threads import run_threads
 from dashboard.service.access import Role, open_tokens
@@ -27,9 +30,9 @@ from orchestrator.cli.exit_codes import DONE, INTERRUPTED, USER_ERROR
 from orchestrator.events import types as events
 from orchestrator.events.log import read_log
 from orchestrator.prepare.model_outline import absolute, outline_model
+from orchestrator.spec.job_spec import load
 from workers.launch.ranks import LaunchedJob
 
-ROOT = Path(__file__).resolve().parents[3]
 KEYS = {
     "name",
     "steps",
@@ -94,10 +97,14 @@ def assert_ends(process: subprocess.Popen[str], code: int) -> str:
     return output
 
 
-def test_train_export_and_train_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    spec = write_spec(tmp_path, "local")
-    two = ("--set", "pipeline.ranks=2")
-    with freshet(tmp_path, "train", str(spec), "--summary", "summary.json", *two) as process:
+def test_the_first_job_runs_as_typed_is_exported_and_not_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The job of the guide, a small one, then the guide's commands on its folder."""
+    write_files(tmp_path)
+    small = [*SMALL, f"job.steps={STEPS}", "job.sample_tokens=8"]
+    sets = [f"--set={each}" for each in small]
+    with freshet(tmp_path, "train", "my.toml", "--summary", "summary.json", *sets) as process:
         lines = read_until(process, f"step {STEPS}/{STEPS}")
         output = "".join(lines) + assert_ends(process, DONE)
     assert "starting 2 ranks" in output
@@ -105,36 +112,53 @@ def test_train_export_and_train_again(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "sample: " in output
     assert f"done: {STEPS} steps" in output
 
-    run = tmp_path / "runs" / "local"
+    run = tmp_path / "runs" / "mine"
+    assert {"report.html", "events.jsonl", "job.json", "checkpoints"} <= {file.name for file in run.iterdir()}
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary.keys() == KEYS
-    reference = absolute(tiny(tmp_path, "reference", pipeline={"ranks": 1}))
+    monkeypatch.chdir(tmp_path)
+    alone = ("pipeline.ranks=1", "pipeline.schedule=1f1b", "job.output=reference")
+    reference = absolute(load(Path("my.toml"), [*small, *alone]))
     resolved = resolve_spec(reference, outline_model(reference), {}, epoch=1)
     plain = run_threads(LaunchedJob(resolved.config, resolved.plan, resolved.schedule))
     assert summary["state_sha256"] == plain.state_sha256
-    assert sum(summary["partition"]) == 6
-    assert len(summary["partition"]) == 2
+    assert sum(summary["partition"]) == 8
+    assert len(summary["partition"]) == 4, "two stages for each rank"
     assert summary["steps"] == STEPS
     assert summary["final_loss"] < summary["first_loss"]
     assert Path(summary["events"]) == run / "events.jsonl"
     assert (run / "report.html").read_text().startswith("<!doctype html>")
     assert json.loads((run / "job.json").read_text())["spec"]["cluster"]["device"] == "cpu"
 
-    assert freshet_here("export", str(run), "--out", str(tmp_path / "model.safetensors")) == DONE
-    assert any(key.startswith("embed") for key in load_file(tmp_path / "model.safetensors"))
+    typed = [
+        line for line in TYPED if re.match(r"freshet (verify|timeline|report|logs|export) runs/mine", line)
+    ]
+    assert len(typed) == 7
+    for line in (*typed, *(line for line in TYPED if line.startswith("freshet schedule"))):
+        assert freshet_here(*shlex.split(line)[1:]) in (DONE, None), line
+    assert "proved" in capsys.readouterr().out
+    assert {"step.svg", "mine.safetensors", "1f1b.csv"} <= {file.name for file in tmp_path.iterdir()}
+    assert any(key.startswith("embed") for key in load_file(tmp_path / "mine.safetensors"))
+
     log = (run / "events.jsonl").read_bytes()
-    assert freshet_here("train", str(spec), "--set", f"job.output={run}") == USER_ERROR
+    assert freshet_here("train", "my.toml", "--set", f"job.output={run}") == USER_ERROR
     assert "--resume (in Python: resume=True), or choose another job.output" in capsys.readouterr().err
     assert (run / "events.jsonl").read_bytes() == log
 
 
-def test_a_signal_to_the_process_group_stops_with_a_checkpoint(tmp_path: Path) -> None:
+def test_a_signal_to_the_process_group_stops_with_a_checkpoint_and_takes_the_page_along(
+    tmp_path: Path,
+) -> None:
     """A batch system sends SIGTERM so, and Ray's own processes would end at once."""
     spec = write_spec(tmp_path, "long")
     endless = ("--set", "job.steps=100000", "--set", "pipeline.ranks=1")
     slow = ("--set", "cluster.device=emulated", "--set", "cluster.emulated.forward_s=0.02")
-    with freshet(tmp_path, "train", str(spec), *endless, *slow) as process:
+    with freshet(tmp_path, "train", str(spec), *endless, *slow, "--dashboard") as process:
+        address = read_until(process, "dashboard: ")[-1].split()[1]
+        bearer = {"Authorization": f"Bearer {open_tokens(tmp_path / '.freshet/tokens.json')[Role.READ]}"}
+        page = httpx.Client(base_url=address, headers=bearer, timeout=patient(30), trust_env=False)
         read_until(process, "step ")
+        assert page.get("/api/v1/jobs/long").json()["state"] == "training"
         os.killpg(process.pid, signal.SIGTERM)
         output = assert_ends(process, INTERRUPTED)
     assert "stopping after this step, with a checkpoint" in output
@@ -146,8 +170,11 @@ def test_a_signal_to_the_process_group_stops_with_a_checkpoint(tmp_path: Path) -
     assert f"stopped at step {ended.step} of 100000; go on with --resume" in output
     assert (run / "checkpoints" / f"step-{ended.step:08d}-gen-1" / "manifest.json").exists()
     assert (run / "report.html").exists()
+    with pytest.raises(httpx.ConnectError):
+        page.get("/healthz")
 
 
+@pytest.mark.soak  # signals are counted in `client/test_following.py`; the page goes with the command above
 def test_a_second_ctrl_c_ends_at_once_and_takes_the_page_along(tmp_path: Path) -> None:
     spec = write_spec(tmp_path, "stuck")
     # Steps take about five seconds, so the second signal comes before the job can stop.

@@ -1,4 +1,4 @@
-"""A real job: its metrics on Ray's own Prometheus endpoint, and its loggers over a lost controller and a resume."""
+"""A real job: its metrics on Ray's own Prometheus endpoint, and its loggers over a lost controller."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 import ray
 from pace import patient
 from prometheus_client.parser import text_string_to_metric_families
-from ray_jobs import Log, assert_nothing_left, driver_of, kill_controller, start_head
+from ray_jobs import Log, assert_nothing_left, driver_of, kill_controller
+from ray_nodes import start_head
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_jobs import tiny
 
@@ -21,7 +22,7 @@ from orchestrator.telemetry.metrics import BY_NAME
 from orchestrator.trainer import PipelineTrainer
 from workers.protocol.reports import StepReport
 
-KILLED_AT, STEPS, RESUMED = 8, 16, 20
+KILLED_AT, STEPS = 8, 16
 SLOW = {"device": "emulated", "emulated": {"forward_s": 0.01, "input_grad_s": 0.01, "weight_grad_s": 0.01}}
 
 
@@ -73,22 +74,18 @@ def test_metrics_and_loggers_of_a_real_job(head: None, tmp_path: Path) -> None:
             killed.append(record.event.step)
             kill_controller("counted")
 
-    def run(steps: int, **options: Any) -> Log:
-        log = Log(kill)
-        spec = tiny(
-            tmp_path,
-            "counted",
-            job={"steps": steps, "sample_tokens": 0},
-            pipeline={"ranks": 1},
-            checkpoint={"every_steps": 0},
-            elastic={"grow": False},
-            cluster=SLOW,
-            logging=logging,
-        )
-        PipelineTrainer(spec, observe=log, progress=False, **options).fit()
-        return log
-
-    log = run(STEPS)
+    log = Log(kill)
+    spec = tiny(
+        tmp_path,
+        "counted",
+        job={"steps": STEPS, "sample_tokens": 0},
+        pipeline={"ranks": 1},
+        checkpoint={"every_steps": 0},
+        elastic={"grow": False},
+        cluster=SLOW,
+        logging=logging,
+    )
+    PipelineTrainer(spec, observe=log, progress=False).fit()
     assert killed, "the controller was not killed"
     assert [event.takeover for event in log.of(events.Submitted)] == [False, True]
     found = scraped("counted")
@@ -107,13 +104,12 @@ def test_metrics_and_loggers_of_a_real_job(head: None, tmp_path: Path) -> None:
         name.removesuffix("_total") for name in BY_NAME
     }
 
-    run(RESUMED, resume=True)
     seen = EventAccumulator(str(tmp_path / "counted" / "tensorboard"), size_guidance={"scalars": 0})
     seen.Reload()
     steps = [point.step for point in seen.Scalars("loss")]
     assert steps == sorted(set(steps)), "no step twice"
     # What the killed controller had not written yet is missing, and nothing else is.
-    assert {*range(1, RESUMED + 1)} - {*steps} <= {*range(1, killed[0] + 6)}
-    assert steps[-1] == RESUMED
-    assert len(list((tmp_path / "counted" / "tensorboard").iterdir())) == 3, "a file of each controller"
+    assert {*range(1, STEPS + 1)} - {*steps} <= {*range(1, killed[0] + 6)}
+    assert steps[-1] == STEPS
+    assert len(list((tmp_path / "counted" / "tensorboard").iterdir())) == 2, "a file of each controller"
     assert not [event.text for event in log.of(events.Warned) if "no more" in event.text]
