@@ -120,6 +120,7 @@ def test_on_every_address_it_names_one_that_it_answers_to(
     [
         (("--tls-cert", "c.pem"), "TLS needs both --tls-cert and --tls-key"),
         (("--host", "192.0.2.1"), "cannot listen on 192.0.2.1"),
+        (("--address", "127.0.0.1:9"), "cluster.address = '127.0.0.1:9': no Ray cluster answers there"),
         (("--token-file", "/proc/none/t.json"), "cannot make the token file /proc/none/t.json"),
     ],
 )

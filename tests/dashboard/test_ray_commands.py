@@ -16,7 +16,8 @@ import httpx
 import pytest
 from command_line import freshet_here
 from ray.cluster_utils import Cluster
-from ray_jobs import add_node, assert_nothing_left, driver_of, job_of, start_head
+from ray_jobs import assert_nothing_left, driver_of, job_of
+from ray_nodes import add_node, start_head
 from serving import served, token
 from tiny_jobs import tiny
 
@@ -42,11 +43,10 @@ SENDER = "control from 127.0.0.1"
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """A head without ranks, and two nodes with room for two ranks each."""
-    nodes = start_head(0)
+    """Two nodes with room for two ranks each."""
+    nodes = start_head(2)
     try:
-        for _ in range(2):
-            add_node(nodes, 2)
+        add_node(nodes, 2)
         with driver_of(nodes):
             yield nodes
             assert_nothing_left()
@@ -234,20 +234,22 @@ def test_every_command_over_rest_and_over_ray(
             "id"
         ]
 
-        assert freshet("pause", JOB).startswith("paused at step ")
-        assert "is paused" in freshet.refused("checkpoint", JOB)
-        with pytest.raises(Refused, match="is paused"):
-            asyncio.run(RestJobClient(service).checkpoint(JOB))
-        assert "trains on from step" in freshet.json("resume", JOB, "--wait")["text"]
-
         # The guide, to the end of the job.
         run_block("steer_mine.py")
         assert f"{JOB} training" in capsys.readouterr().out
         monkeypatch.chdir(tmp_path)
         typed = [shlex.split(line) for line in guide_lines()]
-        assert ["cancel", JOB, "--wait", "--json"] in typed
+        for words in (["pause", JOB], ["resume", JOB, "--wait"], ["cancel", JOB, "--wait", "--json"]):
+            assert words in typed
         for words in typed:
-            freshet(*words)
+            said = freshet(*words)
+            if words == ["pause", JOB]:
+                assert said.startswith("paused at step ")
+                assert "is paused" in freshet.refused("checkpoint", JOB)
+                with pytest.raises(Refused, match="is paused"):
+                    asyncio.run(RestJobClient(service).checkpoint(JOB))
+            elif words == ["resume", JOB, "--wait"]:
+                assert "trains on from step" in said
         assert (tmp_path / "step.svg").exists()
         run_block("read_mine.py")
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 from pace import patient
-from ray_jobs import started
+from ray_nodes import started
 
 from orchestrator.cluster.ports import free_ports
 
@@ -57,16 +57,20 @@ class Head:
 
 
 @contextmanager
-def ray_head(bin: Path, **settings: str) -> Iterator[Head]:
-    """A cluster that `bin/python` runs with the environment variables `settings`."""
-    head = started(lambda: start(bin, settings))
+def ray_head(bin: Path, *, dashboard: bool = True, **settings: str) -> Iterator[Head]:
+    """A cluster that `bin/python` runs with the environment variables `settings`.
+
+    Args:
+        dashboard: without Ray's dashboard, a cluster starts sooner and takes no submitted jobs.
+    """
+    head = started(lambda: start(bin, settings, dashboard=dashboard))
     try:
         yield head
     finally:
         end(head)
 
 
-def start(bin: Path, settings: Mapping[str, str]) -> Head:
+def start(bin: Path, settings: Mapping[str, str], *, dashboard: bool) -> Head:
     """Start a cluster; raises AssertionError if it does not come up."""
     folder = tempfile.mkdtemp(prefix="fr-")  # short, because sockets are in there
     ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
@@ -77,6 +81,7 @@ def start(bin: Path, settings: Mapping[str, str]) -> Head:
             *("-m", "ray.scripts.scripts", "start", "--head", "--block"),
             *(f"--{name}={port}" for name, port in ports.items()),
             *("--num-cpus=4", "--node-ip-address=127.0.0.1", f"--object-store-memory={2**27}"),
+            f"--include-dashboard={str(dashboard).lower()}",
             *(f"--temp-dir={folder}", "--min-worker-port=0", "--max-worker-port=0"),
         ],
         cwd=folder,

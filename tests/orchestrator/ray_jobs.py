@@ -1,4 +1,4 @@
-"""A Ray cluster of two nodes, and what the tests of jobs on it share."""
+"""What the tests of jobs on a Ray cluster share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import psutil
@@ -24,7 +24,6 @@ from benchmarks.parts.rank_threads import run_threads
 from orchestrator.client.blocking_client import BlockingJobClient
 from orchestrator.cluster import connection as cluster
 from orchestrator.cluster.actor_names import NAMESPACE
-from orchestrator.cluster.ports import agents_announced
 from orchestrator.events import types as events
 from orchestrator.prepare.model_outline import absolute, outline_model
 from orchestrator.prepare.settling import Settled
@@ -32,16 +31,6 @@ from orchestrator.spec.job_spec import Spec
 from workers.launch.ranks import LaunchedJob
 
 Kind = TypeVar("Kind")
-Made = TypeVar("Made")
-
-
-def started(start: Callable[[], Made]) -> Made:
-    """What `start` starts. A busy machine may take longer than Ray waits, so a start is tried again."""
-    with agents_announced():
-        for _ in range(2):
-            with suppress(Exception):
-                return start()
-        return start()
 
 
 def controller_pid(job: str) -> int:
@@ -54,28 +43,6 @@ def controller_pid(job: str) -> int:
 def kill_controller(job: str) -> None:
     """Kill the process of the job's controller; Ray starts another one."""
     os.kill(controller_pid(job), signal.SIGKILL)
-
-
-NODE = {"object_store_memory": 2**27, "include_log_monitor": False}
-"""Options of every node. A log monitor would take a second to start and show output that no test reads."""
-
-
-HEAD: dict[str, Any] = {
-    "include_dashboard": False,
-    "no_monitor": True,
-    "_system_config": {"enable_metrics_collection": False},
-}
-"""Options of the first node. Ray's autoscaler and its own metrics would take processor time that no test needs."""
-
-
-def start_head(cpus: int, **options: Any) -> Cluster:
-    """A cluster with one node, which has room for `cpus` ranks."""
-    head = {**NODE, **HEAD, "num_cpus": cpus, **options}
-    return started(lambda: Cluster(initialize_head=True, head_node_args=head))
-
-
-def add_node(cluster: Cluster, cpus: int, **options: Any) -> Any:
-    return started(lambda: cluster.add_node(**NODE, num_cpus=cpus, **options))
 
 
 @contextmanager
@@ -110,7 +77,7 @@ def wait_for(true: Callable[[], bool]) -> None:
     deadline = time.monotonic() + patient(120)
     while not true():
         assert time.monotonic() < deadline, "it did not happen within two minutes"
-        time.sleep(0.02)
+        time.sleep(0.1)
 
 
 def assert_nothing_left() -> None:

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 from browser import Browser, browser, needs_browser, wait_for
 from ray.cluster_utils import Cluster
-from ray_jobs import add_node, assert_nothing_left, driver_of, start_head
+from ray_jobs import assert_nothing_left, driver_of
+from ray_nodes import add_node, start_head
 from selenium.webdriver.common.by import By
 from serving import served, token
 from tiny_jobs import tiny

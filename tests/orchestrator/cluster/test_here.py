@@ -41,7 +41,10 @@ def freshet(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
 
 def test_with_two_clusters_a_command_asks_for_the_address_and_ends_one_alone() -> None:
     bin = Path(sys.executable).parent
-    with ray_head(bin, RAY_AUTH_MODE="disabled") as one, ray_head(bin, RAY_AUTH_MODE="disabled") as other:
+    with (
+        ray_head(bin, dashboard=False, RAY_AUTH_MODE="disabled") as one,
+        ray_head(bin, dashboard=False, RAY_AUTH_MODE="disabled") as other,
+    ):
         found = {cluster.address: cluster for cluster in clusters_here()}
         assert {one.gcs, other.gcs} <= found.keys()
         assert found[other.gcs].started_s - found[one.gcs].started_s >= 0

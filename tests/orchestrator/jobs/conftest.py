@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 from ray.cluster_utils import Cluster
-from ray_jobs import add_node, assert_nothing_left, driver_of, start_head
+from ray_jobs import assert_nothing_left, driver_of
+from ray_nodes import add_node, start_head
 
 from workers.actor import ZONE_LABEL
 

@@ -1,7 +1,8 @@
 """Rows of the table of faults on a real Ray cluster of four nodes, and then the loss of a node.
 
 All run in one job, one after the other. `test_fault_table.py` runs all rows on plain processes, and in `make test`
-`test_ray_recovery.py` and `test_ray_rehearsal.py` kill, stop and lose ranks and nodes of Ray: this is for `make bench`.
+`test_ray_recovery.py`, `test_ray_faults.py` and `test_ray_rehearsal.py` kill, stop and lose ranks and nodes of Ray:
+this is for `make bench`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import psutil
 import pytest
 import ray
 from fault_rows import Row, Running, Table, Told
-from ray_jobs import Log, add_node, assert_nothing_left, driver_of, resolved, start_head
+from ray_jobs import Log, assert_nothing_left, driver_of, resolved
+from ray_nodes import add_node, start_head
 from resting import Resting
 from tiny_jobs import tiny
 

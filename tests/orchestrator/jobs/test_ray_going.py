@@ -14,17 +14,8 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from ray_jobs import (
-    Log,
-    add_node,
-    assert_nothing_left,
-    controller_pid,
-    drain,
-    driver_of,
-    start_head,
-    state_sha256,
-    wait_for,
-)
+from ray_jobs import Log, assert_nothing_left, controller_pid, drain, driver_of, state_sha256, wait_for
+from ray_nodes import add_node, start_head
 from tiny_jobs import tiny
 
 from orchestrator.cli.steering import steer
@@ -102,9 +93,14 @@ def quiet_sha256(folder: Path, steps: int) -> str:
     return state_sha256(slow(folder, "quiet", steps, pipeline={"ranks": 1}, cluster=device))
 
 
-class Holder:
-    def node(self) -> str:
-        return ray.get_runtime_context().get_node_id()
+def holder() -> Any:
+    """The class of an actor that tells its node. Defined in here, so that its process need not import this module."""
+
+    class Holder:
+        def node(self) -> str:
+            return ray.get_runtime_context().get_node_id()
+
+    return Holder
 
 
 @with_nodes(1)
@@ -113,11 +109,11 @@ def test_a_node_that_ray_drains_is_seen_with_its_deadline_and_takes_no_ranks_any
     other = nodes.up[0].node_id
     assert {node.id for node in connection.nodes()} == {head, other}
     # A drained node without actors would be gone at once.
-    remote: Any = ray.remote(Holder).options(
+    remote: Any = ray.remote(holder()).options(
         num_cpus=1, scheduling_strategy=NodeAffinitySchedulingStrategy(other, soft=False)
     )
-    holder = remote.remote()
-    assert ray.get(holder.node.remote()) == other
+    held = remote.remote()
+    assert ray.get(held.node.remote()) == other
     assert draining() == {}
     before_s = time.time()
     drain(other, 60.0)
@@ -128,7 +124,7 @@ def test_a_node_that_ray_drains_is_seen_with_its_deadline_and_takes_no_ranks_any
     assert 0 < going.left_s <= 60.0 + 1.0
     assert draining()[other] >= int((before_s + 60.0) * 1000)
     assert {node.id for node in connection.nodes()} == {head}
-    ray.kill(holder)
+    ray.kill(held)
     wait_for(lambda: draining() == {})
 
 
@@ -183,9 +179,19 @@ def test_a_controller_whose_node_goes_comes_up_on_another_one(
     log.assert_processes_gone()
 
 
-@with_nodes(3)
-def test_told_by_a_file_and_by_ray_ranks_leave_one_after_the_other(nodes: Nodes, tmp_path: Path) -> None:
-    """`test_ray_faults.py` has one leave that is told by a signal."""
+BY_FILE, BY_RAY = (1, "file"), (0, "ray")
+"""A rank that leaves, and what tells it. `test_ray_faults.py` has one leave that is told by a signal."""
+
+
+@pytest.mark.parametrize(
+    ("nodes", "leaving"),
+    [(2, (BY_RAY,)), pytest.param(3, (BY_FILE, BY_RAY), marks=pytest.mark.soak)],
+    indirect=["nodes"],
+)
+def test_ranks_that_are_told_leave_one_after_the_other(
+    nodes: Nodes, leaving: tuple[tuple[int, str], ...], tmp_path: Path
+) -> None:
+    """A rank hears of its file on a real cluster in `test_ray_notices.py`."""
     homes: dict[int, events.RankStarted] = {}
     said: list[str] = []
 
@@ -195,10 +201,11 @@ def test_told_by_a_file_and_by_ray_ranks_leave_one_after_the_other(nodes: Nodes,
         drill = Drill(node=node[:16], deadline_s=30.0).to_json()
         said.append(steer("auto", "going", InjectFault(drill=drill), wait=False))
 
-    ways: list[Callable[[], object]] = [
-        lambda: (tmp_path / homes[1].node).touch(),
-        drill_a_drain,
-    ]
+    tell: dict[str, Callable[[], object]] = {
+        "file": lambda: (tmp_path / homes[1].node).touch(),
+        "ray": drill_a_drain,
+    }
+    ways = [tell[source] for _, source in leaving]
     next_at = 4
 
     def act(record: events.Record) -> None:
@@ -213,20 +220,21 @@ def test_told_by_a_file_and_by_ray_ranks_leave_one_after_the_other(nodes: Nodes,
 
     log = Log(act)
     elastic = {"notice_file": f"{tmp_path}/{{node}}", "grow": False, "allow_faults": True}
-    spec = slow(tmp_path, "going", 60, pipeline={"ranks": 3}, elastic=elastic)
+    steps = 30 * len(leaving)
+    spec = slow(tmp_path, "going", steps, pipeline={"ranks": len(leaving) + 1}, elastic=elastic)
     result = PipelineTrainer(spec, observe=log).fit()
     assert result.error is None
     assert ways == []
     assert said[0].startswith(f"drain of node {homes[0].node[:12]}")
     noticed = [(event.source, event.ranks) for event in log.of(events.Noticed)]
-    assert noticed == [("file", (1,)), ("ray", (0,))]
+    assert noticed == [(source, (rank,)) for rank, source in leaving]
     regrouped = log.of(events.Regrouped)
-    assert [(event.cause, event.lost) for event in regrouped] == [("drain", (1,)), ("drain", (0,))]
+    assert [(event.cause, event.lost) for event in regrouped] == [("drain", (rank,)) for rank, _ in leaving]
     assert all(event.rerun == event.steps_lost == 0 for event in regrouped)
     # The drained node disappears once nothing is left on it.
     wait_for(lambda: homes[0].node not in {node.id for node in connection.nodes()} and draining() == {})
     assert log.of(events.RankFailed) == []
-    assert [report.step for report in log.of(StepReport)] == list(range(1, 61))
+    assert [report.step for report in log.of(StepReport)] == list(range(1, steps + 1))
     assert result.metrics is not None
-    assert result.metrics["state_sha256"] == quiet_sha256(tmp_path, 60)
+    assert result.metrics["state_sha256"] == quiet_sha256(tmp_path, steps)
     log.assert_processes_gone()

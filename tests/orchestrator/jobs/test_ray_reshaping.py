@@ -13,7 +13,8 @@ from typing import TypeVar
 
 import pytest
 from ray.cluster_utils import Cluster
-from ray_jobs import add_node, assert_nothing_left, driver_of, job_of, start_head
+from ray_jobs import assert_nothing_left, driver_of, job_of
+from ray_nodes import add_node, start_head
 from tiny_jobs import tiny
 
 from benchmarks.parts.rank_threads import run_threads
