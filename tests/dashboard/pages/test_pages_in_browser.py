@@ -4,6 +4,7 @@ nothing that axe finds, light and dark, and as narrow as a phone."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from browser import Browser, browser, needs_browser
@@ -47,8 +48,17 @@ def window(settings: ServiceSettings, tmp_path_factory: pytest.TempPathFactory) 
         yield window
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1240, False), (400, True)], ids=["wide-light", "narrow-dark"])
-@pytest.mark.parametrize("name", PAGES)
+def looks() -> Iterator[Any]:
+    """Every page, wide and light as well as narrow and dark: in turns in `make test`, both in `make bench`."""
+    for number, name in enumerate(PAGES):
+        for width, dark in ((1240, False), (400, True)):
+            marks = [pytest.mark.soak] if (number + dark) % 2 else []
+            yield pytest.param(
+                name, width, dark, id=f"{name}-{'narrow-dark' if dark else 'wide-light'}", marks=marks
+            )
+
+
+@pytest.mark.parametrize(("name", "width", "dark"), looks())
 def test_every_page_is_reachable_for_everyone(window: Browser, name: str, width: int, dark: bool) -> None:
     window.look(width, dark=dark)
     window.open(PAGES[name])

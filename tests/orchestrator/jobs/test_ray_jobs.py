@@ -126,31 +126,36 @@ def test_a_cluster_is_measured_by_ranks_that_leave_nothing_behind(tmp_path: Path
         )
 
 
-class Stuck:
-    """A rank that hangs where it should measure, and dies where it should join; or its neighbour."""
+def stuck() -> Any:
+    """The class of such a rank. Defined in here, so that its process need not import this module."""
 
-    def __init__(self, neighbour: bool) -> None:
-        self._neighbour = neighbour
+    class Stuck:
+        """A rank that hangs where it should measure, and dies where it should join; or its neighbour."""
 
-    def profile(self) -> None:
-        if self._neighbour:
-            Waiter("gather").get()
-        threading.Event().wait()
+        def __init__(self, neighbour: bool) -> None:
+            self._neighbour = neighbour
 
-    def join(self) -> None:
-        if self._neighbour:
-            raise RankError("ChannelError: a connection to another rank is broken", cut_off=True)
-        os._exit(4)
+        def profile(self) -> None:
+            if self._neighbour:
+                Waiter("gather").get()
+            threading.Event().wait()
 
-    @ray.method(concurrency_group=CONTROL)
-    def stacks(self) -> str:
-        return stacks()
+        def join(self) -> None:
+            if self._neighbour:
+                raise RankError("ChannelError: a connection to another rank is broken", cut_off=True)
+            os._exit(4)
+
+        @ray.method(concurrency_group=CONTROL)
+        def stacks(self) -> str:
+            return stacks()
+
+    return Stuck
 
 
 def test_a_rank_that_hangs_or_dies_while_it_is_measured_is_named_with_its_stack() -> None:
     hosted: Any = ray.remote(concurrency_groups={CONTROL: 1})  # pyright: ignore[reportCallIssue]
     neighbour, dies, hangs = (
-        hosted(Stuck).options(num_cpus=0).remote(neighbour) for neighbour in (True, False, False)
+        hosted(stuck()).options(num_cpus=0).remote(neighbour) for neighbour in (True, False, False)
     )
     ray.get([actor.stacks.remote() for actor in (neighbour, dies, hangs)])
     with pytest.raises(
@@ -289,14 +294,19 @@ class Stillborn(Controller):
         raise ValueError("no such thing here")
 
 
-class Sited:
-    def node(self) -> str:
-        return ray.get_runtime_context().get_node_id()
+def sited() -> Any:
+    """The class of an actor that tells its node. Defined in here, so that its process need not import this module."""
+
+    class Sited:
+        def node(self) -> str:
+            return ray.get_runtime_context().get_node_id()
+
+    return Sited
 
 
 def test_an_actor_is_on_the_node_that_it_prefers() -> None:
     nodes = [node["NodeID"] for node in ray.nodes()]
-    remote: Any = ray.remote(Sited)
+    remote: Any = ray.remote(sited())
     actors = [remote.options(num_cpus=0, **preferring(node)).remote() for node in nodes]
     assert ray.get([actor.node.remote() for actor in actors]) == nodes
 

@@ -17,23 +17,28 @@ from workers.actor import CONTROL, Home, RankActor
 from workers.protocol.reports import NoticeReport, Report, WarningReport
 
 
-class Listener:
-    """Receives a rank's reports in place of a controller."""
+def listener_class() -> Any:
+    """The class of an actor in a controller's place. Defined in here: its process need not import this module."""
 
-    def __init__(self) -> None:
-        self._reports: list[Report] = []
+    class Listener:
+        """Receives a rank's reports in place of a controller."""
 
-    def report(self, report: Report) -> None:
-        self._reports.append(report)
+        def __init__(self) -> None:
+            self._reports: list[Report] = []
 
-    def reports(self) -> list[Report]:
-        return self._reports
+        def report(self, report: Report) -> None:
+            self._reports.append(report)
+
+        def reports(self) -> list[Report]:
+            return self._reports
+
+    return Listener
 
 
 @pytest.mark.usefixtures("two_nodes")
 def test_a_rank_hears_a_signal_and_the_file_of_its_node_and_goes_on(tmp_path: Path) -> None:
     spec = tiny(tmp_path, "heard", elastic={"notice_file": f"{tmp_path}/{{node}}"})
-    listener: Any = ray.remote(Listener).remote()
+    listener: Any = ray.remote(listener_class()).remote()
     remote: Any = ray.remote(concurrency_groups={CONTROL: 2})(RankActor)  # pyright: ignore[reportCallIssue]
     rank = remote.remote(job_of(spec).config, 3, listener, None)
     home: Home = ray.get(rank.setup.remote())  # pyright: ignore[reportAssignmentType]
