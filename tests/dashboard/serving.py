@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import httpx
@@ -18,6 +19,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from dashboard.app import create_app
+from dashboard.jobs.frames import Frame
 from dashboard.jobs.live_job import LiveJob, frame_of
 from dashboard.service.access import Role, open_tokens
 from dashboard.service.settings import ServiceSettings
@@ -28,15 +30,36 @@ from orchestrator.events.types import Record
 
 def write_run(folder: Path, records: Sequence[Record]) -> Path:
     """A run's folder with this log."""
+    return write_log(folder, log_of(records))
+
+
+def write_log(folder: Path, log: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "events.jsonl").write_text("".join(record.to_json() + "\n" for record in records))
+    (folder / "events.jsonl").write_text(log)
     return folder
+
+
+def log_of(records: Sequence[Record]) -> str:
+    return "".join(record.to_json() + "\n" for record in records)
+
+
+@cache
+def made_logs() -> dict[str, str]:
+    """Name of a run that was made up -> its log. Making them takes a quarter of a second."""
+    return {"gpt": log_of(synthetic_run.records()), "frozen": log_of(synthetic_run.freezing_records())}
+
+
+@cache
+def frozen_frames() -> Sequence[tuple[Record, Frame]]:
+    """The events of the run `frozen`, and what a stream sends of each."""
+    records = synthetic_run.freezing_records()
+    return [(record, frame_of(number, record)) for number, record in enumerate(records, 1)]
 
 
 def made_runs(folder: Path) -> Path:
     """A folder of three past runs: `gpt`, `frozen`, and `half` without a log."""
-    write_run(folder / "gpt", synthetic_run.records())
-    write_run(folder / "frozen", synthetic_run.freezing_records())
+    for name, log in made_logs().items():
+        write_log(folder / name, log)
     (folder / "half").mkdir()
     (folder / "half" / "job.json").write_text("{}")
     return folder
@@ -76,9 +99,9 @@ def live_job(name: str = "gpt") -> LiveJob:
     """A job as the service holds it, made up: it has just ended, so that no reader waits for more."""
     job = LiveJob(name, JobClient())
     job.gone = True
-    for number, record in enumerate(synthetic_run.freezing_records(), 1):
+    for record, frame in frozen_frames():
         job.view.fold(record)
-        job.frames.append(frame_of(number, record))
+        job.frames.append(frame)
     job.ready.set()
     return job
 
