@@ -57,21 +57,24 @@ def example(made: Path, output: Path, *overrides: str) -> Settled:
 
 
 def killed(settled: Settled, base_bytes: int) -> str:
-    """The state in which the job ends that loses a rank at step 4. With adapters nobody sends what they lie beside.
+    """The state in which the job ends that loses a rank at step 4.
+
+    With adapters nobody sends what they lie beside.
 
     Args:
         base_bytes: of the model without adapters.
     """
     done: list[int] = []
+    lost = settled.plan.world_size // 2
 
     def kill(running: ElasticJob, event: events.Event) -> None:
         if isinstance(event, StepReport) and event.step == 4 and not done:
             done.append(event.step)
-            running.signal(2)
+            running.signal(lost)
 
     ran = ElasticJob(settled, kill).run()
     assert isinstance(ran.state, JobFinished), ran.state
-    assert [failed.rank for failed in ran.of(events.RankFailed)] == [2]
+    assert [failed.rank for failed in ran.of(events.RankFailed)] == [lost]
     assert ran.steps == [*range(1, STEPS + 1)]
     assert_gone(ran.pids)
     sent = sum(report.bytes for report in ran.of(StandbyReport))
@@ -80,10 +83,21 @@ def killed(settled: Settled, base_bytes: int) -> str:
     return ran.state_sha256
 
 
-@pytest.mark.parametrize("overrides", [(), (LORA,)], ids=["whole", "lora"])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        pytest.param(("pipeline.ranks=2",), id="whole-replicas"),
+        pytest.param(
+            (LORA, "pipeline.ranks=3", "pipeline.replicas=1", "pipeline.shard=none"), id="lora-stages"
+        ),
+        pytest.param((), id="whole", marks=pytest.mark.soak),
+        pytest.param((LORA,), id="lora", marks=pytest.mark.soak),
+    ],
+)
 def test_a_killed_job_has_the_usual_bits_and_what_it_exports_the_logits_of_its_layers(
     overrides: tuple[str, ...], made: Path, tmp_path: Path
 ) -> None:
+    """With the two replicas of two stages that the example has; and with two replicas, or three stages."""
     quiet = example(made, tmp_path / "quiet", *overrides)
     expected = run_threads(LaunchedJob(quiet.config, quiet.plan, quiet.schedule))
     settled = example(made, tmp_path / "run", *overrides)
@@ -99,9 +113,10 @@ def test_a_killed_job_has_the_usual_bits_and_what_it_exports_the_logits_of_its_l
     export_folder_command(run, str(tmp_path / "out"), format="huggingface", dtype=None)
     words = AutoTokenizer.from_pretrained(made / "small-llama")
     tokens = words(["what is 3 + 4 ?", "7 + 8 is 15 ."], return_tensors="pt").input_ids
-    base = tmp_path / "out" if not overrides else made / "small-llama"
+    lora = settled.config.model.lora is not None
+    base = made / "small-llama" if lora else tmp_path / "out"
     loaded: Any = AutoModelForCausalLM.from_pretrained(base)
-    if overrides:
+    if lora:
         # The job has held in 16 bits what it does not train.
         for parameter in loaded.parameters():
             parameter.data = parameter.data.bfloat16().float()

@@ -123,7 +123,7 @@ def wait_until(true: Callable[[], bool]) -> None:
     deadline = time.monotonic() + patient(120)
     while not true():
         assert time.monotonic() < deadline, "it did not happen within two minutes"
-        time.sleep(0.05)
+        time.sleep(0.2)
 
 
 @dataclass(frozen=True)
