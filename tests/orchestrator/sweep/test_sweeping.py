@@ -59,7 +59,7 @@ def test_a_sweep_goes_on_past_a_job_that_fails_and_again_from_what_is_done(tmp_p
     assert "1 not done: freeze.prefix freezes 99 layers" in page
     log = tmp_path / "out" / "prefix=2" / "job" / "events.jsonl"
     before = log.read_bytes()
-    again = CliRunner().invoke(app, command(tmp_path, *grid))
+    again = CliRunner().invoke(app, command(tmp_path, "--grid", "freeze.prefix=2"))
     assert "prefix=2: done" in again.output
     assert log.read_bytes() == before, "it was trained again"
 
