@@ -221,9 +221,9 @@ def test_a_controller_that_hangs_keeps_nobody_waiting_and_what_is_left_is_cleare
         ranks = [event.pid for event in seen if isinstance(event, events.RankStarted)]
         pid = controller_pid("hung")
         os.kill(pid, signal.SIGSTOP)
-        monkeypatch.setattr("orchestrator.client.asking.ANSWER_S", 1.0)
-        monkeypatch.setattr("orchestrator.client.job_client.ANSWER_S", 1.0)
-        way_out = "'hung' has not answered for 1 s: .*`freshet reap hung --force`"
+        monkeypatch.setattr("orchestrator.client.asking.ANSWER_S", 2.0)
+        monkeypatch.setattr("orchestrator.client.job_client.ANSWER_S", 2.0)
+        way_out = "'hung' has not answered for 2 s: .*`freshet reap hung --force`"
         for ask in (
             sent(Cancel()),
             sent(Cancel(abort=True)),

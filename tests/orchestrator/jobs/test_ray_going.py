@@ -220,7 +220,7 @@ def test_ranks_that_are_told_leave_one_after_the_other(
 
     log = Log(act)
     elastic = {"notice_file": f"{tmp_path}/{{node}}", "grow": False, "allow_faults": True}
-    steps = 30 * len(leaving)
+    steps = 60
     spec = slow(tmp_path, "going", steps, pipeline={"ranks": len(leaving) + 1}, elastic=elastic)
     result = PipelineTrainer(spec, observe=log).fit()
     assert result.error is None
