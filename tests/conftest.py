@@ -38,8 +38,9 @@ SHARING = (
         "test_ray_live_planner",
         "test_ray_notices",
         "test_ray_planning",
+        "test_ray_planner",
     ),
-    ("test_ray_jobs", "test_ray_following", "test_ray_moves", "test_ray_planner"),
+    ("test_ray_jobs", "test_ray_following", "test_ray_moves"),
 )
 """Files whose tests leave the cluster of two nodes unchanged, by the process that runs them: about as long each. Every
 process that starts a cluster takes as much processor time for that as two short jobs."""
