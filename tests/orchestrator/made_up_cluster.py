@@ -78,6 +78,7 @@ from orchestrator.lifecycle.stimuli import (
     Start,
     Stimulus,
     StoreUp,
+    TrainingEnded,
     WaitOver,
     Weighed,
 )
@@ -91,6 +92,7 @@ from workers.protocol.orders import Assignment, CommitOutcome, Request, StatePar
 from workers.protocol.reports import (
     CheckpointReport,
     CopiedAhead,
+    Outcome,
     Parted,
     PrefixFrozen,
     RankPosition,
@@ -492,12 +494,16 @@ class World:
             frozen = PrefixFrozen(step=step + 1, layers=layers, bound=0.0, norms=(), names=())
             self.answers.append(Reported(frozen))
         asked, self.requests = self.requests, set()
-        if Request.CHECKPOINT in asked or self.random.random() < 0.1:
+        if asked & {Request.CHECKPOINT, Request.STOP} or self.random.random() < 0.1:
             path = f"/{step}.{len(self.on_disk)}"
             self.on_disk[path] = step
             self.answers.append(Reported(checkpoint_report(step, path)))
         if Request.REGROUP in asked:
             self.answers += [Departed(Parted(rank=rank, step=step), self.round) for rank in standing]
+            self.training = ()
+        elif Request.STOP in asked:
+            ended = [Outcome(rank=rank, step=step, stopped=True, layer_digests=()) for rank in standing]
+            self.answers += [TrainingEnded(outcome, self.round) for outcome in ended]
             self.training = ()
 
     def kill(self, rank: int) -> None:

@@ -21,6 +21,16 @@ from workers.config import ElasticConfig
     attempts=1000,
     shared=False,
 )
+@example(  # All ranks have to go, and are asked to end their generation before they would shrink it.
+    seed=376,
+    spares=0,
+    min_ranks=1,
+    grow=False,
+    redundancy="checkpoint",
+    salvage="none",
+    attempts=1000,
+    shared=True,
+)
 @settings(max_examples=500, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 2**32),
