@@ -24,9 +24,9 @@ from workers.protocol.reports import FaultReport
 
 STEPS = 16
 PASS_S = 0.004
-WIDTH, CONTEXT, BATCH = 64, 64, 32
+WIDTH, CONTEXT, BATCH = 128, 256, 8
 MESSAGE_BYTES = 4 * WIDTH * CONTEXT * BATCH
-BYTES_PER_S = 1e7
+BYTES_PER_S = 2e7
 SENDER = 0
 
 
