@@ -181,6 +181,7 @@ class FreezeRecord:
         """Forget the measurements after `step`."""
         self.steps, self.recent = up_to(self.steps, step), up_to(self.recent, step)
         self.prefixes = {first: prefix for first, prefix in self.prefixes.items() if first <= step + 1}
+        self.weighed = [each for each in self.weighed if each.prefix <= step + 1]
         self.counted.take_back(step)
 
     def thin(self, grid: Grid) -> None:

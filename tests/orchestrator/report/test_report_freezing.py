@@ -664,6 +664,8 @@ def test_layouts_that_were_weighed_stand_on_the_page_taken_or_not() -> None:
     (table,) = (each for each in layouts(run)[0] if "weighed" in each.label)
     assert table.rows == (("3", "yes", taken.reason), ("5", "no", left.reason))
     assert left.reason in render(run)
+    run.freeze.take_back(3)
+    assert run.freeze.weighed == [taken], "the step that the other one was weighed for runs again"
     assert not fold([*log, *told, *freezing_records()[:1]]).freeze.weighed, "a start from new weights"
 
 
