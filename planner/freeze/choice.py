@@ -1,7 +1,8 @@
 """Choice of the way of freezing that comes to a given accuracy soonest, by what is predicted of each (eq. 13).
 
-Weighed are the freeze program's ratios and a prefix of each number of layers. A hybrid has the program's times, and
-what it spends them on is not known before it has looked at the weights for a while, so none is weighed.
+Weighed are the freeze program's ratios, nothing frozen among them, and a prefix of each number of layers. A hybrid
+spends the program's times on what its metric calls stable, which again makes ratios of layers: the program had them to
+choose from, and took those with the least predicted time. So no hybrid is predicted to be better, and none is weighed.
 """
 
 from __future__ import annotations

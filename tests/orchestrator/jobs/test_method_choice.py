@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import pytest
 from made_profile import made_profile
 from ray_jobs import resolved
 from test_freeze_control import ControlledJob
@@ -12,6 +17,7 @@ from tiny_jobs import tiny
 
 from benchmarks.parts.rank_threads import run_threads
 from orchestrator.controller.event_loop import Work
+from orchestrator.controller.freeze import freeze_control
 from orchestrator.controller.freeze.method_choice import EVERY
 from orchestrator.events import types as events
 from orchestrator.history.job_view import JobView
@@ -19,9 +25,14 @@ from orchestrator.lifecycle.effects import Effect, Train
 from orchestrator.lifecycle.states import JobFinished
 from orchestrator.prepare.settling import Settled
 from workers.launch.ranks import LaunchedJob
-from workers.protocol.reports import FreezeStarted, PrefixFrozen, TimelineReport
+from workers.protocol.reports import FreezeStarted, PrefixFrozen, StepReport, TimelineReport
+from workers.step.minibatch import Minibatch
 
 MONITORED = 5
+LONG_S = 600.0
+"""For which the rank may wait."""
+DECIDING = "deciding"
+"""File that is there while the controller decides."""
 
 
 def choosing(folder: Path) -> Settled:
@@ -37,6 +48,7 @@ def choosing(folder: Path) -> Settled:
                 "device": "emulated",
                 "emulated": {"forward_s": 0.001, "input_grad_s": 0.001, "weight_grad_s": 0.001},
             },
+            elastic={"hang_timeout_s": LONG_S},
             freeze={
                 "method": "auto",
                 "least_update": 0.05,
@@ -49,13 +61,31 @@ def choosing(folder: Path) -> Settled:
     )
 
 
-class ChoosingJob(ControlledJob):
-    """A job whose planner solves its program and which chooses, as in its controller."""
+def waits(rank: int, folder: Path) -> None:
+    """Have a rank begin no step while there is `DECIDING` in `folder`."""
+    run = Minibatch.run
 
-    def __init__(self, made: Settled) -> None:
+    def waiting(self: Minibatch, *arguments: Any) -> Any:
+        while (folder / DECIDING).exists():
+            time.sleep(0.005)
+        return run(self, *arguments)
+
+    Minibatch.run = waiting
+
+
+class ChoosingJob(ControlledJob):
+    """A job whose planner solves its program and which chooses, as in its controller.
+
+    Its rank waits for each decision: on a busy machine one takes as long as all of the job's steps.
+    """
+
+    def __init__(self, made: Settled, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self._deciding = folder / DECIDING
+        for name in ("chosen", "decided"):
+            patch.setattr(freeze_control, name, self._waited_for(getattr(freeze_control, name)))
         outline = made.outline
         profile = made_profile(outline.layers, outline.parameters, 1)
-        super().__init__(made, JobView(), {}, profile=profile)
+        super().__init__(made, JobView(), {}, profile=profile, rig=partial(waits, folder=folder))
         carry_out = self.running.runtime.carry_out
 
         def accompanied(effect: Effect) -> Work | None:
@@ -65,18 +95,32 @@ class ChoosingJob(ControlledJob):
 
         self.running.runtime.carry_out = accompanied
 
+    def _waited_for(self, decide: Callable[..., Any]) -> Callable[..., Any]:
+        def decided(*arguments: Any) -> Any:
+            self._deciding.touch()
+            try:
+                return decide(*arguments)
+            finally:
+                self._deciding.unlink(missing_ok=True)
+
+        return decided
+
     def _take(self, event: events.Event) -> None:
         super()._take(event)
         if not isinstance(event, events.Submitted):
             self.control.fold(event)
+        if isinstance(event, StepReport) and event.step == MONITORED and self.view.freeze.newest is None:
+            self._deciding.touch()
+        if isinstance(event, events.FreezeSolved):
+            self._deciding.unlink(missing_ok=True)
 
 
 def test_a_job_takes_the_prefix_that_is_predicted_to_come_to_a_loss_sooner_and_gives_it_up(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its first layers at once, whose gradients are small; until those of the others have become small too."""
     made = choosing(tmp_path)
-    job = ChoosingJob(made)
+    job = ChoosingJob(made, tmp_path, monkeypatch)
     ran = job.run()
     assert isinstance(ran.state, JobFinished)
     started = ran.of(FreezeStarted)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_profile import plan
 
+from planner.freeze.choice import GAIN
 from planner.freeze.decision import FreezeQuestion, decide
 from planner.freeze.fractional import (
     energy_shares,
@@ -18,17 +19,22 @@ from planner.freeze.fractional import (
     solve_for_accuracy,
 )
 from planner.freeze.monitoring import Observation
-from planner.freeze.program import FreezeProgram, FreezeSolution, StageLayers
-from planner.freezing import AUTO, Phases, Ratios
+from planner.freeze.program import FreezeProgram, FreezeSolution, StageLayers, layer_ratios
+from planner.freezing import AUTO, FreezePlan, Phases, Ratios
 from planner.ir import Action, ActionKind, Schedule
 from planner.plan import Plan
 from planner.schedule.graph import build_graph
 from planner.schedule.registry import build, families
 from planner.simulation.longest_path import build_network
 from planner.simulation.simulate import Costs, simulate
+from workers.freezing.plans import FreezePlans
+from workers.freezing.ratios import Budgets, Share
 
 STEPS = 10
 """Ratios of the grid are multiples of its inverse."""
+LEAST = 0.05
+"""Share of a step's progress that is to be left."""
+PHASES = Phases(warm_up=0, monitoring=4, ramp=6)
 
 
 def costs(schedule: Schedule, seed: int) -> tuple[Costs, Costs]:
@@ -141,6 +147,43 @@ def test_layers_of_several_on_a_stage(name: str, seed: int, least: float) -> Non
         assert not any(map(any, ratios))
 
 
+@given(
+    seed=st.integers(0, 999),
+    adaptive=st.booleans(),
+    budget=st.floats(0.05, 1.0),
+    stable=st.lists(st.floats(0.0, 1.0), min_size=6, max_size=6),
+)
+@settings(max_examples=30, deadline=None)
+def test_no_hybrid_is_predicted_to_come_to_the_same_loss_sooner(
+    seed: int, adaptive: bool, budget: float, stable: list[float]
+) -> None:
+    """Whatever part of each layer is stable, and whatever a stage may freeze."""
+    schedule = build("1f1b", 2, 4)
+    of = replace(plan(1, 1, schedule="1f1b", microbatches=4), layers=((0, 3), (3, 6)))
+    weights = np.random.default_rng(seed).uniform(0, 1, 6) ** 4
+    shares = (weights / weights.sum()).tolist()
+    upper, lower = costs(schedule, seed)
+    solution, ratios = solved(schedule, of, seed, shares, 1.0, LEAST, adaptive)
+    best = (solution.solved_s + 1.0) / expected_progress(ratios, shares, adaptive=adaptive)
+
+    spent = FreezeProgram(schedule).solve(upper, lower, budget)
+    follows = FreezePlan(
+        epoch=1, version=1, ratios=layer_ratios(spent.ratios, of), stages=of.layers, start=PHASES.ramp
+    )
+    stabilities = [Share(round(1000 * share), 1000) for share in stable]
+    budgets = Budgets(PHASES, FreezePlans((follows,)), hybrid=True, shares=stabilities)
+    spread = tuple(
+        tuple(
+            share.stable / share.weight * chance.stable + (1.0 - share.stable / share.weight) * chance.others
+            for chance in budgets.chances(PHASES.ramp, layer, 4)
+        )
+        for layer, share in enumerate(stabilities)
+    )
+    left = expected_progress(spread, shares, adaptive=adaptive)
+    allowed = 1.0 + (GAIN if adaptive else 1e-7)
+    assert left < LEAST or best <= (spent.solved_s + 1.0) / left * allowed
+
+
 def test_a_stage_freezes_its_least_useful_layers_first() -> None:
     schedule = build("1f1b", 2, 4)
     of = replace(plan(1, 1, schedule="1f1b", microbatches=4), layers=((0, 2), (2, 4)))
@@ -193,9 +236,6 @@ def test_shares_of_energy() -> None:
     assert energy_shares((3.0, 1.0), of, None) == (0.75, 0.25)
     assert energy_shares((), of, None) == (0.5, 0.5)
     assert expected_update(((1.0, 0.5), (0.0, 0.0)), (0.75, 0.25)) == pytest.approx(0.75 * 0.25 + 0.25)
-
-
-PHASES = Phases(warm_up=0, monitoring=4, ramp=6)
 
 
 def decided(energies: tuple[float, ...], least: float = 0.5):
