@@ -32,7 +32,8 @@ from orchestrator.report.page import REPORT_NAME
 from workers.protocol.reports import StepReport
 
 ROOT = Path(__file__).resolve().parents[3]
-STEPS = 100
+STEPS = 400
+"""Of 1.2 s each, until the job is stopped: no machine is so busy that it comes to the last one before."""
 SMALL = ("job.sample_tokens=0", "pipeline.ranks=1", "pipeline.partition=parameter", "cluster.wait_s=240")
 (AS_TYPED,) = (
     shlex.split(line)[3:]
