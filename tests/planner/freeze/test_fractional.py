@@ -151,13 +151,13 @@ def test_layers_of_several_on_a_stage(name: str, seed: int, least: float) -> Non
     seed=st.integers(0, 999),
     adaptive=st.booleans(),
     budget=st.floats(0.05, 1.0),
-    stable=st.lists(st.floats(0.0, 1.0), min_size=6, max_size=6),
+    small=st.integers(0, 6),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_no_hybrid_is_predicted_to_come_to_the_same_loss_sooner(
-    seed: int, adaptive: bool, budget: float, stable: list[float]
+    seed: int, adaptive: bool, budget: float, small: int
 ) -> None:
-    """Whatever part of each layer is stable, and whatever a stage may freeze."""
+    """Not even where what is stable are the layers of which the least progress comes."""
     schedule = build("1f1b", 2, 4)
     of = replace(plan(1, 1, schedule="1f1b", microbatches=4), layers=((0, 3), (3, 6)))
     weights = np.random.default_rng(seed).uniform(0, 1, 6) ** 4
@@ -170,7 +170,8 @@ def test_no_hybrid_is_predicted_to_come_to_the_same_loss_sooner(
     follows = FreezePlan(
         epoch=1, version=1, ratios=layer_ratios(spent.ratios, of), stages=of.layers, start=PHASES.ramp
     )
-    stabilities = [Share(round(1000 * share), 1000) for share in stable]
+    stable = sorted(range(6), key=shares.__getitem__)[:small]
+    stabilities = [Share(1000 if layer in stable else 0, 1000) for layer in range(6)]
     budgets = Budgets(PHASES, FreezePlans((follows,)), hybrid=True, shares=stabilities)
     spread = tuple(
         tuple(
