@@ -119,6 +119,7 @@ class Rank:
             config,
             self._rank,
             self._host,
+            secret=self._secret,
             mailbox=self._mailbox,
             activity=self._activity,
             faults=self.faults,
@@ -150,7 +151,8 @@ class Rank:
             )
         if secret:
             busy = self._membership.sending
-            self._holdings.serve_with(StateServer(secret, self._host, busy=busy, followers=has.followers))
+            server = StateServer(secret, self._host, busy=busy, followers=has.followers, rows=has.kept)
+            self._holdings.serve_with(server)
         self._source = source
         self._place = RankPlace(
             config=config,

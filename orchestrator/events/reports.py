@@ -166,6 +166,8 @@ def _kept_text(kept: ActivationsKept) -> str:
 
 def _used_text(used: ActivationsUsed) -> str:
     partly = f", {used.partly:,} of fewer layers" if used.partly else ""
+    if used.fetched:
+        partly += f", {used.fetched:,} with ranks of other nodes in {seconds(used.fetch_s)} each"
     return (
         f"rank {used.rank} found what {counted(used.layers, 'frozen layer')} make of"
         f" {used.hits:,} of {used.hits + used.partly + used.misses:,} microbatches{partly}, up to step {used.step}:"

@@ -11,7 +11,9 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -21,6 +23,7 @@ from pace import patient
 from benchmarks.parts.rank_threads import run_threads
 from planner.plan import Plan
 from planner.rank_program import place_programs
+from workers.activation_cache import cache_folders
 from workers.carried import Carried
 from workers.config import ElasticConfig, WorkerConfig
 from workers.control.records_digest import vector_sha256
@@ -80,10 +83,15 @@ def with_standbys(job: LaunchedJob, shift: int = 1) -> Plan:
 
 
 class RankGroup:
-    """A context with processes 0, 1, ... that host one rank each."""
+    """A context with processes 0, 1, ... that host one rank each.
 
-    def __init__(self, config: WorkerConfig, ranks: int) -> None:
-        self._processes = LaunchedProcesses(ranks, _serve, config)
+    Args:
+        apart: folders that are the shared memory of ranks of another node, with an address of its own.
+
+    """
+
+    def __init__(self, config: WorkerConfig, ranks: int, apart: Mapping[int, Path] | None = None) -> None:
+        self._processes = LaunchedProcesses(ranks, partial(_serve, apart=apart or {}), config)
         self._pipes = self._processes._pipes
         self.alive = list(range(ranks))
         self.reports: list[tuple[int, Report]] = []
@@ -319,7 +327,10 @@ class _Sending(logging.Handler):
         self._send(("log", record.getMessage()))
 
 
-def _serve(config: WorkerConfig, number: int, pipe: Connection) -> None:
+def _serve(config: WorkerConfig, number: int, pipe: Connection, apart: Mapping[int, Path]) -> None:
+    host = "127.0.0.1"
+    if number in apart:
+        host, cache_folders.MEMORY = "127.0.0.2", apart[number]
     turn = threading.Lock()
 
     def send(message: object) -> None:
@@ -328,7 +339,7 @@ def _serve(config: WorkerConfig, number: int, pipe: Connection) -> None:
             pipe.send(message)
 
     logging.getLogger("workers").addHandler(_Sending(send))
-    rank = Rank(config, number, send, secret=SECRET)
+    rank = Rank(config, number, send, secret=SECRET, host=host)
     calls: queue.Queue[tuple[str, tuple[Any, ...]] | None] = queue.Queue()
     threading.Thread(target=_take, args=(pipe, rank, calls, send), daemon=True).start()
     while (call := calls.get()) is not None:

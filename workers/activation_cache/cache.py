@@ -19,6 +19,7 @@ from torch import Tensor
 
 from workers.activation_cache.cache_folders import CacheFolders
 from workers.activation_cache.code import code_of
+from workers.activation_cache.elsewhere import KeptElsewhere
 from workers.activation_cache.row_form import RowForm, rows_of
 from workers.activation_cache.slot_files import MARK_BYTES, SlotFiles
 from workers.activation_cache.trial import TrialResult, tried
@@ -77,10 +78,12 @@ class CacheSubject:
 
 
 class ActivationCache:
-    """One rank's, through all its generations. One thread calls `begin`, `passed` and `end`; another may `find`.
+    """One rank's, through all its generations. One thread calls `begin`, `passed` and `end`; another may `find`, and
+    any asks for what others want of it (`raw`, `noted`).
 
     Args:
         folders: where to keep them; None: nowhere.
+        secret: the job's, with which ranks ask each other for them.
         takes_s: layers and the time in which they computed a microbatch -> the time that counts.
     """
 
@@ -92,6 +95,7 @@ class ActivationCache:
         rank: int,
         device: torch.device,
         report: Callable[[Report], None],
+        secret: bytes = b"",
         takes_s: Callable[[Sequence[int], float], float] = lambda _, seconds: seconds,
     ) -> None:
         self._folders = folders
@@ -105,6 +109,13 @@ class ActivationCache:
         self._warn = lambda text: report(WarningReport(rank=rank, text=text))
         self._why_not = subject.why_not
         self._takes_s = takes_s
+        self._secret = secret
+        self._elsewhere: KeptElsewhere | None = None
+        """Ranks of this generation that keep some too; None: there are none."""
+        self._came: set[int] = set()
+        """Slots that came from there and are not kept here yet."""
+        self.holds = False
+        """Whether this rank keeps any, or has kept some for a first stage that another one has now."""
         self._slots: SlotFiles | None = None
         self._layers: tuple[Layer, ...] = ()
         self._training = True
@@ -116,20 +127,48 @@ class ActivationCache:
         self._kept: dict[bytes, _Kept] = {}
         """By key, as far as this process, or another one before it, has computed any."""
         self._told: set[bytes] = set()
-        self._hits = self._partly = self._misses = 0
+        self._hits = self._partly = self._misses = self._fetches = 0
         self.used = False
         """Whether anything was found, tried or written since the step began: its times tell little of the layers."""
         self._again = (True, True)
         """Whether training and held-out samples come again."""
 
+    def offer(self) -> bool:
+        """Whether this rank keeps any for others to ask for in the generation that forms."""
+        if self.holds:
+            self._open()
+        return self.holds
+
+    def ask(self, peers: Sequence[tuple[str, int]]) -> None:
+        """A generation has formed: what is not here may be with `peers`, (host, port) of ranks of other nodes."""
+        if peers and self._secret and self._folders is not None:
+            self._elsewhere = KeptElsewhere(peers, self._secret)
+
+    def raw(self, number: int, row_bytes: int, mark: bytes) -> bytes | None:
+        """See `workers.state_stream.rows.KeptRows`."""
+        slots = self._slots
+        return None if slots is None else slots.raw(number, row_bytes, mark)
+
+    def noted(self, name: str) -> str | None:
+        """See `workers.state_stream.rows.KeptRows`."""
+        slots = self._slots
+        return None if slots is None else slots.noted(name)
+
     def begin(
-        self, layers: Sequence[Layer], step: int, *, training: bool, again: tuple[bool, bool] = (True, True)
+        self,
+        layers: Sequence[Layer],
+        step: int,
+        *,
+        training: bool,
+        again: tuple[bool, bool] = (True, True),
+        frozen: bool = False,
     ) -> None:
         """`step` begins, in which `layers`, from the input up, are frozen as a whole and have final weights.
 
         Args:
             training: mode of these layers.
             again: whether training samples, and held-out ones, come again before the job ends: else no more are kept.
+            frozen: whether any layers are frozen as a whole, if not here: others may ask for what was kept of them.
         """
         self._step, self.used, self._again = step, False, again
         layers = () if self._folders is None else tuple(layers)
@@ -139,9 +178,9 @@ class ActivationCache:
         if training != self._training or not all(same):
             self._tell_use()
             self._renew()
-        if layers and self._slots is None and self._folders is not None:
-            self._slots = SlotFiles(self._folders.open(self._warn), self._warn)
-        if not layers and self._slots is not None and self._folders is not None:
+        if layers or (frozen and self.holds):
+            self._open()
+        elif self.holds and self._folders is not None:
             self._close(self._folders)
         self._layers, self._training = layers, training
         del self._digests[len(layers) :]
@@ -156,8 +195,12 @@ class ActivationCache:
             self._keys = tuple(keys)
             self._look_up()
 
+    def _open(self) -> None:
+        if self._slots is None and self._folders is not None:
+            self._slots, self.holds = SlotFiles(self._folders.open(self._warn), self._warn), True
+
     def _look_up(self) -> None:
-        """Learn what others have kept here: on the same kind of device, and so after a trial."""
+        """Learn what others have kept, here or elsewhere: on the same kind of device, and so after a trial."""
         if self._slots is not None and self._compares and not self._why_not:
             self._why_not = self._slots.noted(self._base.hex()) or ""
         for key in self._keys[1:]:
@@ -165,6 +208,22 @@ class ActivationCache:
                 text = None if of in self._kept or self._slots is None else self._slots.noted(of.hex())
                 if text is not None and (kept := _Kept.from_json(text)) is not None:
                     self._kept[of] = kept
+        if self._elsewhere is None or self._slots is None:
+            return
+        lacking = [
+            of.hex()
+            for key in self._keys[1:]
+            for of in (self._key(key, False), self._key(key, True))
+            if of not in self._kept
+        ]
+        base = [self._base.hex()] if self._compares and not self._why_not else []
+        if not lacking:
+            return
+        found = self._elsewhere.notes([*base, *lacking])
+        self._why_not = self._why_not or found.pop(self._base.hex(), "")
+        for name, text in found.items():
+            if (kept := _Kept.from_json(text)) is not None:
+                self._kept[bytes.fromhex(name)] = kept
 
     @property
     def depth(self) -> int:
@@ -209,12 +268,24 @@ class ActivationCache:
             if kept is None or kept.why_not:
                 continue
             found = kept.form.empty(len(samples))
-            if all(
-                slots.read(self._slot(sample, held_out), row, _mark(key, sample))
+            lacking = [
+                (self._slot(sample, held_out), _mark(key, sample), row)
                 for sample, row in zip(samples, rows_of(found), strict=True)
-            ):
+                if not slots.read(self._slot(sample, held_out), row, _mark(key, sample))
+            ]
+            if not lacking or self._fetched(key, kept, lacking):
                 return through, found
         return None
+
+    def _fetched(
+        self, key: bytes, kept: _Kept, lacking: Sequence[tuple[int, bytes, Sequence[memoryview]]]
+    ) -> bool:
+        """Fetch rows from other ranks; whether all of them are there."""
+        elsewhere = self._elsewhere
+        if elsewhere is None or not elsewhere.fetch(key, lacking, kept.computed_s):
+            return False
+        self._came |= {slot for slot, _, _ in lacking}
+        return True
 
     def passed(
         self,
@@ -239,6 +310,11 @@ class ActivationCache:
         kept = self._kept.get(key)
         if through == depth and kept is not None:
             self._hits += 1
+            if came := self._came & {self._slot(sample, held_out) for sample in samples}:
+                self._came -= came
+                self._fetches += 1
+                if self._again[held_out]:
+                    self._write(self._slots, key, samples, outputs, held_out)
             self._tell(key, depth, kept, held_out)
             return
         if not self._again[held_out]:
@@ -368,14 +444,23 @@ class ActivationCache:
                 partly=self._partly,
                 misses=self._misses,
                 bytes=0 if self._slots is None else self._slots.taken_bytes(),
+                fetched=self._fetches,
+                fetch_s=self._fetch_s(),
             )
         )
-        self._hits = self._partly = self._misses = 0
+        self._hits = self._partly = self._misses = self._fetches = 0
+
+    def _fetch_s(self) -> float:
+        """Time in which a microbatch comes from other ranks; 0: none has."""
+        if self._elsewhere is None or not self._keys:
+            return 0.0
+        return self._elsewhere.takes_s(self._keys[-1])
 
     def pause(self) -> None:
         """A generation ends: the next one may be of another step."""
         self._tell_use()
         self._renew()
+        self._ask_no_more()
         if self._slots is not None and self._folders is not None:
             self._slots.close()
             self._slots = None
@@ -388,10 +473,17 @@ class ActivationCache:
             done: whether the job is: else what is on disk stays for when it goes on.
         """
         self._tell_use()
+        self._ask_no_more()
         if self._folders is not None:
             self._close(self._folders)
             if done:
                 self._folders.remove()
+
+    def _ask_no_more(self) -> None:
+        if self._elsewhere is not None:
+            self._elsewhere.stop()
+            self._elsewhere = None
+        self._came.clear()
 
     def _renew(self) -> None:
         """Take no layer for known."""
@@ -402,6 +494,7 @@ class ActivationCache:
             self._slots.close()
             self._slots = None
         folders.close()
+        self.holds = False
         self._kept.clear()
         self._renew()
 

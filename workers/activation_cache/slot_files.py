@@ -77,6 +77,21 @@ class SlotFiles:
                 return True
         return False
 
+    def raw(self, number: int, data_bytes: int, mark: bytes) -> bytes | None:
+        """The slot of `number` as it lies there, if it has `mark`; `take` says whether it is whole."""
+        slot_bytes = data_bytes + _END.size
+        for tier in range(len(self._tiers)):
+            descriptor = self._file(tier, data_bytes, create=False)
+            if descriptor is None:
+                continue
+            with suppress(OSError):
+                end = os.pread(descriptor, _END.size, number * slot_bytes + data_bytes)
+                if end[-MARK_BYTES:] == mark:
+                    slot = os.pread(descriptor, slot_bytes, number * slot_bytes)
+                    if len(slot) == slot_bytes:
+                        return slot
+        return None
+
     def write(
         self, number: int, data: Sequence[memoryview], mark: bytes, beside: Collection[int] = ()
     ) -> bool:
@@ -194,6 +209,20 @@ class SlotFiles:
             files, self._files = self._files, {}
             for descriptor in files.values():
                 _close(descriptor)
+
+
+def take(slot: bytes | bytearray, into: Sequence[memoryview], mark: bytes) -> bool:
+    """Read a slot, as `SlotFiles.raw` has it, into the buffers `into`, in order; whether it is whole and has `mark`. If
+    not, the buffers have undefined content."""
+    data_bytes = sum(part.nbytes for part in into)
+    if len(slot) != data_bytes + _END.size:
+        return False
+    at, view = 0, memoryview(slot)
+    for part in into:
+        part[:] = view[at : at + part.nbytes]
+        at += part.nbytes
+    checksum, found = _END.unpack(view[data_bytes:])
+    return found == mark and checksum == _checksum(into, mark)
 
 
 def taken_bytes(folder: Path) -> int:

@@ -47,6 +47,8 @@ class Greeting:
     """State besides layers that the next step follows, where the rank knows that."""
     validations: tuple[PastValidation, ...] = ()
     """Validations of the job that the rank knows, some perhaps of steps that were undone since."""
+    keeps: bool = False
+    """Whether it keeps what frozen layers make of samples, for others to ask for."""
 
 
 def agreed_carried(greetings: Sequence[Greeting], step: int) -> Carried:

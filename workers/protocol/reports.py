@@ -255,6 +255,10 @@ class ActivationsUsed:
     """Microbatches that went through all frozen layers."""
     bytes: int
     """Memory and disk that the node's files of the job take."""
+    fetched: int = 0
+    """Microbatches found of which ranks of other nodes had some or all."""
+    fetch_s: float = 0.0
+    """Time in which one comes from there; 0: none came."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,12 +68,12 @@ def fetch(
         raise PeerGone(f"{where}: {error.strerror or error}") from error
 
 
-def connect(host: str, port: int) -> socket.socket:
+def connect(host: str, port: int, wait_s: float = CONNECT_S) -> socket.socket:
     """Raises:
     PeerGone: nobody listens there.
     """
     try:
-        return socket.create_connection((host, port), CONNECT_S)
+        return socket.create_connection((host, port), wait_s)
     except OSError as error:
         raise PeerGone(f"cannot connect: {error.strerror or error}") from error
 

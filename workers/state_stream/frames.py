@@ -77,6 +77,8 @@ class FrameKind(IntEnum):
     """JSON: the layers that the peer follows; instead of a request."""
     CHANGE = 7
     """JSON: what a commit decided about their parcels, which came before it, as a state."""
+    ROWS = 8
+    """JSON: the kept activations that the peer asks for; instead of a request."""
 
 
 MOST_BYTES = {
@@ -87,6 +89,7 @@ MOST_BYTES = {
     FrameKind.ABSENT: 4096,
     FrameKind.FOLLOW: 1 << 20,
     FrameKind.CHANGE: 1 << 20,
+    FrameKind.ROWS: 1 << 20,
 }
 """Largest payload of each kind of frame, in bytes."""
 

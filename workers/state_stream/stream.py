@@ -32,6 +32,7 @@ from workers.state_stream.frames import (
     answer,
     read_frame,
 )
+from workers.state_stream.rows import KeptRows, RowsWish, answer_rows
 from workers.state_stream.sending import Delivery, prioritize
 
 MakeState = Callable[[], LayerState]
@@ -52,6 +53,7 @@ class StateServer:
         host: address to listen on; the kernel chooses the port.
         busy: whether a training message is on its way out of this rank. The server's threads call it often.
         followers: takes peers that follow layers. Unset: none may.
+        rows: what frozen layers made of samples, for peers that ask for it. Unset: there is none.
         log: receives a sentence about every refused peer, on the server's threads. Unset: this module's
             logger.
 
@@ -70,12 +72,14 @@ class StateServer:
         log: Callable[[str], None] | None = None,
         flow: Flow | None = None,
         followers: Followers | None = None,
+        rows: KeptRows | None = None,
     ) -> None:
         self._secret = secret
         self._busy = busy
         self._log = log or logging.getLogger(__name__).warning
         self._flow = flow or Flow()
         self._followers = followers
+        self._rows = rows
         self._offers: dict[int, dict[tuple[Piece, StatePart], LayerState | MakeState]] = defaultdict(dict)
         self._kept: dict[int, dict[Piece, LayerState]] = defaultdict(dict)
         """The offers that `withdraw` leaves."""
@@ -182,13 +186,16 @@ class StateServer:
                 seal, opener = answer(line, self._secret)
                 with self._offered:
                     self._strangers.pop(threading.current_thread(), None)
-                kind, request, tag = read_frame(line, [FrameKind.REQUEST, FrameKind.FOLLOW])
+                kind, request, tag = read_frame(line, [FrameKind.REQUEST, FrameKind.FOLLOW, FrameKind.ROWS])
                 opener.check(kind, 0, request, tag)
                 line.silence_s = SILENCE_S
                 if kind is FrameKind.FOLLOW:
                     self._lead(
                         Subscription.decode(request), Delivery(connected, line, seal, self._flow, self._busy)
                     )
+                    return
+                if kind is FrameKind.ROWS:
+                    answer_rows(line, seal, RowsWish.decode(request), self._rows)
                     return
                 wish = StateWish.decode(request)
                 busy = self._busy if wish.part is not StatePart.MOMENTS else self._busy_with_weights

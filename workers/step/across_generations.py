@@ -121,6 +121,7 @@ class RankTraining:
                 lacks=holdings.standbys.lacking,
                 carried=commit.carried,
                 validations=commit.validations,
+                keeps=self._equipment.kept.offer(),
             ),
             offer=holdings.offer_bases,
             bring=place.bring_base(),

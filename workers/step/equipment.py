@@ -82,6 +82,7 @@ def equip(
     rank: int,
     host: str,
     *,
+    secret: bytes,
     mailbox: Mailbox,
     activity: Activity,
     faults: FaultPoints,
@@ -92,6 +93,9 @@ def equip(
     closing: ExitStack,
 ) -> Equipment:
     """Open the data, the model definition and the device; `closing` closes them.
+
+    Args:
+        secret: the job's; empty: ranks ask each other for nothing.
 
     Raises:
         JobError: one of them is not usable, or the job's settings do not go with the model.
@@ -113,7 +117,7 @@ def equip(
     compiler = compiler_of(config, definition, data, device.torch_device) if config.job.compile else None
     if compiler is not None:
         closing.callback(compiler.close)
-    kept = _activation_cache(config, data, device, rank, report)
+    kept = _activation_cache(config, data, device, rank, secret, report)
     closing.callback(kept.end, done=False)
     return Equipment(
         config=config,
@@ -140,7 +144,12 @@ def equip(
 
 
 def _activation_cache(
-    config: WorkerConfig, data: OpenData, device: Device, rank: int, report: Callable[[Report], None]
+    config: WorkerConfig,
+    data: OpenData,
+    device: Device,
+    rank: int,
+    secret: bytes,
+    report: Callable[[Report], None],
 ) -> ActivationCache:
     """The rank's kept activations, by `freeze.cache`."""
     freeze, dataset, folders = config.freeze, data.dataset, None
@@ -176,5 +185,6 @@ def _activation_cache(
         rank=rank,
         device=device.torch_device,
         report=report,
+        secret=secret,
         takes_s=device.forward_s,
     )

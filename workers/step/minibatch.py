@@ -178,6 +178,7 @@ class Minibatch:
             step + 1,
             training=self._freezer.frozen_mode == "train",
             again=(epoch < last, bool(config.job.validate_every) and step + 1 < self._last_step),
+            frozen=self._freezer.prefix > 0,
         )
 
     def _run_windows(self, step: int) -> Window:

@@ -323,6 +323,15 @@ class TrainingLoop:
     def _stopped(self) -> bool:
         return Request.STOP in self._requests and self.step < self._last_step
 
+    def _keepers(self) -> list[tuple[str, int]]:
+        """Return (host, port) of ranks of other nodes that keep what frozen layers make of samples, or may yet."""
+        first, own = self._setup.plan.owners_of(0), self._setup.greeting.host
+        return [
+            (greeting.host, greeting.port)
+            for place, greeting in enumerate(self._owners)
+            if greeting.host != own and (greeting.keeps or place in first)
+        ]
+
     def _greet(self) -> bool:
         """Exchange greetings and finish what the previous generation left. Returns whether the job stops
         here."""
@@ -331,6 +340,7 @@ class TrainingLoop:
         if not known:
             told = self._channel.all_gather(to_json(setup.greeting))
             self._owners = [from_json(Greeting, greeting) for greeting in told]
+            setup.kept.ask(self._keepers())
             self._carry(agreed_carried(self._owners, self.step))
             self._bring_moments_back()
             if not self.step and self.carried.prefix.layers and setup.place == 0:

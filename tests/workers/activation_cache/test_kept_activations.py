@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from jobs import job, small_config
-from rank_group import RankGroup, drilled, state_sha256, with_standbys
+from rank_group import RankGroup, drilled, parted, state_sha256, with_standbys
 from small_models import WIDTH, Vectors
 from torch import Tensor, nn
 
@@ -29,7 +29,14 @@ from workers.fault_injection.points import FaultPhase
 from workers.launch.ranks import LaunchedRun
 from workers.layers.layer import Layer
 from workers.protocol.errors import JobError
-from workers.protocol.reports import ActivationsKept, ActivationsUsed, ValidationReport, WarningReport
+from workers.protocol.orders import Request
+from workers.protocol.reports import (
+    ActivationsKept,
+    ActivationsUsed,
+    StepReport,
+    ValidationReport,
+    WarningReport,
+)
 from workers.step import equipment
 
 STEPS = 28
@@ -406,3 +413,63 @@ def test_the_rank_that_takes_the_place_of_a_killed_one_goes_on_from_what_that_ke
         assert sum(r.hits + r.partly for r in by_other) == found > alone, "it would find by itself"
     assert not folder.exists()
     assert not group.of(WarningReport)
+
+
+def test_a_first_rank_on_another_node_is_sent_what_the_one_before_it_kept(
+    tmp_path: Path, memory: Path
+) -> None:
+    """It computes none of them, and from then on has most of them itself."""
+    config = small_config(tmp_path, steps=STEPS, freeze=FreezeConfig(method="prefix", prefix=3))
+    cluster = ClusterConfig(
+        device="emulated", emulated=EmulatedConfig(forward_s=0.01, input_grad_s=0.0, weight_grad_s=0.0)
+    )
+    config = config.model_copy(update={"cluster": cluster})
+    expected = run_threads(job(without(config)))
+    two = job(config, ranks=2, schedule="1f1b", counts=(6, 2))
+    folder = cache_folders.CacheFolders(config.job.folder, None, memory=Path("/dev/shm"))._memory_folder
+    with RankGroup(config, 3, apart={2: memory}) as group:
+
+        def regroup() -> None:
+            group.wait_for(lambda reports: any(isinstance(r, StepReport) and r.step >= 8 for r in reports))
+            group.tell(0, "request", Request.REGROUP)
+
+        (left,) = parted(group.train(two, (0, 1), meanwhile=regroup))
+        assert 8 <= left < 16
+        reached, _, sources = group.finish_commit()
+        assert reached == left
+        ended = group.train(two, (2, 0), step=reached, sources=sources)
+        assert state_sha256(ended) == expected.state_sha256
+        assert not group.of(WarningReport)
+        refused = {r.why_not for r in group.of(ActivationsKept)} - {""}
+        assert refused <= {NEIGHBOURS}
+        if not refused:
+            used = [r for r in group.of(ActivationsUsed) if r.rank == 2]
+            passed = 4 * (STEPS - reached)
+            assert (sum(r.hits for r in used), sum(r.partly + r.misses for r in used)) == (passed, 0)
+            # An epoch has 32 microbatches of two samples, whose neighbour may have come before.
+            assert 32 <= sum(r.fetched for r in used) < passed
+            assert used[0].fetch_s > 0.0
+    assert not folder.exists()
+    assert [*memory.iterdir()] == []
+
+
+def test_pipelines_on_several_nodes_are_sent_what_each_other_keeps(tmp_path: Path, memory: Path) -> None:
+    """Samples come to another pipeline in another epoch."""
+    config = small_config(tmp_path, steps=STEPS, freeze=FreezeConfig(method="prefix", prefix=3))
+    cluster = ClusterConfig(
+        device="emulated", emulated=EmulatedConfig(forward_s=0.01, input_grad_s=0.0, weight_grad_s=0.0)
+    )
+    config = changed(config.model_copy(update={"cluster": cluster}), replicas=2)
+    expected = run_threads(job(without(config)))
+    with RankGroup(config, 2, apart={1: memory}) as group:
+        ended = group.train(job(config), (0, 1))
+        assert state_sha256(ended) == expected.state_sha256
+        assert not group.of(WarningReport)
+        if not {r.why_not for r in group.of(ActivationsKept)} - {""}:
+            for rank in (0, 1):
+                used = [r for r in group.of(ActivationsUsed) if r.rank == rank]
+                assert sum(r.hits + r.partly + r.misses for r in used) == 4 * STEPS
+                # The first epoch of four steps, and at most one microbatch in 32 asked for after it.
+                assert sum(r.misses for r in used) <= 4 * 4 + 32
+                assert sum(r.fetched for r in used) >= 8
+    assert [*memory.iterdir()] == []

@@ -131,7 +131,7 @@ def _of_no_shard(line: WatchedSocket, seal: Any) -> None:
         (_oversized, "request frame of 2147483648 bytes: at most 4096 may come"),
         (_altered, "request frame 0 was altered"),
         (_replayed, "request frame 0 was altered"),
-        (_of_another_kind, "a frame of kind 3 came where 1 or 6 was expected"),
+        (_of_another_kind, "a frame of kind 3 came where 1 or 6 or 8 was expected"),
         (_no_request, "a request that is none"),
         (_endless, "waits for ever"),
         (_of_no_part, "a request that is none: 'half' is not a valid StatePart"),
