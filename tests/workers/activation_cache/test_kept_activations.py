@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from benchmarks.parts.configs import changed
 from benchmarks.parts.rank_threads import run_threads
 from workers.activation_cache import cache, cache_folders, code
+from workers.activation_cache.elsewhere import AGAIN, TRIES
 from workers.activation_cache.trial import NEIGHBOURS, WAY_OUT
 from workers.checkpoint.folder import checkpoints
 from workers.config import ClusterConfig, DataConfig, EmulatedConfig, FreezeConfig, WorkerConfig
@@ -415,15 +416,22 @@ def test_the_rank_that_takes_the_place_of_a_killed_one_goes_on_from_what_that_ke
     assert not group.of(WarningReport)
 
 
+COMPUTED_S = 0.03
+"""Time in which a microbatch of `slowly_forward` goes through its frozen layers."""
+
+
+def slowly_forward(tmp_path: Path) -> WorkerConfig:
+    """A job that is sent what it keeps sooner than it computes it, but on a busy machine."""
+    config = small_config(tmp_path, steps=STEPS, freeze=FreezeConfig(method="prefix", prefix=3))
+    slow = EmulatedConfig(forward_s=COMPUTED_S / 3, input_grad_s=0.0, weight_grad_s=0.0)
+    return config.model_copy(update={"cluster": ClusterConfig(device="emulated", emulated=slow)})
+
+
 def test_a_first_rank_on_another_node_is_sent_what_the_one_before_it_kept(
     tmp_path: Path, memory: Path
 ) -> None:
     """It computes none of them, and from then on has most of them itself."""
-    config = small_config(tmp_path, steps=STEPS, freeze=FreezeConfig(method="prefix", prefix=3))
-    cluster = ClusterConfig(
-        device="emulated", emulated=EmulatedConfig(forward_s=0.01, input_grad_s=0.0, weight_grad_s=0.0)
-    )
-    config = config.model_copy(update={"cluster": cluster})
+    config = drilled(slowly_forward(tmp_path))
     expected = run_threads(job(without(config)))
     two = job(config, ranks=2, schedule="1f1b", counts=(6, 2))
     folder = cache_folders.CacheFolders(config.job.folder, None, memory=Path("/dev/shm"))._memory_folder
@@ -433,6 +441,7 @@ def test_a_first_rank_on_another_node_is_sent_what_the_one_before_it_kept(
             group.wait_for(lambda reports: any(isinstance(r, StepReport) and r.step >= 8 for r in reports))
             group.tell(0, "request", Request.REGROUP)
 
+        group.arm(1, Fault(kind=FaultKind.SLOW, step=10, factor=20.0, steps=STEPS))
         (left,) = parted(group.train(two, (0, 1), meanwhile=regroup))
         assert 8 <= left < 16
         reached, _, sources = group.finish_commit()
@@ -445,21 +454,20 @@ def test_a_first_rank_on_another_node_is_sent_what_the_one_before_it_kept(
         if not refused:
             used = [r for r in group.of(ActivationsUsed) if r.rank == 2]
             passed = 4 * (STEPS - reached)
-            assert (sum(r.hits for r in used), sum(r.partly + r.misses for r in used)) == (passed, 0)
-            # An epoch has 32 microbatches of two samples, whose neighbour may have come before.
-            assert 32 <= sum(r.fetched for r in used) < passed
+            assert sum(r.hits + r.partly + r.misses for r in used) == passed
+            assert sum(r.fetched for r in used) >= TRIES
             assert used[0].fetch_s > 0.0
+            if used[-1].fetch_s < COMPUTED_S:
+                assert sum(r.hits for r in used) == passed
+                # An epoch has 32 microbatches of two samples, whose neighbour may have come before.
+                assert 32 <= sum(r.fetched for r in used) < passed
     assert not folder.exists()
     assert [*memory.iterdir()] == []
 
 
 def test_pipelines_on_several_nodes_are_sent_what_each_other_keeps(tmp_path: Path, memory: Path) -> None:
     """Samples come to another pipeline in another epoch."""
-    config = small_config(tmp_path, steps=STEPS, freeze=FreezeConfig(method="prefix", prefix=3))
-    cluster = ClusterConfig(
-        device="emulated", emulated=EmulatedConfig(forward_s=0.01, input_grad_s=0.0, weight_grad_s=0.0)
-    )
-    config = changed(config.model_copy(update={"cluster": cluster}), replicas=2)
+    config = changed(slowly_forward(tmp_path), replicas=2)
     expected = run_threads(job(without(config)))
     with RankGroup(config, 2, apart={1: memory}) as group:
         ended = group.train(job(config), (0, 1))
@@ -469,7 +477,9 @@ def test_pipelines_on_several_nodes_are_sent_what_each_other_keeps(tmp_path: Pat
             for rank in (0, 1):
                 used = [r for r in group.of(ActivationsUsed) if r.rank == rank]
                 assert sum(r.hits + r.partly + r.misses for r in used) == 4 * STEPS
-                # The first epoch of four steps, and at most one microbatch in 32 asked for after it.
-                assert sum(r.misses for r in used) <= 4 * 4 + 32
-                assert sum(r.fetched for r in used) >= 8
+                assert sum(r.fetched for r in used) >= TRIES
+                if used[-1].fetch_s < COMPUTED_S:
+                    # The first epoch of four steps, and at most one microbatch in 32 asked for after it.
+                    assert sum(r.misses for r in used) <= 4 * 4 + AGAIN
+                    assert sum(r.fetched for r in used) >= 8
     assert [*memory.iterdir()] == []
