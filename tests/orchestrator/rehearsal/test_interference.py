@@ -104,8 +104,8 @@ def test_a_job_is_disturbed_in_its_visits_adapts_and_keeps_its_bits(tmp_path: Pa
     assert (run.disturbed.rank, run.disturbed.visits) == (1, VISITS)
     (trial,) = interference_time([run]).trials
     assert [answer.first for answer in trial.answers] == [11, 31]
-    # Other work slows both ranks down: then the disturbed one is less than 3 times as slow as the other.
-    assert max(known.slowest for known in run.adapt.speeds) > 1.3
+    # A busy machine may slow the ranks down beside that.
+    assert any(answer.slowdown is not None and answer.slowdown > 2 for answer in trial.answers)
     assert trial.moves >= 1
     still = emulated(tmp_path / "quiet")
     quiet = resolve_spec(still, outline_model(absolute(still)), {}, epoch=1)
