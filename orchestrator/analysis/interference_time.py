@@ -36,9 +36,10 @@ class VisitResponse:
     noticed: int | None
     """Steps of the visit that were committed before the slowdown was known; None if it was not."""
     slowdown: float | None
-    """Slowdown of the slowest rank, as it was noticed."""
+    """Largest slowdown of a rank that was known in the visit; None if it was not noticed. What is known first may lie
+    between those of the steps before and those of the visit."""
     slowdown_before: float | None
-    """The same before it was noticed; None if it was not."""
+    """Slowdown of the slowest rank before it was noticed; None if it was not."""
     in_force: int | None
     """Steps of the visit that were committed before the ranks followed another cut; None if they did not."""
     step_s: float
@@ -263,20 +264,24 @@ def _answer(run: JobView, visit: DisturbedSteps, times: dict[int, float]) -> Vis
     later = _of(times, range((visit.first + visit.last) // 2, visit.last + 1))
     if not later:
         return None
-    noticed, level = None, 1.0
-    for known in run.adapt.speeds:
-        # What is known before a step is committed is known with the steps before it.
-        if visit.first - 1 <= known.step <= visit.last and known.slowest > NOTICED * level:
-            noticed = known
-            break
-        level = known.slowest
+    known = [known for known in run.adapt.speeds if known.step <= visit.last]
+    levels = [1.0, *(each.slowest for each in known)]
+    # What is known before a step is committed is known with the steps before it.
+    noticed = next(
+        (
+            place
+            for place, each in enumerate(known)
+            if each.step >= visit.first - 1 and each.slowest > NOTICED * levels[place]
+        ),
+        None,
+    )
     in_force = min((move.step for move in run.moves if visit.first <= move.step <= visit.last), default=None)
     return VisitResponse(
         first=visit.first,
         last=visit.last,
-        noticed=noticed.step - visit.first + 1 if noticed is not None else None,
-        slowdown=noticed.slowest if noticed is not None else None,
-        slowdown_before=level if noticed is not None else None,
+        noticed=known[noticed].step - visit.first + 1 if noticed is not None else None,
+        slowdown=max(each.slowest for each in known[noticed:]) if noticed is not None else None,
+        slowdown_before=levels[noticed] if noticed is not None else None,
         in_force=in_force - visit.first + 1 if in_force is not None else None,
         step_s=median(later),
     )

@@ -40,8 +40,8 @@ STEPS = 50
 VISITS = (DisturbedSteps(first=11, last=20), DisturbedSteps(first=31, last=40))
 
 
-def emulated(folder: Path, **job: Any) -> Spec:
-    modelled = dict.fromkeys(("forward_s", "input_grad_s", "weight_grad_s"), PASS_S)
+def emulated(folder: Path, pass_s: float = PASS_S, **job: Any) -> Spec:
+    modelled = dict.fromkeys(("forward_s", "input_grad_s", "weight_grad_s"), pass_s)
     return tiny(
         folder,
         "a",
@@ -105,9 +105,9 @@ def test_a_job_is_disturbed_in_its_visits_adapts_and_keeps_its_bits(tmp_path: Pa
     (trial,) = interference_time([run]).trials
     assert [answer.first for answer in trial.answers] == [11, 31]
     # A busy machine may slow the ranks down beside that.
-    assert any(answer.slowdown is not None and answer.slowdown > 2 for answer in trial.answers)
+    assert all(answer.slowdown is not None and answer.slowdown > 2 for answer in trial.answers)
     assert trial.moves >= 1
-    still = emulated(tmp_path / "quiet")
+    still = emulated(tmp_path / "quiet", pass_s=0.0)
     quiet = resolve_spec(still, outline_model(absolute(still)), {}, epoch=1)
     assert isinstance(done.end, events.Finished)
     assert (
