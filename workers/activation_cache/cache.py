@@ -203,22 +203,15 @@ class ActivationCache:
         """Learn what others have kept, here or elsewhere: on the same kind of device, and so after a trial."""
         if self._slots is not None and self._compares and not self._why_not:
             self._why_not = self._slots.noted(self._base.hex()) or ""
-        for key in self._keys[1:]:
-            for of in (self._key(key, False), self._key(key, True)):
-                text = None if of in self._kept or self._slots is None else self._slots.noted(of.hex())
-                if text is not None and (kept := _Kept.from_json(text)) is not None:
-                    self._kept[of] = kept
-        if self._elsewhere is None or self._slots is None:
+        keys = [self._key(key, held_out) for key in self._keys[1:] for held_out in (False, True)]
+        for key in keys:
+            text = None if key in self._kept or self._slots is None else self._slots.noted(key.hex())
+            if text is not None and (kept := _Kept.from_json(text)) is not None:
+                self._kept[key] = kept
+        lacking = [key.hex() for key in keys if key not in self._kept]
+        if self._elsewhere is None or self._slots is None or not lacking:
             return
-        lacking = [
-            of.hex()
-            for key in self._keys[1:]
-            for of in (self._key(key, False), self._key(key, True))
-            if of not in self._kept
-        ]
         base = [self._base.hex()] if self._compares and not self._why_not else []
-        if not lacking:
-            return
         found = self._elsewhere.notes([*base, *lacking])
         self._why_not = self._why_not or found.pop(self._base.hex(), "")
         for name, text in found.items():
