@@ -313,6 +313,8 @@ class FreezeSolved:
     energies: tuple[float, ...] = ()
     """Per layer, the squared norm of its gradient that this rests on: the mean over the monitored steps that froze
     nothing."""
+    confirmed: float = 1.0
+    """Share of the saving with everything frozen that the monitored steps show; kappa counts with it."""
 
     @property
     def level(self) -> Level:
@@ -331,10 +333,23 @@ class FreezeSolved:
     def gain(self) -> str:
         """The expected gain in words."""
         if self.progress is not None and not any(ratio for _, _, ratio in self.ratios):
-            return f"nothing, which is worth more than any of it: a window takes {seconds(self.unfrozen_s)}"
+            worth = f"nothing, which is worth more than any of it: a window takes {seconds(self.unfrozen_s)}"
+            return worth + self._unconfirmed
         times = f"{seconds(self.unfrozen_s)} -> {seconds(self.solved_s)}"
         by = ", by the profile's times" if self.measured_unfrozen_s is None else ""
-        return f"expected compute per step: {times} ({seconds(self.all_frozen_s)} with everything frozen){by}"
+        return (
+            f"expected compute per step: {times} ({seconds(self.all_frozen_s)} with everything frozen){by}"
+            f"{self._unconfirmed}"
+        )
+
+    @property
+    def _unconfirmed(self) -> str:
+        if self.confirmed > 0.95:
+            return ""
+        share = f"{100 * self.confirmed:.0f} %"
+        return (
+            f"; monitored steps show {share} of what everything frozen would save, as where ranks share cores"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

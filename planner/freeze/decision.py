@@ -74,6 +74,11 @@ class FreezeDecision:
     energies: tuple[float, ...] = ()
     """Per layer, the energy of its gradient that this rests on; empty: nobody has measured it."""
 
+    @property
+    def confirmed(self) -> float:
+        """See `Bounds.confirmed`."""
+        return self.bounds.confirmed(self.solution.unfrozen_s - self.solution.all_frozen_s)
+
     def freeze_plan(
         self, plan: Plan, *, epoch: int, version: int = 1, control: FreezeOverrides | None = None
     ) -> FreezePlan:
@@ -93,8 +98,10 @@ class FreezeDecision:
 
     @property
     def expected_step_s(self) -> float:
-        """Mean step with these ratios. Freezing does not change the time outside the window."""
-        return (self.solution.solved_s + self.bounds.outside_s) * (self.spread or 1.0)
+        """Mean step with these ratios, which save what the monitored steps confirm. Freezing does not change the time
+        outside the window."""
+        saved_s = self.confirmed * (self.solution.unfrozen_s - self.solution.solved_s)
+        return (self.unfrozen_step_s - saved_s) * (self.spread or 1.0)
 
     @property
     def kappa(self) -> float:
@@ -115,6 +122,9 @@ def decide(question: FreezeQuestion, observations: Iterable[Observation]) -> Fre
     energies = question.energies or observed_energies(seen, question.phases)
     if question.r_max != AUTO:
         return _by_budget(question, bounds, energies, question.r_max)
+    nothing = replace(_by_budget(question, bounds, energies, 0.0), progress=1.0)
+    if not nothing.confirmed:
+        return nothing
     adaptive = question.adaptive
     shares = progress_shares(energies, question.plan, question.profile, adaptive=adaptive)
     solution, ratios = solve_for_accuracy(
@@ -125,15 +135,14 @@ def decide(question: FreezeQuestion, observations: Iterable[Observation]) -> Fre
         profile=question.profile,
         shares=shares,
         adaptive=adaptive,
-        rest_s=bounds.outside_s,
+        # So that the program's savings are to the step as those that are confirmed are to it.
+        rest_s=nothing.unfrozen_step_s / nothing.confirmed - nothing.solution.unfrozen_s,
         least_update=question.least_update,
     )
     progress = expected_progress(ratios, shares, adaptive=adaptive)
     found = replace(_decision(question, bounds, energies, solution, ratios), progress=progress)
     # Draws lengthen a step beyond the program's.
-    if pays(found.kappa, progress):
-        return found
-    return replace(_by_budget(question, bounds, energies, 0.0), progress=1.0)
+    return found if pays(found.kappa, progress) else nothing
 
 
 def _by_budget(

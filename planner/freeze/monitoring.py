@@ -6,6 +6,7 @@ neither processes nor the freeze program: it turns spans into `Costs`.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,22 @@ class Bounds:
     """Median step of the upper half, if it was observed."""
     lower_step_s: float | None
     """Median step of the lower half, if it was observed."""
+    saving_error_s: float = 0.0
+    """Standard error of the difference of these two."""
+
+    def confirmed(self, saving_s: float) -> float:
+        """The share, 0 to 1, of `saving_s` that the monitored steps show; 1 where a half was not observed.
+
+        The program has each rank compute by itself. Where ranks share cores, the time that one saves goes to others,
+        whose actions no bound tells apart. One standard error more than what was measured may be there.
+
+        Args:
+            saving_s: what everything frozen saves of a step by the times of single actions.
+        """
+        if self.upper_step_s is None or self.lower_step_s is None or saving_s <= 0.0:
+            return 1.0
+        seen_s = self.upper_step_s - self.lower_step_s + self.saving_error_s
+        return min(1.0, max(0.0, seen_s / saving_s))
 
 
 def complete(observations: Iterable[Observation], phases: Phases, world_size: int) -> bool:
@@ -103,6 +120,7 @@ def measure(schedule: Schedule, phases: Phases, observations: Iterable[Observati
         outside_s=median(map(observed_outside_s, _by_step(upper))),
         upper_step_s=median(map(_step_s, _by_step(upper))),
         lower_step_s=median(map(_step_s, _by_step(lower))),
+        saving_error_s=math.hypot(*(_error_s([*map(_step_s, _by_step(half))]) for half in (upper, lower))),
     )
 
 
@@ -164,6 +182,14 @@ def _by_step(observations: Iterable[Observation]) -> Sequence[Sequence[Observati
 
 def _step_s(step: Sequence[Observation]) -> float:
     return max(seen.step_s for seen in step)
+
+
+def _error_s(times_s: Sequence[float]) -> float:
+    """Standard error of the median of steps, with a spread that single disturbed ones do not move: the median absolute
+    deviation, both times the factors of normal noise."""
+    middle_s = median(times_s)
+    spread_s = 1.4826 * median(abs(time_s - middle_s) for time_s in times_s)
+    return math.sqrt(math.pi / 2 / len(times_s)) * spread_s
 
 
 def observed_outside_s(step: Sequence[Observation]) -> float:

@@ -142,6 +142,7 @@ def solution_of(decision: FreezeDecision, plan: FreezePlan, solve_s: float) -> F
         p_eff=decision.p_eff,
         progress=decision.progress,
         energies=decision.energies,
+        confirmed=decision.confirmed,
     )
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
+from math import pi, sqrt
 from random import Random
 
 import pytest
 
 from planner.freeze.decision import FreezeQuestion, decide
 from planner.freeze.monitoring import MonitoringError, Observation
-from planner.freezing import Phases
+from planner.freezing import AUTO, Phases
 from planner.plan import Plan
 from planner.profile import Cluster, DeviceProfile, LayerProfile, Link, Matrix, ModelProfile, Profile
 from planner.schedule import registry
@@ -200,3 +202,45 @@ def test_weights_are_the_profiles_nanoseconds_matrix_by_matrix() -> None:
     assert decide(QUESTION, monitored()).weights == ()
     # The profile assigns these layers' time to no matrix, so their shares are unknown.
     assert decide(replace(QUESTION, profile=given), monitored()).weights == ()
+
+
+def sharing_cores(*all_frozen_s: float) -> list[Observation]:
+    """Monitored steps of which those with everything frozen take so long, though their actions are short."""
+    return [
+        seen if seen.step <= 2 else replace(seen, step_s=all_frozen_s[seen.step - 3]) for seen in monitored()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("all_frozen_s", "confirmed"),
+    [((40.0, 40.0), 0.0), ((33.0, 33.0), 0.0), ((27.5, 27.5), 0.5), ((22.0, 22.0), 1.0), ((11.0, 11.0), 1.0)],
+)
+def test_savings_count_as_far_as_monitored_steps_show_them(
+    all_frozen_s: tuple[float, float], confirmed: float
+) -> None:
+    decision = decide(QUESTION, sharing_cores(*all_frozen_s))
+    assert decision.confirmed == pytest.approx(confirmed)
+    assert decision.ratios == decide(QUESTION, monitored()).ratios, "someone gave the budget"
+    assert decision.kappa == pytest.approx(1.0 - confirmed * (33.0 - 23.6) / 33.0)
+
+
+def test_one_standard_error_more_than_what_was_measured_may_be_there() -> None:
+    decision = decide(QUESTION, sharing_cores(32.0, 34.0))
+    # The median absolute deviation of 1 s, as that of a normal distribution, for a median of two.
+    error_s = 1.4826 * sqrt(pi / 2 / 2)
+    assert decision.confirmed == pytest.approx(error_s / 11.0)
+
+
+def test_the_least_time_to_accuracy_counts_confirmed_savings_alone() -> None:
+    auto = replace(QUESTION, r_max=AUTO)
+    found = [decide(auto, sharing_cores(each, each)) for each in (22.0, 27.5, 32.0, 33.0)]
+    frozen = [sum(map(sum, each.ratios)) for each in found]
+    assert frozen[0] > frozen[-1] == 0.0
+    assert frozen == sorted(frozen, reverse=True)
+    assert found[-1].progress == 1.0
+    for each, more in pairwise(found):
+        assert each.progress is not None
+        # Ratios that were chosen for larger savings are no better.
+        other = more.progress or 0.0
+        saved_s = each.confirmed * (more.solution.unfrozen_s - more.solution.solved_s)
+        assert each.kappa / each.progress <= (1.0 - saved_s / 33.0) / other + 1e-9
