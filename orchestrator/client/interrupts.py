@@ -7,6 +7,7 @@ import os
 import signal
 import termios
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, Self
 
@@ -14,9 +15,14 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """A context that handles these signals; outside the main thread it does nothing."""
+    """A context that handles these signals; outside the main thread it does nothing.
 
-    def __init__(self) -> None:
+    Args:
+        came: called for each signal that is counted, in the handler.
+    """
+
+    def __init__(self, came: Callable[[], object] = lambda: None) -> None:
+        self._came = came
         self.count = 0
         """Signals since `hold`."""
         self._held = False
@@ -65,6 +71,7 @@ class Interrupts:
             self._raised = True
             raise KeyboardInterrupt
         self.count += 1
+        self._came()
 
 
 def _leave_lost_terminal() -> None:

@@ -12,13 +12,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 
+from orchestrator.client.interrupts import Interrupts
 from orchestrator.events.segments import replace_file
 from orchestrator.spec.job_spec import Spec, load
 from orchestrator.sweep.grid import Cell
@@ -64,7 +64,8 @@ class Sweep:
         """
         for cell in self.cells:
             self._check(cell)
-        with self._passing_signals_on(), ThreadPoolExecutor(beside) as pool:
+        with Interrupts(self._stop) as interrupts, ThreadPoolExecutor(beside) as pool:
+            interrupts.hold()
             outcomes = list(pool.map(self._outcome, self.cells))
         self._write(spec, outcomes)
         return outcomes
@@ -113,7 +114,7 @@ class Sweep:
         elif job.exists():
             shutil.rmtree(job)  # begun, with nothing to go on from
         with (folder / _OUTPUT).open("ab") as output:
-            # A session of its own: Ctrl-C reaches it once, through this process.
+            # A session of its own: a signal reaches it once, through this process.
             with self._change:
                 if self.interrupted:
                     return NOT_RUN
@@ -131,22 +132,13 @@ class Sweep:
             return "stopped, with a checkpoint: the same command goes on"
         return _last_line(folder / _OUTPUT) or f"ended with exit status {code}"
 
-    @contextmanager
-    def _passing_signals_on(self) -> Iterator[None]:
-        """Have Ctrl-C stop the jobs that run, and begin no other one."""
-
-        def stop(number: int, frame: FrameType | None) -> None:
-            with self._change:  # only the jobs' threads hold it, and briefly
-                self.interrupted = True
-                for process in self._running:
-                    with suppress(ProcessLookupError):
-                        process.send_signal(signal.SIGINT)
-
-        before = signal.signal(signal.SIGINT, stop)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
+    def _stop(self) -> None:
+        """Stop the jobs that run, and begin no other one."""
+        with self._change:  # only the jobs' threads hold it, and briefly
+            self.interrupted = True
+            for process in self._running:
+                with suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGINT)
 
     def _write(self, spec: Spec, outcomes: Sequence[SweptJob]) -> None:
         replace_file(self.folder / CSV_NAME, csv_text(outcomes).encode())

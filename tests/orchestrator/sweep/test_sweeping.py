@@ -69,7 +69,10 @@ def test_a_sweep_goes_on_past_a_job_that_fails_and_again_from_what_is_done(tmp_p
     assert "another spec or other settings: give a new folder" in str(other.output) + str(other.exception)
 
 
-def test_ctrl_c_stops_the_job_that_runs_with_a_checkpoint_and_begins_no_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_job_that_runs_with_a_checkpoint_and_begins_no_other(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     process = start(tmp_path, "--grid", "freeze.prefix=1,2", "--set", "job.steps=100000")
     log = tmp_path / "out" / "prefix=1" / "job" / "events.jsonl"
     deadline = time.monotonic() + patient(200)
@@ -77,7 +80,7 @@ def test_ctrl_c_stops_the_job_that_runs_with_a_checkpoint_and_begins_no_other(tm
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     output, _ = process.communicate(timeout=patient(200))
     assert process.returncode == INTERRUPTED, output
     assert "prefix=1: stopped, with a checkpoint: the same command goes on" in output

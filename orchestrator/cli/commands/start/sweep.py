@@ -29,7 +29,7 @@ def sweep(
     ] = None,
 ) -> None:
     """Train a job for each combination of some settings, and compare them on a page and in a CSV. The same command
-    again goes on where it ended. Ctrl-C stops the jobs that run, with checkpoints."""
+    again goes on where it ended. Ctrl-C and SIGTERM stop the jobs that run, with checkpoints."""
     from rich.console import Console
 
     from orchestrator.cli.exit_codes import DONE, FAILED, INTERRUPTED
