@@ -379,7 +379,7 @@ class Rank:
 
     def leave(self, generation: int = 0) -> None:
         """Drop the process group. Every call waiting in it, here or at a neighbour, raises; so do calls here
-        that wait to join a group or for layers of other ranks.
+        that wait to join a group or for layers or kept activations of other ranks.
 
         Args:
             generation: this generation and earlier ones are over: a later `join` of them raises. A rank in a
@@ -389,6 +389,7 @@ class Rank:
             return
         if self._source is not None:
             self._source.stop()
+            self._equipment.kept.stop_asking()
         self._membership.leave()
 
     def close(self) -> None:

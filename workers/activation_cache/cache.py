@@ -144,6 +144,12 @@ class ActivationCache:
         if peers and self._secret and self._folders is not None:
             self._elsewhere = KeptElsewhere(peers, self._secret)
 
+    def stop_asking(self) -> None:
+        """The generation is over: what is being asked for is not waited for. Any thread."""
+        elsewhere = self._elsewhere
+        if elsewhere is not None:
+            elsewhere.stop()
+
     def raw(self, number: int, row_bytes: int, mark: bytes) -> bytes | None:
         """See `workers.state_stream.rows.KeptRows`."""
         slots = self._slots
@@ -301,10 +307,11 @@ class ActivationCache:
         self.used = self.used or through > 0
         key = self._key(self._keys[depth], held_out)
         kept = self._kept.get(key)
+        came = self._came & {self._slot(sample, held_out) for sample in samples}
+        self._came -= came
         if through == depth and kept is not None:
             self._hits += 1
-            if came := self._came & {self._slot(sample, held_out) for sample in samples}:
-                self._came -= came
+            if came:
                 self._fetches += 1
                 if self._again[held_out]:
                     self._write(self._slots, key, samples, outputs, held_out)
@@ -438,16 +445,10 @@ class ActivationCache:
                 misses=self._misses,
                 bytes=0 if self._slots is None else self._slots.taken_bytes(),
                 fetched=self._fetches,
-                fetch_s=self._fetch_s(),
+                fetch_s=0.0 if self._elsewhere is None else self._elsewhere.takes_s,
             )
         )
         self._hits = self._partly = self._misses = self._fetches = 0
-
-    def _fetch_s(self) -> float:
-        """Time in which a microbatch comes from other ranks; 0: none has."""
-        if self._elsewhere is None or not self._keys:
-            return 0.0
-        return self._elsewhere.takes_s(self._keys[-1])
 
     def pause(self) -> None:
         """A generation ends: the next one may be of another step."""

@@ -133,12 +133,20 @@ class WatchedSocket:
         stopped: once it is set, reads and writes raise `PeerGone`, after `POLL_S` at the latest.
         silence_s: how long the peer may take to send the next `READ_AT_ONCE` bytes or the rest of a frame, or
             to accept the next byte.
+        until_s: on the monotonic clock: later, reads and writes raise `PeerGone`, after `POLL_S` at the latest.
     """
 
-    def __init__(self, connected: socket.socket, stopped: threading.Event, silence_s: float) -> None:
+    def __init__(
+        self,
+        connected: socket.socket,
+        stopped: threading.Event,
+        silence_s: float,
+        until_s: float = math.inf,
+    ) -> None:
         self._socket = connected
         self.stopped = stopped
         self.silence_s = silence_s
+        self._until_s = until_s
         self._wake_after = 1
         connected.settimeout(POLL_S)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -208,6 +216,8 @@ class WatchedSocket:
     def _check_open(self) -> None:
         if self.stopped.is_set():
             raise PeerGone("this end was closed")
+        if time.monotonic() > self._until_s:
+            raise PeerGone("the other end takes too long")
 
     def _check_silence(self, received_s: float) -> None:
         if time.monotonic() - received_s > self.silence_s:

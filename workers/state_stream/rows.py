@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,6 +28,8 @@ ANSWER_S = 2.0
 """A peer that is silent for so long is not waited for."""
 NAME_BYTES = 64
 """Longest name of a note, and of a mark."""
+MOST = 1 << 31
+"""Rows, and bytes of one, from which on none is kept: so each has its place in a file."""
 
 
 class KeptRows(Protocol):
@@ -69,11 +72,11 @@ class RowsWish:
                 rows=tuple((int(number), bytes.fromhex(mark)) for number, mark in rows),
                 notes=tuple(bytes.fromhex(name).hex() for name in notes),
             )
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError) as error:
             raise StreamRefused(f"a request for kept rows that is none: {error}") from error
         sizes = [*(len(mark) for _, mark in wish.rows), *(len(name) for name in wish.notes)]
-        if wish.row_bytes < 0 or min((number for number, _ in wish.rows), default=0) < 0:
-            raise StreamRefused("a request for rows with negative numbers or sizes")
+        if not all(0 <= number < MOST for number in (wish.row_bytes, *(number for number, _ in wish.rows))):
+            raise StreamRefused("a request for rows with numbers or sizes that none has")
         if max(sizes, default=0) > NAME_BYTES:
             raise StreamRefused("a request for rows with names that are too long")
         return wish
@@ -99,24 +102,28 @@ def answer_rows(line: WatchedSocket, seal: Seal, wish: RowsWish, kept: KeptRows 
 
 
 def fetch_rows(
-    host: str, port: int, secret: bytes, wish: RowsWish, stopped: threading.Event
+    host: str, port: int, secret: bytes, wish: RowsWish, stopped: threading.Event, until_s: float
 ) -> tuple[dict[str, str], list[bytearray | None]]:
     """The notes and the rows of `wish` from the `StateServer` at `host`:`port`, as they lie there: nobody has compared
     their checksums.
 
     Args:
-        stopped: setting it ends the fetch within a fraction of a second.
+        stopped: setting it ends the fetch within a fraction of a second, once it is connected.
+        until_s: on the monotonic clock, when it ends at the latest.
 
     Raises:
-        StateStreamError: the server is gone, is silent, does not know the secret or sends nonsense.
+        StateStreamError: the server is gone, is silent or slow, does not know the secret or sends nonsense.
     """
     where = f"kept activations from {host}:{port}"
     payload = wish.encode()
     if len(payload) > MOST_BYTES[FrameKind.ROWS]:
         raise StreamRefused(f"{where}: {len(wish.rows)} rows are too many for one request")
+    wait_s = min(ANSWER_S, until_s - time.monotonic())
+    if stopped.is_set() or wait_s <= 0:
+        raise PeerGone(f"{where}: there is no time for them")
     try:
-        with connect(host, port, ANSWER_S) as connected:
-            line = WatchedSocket(connected, stopped, ANSWER_S)
+        with connect(host, port, wait_s) as connected:
+            line = WatchedSocket(connected, stopped, ANSWER_S, until_s)
             seal, opener = ask(line, secret)
             line.write(seal.frame(FrameKind.ROWS, 0, payload))
             answers = Answers(line, opener)

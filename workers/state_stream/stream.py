@@ -1,6 +1,6 @@
 """State streams: a rank offers copies of its layers' states, and others fetch them while training goes on.
 
-They are authenticated, chunked, and give way to training (DynPipe V-C2 and V-C3). Knows no plan and no
+They are authenticated and chunked, and states give way to training (DynPipe V-C2 and V-C3). Knows no plan and no
 commit.
 """
 

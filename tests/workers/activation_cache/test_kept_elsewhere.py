@@ -1,6 +1,8 @@
 """Activations that another rank keeps: whole or not at all, and only while that is quicker than computing them."""
 
 import os
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -82,7 +84,7 @@ def test_rows_come_as_they_are(peer: Peer, length: int) -> None:
         assert peer.kept.slots.write(number, row(number, length), mark(number))
     elsewhere = peer.elsewhere()
     assert fetched(elsewhere, [7, 0], length) == [b"".join(row(number, length)) for number in (7, 0)]
-    assert elsewhere.takes_s(KEY) > 0.0
+    assert elsewhere.takes_s > 0.0
     assert fetched(elsewhere, [3, 5], length) is None
 
 
@@ -105,7 +107,7 @@ def test_nobody_who_does_not_know_the_secret_is_answered(peer: Peer) -> None:
     assert peer.kept.asked == []
 
 
-def test_what_comes_later_than_it_is_computed_is_asked_for_no_more(peer: Peer) -> None:
+def test_what_comes_later_than_it_is_computed_is_hardly_asked_for_any_more(peer: Peer) -> None:
     assert peer.kept.slots.write(1, row(1, 100), mark(1))
     elsewhere = peer.elsewhere()
     for _ in range(TRIES):
@@ -123,6 +125,55 @@ def test_what_is_not_there_is_asked_for_now_and_then(peer: Peer) -> None:
     assert peer.kept.slots.write(1, row(1, 100), mark(1))
     found = [fetched(elsewhere, [1]) is not None for _ in range(AGAIN + 3)]
     assert found == [False] * (AGAIN - 1) + [True] * 4
+
+
+def test_what_is_there_by_half_is_not_fetched_in_vain_for_ever(peer: Peer) -> None:
+    assert peer.kept.slots.write(1, row(1, 100), mark(1))
+    elsewhere = peer.elsewhere()
+    for _ in range(AGAIN - 1):
+        assert fetched(elsewhere, [1, 2]) is None
+    assert peer.kept.asked == [1, 2] * TRIES
+
+
+class Slow(Asking):
+    """A peer that answers each row late."""
+
+    def raw(self, number: int, row_bytes: int, mark: bytes) -> bytes | None:
+        time.sleep(0.2)
+        return super().raw(number, row_bytes, mark)
+
+
+def test_a_peer_that_sends_too_slowly_is_left_in_time(tmp_path: Path) -> None:
+    with closing(SlotFiles([Tier(tmp_path, 10**9)], lambda text: None)) as slots:
+        kept = Slow(slots)
+        for number in range(50):
+            assert slots.write(number, row(number, 100), mark(number))
+        with closing(
+            StateServer(SECRET, HOST, busy=lambda: False, log=lambda text: None, rows=kept)
+        ) as server:
+            elsewhere = KeptElsewhere([(HOST, server.port)], SECRET)
+            assert fetched(elsewhere, [*range(50)], computed_s=0.01) is None
+            # All of them take 10 s.
+            assert len(kept.asked) < 50
+            assert elsewhere._peers == []
+
+
+def test_what_is_stopped_waits_for_nothing(tmp_path: Path) -> None:
+    with closing(SlotFiles([Tier(tmp_path, 10**9)], lambda text: None)) as slots:
+        kept = Slow(slots)
+        with closing(
+            StateServer(SECRET, HOST, busy=lambda: False, log=lambda text: None, rows=kept)
+        ) as server:
+            elsewhere = KeptElsewhere([(HOST, server.port)], SECRET)
+
+            def stop() -> None:
+                while not kept.asked:
+                    time.sleep(0.01)
+                elsewhere.stop()
+
+            threading.Thread(target=stop).start()
+            assert fetched(elsewhere, [*range(50)]) is None
+            assert 0 < len(kept.asked) < 50
 
 
 def test_a_peer_that_is_gone_is_not_asked_again(peer: Peer) -> None:
@@ -156,6 +207,9 @@ def test_a_rank_that_keeps_nothing_says_so(tmp_path: Path) -> None:
         b"[-1, [], []]",
         b'[1, [[-1, "00"]], []]',
         b'[1, [[0, "zz"]], []]',
+        b"[1e400, [], []]",
+        b"[2147483648, [], []]",
+        b'[1, [[1e30, "00"]], []]',
         b'[1, [], ["../ab"]]',
         b'[1, [[0, "' + b"00" * 65 + b'"]], []]',
         b"[1, [[0, 5]], []]",

@@ -345,6 +345,19 @@ def test_who_waits_for_layers_of_others_can_leave(tmp_path: Path) -> None:
         server.close()
 
 
+def test_who_asks_others_for_kept_activations_can_leave(tmp_path: Path) -> None:
+    rank = Rank(small_config(tmp_path), 0, lambda report: None, secret=b"a secret of the tests")
+    try:
+        rank.setup()
+        kept = rank._equipment.kept
+        kept.ask([("127.0.0.1", 1)])
+        assert kept._elsewhere is not None
+        rank.leave()
+        assert kept._elsewhere._stopped.is_set()
+    finally:
+        rank.close()
+
+
 def test_a_copy_that_was_given_up_is_not_asked_for_again(rank: Rank) -> None:
     here = Standbys(
         pieces(1, 2),
