@@ -57,6 +57,8 @@ class PredictedFreezing:
     """The first step that follows the ratios."""
     spread: float
     """Mean step over a step in which every draw takes its expectation."""
+    confirmed: float
+    """Share of the simulated saving that the monitored steps show."""
 
     def share(self, step: int) -> float:
         """The share of the ratios that `step` > T_m applies: 0 until the commit that adopted them, which may be late
@@ -80,8 +82,11 @@ class PredictedFreezing:
 
     def step_s(self, share: float, windows: int | None = None) -> float:
         """Mean step, including the time outside the windows; see `simulate`."""
-        whole_s = self.simulate(share, windows).makespan_s + self.bounds.outside_s
-        return whole_s * self.spread if share > 0 else whole_s
+        unfrozen_s = self.simulate(0.0, windows).makespan_s
+        if share <= 0:
+            return unfrozen_s + self.bounds.outside_s
+        saved_s = self.confirmed * (unfrozen_s - self.simulate(share, windows).makespan_s)
+        return (unfrozen_s - saved_s + self.bounds.outside_s) * self.spread
 
 
 def predict_freezing(run: JobView) -> PredictedFreezing | None:
@@ -110,6 +115,7 @@ def predict_freezing(run: JobView) -> PredictedFreezing | None:
         ratios=solved.ratios,
         start=run.freeze.start,
         spread=solved.spread or 1.0,
+        confirmed=solved.confirmed,
     )
 
 

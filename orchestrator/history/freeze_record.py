@@ -169,6 +169,11 @@ class FreezeRecord:
         for _, plan in sorted(self.plans.items()):
             self._follow(plan)
 
+    @property
+    def confirmed(self) -> float:
+        """Share of the saving with everything frozen that monitored steps have shown; 1 before any have."""
+        return 1.0 if self.solved is None else self.solved.confirmed
+
     def measure(self, energies: Sequence[float]) -> None:
         """Take the energies that a step told of, per layer: 0 where it is frozen as a whole."""
         if self.energies and energies:

@@ -43,7 +43,7 @@ def freeze_options(
     """The freeze program's ratios, and the prefixes that leave enough of a step's progress.
 
     Args:
-        question: of the program, with the layers' energies and a profile.
+        question: of the program, with the layers' energies, what is confirmed of its savings, and a profile.
         ratios: the program's.
         step_s: returns the predicted step with a prefix of so many layers, 0 too, as the layers would lie then: a job
             that has packed a prefix would lay itself out anew without it.
@@ -54,7 +54,8 @@ def freeze_options(
     shares = progress_shares(question.energies, plan, profile, adaptive=adaptive)
     unfrozen_s = predict(profile, plan, schedule).step_s
     progress = expected_progress(ratios, shares, adaptive=adaptive)
-    kappa = predict(profile, plan, schedule, ratios).step_s / unfrozen_s
+    saved = 1.0 - predict(profile, plan, schedule, ratios).step_s / unfrozen_s
+    kappa = 1.0 - question.confirmed * saved
     yield FreezeOption(prefix=0, kappa=kappa * step_s(0) / unfrozen_s, progress=progress)
     for prefix in range(1, len(shares)):
         left = 1.0 - sum(shares[:prefix])

@@ -49,6 +49,8 @@ class FreezeQuestion:
     """Whether the update rule divides by the size of gradients."""
     energies: tuple[float, ...] = ()
     """Per layer, the energy of its gradient, where other steps than the monitored ones tell it; empty: these do."""
+    confirmed: float = 1.0
+    """`FreezeDecision.confirmed`, where other steps than the monitored ones tell it: if a half was not observed."""
     profile: Profile | None = None
     """The job's profile, if it has one: its links give the cost of messages, and it replaces a half of the monitoring
     that was not observed. It may have fewer devices than the plan now uses."""
@@ -136,7 +138,7 @@ def decide(question: FreezeQuestion, observations: Iterable[Observation]) -> Fre
         shares=shares,
         adaptive=adaptive,
         # So that the program's savings are to the step as those that are confirmed are to it.
-        rest_s=nothing.unfrozen_step_s / nothing.confirmed - nothing.solution.unfrozen_s,
+        rest_s=bounds.outside_s + nothing.unfrozen_step_s * (1.0 / nothing.confirmed - 1.0),
         least_update=question.least_update,
     )
     progress = expected_progress(ratios, shares, adaptive=adaptive)
@@ -262,6 +264,7 @@ def _bounds(question: FreezeQuestion, observations: Iterable[Observation]) -> Bo
             outside_s=outside_s(profile, plan),
             upper_step_s=None,
             lower_step_s=None,
+            known_share=question.confirmed,
         )
     return replace(
         measured,

@@ -57,9 +57,11 @@ class Bounds:
     """Median step of the lower half, if it was observed."""
     saving_error_s: float = 0.0
     """Standard error of the difference of these two."""
+    known_share: float = 1.0
+    """What `confirmed` is where a half was not observed: as other steps have shown, or 1."""
 
     def confirmed(self, saving_s: float) -> float:
-        """The share, 0 to 1, of `saving_s` that the monitored steps show; 1 where a half was not observed.
+        """The share, 0 to 1, of `saving_s` that the monitored steps show.
 
         The program has each rank compute by itself. Where ranks share cores, the time that one saves goes to others,
         whose actions no bound tells apart. One standard error more than what was measured may be there.
@@ -67,8 +69,10 @@ class Bounds:
         Args:
             saving_s: what everything frozen saves of a step by the times of single actions.
         """
-        if self.upper_step_s is None or self.lower_step_s is None or saving_s <= 0.0:
+        if saving_s <= 0.0:
             return 1.0
+        if self.upper_step_s is None or self.lower_step_s is None:
+            return self.known_share
         seen_s = self.upper_step_s - self.lower_step_s + self.saving_error_s
         return min(1.0, max(0.0, seen_s / saving_s))
 
@@ -186,7 +190,9 @@ def _step_s(step: Sequence[Observation]) -> float:
 
 def _error_s(times_s: Sequence[float]) -> float:
     """Standard error of the median of steps, with a spread that single disturbed ones do not move: the median absolute
-    deviation, both times the factors of normal noise."""
+    deviation, both times the factors of normal noise. Infinite for one step, which tells of none."""
+    if len(times_s) < 2:
+        return math.inf
     middle_s = median(times_s)
     spread_s = 1.4826 * median(abs(time_s - middle_s) for time_s in times_s)
     return math.sqrt(math.pi / 2 / len(times_s)) * spread_s

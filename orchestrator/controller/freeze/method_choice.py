@@ -94,6 +94,7 @@ def chosen(job: Running) -> Chosen | None:
         least_update=job.spec.least_update if now.least_update is None else now.least_update,
         adaptive=job.adaptive,
         energies=energies,
+        confirmed=job.view.freeze.confirmed,
         profile=replace(job.replanner, frozen=0, released=0, kept=0).profile_on(job.domains, job.slowdowns),
     )
     prefix = 0 if job.view.freeze.prefix is None else job.view.freeze.prefix.layers

@@ -187,6 +187,7 @@ def question_for_new_times(
         least_update=job.spec.least_update if control is None else _least(control, job.spec),
         adaptive=job.adaptive,
         energies=job.view.freeze.energies if r_max == AUTO else (),
+        confirmed=job.view.freeze.confirmed,
         profile=profile,
     )
     return question, control

@@ -70,4 +70,4 @@ def noticed_text(answer: VisitResponse) -> str:
         return "not noticed"
     when = f"after {counted(answer.noticed, 'step')}" if answer.noticed else "within the first step"
     before = f"{answer.slowdown_before:.2f} -> " if answer.slowdown_before is not None else ""
-    return f"slowest rank {before}{answer.slowdown:.2f} times its expected times, known {when}"
+    return f"slowest rank {before}{answer.slowdown:.2f} times its expected times, noticed {when}"

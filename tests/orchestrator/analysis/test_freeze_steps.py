@@ -77,6 +77,15 @@ def test_the_spread_of_draws_lengthens_steps_with_freezing_only(run: JobView) ->
     assert spread.predicted_kappa == 1.25 * (steady.predicted_step_s or 0.0) / unfrozen.step_s(0.0)
 
 
+def test_steps_save_what_the_monitored_ones_have_shown(run: JobView) -> None:
+    assert run.freeze.solved is not None
+    whole = freeze_steps(run)[-1].predicted_kappa
+    assert whole is not None
+    for confirmed in (0.5, 0.0):
+        run.freeze.solved = replace(run.freeze.solved, confirmed=confirmed)
+        assert freeze_steps(run)[-1].predicted_kappa == pytest.approx(1.0 - confirmed * (1.0 - whole))
+
+
 def test_a_solution_of_the_profile_or_of_another_cut_predicts_nothing(run: JobView) -> None:
     solved = run.freeze.solved
     assert solved is not None

@@ -41,7 +41,7 @@ def test_visits_say_what_was_detected_and_decisions_what_was_predicted_and_measu
         ("61–80", "measured"),
     ]
     assert page.part.answers.rows[2][2:] == (
-        "slowest rank 1.00 -> 3.00 times its expected times, known after 2 steps",
+        "slowest rank 1.00 -> 3.00 times its expected times, noticed after 2 steps",
         "after 3 steps",
         "150 ms",
     )
@@ -69,9 +69,9 @@ def test_the_numbers_are_told_in_words() -> None:
         "  steps 61 to 80: 300 ms a step in the second half",
         "adapt.policy = 'measured': 95 steps in 12.4 s, productive time 92.7 %, 150 ms a step beside the neighbour,"
         " 0 committed steps lost",
-        "  steps 21 to 40: slowest rank 1.00 -> 3.00 times its expected times, known after 2 steps, layers moved"
+        "  steps 21 to 40: slowest rank 1.00 -> 3.00 times its expected times, noticed after 2 steps, layers moved"
         " after 3 steps, 150 ms a step in the second half",
-        "  steps 61 to 80: slowest rank 1.00 -> 2.80 times its expected times, known within the first step, layers"
+        "  steps 61 to 80: slowest rank 1.00 -> 2.80 times its expected times, noticed within the first step, layers"
         " moved after 3 steps, 150 ms a step in the second half",
         "  plan after step 21, 2 + 3 + 2 + 3 layers: 150 ms a step predicted, 150 ms measured (+0.0 %)",
         "  plan after step 41, 2 + 3 + 2 + 3 layers: 150 ms a step predicted, 100 ms measured (-33.3 %)",

@@ -19,7 +19,9 @@ WHOLE, SCHEDULE = plan(4), build("1f1b", 1, 2)
 """Two microbatches on one rank."""
 
 
-def found(energies: Sequence[float], least_update: float, unpacked: float = 1.0) -> list[FreezeOption]:
+def found(
+    energies: Sequence[float], least_update: float, unpacked: float = 1.0, confirmed: float = 1.0
+) -> list[FreezeOption]:
     """The options under SGD, where a step without a prefix takes `unpacked` of what it takes with the layers where they
     are."""
     question = FreezeQuestion(
@@ -29,6 +31,7 @@ def found(energies: Sequence[float], least_update: float, unpacked: float = 1.0)
         r_max=AUTO,
         least_update=least_update,
         energies=tuple(energies),
+        confirmed=confirmed,
         profile=OF,
     )
     ratios = decide(question, ()).ratios
@@ -44,6 +47,15 @@ def test_the_ratios_count_with_the_layers_where_they_would_be_without_a_prefix()
     anew, *_ = found([1.0, 1.0, 2.0, 4.0], 0.4, unpacked=0.5)
     assert anew.kappa == pytest.approx(packed.kappa / 2)
     assert anew.progress == packed.progress
+
+
+def test_the_ratios_save_what_steps_have_shown() -> None:
+    of_ranks, *_ = found([0.1, 1.0, 2.0, 4.0], 0.4)
+    by_half, *_ = found([0.1, 1.0, 2.0, 4.0], 0.4, confirmed=0.5)
+    by_none, *_ = found([0.1, 1.0, 2.0, 4.0], 0.4, confirmed=0.0)
+    assert of_ranks.kappa < 1.0
+    assert by_half.kappa == pytest.approx((1.0 + of_ranks.kappa) / 2)
+    assert (by_none.kappa, by_none.progress) == (1.0, 1.0)
 
 
 def step_s(prefix: int) -> float:

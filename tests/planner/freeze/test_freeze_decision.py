@@ -231,6 +231,24 @@ def test_one_standard_error_more_than_what_was_measured_may_be_there() -> None:
     assert decision.confirmed == pytest.approx(error_s / 11.0)
 
 
+def test_one_step_in_each_half_tells_nothing_of_what_is_saved() -> None:
+    one = replace(QUESTION, phases=replace(QUESTION.phases, monitoring=QUESTION.phases.warm_up + 2))
+    seen = [replace(each, step_s=33.0) for each in monitored() if each.step in (2, 3)]
+    seen = [replace(each, step=QUESTION.phases.warm_up + each.step - 1) for each in seen]
+    decision = decide(one, seen)
+    assert decision.bounds.lower_step_s == 33.0
+    assert decision.confirmed == 1.0
+
+
+@pytest.mark.parametrize("confirmed", [1.0, 0.25, 0.0])
+def test_without_monitored_steps_what_others_have_shown_counts(confirmed: float) -> None:
+    asked = replace(QUESTION, profile=profile(), confirmed=confirmed)
+    decision = decide(asked, ())
+    assert decision.confirmed == confirmed
+    assert decide(asked, monitored()).confirmed == pytest.approx(1.0)
+    assert decide(replace(asked, r_max=AUTO), ()).confirmed == confirmed
+
+
 def test_the_least_time_to_accuracy_counts_confirmed_savings_alone() -> None:
     auto = replace(QUESTION, r_max=AUTO)
     found = [decide(auto, sharing_cores(each, each)) for each in (22.0, 27.5, 32.0, 33.0)]

@@ -170,7 +170,7 @@ def test_where_the_job_leaves_it_to_us_layers_count_by_the_gradients_of_the_moni
         assert newest is not None
         layers = len(newest.ratios)
         energies = (100.0, *(1.0,) * (layers - 1))
-        of_monitored = replace(SOLUTION, plan=newest, energies=energies, progress=0.9)
+        of_monitored = replace(SOLUTION, plan=newest, energies=energies, progress=0.9, confirmed=0.75)
         controller._view.freeze.fold(of_monitored)
         controller._view.freeze.fold(FreezeStarted(plan=newest))
         controller._freezing.solve_again()
@@ -178,8 +178,10 @@ def test_where_the_job_leaves_it_to_us_layers_count_by_the_gradients_of_the_moni
         (question,) = solver.asked
         assert (question.r_max, question.least_update) == ("auto", 0.8)
         assert question.energies == energies
+        assert question.confirmed == 0.75
         for each in solved:  # solved again and again, it stays known
             assert each.solution.energies == energies
+            assert each.solution.confirmed == 0.75
             assert each.solution.progress is not None
             assert each.solution.progress >= 0.8 - 1e-9
 
