@@ -58,7 +58,7 @@ class Bounds:
     saving_error_s: float = 0.0
     """Standard error of the difference of these two."""
     known_share: float = 1.0
-    """What `confirmed` is where a half was not observed: as other steps have shown, or 1."""
+    """Value of `confirmed` where a half was not observed: as other steps have shown, or 1."""
 
     def confirmed(self, saving_s: float) -> float:
         """The share, 0 to 1, of `saving_s` that the monitored steps show.
