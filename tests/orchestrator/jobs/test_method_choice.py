@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from orchestrator.lifecycle.effects import Effect, Train
 from orchestrator.lifecycle.states import JobFinished
 from orchestrator.prepare.settling import Settled
 from workers.launch.ranks import LaunchedJob
-from workers.protocol.reports import FreezeStarted, PrefixFrozen, StepReport, TimelineReport
+from workers.protocol.reports import ActionSpan, FreezeStarted, PrefixFrozen, StepReport, TimelineReport
 from workers.step.minibatch import Minibatch
 
 MONITORED = 5
@@ -61,6 +62,15 @@ def choosing(folder: Path) -> Settled:
     )
 
 
+def one_after_the_other(timeline: TimelineReport) -> TimelineReport:
+    """The passes of a step with nothing in between."""
+    spans, now_s = list[ActionSpan](), 0.0
+    for span in timeline.spans:
+        spans.append(replace(span, start_s=now_s, end_s=now_s + span.end_s - span.start_s))
+        now_s = spans[-1].end_s
+    return replace(timeline, spans=tuple(spans), step_s=now_s)
+
+
 def waits(rank: int, folder: Path) -> None:
     """Have a rank begin no step while there is `DECIDING` in `folder`."""
     run = Minibatch.run
@@ -76,7 +86,8 @@ def waits(rank: int, folder: Path) -> None:
 class ChoosingJob(ControlledJob):
     """A job whose planner solves its program and which chooses, as in its controller.
 
-    Its rank waits for each decision: on a busy machine one takes as long as all of the job's steps.
+    Its rank waits for each decision: on a busy machine one takes as long as all of the job's steps. And its steps take
+    as long as its passes, not as long as the machine does with other work in between.
     """
 
     def __init__(self, made: Settled, folder: Path, patch: pytest.MonkeyPatch) -> None:
@@ -106,10 +117,12 @@ class ChoosingJob(ControlledJob):
         return decided
 
     def _take(self, event: events.Event) -> None:
+        if isinstance(event, TimelineReport):
+            event = one_after_the_other(event)
         super()._take(event)
         if not isinstance(event, events.Submitted):
             self.control.fold(event)
-        if isinstance(event, StepReport) and event.step == MONITORED and self.view.freeze.newest is None:
+        if isinstance(event, StepReport) and event.step == MONITORED and self.view.freeze.solved is None:
             self._deciding.touch()
         if isinstance(event, events.FreezeSolved):
             self._deciding.unlink(missing_ok=True)
