@@ -136,10 +136,13 @@ class KeptElsewhere:
     def _ask(
         self, peer: tuple[str, int], wish: RowsWish, until_s: float
     ) -> tuple[dict[str, str], list[bytearray | None]]:
+        nothing: tuple[dict[str, str], list[bytearray | None]] = {}, [None] * len(wish.rows)
+        if time.monotonic() >= until_s:  # another peer took the time, which says nothing of this one
+            return nothing
         try:
             return fetch_rows(*peer, self._secret, wish, self._stopped, until_s)
         except StateStreamError:  # it is gone, or too slow: training does not wait for it twice
             # Both threads may have waited for it.
             with suppress(ValueError):
                 self._peers.remove(peer)
-            return {}, [None] * len(wish.rows)
+            return nothing

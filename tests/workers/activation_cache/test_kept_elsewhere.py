@@ -156,6 +156,10 @@ def test_a_peer_that_sends_too_slowly_is_left_in_time(tmp_path: Path) -> None:
             # All of them take 10 s.
             assert len(kept.asked) < 50
             assert elsewhere._peers == []
+            # The time that it took says nothing of who is next.
+            two = KeptElsewhere([(HOST, server.port), (HOST, 1)], SECRET)
+            assert fetched(two, [*range(50)], computed_s=0.01) is None
+            assert two._peers == [(HOST, 1)]
 
 
 def test_what_is_stopped_waits_for_nothing(tmp_path: Path) -> None:
