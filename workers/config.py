@@ -14,10 +14,18 @@ from pydantic_core import PydanticCustomError
 from planner.course import Course, LearningRate, Leg
 from planner.freezing import Phases, has_program
 from planner.plan import recomputable
-from workers.metrics.goals import KEPT, Goals
-from workers.metrics.target import METRICS, Target, parse_target
 from workers.models.model_config import DEFAULT_MODEL, AnyModel, Model
-from workers.section import Arguments, Fraction, NonNegative, NonNegativeSeconds, Positive, Section, Shuffle
+from workers.protocol.goals import KEPT, Goals
+from workers.protocol.section import (
+    Arguments,
+    Fraction,
+    NonNegative,
+    NonNegativeSeconds,
+    Positive,
+    Section,
+    Shuffle,
+)
+from workers.protocol.target import METRICS, Target, parse_target
 from workers.state.optimizer_config import OptimizerConfig
 
 PositiveSeconds = Annotated[float, Field(gt=0)]

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from workers.launch.ranks import LaunchedJob, LaunchedRun, generation_of, host_rank, react
 from workers.process.pinned_memory import to_host
+from workers.protocol.errors import ChannelError
 from workers.protocol.reports import Outcome, Report
 from workers.rank import Rank
-from workers.transport.channel import Channel, ChannelError, MessageFormat, MessageStream, Tensors
+from workers.transport.channel import Channel, MessageFormat, MessageStream, Tensors
 
 
 class Hub:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from orchestrator.analysis.throughput import IDLE, recent_steps
 from orchestrator.history.job_view import JobView
 from planner.accelerators import ACCELERATORS, REPORTED
-from workers.metrics.goals import Goals, PastValidation, best_validation
+from workers.protocol.goals import Goals, PastValidation, best_validation
 from workers.protocol.reports import StepReport
 
 HOUR_S = 3600.0

@@ -27,8 +27,8 @@ from planner.plan import Plan
 from planner.wording import counted
 from workers.checkpoint.storage import join, open_folder
 from workers.config import WorkerConfig
-from workers.metrics.goals import Goals
 from workers.protocol.errors import JobError
+from workers.protocol.goals import Goals
 from workers.protocol.orders import CheckpointRef
 from workers.protocol.reports import StepReport
 

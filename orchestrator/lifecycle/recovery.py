@@ -13,8 +13,8 @@ from functools import cached_property
 from planner.plan import Plan
 from planner.shards import WHOLE, Piece, made_of, made_with_weights
 from planner.wording import counted, named, named_or_counted
-from workers.carried import Carried
 from workers.config import ElasticConfig
+from workers.protocol.carried import Carried
 from workers.protocol.orders import CheckpointRef, CommitOutcome, StatePart, StateSource
 from workers.protocol.reports import RankPosition, SnapshotHeld
 

@@ -30,7 +30,7 @@ from workers.config import (
     WorkerConfig,
 )
 from workers.protocol.errors import JobError
-from workers.section import Section
+from workers.protocol.section import Section
 
 __all__ = [
     "AdaptConfig",

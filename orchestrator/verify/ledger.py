@@ -25,8 +25,8 @@ from planner.wording import counted
 from workers.data.buckets import Buckets
 from workers.data.sampling import SampleStream, samples_digest, train_indices
 from workers.protocol.reports import CheckpointReport, LayersChecked, Outcome, PrefixFrozen, StepReport
+from workers.protocol.section import Shuffle
 from workers.reproducibility.digest import state_digest
-from workers.section import Shuffle
 
 NEARBY = 3
 """A step with wrong samples is compared with this many steps on either side."""

@@ -23,14 +23,14 @@ from workers.elastic.copies_ahead import CopiesAhead
 from workers.elastic.followed import Followed
 from workers.elastic.layer_source import Built, LayerSource
 from workers.layers.layer import Layer
-from workers.protocol.errors import DamagedCheckpoint
+from workers.protocol.errors import ChannelError, DamagedCheckpoint
 from workers.protocol.orders import Assignment, CommitOutcome
 from workers.rank import Rank
 from workers.state.layer_state import LayerState
 from workers.state_stream.following import Parcels
 from workers.state_stream.sending import Delivery
 from workers.step.engine import Engine
-from workers.transport.channel import ChannelError, MessageStream
+from workers.transport.channel import MessageStream
 from workers.transport.process_group import ProcessGroupChannel
 
 TORN_MESSAGE = 6

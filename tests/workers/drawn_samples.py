@@ -4,7 +4,7 @@ from typing import Any
 
 from planner.course import Course
 from workers.data.sampling import SampleStream, train_places
-from workers.section import Shuffle
+from workers.protocol.section import Shuffle
 
 
 def drawn_places(

@@ -24,13 +24,14 @@ from benchmarks.parts.rank_threads import run_threads
 from planner.plan import Plan
 from planner.rank_program import place_programs
 from workers.activation_cache import cache_folders
-from workers.carried import Carried
 from workers.config import ElasticConfig, WorkerConfig
 from workers.control.records_digest import vector_sha256
 from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind, FaultPhase
 from workers.launch.processes import Died, LaunchedProcesses
 from workers.launch.ranks import LaunchedJob
+from workers.protocol.carried import Carried
+from workers.protocol.errors import ChannelError
 from workers.protocol.orders import Assignment, CommitOutcome, Generation, Request, StateSource
 from workers.protocol.reports import (
     FaultReport,
@@ -43,7 +44,6 @@ from workers.protocol.reports import (
 )
 from workers.rank import Rank
 from workers.state.layer_state import state_digest
-from workers.transport.channel import ChannelError
 from workers.transport.process_group import ProcessGroupChannel
 
 SECRET = b"a secret of the tests"

@@ -19,10 +19,10 @@ from workers.data.registry import open_dataset
 from workers.data.sampling import train_places
 from workers.layers.deferred import modules as deferred
 from workers.layers.deferred.defer import product
-from workers.loss_scale import LossScale
 from workers.models.loss import share_of_targets
 from workers.models.registry import build_definition
 from workers.models.trained_loss import loss_beside
+from workers.protocol.loss_scale import LossScale
 from workers.reproducibility import determinism, rng
 from workers.reproducibility.canonical import canonical
 from workers.state.layer_state import LayerState, digest, state_digest

@@ -11,8 +11,7 @@ import pytest
 
 from workers.actor import check_folder
 from workers.control.rank_error import RankError, travelling_errors
-from workers.protocol.errors import JobError
-from workers.transport.channel import ChannelError
+from workers.protocol.errors import ChannelError, JobError
 
 
 def raised(error: BaseException, *, cut_off: bool = False) -> RankError:

@@ -10,7 +10,7 @@ from rank_group import RankGroup
 
 from workers.commit.commit import CommitDecision
 from workers.config import OptimizerConfig
-from workers.loss_scale import LossScale
+from workers.protocol.loss_scale import LossScale
 from workers.protocol.reports import RankPosition, WarningReport
 from workers.step.skipped_steps import SkippedSteps
 

@@ -23,8 +23,7 @@ from workers.activation_cache.elsewhere import KeptElsewhere
 from workers.activation_cache.row_form import RowForm, rows_of
 from workers.activation_cache.slot_files import MARK_BYTES, SlotFiles
 from workers.activation_cache.trial import TrialResult, tried
-from workers.data.dataset import Batch
-from workers.layers.layer import Layer
+from workers.layers.layer import Layer, Tensors
 from workers.protocol.reports import ActivationsKept, ActivationsUsed, Report, WarningReport
 from workers.reproducibility import rng
 from workers.state.layer_state import digest_of
@@ -235,16 +234,18 @@ class ActivationCache:
                 return through
         return 0
 
-    def check_samples(self, samples: Sequence[int], read: Batch, again: Callable[[list[int]], Batch]) -> None:
-        """Keep nothing from now on if a sample of a microbatch that was `read` is another one when it is read alone, by
-        `again`: if the data draw, or fill samples up to the longest of their microbatch."""
+    def check_samples(
+        self, samples: Sequence[int], inputs: Tensors, again: Callable[[list[int]], Tensors]
+    ) -> None:
+        """Keep nothing from now on if a sample of a microbatch with these inputs is another one when it is read alone,
+        by `again`: if the data draw, or fill samples up to the longest of their microbatch."""
         if not self._compares or self._why_not:
             return
         for row, sample in enumerate(samples):
-            alone = again([sample]).inputs
-            if len(alone) != len(read.inputs) or not all(
+            alone = again([sample])
+            if len(alone) != len(inputs) or not all(
                 a.dtype == b.dtype and torch.equal(a, b[row : row + 1])
-                for a, b in zip(alone, read.inputs, strict=True)
+                for a, b in zip(alone, inputs, strict=True)
             ):
                 self._why_not = "a sample is not the same whenever it is read"
                 if self._slots is not None:

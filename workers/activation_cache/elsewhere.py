@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from workers.activation_cache.slot_files import take
-from workers.state_stream.frames import StateStreamError
+from workers.protocol.errors import StateStreamError
 from workers.state_stream.rows import ANSWER_S, RowsWish, fetch_rows
 
 TRIES = 3

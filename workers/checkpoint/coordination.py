@@ -11,7 +11,6 @@ from contextlib import suppress
 
 from planner.codec import from_json, json_values, to_json
 from planner.plan import Plan
-from workers.carried import Carried
 from workers.checkpoint.folder import checkpoint_folder, discard, drop_shared, prune, write_manifest
 from workers.checkpoint.frozen_layers import FrozenLayers
 from workers.checkpoint.kept_files import check_kept
@@ -22,8 +21,9 @@ from workers.commit.commit import CommitRecord
 from workers.commit.unfinished import Unfinished
 from workers.config import DataConfig, FreezeConfig, OptimizerConfig, WorkerConfig
 from workers.fault_injection.points import FaultPhase, FaultPoints
-from workers.metrics.goals import PastValidation
 from workers.models.model_config import of_one_family
+from workers.protocol.carried import Carried
+from workers.protocol.goals import PastValidation
 from workers.protocol.orders import Generation
 from workers.protocol.reports import CheckpointReport, Report
 from workers.state.layer_state import LayerState

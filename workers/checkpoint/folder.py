@@ -20,14 +20,14 @@ from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor
 
-from workers.carried import Carried
 from workers.checkpoint.kept_files import KeptFiles, names_of, prune_kept
 from workers.checkpoint.manifest import FileRecord, KeptFile, Manifest, kept_folder, layer_files
 from workers.checkpoint.manifest import checkpoint_folder as checkpoint_folder
 from workers.checkpoint.storage import Folder, join, open_folder, split
-from workers.metrics.target import better
+from workers.protocol.carried import Carried
 from workers.protocol.errors import DamagedCheckpoint, JobError
 from workers.protocol.orders import CheckpointRef
+from workers.protocol.target import better
 from workers.state.layer_state import (
     FixedFile,
     LayerState,

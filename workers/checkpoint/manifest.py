@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 
 from planner.codec import from_json, json_values
 from planner.course import Leg
-from workers.carried import Carried
 from workers.checkpoint.storage import join, split
-from workers.frozen_prefix import FrozenPrefix
-from workers.loss_scale import LossScale
-from workers.metrics.goals import PastValidation
+from workers.protocol.carried import Carried
+from workers.protocol.frozen_prefix import FrozenPrefix
+from workers.protocol.goals import PastValidation
+from workers.protocol.loss_scale import LossScale
 
 FORMAT = 8
 """Version of the checkpoint format that this code writes. It reads version 7 too, in which no layer's own files are

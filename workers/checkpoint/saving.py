@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from planner.plan import Plan
-from workers.carried import Carried
 from workers.checkpoint.coordination import seal
 from workers.checkpoint.manifest import FileRecord
 from workers.checkpoint.writer import write_layers
 from workers.config import WorkerConfig
 from workers.fault_injection.points import FaultPoints
-from workers.metrics.goals import PastValidation
+from workers.protocol.carried import Carried
 from workers.protocol.errors import JobError
+from workers.protocol.goals import PastValidation
 from workers.protocol.orders import StateSource
 from workers.state.layer_state import LayerState
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workers.carried import Carried
 from workers.commit.unfinished import Unfinished
-from workers.metrics.goals import PastValidation
+from workers.protocol.carried import Carried
+from workers.protocol.goals import PastValidation
 
 
 @dataclass

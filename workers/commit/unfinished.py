@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.shards import Piece
-from workers.carried import Carried
-from workers.metrics.goals import PastValidation, told_together
+from workers.protocol.carried import Carried
 from workers.protocol.errors import JobError
+from workers.protocol.goals import PastValidation, told_together
 from workers.protocol.orders import Request
 
 

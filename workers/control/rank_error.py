@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from workers.protocol.errors import JobError, MemoryShortage
+from workers.protocol.errors import ChannelError, JobError, MemoryShortage
 
 
 class RankError(Exception):
@@ -48,13 +48,11 @@ def travelling_errors(cut_off: bool = False) -> Iterator[None]:
         raise RankError(text, user_error=True, details=traceback.format_exc()) from None
     except Exception as error:
         from workers.memory.shortage import described, drop_frames, shortage_in
-        from workers.state_stream.frames import StateStreamError
-        from workers.transport.channel import ChannelError
 
         if (shortage := shortage_in(error)) is not None:
             details = traceback.format_exc()
             drop_frames(error)
             raise RankError(described(shortage), details=details, shortage=shortage) from None
-        elsewhere = isinstance(error, ChannelError | StateStreamError)
+        elsewhere = isinstance(error, ChannelError)
         message = f"{type(error).__name__}: {error}"
         raise RankError(message, cut_off=cut_off or elsewhere, details=traceback.format_exc()) from None

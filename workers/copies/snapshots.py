@@ -14,11 +14,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from planner.shards import Piece
-from workers.carried import Carried
 from workers.copies.fetch_in_rounds import fetch_in_rounds
 from workers.memory.shortage import shortage_in
 from workers.process.host_memory import check_room, free_host_bytes
 from workers.process.pinned_memory import beside_computing
+from workers.protocol.carried import Carried
 from workers.protocol.reports import SnapshotHeld
 from workers.state.layer_state import (
     LayerState,

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from workers.data.buckets import Buckets
 from workers.data.mixture import Mixture
-from workers.section import Shuffle
+from workers.protocol.section import Shuffle
 
 SampleStream = int | Mixture | Buckets
 """Training samples in the order of an endless stream: so many in turn, those of tables that are mixed, or those of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 
@@ -11,6 +12,21 @@ from planner.ir import Action
 from workers.devices.device import Device
 from workers.protocol.errors import JobError
 from workers.protocol.reports import ActionSpan
+
+BFLOAT16_SINCE = (8, 0)
+"""Compute capability of the first GPUs that multiply in bfloat16; on older ones torch emulates it, slowly."""
+
+
+def check_gpu(precision: str, name: str, capability: tuple[int, int]) -> None:
+    """Raises:
+    JobError: a GPU of this compute capability does not compute in `precision`.
+    """
+    if precision.startswith("bfloat16") and capability < BFLOAT16_SINCE:
+        has, since = (".".join(map(str, version)) for version in (capability, BFLOAT16_SINCE))
+        raise JobError(
+            f"job.precision = {json.dumps(precision)}, but {name} has compute capability {has}, and GPUs compute in"
+            f' bfloat16 from {since} on: set job.precision to "float16" or "float32", or use newer GPUs'
+        )
 
 
 class CudaDevice(Device):

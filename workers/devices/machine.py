@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import platform
-import socket
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import torch
-
-from planner.profile import DeviceProfile
-from workers.transport.channel import Channel
 
 
 def cpu_name() -> str:
@@ -44,17 +39,3 @@ def visible_gpus() -> list[tuple[str, int]]:
     """Name and memory in bytes of every GPU that this process sees."""
     every = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
     return [(properties.name, properties.total_memory) for properties in every]
-
-
-def describe_device(kind: str, device: torch.device, channel: Channel) -> DeviceProfile:
-    """This rank's device. Ranks on one GPU, or in one host's memory, share it equally; all of them call this."""
-    machine = socket.gethostname()
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        name, memory_bytes, place = properties.name, properties.total_memory, f"{machine} {properties.uuid}"
-    else:
-        name, memory_bytes, place = cpu_name(), host_memory_bytes(), machine
-    places = [json.loads(record) for record in channel.all_gather(json.dumps(place).encode())]
-    return DeviceProfile(
-        kind=kind, name=name, memory_bytes=memory_bytes // places.count(place), machine=machine
-    )

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 
 from workers.config import WorkerConfig
-from workers.devices.cuda import CudaDevice
+from workers.devices.cuda import CudaDevice, check_gpu
 from workers.devices.device import CpuDevice, Device
 from workers.devices.emulated import EmulatedDevice, layer_times
-from workers.state.precision import check_gpu
 
 
 def make_device(config: WorkerConfig, layers: int) -> Device:

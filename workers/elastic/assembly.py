@@ -15,6 +15,7 @@ from workers.copies.standby import Base
 from workers.elastic.holdings import Holdings
 from workers.elastic.layer_source import Built, Haul, Held, LayerSource, base_of
 from workers.layers.layer import Layer
+from workers.protocol.errors import StateStreamError
 from workers.protocol.orders import Assignment
 from workers.state.layer_state import (
     FixedDiffers,
@@ -24,7 +25,6 @@ from workers.state.layer_state import (
     host_copy,
     in_host_memory,
 )
-from workers.state_stream.frames import StateStreamError
 
 
 @dataclass(frozen=True)

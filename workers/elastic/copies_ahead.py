@@ -15,13 +15,13 @@ from planner.shards import Piece
 from workers.copies.standby import Base, Standbys
 from workers.elastic.layer_source import LayerSource
 from workers.freezing.plans import FreezeSettings
+from workers.protocol.errors import StateStreamError
 from workers.protocol.orders import Assignment, CopyAhead
 from workers.protocol.reports import CopiedAhead, WarningReport
 from workers.state.layer_state import bytes_of, load_
 from workers.state.optim import Optimizer
 from workers.state_stream.follow import FollowedOwner, follow
 from workers.state_stream.following import CommittedChange, Parcels, Subscription
-from workers.state_stream.frames import StateStreamError
 
 MOST_SIGNS = 2
 """Signs of life without a change after which the owner has no more: a rank that waits for its last change gives up."""

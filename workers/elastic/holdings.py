@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from planner.shards import Piece, Shard
-from workers.carried import Carried
 from workers.commit.last_commit import LastCommit
 from workers.copies.host_copies import HostCopy
 from workers.copies.snapshots import Snapshots
@@ -18,6 +17,7 @@ from workers.copies.standby import Standbys
 from workers.elastic.layer_source import Built, Haul, Held
 from workers.layers.layer import Layer
 from workers.process.host_memory import collect_objects
+from workers.protocol.carried import Carried
 from workers.protocol.errors import JobError
 from workers.protocol.orders import Assignment, StatePart, StateSource
 from workers.state.layer_state import LayerState, host_copy, whole_of

@@ -26,7 +26,7 @@ from workers.layers.deferred.queue import Workspace
 from workers.layers.layer import Layer
 from workers.models.definition import ModelDefinition
 from workers.models.registry import build_definition
-from workers.protocol.errors import JobError
+from workers.protocol.errors import JobError, StateStreamError
 from workers.protocol.orders import Assignment, CheckpointRef, StatePart, StateSource
 from workers.state.layer_state import (
     FixedDiffers,
@@ -40,7 +40,6 @@ from workers.state.layer_state import (
     without_module,
 )
 from workers.state.optim import Optimizer
-from workers.state_stream.frames import StateStreamError
 from workers.state_stream.stream import fetch
 
 Built = dict[int, tuple[Layer, LayerState]]

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from planner.shards import Piece
-from workers.carried import Carried
 from workers.checkpoint.folder import DamagedCheckpointError, read_carried, read_manifest
 from workers.commit.last_commit import LastCommit
 from workers.commit.next_plan import NextPlan, check_buffers
@@ -25,9 +24,10 @@ from workers.elastic.switch import Switched, take_up
 from workers.freezing.plans import FreezePlans, FreezeSettings, check_plan
 from workers.freezing.prefix.rules import first_prefix
 from workers.layers.layer import Layer
-from workers.loss_scale import LossScale
-from workers.metrics.goals import PastValidation
+from workers.protocol.carried import Carried
 from workers.protocol.errors import DamagedCheckpoint
+from workers.protocol.goals import PastValidation
+from workers.protocol.loss_scale import LossScale
 from workers.protocol.orders import Assignment
 from workers.state.optim import Optimizer
 from workers.state.precision import scales_loss

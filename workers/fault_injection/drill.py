@@ -8,7 +8,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from workers.fault_injection.fault import Fault
 from workers.protocol.errors import JobError
-from workers.section import NonNegative, Section
+from workers.protocol.section import NonNegative, Section
 
 
 class Drill(Section):

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 
+from workers.protocol.errors import ChannelError
+
 _STOPPER = """
 import os, select, signal, sys
 process, seconds = int(sys.argv[1]), float(sys.argv[2])
@@ -52,6 +54,4 @@ def lose_records(step: int) -> None:
     """Raises:
     ChannelError: as if a connection had failed within the gather of `step`.
     """
-    from workers.transport.channel import ChannelError
-
     raise ChannelError(f"a drill lost the records of commit {step}")

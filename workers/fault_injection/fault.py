@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError, model_validator
 from planner.wording import counted
 from workers.fault_injection.kinds import FaultKind, FaultPhase
 from workers.protocol.errors import JobError
-from workers.section import Positive, Section
+from workers.protocol.section import Positive, Section
 
 PositiveFinite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 

@@ -35,7 +35,7 @@ from workers.freezing.ratios import ALWAYS, NEVER, Budgets, phases_of
 from workers.freezing.stability import make_metric
 from workers.freezing.stable_layers import StableLayers, flags_of
 from workers.freezing.tally import Tally
-from workers.frozen_prefix import FrozenPrefix
+from workers.protocol.frozen_prefix import FrozenPrefix
 from workers.protocol.reports import FreezeReport, FreezeStarted, FrozenCounts
 from workers.state.layer_state import LayerState
 from workers.transport.channel import Channel

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 
 from workers.build import build_layers
-from workers.config import OptimizerConfig
 from workers.models.definition import LayerBuilder, ModelDefinition
 from workers.models.loss import mean_cross_entropy
 from workers.models.model_config import DEFAULT_MODEL
 from workers.profiling.chain import Chain, Flight
 from workers.state.optim import make_optimizer
+from workers.state.optimizer_config import OptimizerConfig
 
 CONTEXT, HEADS, SAMPLES = 64, 4, 4
 

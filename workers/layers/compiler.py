@@ -14,8 +14,6 @@ from contextlib import nullcontext, suppress
 import torch
 from torch import Tensor
 
-from workers.config import WorkerConfig
-from workers.data.dataset import OpenData
 from workers.layers.blamed import of_the_machine
 from workers.layers.compiled.forward import CompiledForward, Untraceable, in_words
 from workers.layers.compiled.kernels import Kernels, cause_of
@@ -141,17 +139,3 @@ class Compiler:
                     raise
                 raise Untraceable(in_words(error)) from error
         return compiled
-
-
-def compiler_of(
-    config: WorkerConfig, definition: ModelDefinition, data: OpenData, device: torch.device
-) -> Compiler:
-    """The compiler of a rank of the job that `config` describes."""
-
-    def read() -> Tensors:
-        batch = data.dataset.train(list(range(config.pipeline.microbatch_size)))
-        return tuple(tensor.to(device) for tensor in batch.inputs)
-
-    return Compiler(
-        definition, read, precision=config.job.precision, device=device, threads=config.job.threads
-    )

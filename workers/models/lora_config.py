@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from workers.section import Fraction, Positive, Section
+from workers.protocol.section import Fraction, Positive, Section
 
 
 class Lora(Section):

@@ -7,6 +7,8 @@ the ranks in step.
 
 from __future__ import annotations
 
+import json
+import socket
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
@@ -17,7 +19,7 @@ import torch
 from torch import Tensor
 
 from planner.ir import ActionKind
-from planner.profile import LayerProfile, Matrix
+from planner.profile import DeviceProfile, LayerProfile, Matrix
 from planner.shards import first_of_ties
 from workers.build import build_layers
 from workers.config import WorkerConfig
@@ -25,7 +27,7 @@ from workers.data.dataset import Batch, OpenData
 from workers.data.read_ahead import SLOW_READS, ReadTime, timed
 from workers.data.sampling import train_indices
 from workers.devices.device import Device
-from workers.devices.machine import describe_device
+from workers.devices.machine import cpu_name, host_memory_bytes
 from workers.layer_check.check import LayerCheck
 from workers.layers.compiler import Compiler
 from workers.layers.layer import Tensors
@@ -358,4 +360,18 @@ def reading(read: Callable[[int], object], device: torch.device) -> BatchReading
         ahead=len(decided) == SLOW_READS and all(decided),
         seconds=median(one.seconds for one in reads),
         computed_s=0.0 if device.type == "cuda" else median(one.computed_s for one in reads),
+    )
+
+
+def describe_device(kind: str, device: torch.device, channel: Channel) -> DeviceProfile:
+    """This rank's device. Ranks on one GPU, or in one host's memory, share it equally; all of them call this."""
+    machine = socket.gethostname()
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        name, memory_bytes, place = properties.name, properties.total_memory, f"{machine} {properties.uuid}"
+    else:
+        name, memory_bytes, place = cpu_name(), host_memory_bytes(), machine
+    places = [json.loads(record) for record in channel.all_gather(json.dumps(place).encode())]
+    return DeviceProfile(
+        kind=kind, name=name, memory_bytes=memory_bytes // places.count(place), machine=machine
     )

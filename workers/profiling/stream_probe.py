@@ -18,8 +18,9 @@ from typing import NamedTuple
 import torch
 
 from planner.profile import Link
+from workers.protocol.errors import StateStreamError
 from workers.state.layer_state import LayerState
-from workers.state_stream.frames import MOST_BYTES, FrameKind, Seal, StateStreamError
+from workers.state_stream.frames import MOST_BYTES, FrameKind, Seal
 from workers.state_stream.stream import StateServer, fetch
 from workers.transport.channel import Channel
 

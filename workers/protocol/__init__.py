@@ -1,4 +1,4 @@
-"""Messages between ranks and controller: orders, reports and errors. Dataclasses without logic or torch.
+"""Messages between ranks and controller, and values in them: orders, reports, errors, what commits carry. No torch.
 
 Not here: how they travel (`workers/control/`).
 """

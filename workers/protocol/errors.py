@@ -1,4 +1,4 @@
-"""Errors that processes tell each other of, in words for the user or in numbers."""
+"""Errors that processes tell each other of, in words for the user or in numbers, and those of their links."""
 
 from __future__ import annotations
 
@@ -21,6 +21,14 @@ class MemoryShortage:
 
 class JobError(Exception):
     """An error that a user can fix: what is wrong, the number, what to do."""
+
+
+class ChannelError(RuntimeError):
+    """A message that does not fit its stream, or a peer that is gone."""
+
+
+class StateStreamError(ChannelError):
+    """A layer's state did not arrive: its source is gone, refuses, lacks it, or sent something else."""
 
 
 @dataclass(frozen=True, kw_only=True)

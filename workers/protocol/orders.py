@@ -10,7 +10,7 @@ from planner.freezing import FreezePlan
 from planner.plan import Plan
 from planner.rank_program import RankProgram
 from planner.shards import WHOLE, Piece, Shard
-from workers.carried import Carried
+from workers.protocol.carried import Carried
 
 
 class Request(StrEnum):

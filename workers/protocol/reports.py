@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from planner.course import Leg
 from planner.freezing import FreezePlan
 from planner.shards import Piece
-from workers.carried import Carried
+from workers.protocol.carried import Carried
 
 
 @dataclass(frozen=True, kw_only=True)

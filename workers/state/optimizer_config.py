@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from workers.section import NonNegative, Positive, Section
+from workers.protocol.section import NonNegative, Positive, Section
 
 Name = Literal["adamw", "adam", "nadam", "radam", "adamax", "rmsprop", "adagrad", "adadelta", "sgd"]
 _OF_MATRICES = ("adafactor", "lbfgs", "muon")

@@ -7,18 +7,13 @@ casts operation by operation, and everything that is kept has 32 bits.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
-from workers.protocol.errors import JobError
 from workers.reproducibility.canonical import first_of_each
-
-BFLOAT16_SINCE = (8, 0)
-"""Compute capability of the first GPUs that multiply in bfloat16; on older ones torch emulates it, slowly."""
 
 _NORMS = (
     nn.BatchNorm1d,
@@ -31,18 +26,6 @@ _NORMS = (
 )
 _AUTOCAST = {"bfloat16-autocast": torch.bfloat16}
 _CAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def check_gpu(precision: str, name: str, capability: tuple[int, int]) -> None:
-    """Raises:
-    JobError: a GPU of this compute capability does not compute in `precision`.
-    """
-    if precision.startswith("bfloat16") and capability < BFLOAT16_SINCE:
-        has, since = (".".join(map(str, version)) for version in (capability, BFLOAT16_SINCE))
-        raise JobError(
-            f"job.precision = {json.dumps(precision)}, but {name} has compute capability {has}, and GPUs compute in"
-            f' bfloat16 from {since} on: set job.precision to "float16" or "float32", or use newer GPUs'
-        )
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:

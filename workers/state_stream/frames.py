@@ -21,8 +21,8 @@ from enum import IntEnum
 from typing import TypeAlias
 
 from planner.shards import WHOLE, Piece, Shard
+from workers.protocol.errors import StateStreamError
 from workers.protocol.orders import StatePart
-from workers.transport.channel import ChannelError
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
@@ -43,10 +43,6 @@ receive buffer, so that more can arrive in the meantime."""
 
 _HEAD = struct.Struct("!IB")
 _NUMBER = struct.Struct("!BQI")
-
-
-class StateStreamError(ChannelError):
-    """A layer's state did not arrive: its source is gone, refuses, lacks it, or sent something else."""
 
 
 class StreamRefused(StateStreamError):

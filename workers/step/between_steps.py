@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from workers.carried import Carried
 from workers.checkpoint.coordination import Checkpointing
 from workers.commit.unfinished import Unfinished
 from workers.control.announcements import Announcements
 from workers.data.dataset import Batch, OpenData
-from workers.metrics.goals import PastValidation, with_next
-from workers.metrics.target import better
 from workers.models.families.family import TextModel
 from workers.models.loss import IGNORED
+from workers.protocol.carried import Carried
+from workers.protocol.goals import PastValidation, with_next
 from workers.protocol.orders import Request
 from workers.protocol.reports import Rescued, SampleReport, ValidationReport
+from workers.protocol.target import better
 from workers.reproducibility import rng
 from workers.state.layer_state import LayerState, host_copy
 from workers.step.engine import Engine

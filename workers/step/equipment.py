@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from planner.features import FeatureSample
 from planner.observed import StepTimes
 from workers.activation_cache.cache import ActivationCache, CacheSubject
@@ -24,7 +26,8 @@ from workers.devices.machine import arithmetic
 from workers.devices.registry import make_device
 from workers.fault_injection.points import FaultPoints
 from workers.layer_check.check import LayerCheck
-from workers.layers.compiler import Compiler, compiler_of
+from workers.layers.compiler import Compiler
+from workers.layers.layer import Tensors
 from workers.metrics.measure import Measure
 from workers.models.definition import ModelDefinition
 from workers.models.registry import build_definition
@@ -187,4 +190,18 @@ def _activation_cache(
         report=report,
         secret=secret,
         takes_s=device.forward_s,
+    )
+
+
+def compiler_of(
+    config: WorkerConfig, definition: ModelDefinition, data: OpenData, device: torch.device
+) -> Compiler:
+    """The compiler of a rank of the job that `config` describes."""
+
+    def read() -> Tensors:
+        batch = data.dataset.train(list(range(config.pipeline.microbatch_size)))
+        return tuple(tensor.to(device) for tensor in batch.inputs)
+
+    return Compiler(
+        definition, read, precision=config.job.precision, device=device, threads=config.job.threads
     )

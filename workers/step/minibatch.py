@@ -329,7 +329,7 @@ def _read(
     if found is not None:
         return ReadResult(samples, replace(batch, inputs=found[1], through=found[0]))
     if wanted.through and not draws:
-        kept.check_samples(samples, batch, train)
+        kept.check_samples(samples, batch.inputs, lambda alone: train(alone).inputs)
     return ReadResult(samples, batch)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from workers.commit.commit import CommitDecision
-from workers.loss_scale import LossScale
+from workers.protocol.loss_scale import LossScale
 
 
 class SkippedSteps:

@@ -11,7 +11,7 @@ from planner.ir import Action, ActionKind
 from planner.observed import StageTime, StepTimes
 from workers.commit.commit import CommitDecision
 from workers.data.sampling import samples_digest
-from workers.frozen_prefix import FrozenPrefix
+from workers.protocol.frozen_prefix import FrozenPrefix
 from workers.protocol.reports import ActionSpan, MemoryLow, PrefixFrozen, StepReport, TimelineReport
 from workers.step.engine import Window
 from workers.step.generation import GenerationSetup

@@ -16,7 +16,6 @@ from torch import Tensor
 from planner.codec import from_json, to_json
 from planner.course import Leg
 from planner.shards import Piece
-from workers.carried import Carried
 from workers.checkpoint.coordination import Checkpointing
 from workers.checkpoint.moments import bring_back, release
 from workers.commit.commit import CommitDecision, CommitError, CommitRecord, Prepared, decide
@@ -31,8 +30,9 @@ from workers.freezing.prefix.rule import CommitSeen
 from workers.memory.limit import LimitedMemory
 from workers.memory.shortage import RankOutOfMemory, shortage_in
 from workers.memory.watch import MemoryWatch
-from workers.metrics.goals import PastValidation
+from workers.protocol.carried import Carried
 from workers.protocol.errors import JobError
+from workers.protocol.goals import PastValidation
 from workers.protocol.orders import CommitOutcome, Generation, Request
 from workers.protocol.reports import Outcome, Parted, Report, WarningReport
 from workers.state.layer_state import digest

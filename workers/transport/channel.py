@@ -32,10 +32,6 @@ class MessageStream:
     """For error messages, e.g. `forward stage 1 -> 2`."""
 
 
-class ChannelError(RuntimeError):
-    """A message that does not fit its stream, or a peer that is gone."""
-
-
 @dataclass(frozen=True)
 class MessageFormat:
     """Format of a stream's messages, fixed by the first one."""

@@ -12,8 +12,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from workers.protocol.errors import ChannelError
 from workers.protocol.orders import Generation
-from workers.transport.channel import Channel, ChannelError
+from workers.transport.channel import Channel
 from workers.transport.open_channel import open_channel
 
 

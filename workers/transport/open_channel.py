@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from workers.protocol.errors import ChannelError
 from workers.protocol.orders import Generation
-from workers.transport.channel import Channel, ChannelError
+from workers.transport.channel import Channel
 from workers.transport.nccl import NcclBackend
 from workers.transport.ordered import OrderedChannel
 from workers.transport.process_group import ProcessGroupChannel

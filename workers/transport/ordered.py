@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from planner.observed import LinkTime
+from workers.protocol.errors import ChannelError
 from workers.reproducibility.canonical import in_memory_order
-from workers.transport.channel import Channel, ChannelError, MessageFormat, MessageStream, Tensors
+from workers.transport.channel import Channel, MessageFormat, MessageStream, Tensors
 
 RawMessage = tuple[Tensor, int]
 """uint8[bytes], contiguous, and the rank that sends or receives it."""

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from planner.observed import LinkTime
 from workers.process.pinned_memory import pinned, to_device, to_host
+from workers.protocol.errors import ChannelError
 from workers.protocol.orders import Generation
 from workers.reproducibility.canonical import in_memory_order
-from workers.transport.channel import Channel, ChannelError, MessageFormat, MessageStream, Tensors
+from workers.transport.channel import Channel, MessageFormat, MessageStream, Tensors
 from workers.transport.connections import PolledConnections
 from workers.transport.link_meter import LinkMeter
 from workers.transport.outbox import MOST, Outbox

@@ -16,9 +16,9 @@ from orchestrator.lifecycle.stimuli import Departed, PlannedAhead, Positioned, R
 from planner.arrivals import copied_ahead
 from planner.plan import Plan
 from planner.schedule.registry import build
-from workers.carried import Carried
 from workers.config import ElasticConfig
-from workers.frozen_prefix import FrozenPrefix
+from workers.protocol.carried import Carried
+from workers.protocol.frozen_prefix import FrozenPrefix
 from workers.protocol.orders import CheckpointRef, Request
 from workers.protocol.reports import ActivationsKept, Parted, PrefixFrozen, StandbyReport
 

@@ -20,11 +20,11 @@ from orchestrator.lifecycle.recovery import (
     decide,
 )
 from planner.shards import WHOLE, Piece, Shard
-from workers.carried import Carried
 from workers.config import ElasticConfig
 from workers.control.records_digest import vector_sha256
-from workers.frozen_prefix import FrozenPrefix
-from workers.loss_scale import LossScale
+from workers.protocol.carried import Carried
+from workers.protocol.frozen_prefix import FrozenPrefix
+from workers.protocol.loss_scale import LossScale
 from workers.protocol.orders import CheckpointRef, CommitOutcome, StatePart, StateSource
 from workers.protocol.reports import RankPosition, SnapshotHeld
 

@@ -16,7 +16,6 @@ from saved_checkpoints import NAMES, PLAN, Layer, job_folder, manifest, saved, t
 from benchmarks.parts.configs import changed
 from planner.codec import from_json
 from planner.plan import Plan
-from workers.carried import Carried
 from workers.checkpoint.coordination import manifest_mismatch
 from workers.checkpoint.folder import (
     checkpoint_folder,
@@ -28,8 +27,9 @@ from workers.checkpoint.folder import (
 )
 from workers.checkpoint.manifest import FORMAT, FileRecord, Manifest, layer_files
 from workers.config import OptimizerConfig
-from workers.frozen_prefix import FrozenPrefix
+from workers.protocol.carried import Carried
 from workers.protocol.errors import JobError
+from workers.protocol.frozen_prefix import FrozenPrefix
 from workers.state.layer_state import LayerState, digest, host_copy, load_
 from workers.state.optim import make_optimizer
 

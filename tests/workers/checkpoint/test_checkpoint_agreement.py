@@ -10,12 +10,12 @@ from pathlib import Path
 from jobs import job, small_config
 from test_checkpoint_writer import states
 
-from workers.carried import Carried
 from workers.checkpoint.coordination import Checkpointing
 from workers.checkpoint.folder import checkpoint_folder, checkpoints
 from workers.commit.commit import CommitRecord
 from workers.config import CheckpointConfig
-from workers.frozen_prefix import FrozenPrefix
+from workers.protocol.carried import Carried
+from workers.protocol.frozen_prefix import FrozenPrefix
 from workers.protocol.orders import Generation
 from workers.protocol.reports import CheckpointReport, Report
 from workers.state.layer_state import LayerState, host_copy

@@ -15,7 +15,6 @@ from test_checkpoint_agreement import Ranks
 
 from benchmarks.parts.configs import changed
 from benchmarks.parts.rank_threads import run_threads
-from workers.carried import Carried
 from workers.checkpoint.folder import (
     DamagedCheckpointError,
     checkpoint_folder,
@@ -33,8 +32,9 @@ from workers.checkpoint.manifest import FileRecord, Manifest, layer_files
 from workers.checkpoint.saving import CheckpointSaver
 from workers.config import CheckpointConfig, FreezeConfig, WorkerConfig
 from workers.fault_injection.points import FaultPoints
-from workers.frozen_prefix import FrozenPrefix
 from workers.launch.ranks import LaunchedRun
+from workers.protocol.carried import Carried
+from workers.protocol.frozen_prefix import FrozenPrefix
 from workers.protocol.reports import CheckpointReport, Report
 from workers.state.layer_state import LayerState, digest, host_copy
 from workers.step import between_steps

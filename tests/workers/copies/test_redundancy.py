@@ -30,12 +30,12 @@ from workers.elastic.standby_watch import StandbyWatch
 from workers.freezing.plans import FreezePlans, FreezeSettings
 from workers.launch.ranks import assignment
 from workers.layers.layer import Layer
+from workers.protocol.errors import StateStreamError
 from workers.protocol.orders import StateSource
 from workers.protocol.reports import StandbyReport, WarningReport
 from workers.rank import Rank
 from workers.state.layer_state import LayerState
 from workers.state_stream.following import Followers, Parcels, States, Subscription
-from workers.state_stream.frames import StateStreamError
 from workers.state_stream.stream import StateServer
 from workers.step.engine import Engine, Window
 from workers.transport.channel import MessageStream

@@ -18,7 +18,6 @@ from benchmarks.parts.rank_threads import run_threads
 from planner.rank_program import rank_programs
 from planner.shards import Piece, made_of
 from workers.build import build_layers
-from workers.carried import Carried
 from workers.checkpoint.folder import checkpoint_folder, checkpoints, read_layer, read_manifest
 from workers.config import CheckpointConfig, FreezeConfig, ModelConfig, WorkerConfig
 from workers.copies.snapshot_turns import SnapshotTurns
@@ -27,11 +26,12 @@ from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
 from workers.launch.ranks import LaunchedJob
 from workers.models.registry import build_definition
 from workers.process.host_memory import LEAST_FREE_BYTES
+from workers.protocol.carried import Carried
+from workers.protocol.errors import StateStreamError
 from workers.protocol.orders import Assignment, StateSource
 from workers.protocol.reports import RankPosition, StandbyReport, WarningReport
 from workers.state.layer_state import LayerState, bytes_of, digest, host_copy, without_fixed
 from workers.state.optim import make_optimizer
-from workers.state_stream.frames import StateStreamError
 
 LAYERS = range(8)
 STEPS = 20

@@ -24,10 +24,10 @@ from workers.config import CheckpointConfig, ElasticConfig, FreezeConfig, Worker
 from workers.elastic import layer_source
 from workers.launch.ranks import assignment
 from workers.models.definition import LayerBuilder
+from workers.protocol.errors import StateStreamError
 from workers.protocol.orders import Assignment, CopyAhead, StateSource
 from workers.rank import Rank
 from workers.state.layer_state import LayerState, host_copy
-from workers.state_stream.frames import StateStreamError
 from workers.state_stream.stream import StateServer
 
 SECRET, HOST = b"a secret of the tests", "127.0.0.1"

@@ -25,7 +25,7 @@ from workers.config import CheckpointConfig, ElasticConfig, ModelConfig
 from workers.elastic import layer_source
 from workers.elastic.layer_source import Built, Haul
 from workers.launch.ranks import assignment
-from workers.protocol.errors import JobError
+from workers.protocol.errors import ChannelError, JobError, StateStreamError
 from workers.protocol.orders import (
     Assignment,
     CheckpointRef,
@@ -46,9 +46,7 @@ from workers.state.layer_state import (
     record_of_fixed,
     without_fixed,
 )
-from workers.state_stream.frames import StateStreamError
 from workers.state_stream.stream import StateServer, fetch
-from workers.transport.channel import ChannelError
 
 SECRET, HOST = b"a secret of the tests", "127.0.0.1"
 LAYERS = range(8)

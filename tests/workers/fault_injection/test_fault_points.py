@@ -29,10 +29,9 @@ from workers.fault_injection.fault import Fault
 from workers.fault_injection.kinds import FaultKind, FaultPhase
 from workers.fault_injection.points import FaultPoints
 from workers.launch.processes import forkserver
-from workers.protocol.errors import JobError
+from workers.protocol.errors import ChannelError, JobError
 from workers.protocol.reports import FaultReport, NoticeReport, Report, WarningReport
 from workers.state.layer_state import LayerState
-from workers.transport.channel import ChannelError
 
 ANSWER_S = 30.0
 

@@ -10,7 +10,7 @@ import pytest
 from workers.config import FreezeConfig
 from workers.freezing.prefix.rule import CommitSeen, PrefixRule
 from workers.freezing.prefix.rules import first_prefix, rule_of
-from workers.frozen_prefix import FrozenPrefix
+from workers.protocol.frozen_prefix import FrozenPrefix
 
 TWELVE = 14
 """Layers of a model with twelve between the first and the last."""

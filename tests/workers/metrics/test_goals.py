@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from workers.metrics.goals import (
+from workers.protocol.goals import (
     KEPT,
     Goals,
     PastValidation,

@@ -14,8 +14,8 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef, top_k_a
 from workers.metrics.answers import OfAnswers
 from workers.metrics.measure import Measure
 from workers.metrics.measures import OfClasses, OfNumbers, OfTokens
-from workers.metrics.target import METRICS, Target, better, parse_target
 from workers.models.loss import IGNORED
+from workers.protocol.target import METRICS, Target, better, parse_target
 
 MEASURES: tuple[Measure, ...] = (OfClasses(), OfNumbers(), OfTokens(), OfAnswers([]))
 

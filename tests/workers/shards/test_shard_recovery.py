@@ -15,12 +15,12 @@ from test_shared_states import shared
 from benchmarks.parts.rank_threads import run_threads
 from planner.rank_program import rank_programs
 from planner.shards import Piece, Shard, made_of
-from workers.carried import Carried
 from workers.checkpoint.folder import checkpoint_folder, checkpoints, read_layer, read_manifest
 from workers.config import WorkerConfig
 from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
 from workers.launch.processes import Died
 from workers.launch.ranks import LaunchedJob
+from workers.protocol.carried import Carried
 from workers.protocol.orders import Assignment, StateSource
 from workers.protocol.reports import RankPosition
 from workers.state.layer_state import LayerState

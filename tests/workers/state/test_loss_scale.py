@@ -14,13 +14,13 @@ from rank_group import RankGroup, drilled, parted, state_sha256
 from reference import train_plainly
 
 from benchmarks.parts.rank_threads import run_threads
-from workers.carried import Carried
 from workers.checkpoint.folder import checkpoints, read_manifest, write_manifest
 from workers.config import CheckpointConfig, ModelConfig, OptimizerConfig, WorkerConfig
 from workers.fault_injection.fault import FaultPhase
 from workers.launch.ranks import LaunchedRun, assignment
-from workers.loss_scale import INITIAL, LossScale
+from workers.protocol.carried import Carried
 from workers.protocol.errors import JobError
+from workers.protocol.loss_scale import INITIAL, LossScale
 from workers.protocol.reports import StepReport
 from workers.rank import Rank
 
@@ -42,7 +42,7 @@ def skipped(run: LaunchedRun) -> list[bool]:
 @pytest.fixture
 def grows_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scale grows after two steps in a row without overflow."""
-    monkeypatch.setattr("workers.loss_scale.GROWS_AFTER", 2)
+    monkeypatch.setattr("workers.protocol.loss_scale.GROWS_AFTER", 2)
 
 
 def test_overflow_halves_the_scale_and_a_long_time_without_doubles_it() -> None:

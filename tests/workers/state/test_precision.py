@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from workers.build import build_layers
 from workers.checkpoint.initial_weights import read_weights
 from workers.config import OptimizerConfig
+from workers.devices.cuda import check_gpu
 from workers.layers.layer import Layer
 from workers.models.definition import LayerBuilder, ModelDefinition
 from workers.protocol.errors import JobError
 from workers.state.layer_state import LayerState, digest, host_copy, load_
 from workers.state.optim import make_optimizer
-from workers.state.precision import check_gpu
 
 CPU = torch.device("cpu")
 ADAMW = make_optimizer(OptimizerConfig(lr=0.1, weight_decay=0.1), 10)

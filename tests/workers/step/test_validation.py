@@ -23,9 +23,9 @@ from workers.checkpoint.folder import best_checkpoint, checkpoints, read_manifes
 from workers.commit.unfinished import Greeting, Unfinished, agree, agreed_validations
 from workers.config import CheckpointConfig, DataConfig, ModelConfig, OptimizerConfig, WorkerConfig
 from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
-from workers.metrics.goals import PastValidation
 from workers.models.registry import build_definition
 from workers.protocol.errors import JobError
+from workers.protocol.goals import PastValidation
 from workers.protocol.orders import CheckpointRef
 from workers.protocol.reports import ValidationReport
 

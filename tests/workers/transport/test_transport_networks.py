@@ -13,8 +13,9 @@ import torch.distributed as dist
 from serial_backend import serial_channel
 
 from workers.launch.processes import forkserver
+from workers.protocol.errors import ChannelError
 from workers.protocol.orders import Generation
-from workers.transport.channel import Channel, ChannelError, MessageStream
+from workers.transport.channel import Channel, MessageStream
 from workers.transport.nccl import NcclBackend
 from workers.transport.open_channel import each_has_its_own_gpu, open_channel
 from workers.transport.ordered import OrderedChannel

@@ -19,11 +19,11 @@ from benchmarks.parts.rank_threads import run_threads
 from planner.shares import ReplicaPart
 from workers.gradients.exchange import ReplicaExchange, TiedUse, TieExchange
 from workers.launch.ranks import LaunchedRun, run_processes
-from workers.protocol.errors import JobError
+from workers.protocol.errors import ChannelError, JobError
 from workers.protocol.orders import Generation
 from workers.protocol.reports import SampleReport, ValidationReport
 from workers.state.flat import GradientBuffers
-from workers.transport.channel import ChannelError, MessageStream
+from workers.transport.channel import MessageStream
 from workers.transport.ordered import OrderedChannel, RawMessage
 
 FORWARD = MessageStream(0, 1, 2, "forward stage 0 -> 1")

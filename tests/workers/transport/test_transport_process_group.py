@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from pace import patient
 
-from workers.protocol.errors import JobError
+from workers.protocol.errors import ChannelError, JobError
 from workers.protocol.orders import Generation
-from workers.transport.channel import Channel, ChannelError, MessageStream
+from workers.transport.channel import Channel, MessageStream
 from workers.transport.process_group import ProcessGroupChannel
 
 STREAM = MessageStream(0, 1, 2, "forward stage 0 -> 1")

@@ -18,8 +18,9 @@ from test_state_stream_kills import process
 from test_transport_process_group import generation_of
 from torch import Tensor
 
+from workers.protocol.errors import ChannelError
 from workers.protocol.orders import Generation
-from workers.transport.channel import ChannelError, MessageStream
+from workers.transport.channel import MessageStream
 from workers.transport.process_group import ProcessGroupChannel
 
 THERE, BACK = MessageStream(0, 1, 2, "forward stage 0 -> 1"), MessageStream(1, 0, 3, "backward stage 1 -> 0")

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from workers.freezing.prefix.rule import BoundedRule, CommitSeen
-from workers.frozen_prefix import FrozenPrefix
+from workers.protocol.frozen_prefix import FrozenPrefix
 
 PERCENTILE = 70
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from workers.freezing.prefix.rule import CommitSeen, PrefixRule
-from workers.frozen_prefix import FrozenPrefix
+from workers.protocol.frozen_prefix import FrozenPrefix
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from workers.frozen_prefix import FrozenPrefix
+from workers.protocol.frozen_prefix import FrozenPrefix
 
 ROUNDING = 1e-9
 """A count that lies below a whole number by no more than this is that number."""

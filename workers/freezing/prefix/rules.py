@@ -9,7 +9,7 @@ from workers.freezing.prefix.by_hand import ByHand
 from workers.freezing.prefix.paper import PaperRule
 from workers.freezing.prefix.rule import PrefixRule
 from workers.freezing.prefix.thaw import Thawing
-from workers.frozen_prefix import FrozenPrefix
+from workers.protocol.frozen_prefix import FrozenPrefix
 
 BOUNDED = {"paper": PaperRule, "authors": AuthorsRule}
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from workers.freezing.prefix.rule import CommitSeen, PrefixRule
-from workers.frozen_prefix import FrozenPrefix
+from workers.protocol.frozen_prefix import FrozenPrefix
 
 LOW_RATE = 0.1
 """Share of the full learning rate at which `rate` thaws."""

@@ -12,7 +12,7 @@ from pydantic import Field
 from workers.models.image_preparation import ImagePreparation, usual_preparation
 from workers.models.lora_config import Lora
 from workers.protocol.errors import JobError
-from workers.section import Fraction, Positive, Section, Units
+from workers.protocol.section import Fraction, Positive, Section, Units
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

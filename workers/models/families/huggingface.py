@@ -12,7 +12,7 @@ from workers.models.huggingface.processor import FILE as PROCESSOR
 from workers.models.huggingface.processor import preparation_of, read_processor
 from workers.models.image_preparation import ImagePreparation
 from workers.protocol.errors import JobError
-from workers.section import Arguments, Positive, Units
+from workers.protocol.section import Arguments, Positive, Units
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from workers.models.families.family import LanguageModel, multiples
 from workers.protocol.errors import JobError
-from workers.section import Positive
+from workers.protocol.section import Positive
 
 if TYPE_CHECKING:
     from workers.models.definition import ModelDefinition

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from workers.models.families.family import TextModel
-from workers.section import Arguments
+from workers.protocol.section import Arguments
 
 if TYPE_CHECKING:
     from workers.models.definition import ModelDefinition

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from workers.models.families.family import ImageModel
 from workers.protocol.errors import JobError
-from workers.section import Fraction, Positive
+from workers.protocol.section import Fraction, Positive
 
 if TYPE_CHECKING:
     from workers.models.definition import ModelDefinition

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from workers.models.documents import with_where
 from workers.models.huggingface.library import Config
 from workers.protocol.errors import JobError
-from workers.section import Units
+from workers.protocol.section import Units
 from workers.state.layer_state import ParameterRef
 
 Task = Literal[

@@ -20,7 +20,7 @@ from workers.models.huggingface.architectures import bert, convnext_v2, gpt2, ll
 from workers.models.huggingface.library import class_named, draw_, materialized, modeling, parsed
 from workers.models.loss import mean_cross_entropy
 from workers.protocol.errors import JobError
-from workers.section import Units
+from workers.protocol.section import Units
 
 ARCHITECTURES: tuple[Architecture, ...] = tuple(
     each.ARCHITECTURE for each in (llama, gpt2, bert, vit, convnext_v2, resnet)

@@ -13,7 +13,7 @@ from workers.config import ModelConfig
 from workers.data.dataset import Batch
 from workers.models.huggingface.architecture import Model
 from workers.models.huggingface.definition import model_of
-from workers.section import Units
+from workers.protocol.section import Units
 
 _DECODER: dict[str, Any] = {
     "vocab_size": 50,

@@ -27,7 +27,7 @@ from workers.models.huggingface.architecture import Model
 from workers.models.huggingface.definition import CLASSES, architecture_of, definition_of, model_of
 from workers.models.huggingface.source import Source
 from workers.protocol.errors import JobError
-from workers.section import Units
+from workers.protocol.section import Units
 
 each_case = pytest.mark.parametrize("case", CONFIGS)
 

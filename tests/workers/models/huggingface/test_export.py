@@ -24,7 +24,7 @@ from workers.models.huggingface.definition import CLASSES
 from workers.models.huggingface.target import write_folder
 from workers.models.registry import build_definition
 from workers.protocol.errors import JobError
-from workers.section import Units
+from workers.protocol.section import Units
 from workers.state.layer_state import host_copy
 from workers.state.optim import make_optimizer
 

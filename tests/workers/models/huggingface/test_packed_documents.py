@@ -25,7 +25,7 @@ from workers.models.documents import positions_in, seen_by_each
 from workers.models.huggingface.definition import CLASSES, definition_of
 from workers.models.registry import build_definition
 from workers.protocol.reports import SampleReport, StepReport, ValidationReport
-from workers.section import Units
+from workers.protocol.section import Units
 
 DECODERS = [
     case

@@ -13,7 +13,7 @@ from benchmarks.parts.rank_threads import run_threads
 from workers.config import DataConfig, WorkerConfig
 from workers.models.registry import build_definition
 from workers.protocol.reports import LayersChecked, StepReport
-from workers.section import Units
+from workers.protocol.section import Units
 
 CASES = (
     *("llama", "qwen2", "gpt2", "bert, sequences", "bert, answers", "vit", "convnext_v2", "resnet"),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.wording import counted
-from workers.metrics.target import Target, better, parse_target
+from workers.protocol.target import Target, better, parse_target
 
 KEPT = 1000
 """Newest validations that a job remembers, beside the best one; a job's patience is not longer."""

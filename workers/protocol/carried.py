@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from planner.course import Leg
-from workers.frozen_prefix import FrozenPrefix
-from workers.loss_scale import LossScale
+from workers.protocol.frozen_prefix import FrozenPrefix
+from workers.protocol.loss_scale import LossScale
 
 
 @dataclass(frozen=True, kw_only=True)
