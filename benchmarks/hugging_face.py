@@ -108,11 +108,13 @@ def _loop(job: LaunchedJob, pipe: Connection) -> None:
     optimizer = torch.optim.AdamW(whole.parameters(), lr=config.optimizer.lr)
     text = "vocab_size" in config.model.config
     taken: list[float] = []
+    size = config.pipeline.microbatch_size
     for step in range(config.job.steps):
         begun = perf_counter()
         for microbatch in range(MICROBATCHES):
-            positions = config.course().positions(step + 1, microbatch)
-            samples = train_indices(config.job.seed, positions, dataset.train_samples)
+            samples = train_indices(
+                config.job.seed, step, microbatch, MICROBATCHES, size, dataset.train_samples
+            )
             batch = dataset.train(samples)
             names = ("input_ids", "attention_mask") if text else ("pixel_values",)
             given = dict(zip(names, batch.inputs, strict=False))

@@ -133,7 +133,7 @@ def _loop(job: LaunchedJob, pipe: Connection) -> None:
         lr=settings.lr,
         betas=(settings.beta1, settings.beta2),
     )
-    total = config.microbatches
+    total, size = config.microbatches, config.pipeline.microbatch_size
     marks = Marks(device)
     taken: list[float] = []
     parts: dict[str, list[float]] = {part: [] for part in PARTS}
@@ -143,8 +143,9 @@ def _loop(job: LaunchedJob, pipe: Connection) -> None:
         loss = torch.zeros((), device=device)
         passes: list[tuple[Any, Any, Any]] = []
         for microbatch in range(total):
-            positions = config.course().positions(step + 1, microbatch)
-            samples = train_indices(config.job.seed, positions, data.dataset.train_samples)
+            samples = train_indices(
+                config.job.seed, step, microbatch, total, size, data.dataset.train_samples
+            )
             batch = data.dataset.train(samples)
             before = marks.mark()
             with (

@@ -29,7 +29,7 @@ from benchmarks.parts.targets import at_least
 from benchmarks.parts.two_rank_job import WARM_UP
 from workers.config import DataConfig
 from workers.data.registry import open_dataset
-from workers.data.sampling import train_indices
+from workers.data.sampling import samples_at
 from workers.launch.ranks import LaunchedJob, run_processes
 from workers.models.loss import IGNORED
 from workers.protocol.reports import StepReport
@@ -86,7 +86,7 @@ def asked_in_steps(job: LaunchedJob) -> list[int]:
             int((target != IGNORED).sum())
             for g in range(config.microbatches)
             for target in dataset.train(
-                train_indices(config.job.seed, course.positions(step + 1, g), dataset.train_samples)
+                samples_at(config.job.seed, course.positions(step + 1, g), dataset.train_samples)
             ).targets
         )
         for step in range(config.job.steps)

@@ -30,7 +30,7 @@ from benchmarks.parts.two_rank_job import RANKS, WARM_UP, make_job
 from planner.ir import Action, ActionKind
 from workers.build import build_module
 from workers.data.registry import open_dataset
-from workers.data.sampling import train_indices
+from workers.data.sampling import samples_at
 from workers.launch.ranks import LaunchedJob, run_processes
 from workers.models.registry import build_definition
 from workers.protocol.reports import StepReport, TimelineReport
@@ -186,7 +186,7 @@ def _their_rank(job: LaunchedJob, rank: int, port: int, pipe: Connection) -> Non
         begun_s = perf_counter()
         batches = [
             data.dataset.train(
-                train_indices(config.job.seed, course.positions(step + 1, m), data.dataset.train_samples)
+                samples_at(config.job.seed, course.positions(step + 1, m), data.dataset.train_samples)
             )
             for m in range(config.microbatches)
         ]

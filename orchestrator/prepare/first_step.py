@@ -62,7 +62,7 @@ def _own_source(spec: Spec) -> bool:
 def _read(spec: Spec, dataset: Dataset) -> Batch:
     """The first microbatch."""
     from workers.data.dataset import stream_of
-    from workers.data.sampling import train_indices, validation_indices
+    from workers.data.sampling import samples_at, validation_indices
 
     pipeline, size = spec.pipeline, spec.pipeline.microbatch_size
     count = pipeline.microbatches if isinstance(pipeline.microbatches, int) else 1
@@ -70,7 +70,7 @@ def _read(spec: Spec, dataset: Dataset) -> Batch:
     stream = stream_of(dataset, spec.data.buckets, course)
     until_s = time.monotonic() + READ_S
     first, *others = (
-        train_indices(spec.job.seed, course.positions(1, microbatch), stream, spec.data.shuffle)
+        samples_at(spec.job.seed, course.positions(1, microbatch), stream, spec.data.shuffle)
         for microbatch in range(pipeline.replicas * count)
     )
     batch = _read_one(spec, dataset.train, first)

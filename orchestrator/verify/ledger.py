@@ -23,7 +23,7 @@ from orchestrator.events.types import (
 from planner.course import Course, Leg
 from planner.wording import counted
 from workers.data.buckets import Buckets
-from workers.data.sampling import SampleStream, samples_digest, train_indices
+from workers.data.sampling import SampleStream, samples_at, samples_digest
 from workers.protocol.reports import CheckpointReport, LayersChecked, Outcome, PrefixFrozen, StepReport
 from workers.protocol.section import Shuffle
 from workers.reproducibility.digest import state_digest
@@ -64,7 +64,7 @@ class Batches:
         leg = self.course.at(step)
         return samples_digest(
             {
-                microbatch: train_indices(
+                microbatch: samples_at(
                     self.seed, self.course.positions(step, microbatch), train_samples, self.shuffle
                 )
                 for microbatch in range(leg.replicas * leg.microbatches)

@@ -1,6 +1,6 @@
 """Sizes on a rank of layers whose states siblings share out, as parts of the whole layers' sizes.
 
-`workers/build.py` and `workers/shards/` in numbers.
+`workers/build.py` and `workers/layers/sharded_weights.py` in numbers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Samples that a microbatch of a job with one batch takes."""
 
-from typing import Any
-
 from planner.course import Course
 from workers.data.sampling import SampleStream, train_places
 from workers.protocol.section import Shuffle
@@ -25,8 +23,3 @@ def drawn_places(
     """
     positions = Course.of(1, microbatches, size).positions(step + 1, microbatch)
     return train_places(seed, positions, samples, shuffle)
-
-
-def drawn(*given: Any, **named: Any) -> list[int]:
-    """The samples alone, of the arguments of `drawn_places`."""
-    return [sample for _, sample in drawn_places(*given, **named)]

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from drawn_samples import drawn
 from jobs import FAMILIES, job, small_config
 from small_models import Head, Residual, Vectors, cross_entropy
 
@@ -16,6 +15,7 @@ from workers.checkpoint.folder import checkpoints, read_manifest
 from workers.config import CheckpointConfig, DataConfig, EmulatedConfig, ModelConfig, OptimizerConfig
 from workers.data.dataset import Batch
 from workers.data.read_ahead import SLOW_READS
+from workers.data.sampling import train_indices
 from workers.devices.emulated import EmulatedDevice, layer_times
 from workers.launch.ranks import run_processes
 from workers.layers.blamed import blamed
@@ -60,7 +60,7 @@ class PoisonedVectors(Vectors):
 
     def train(self, indices: list[int]) -> Batch:
         batch = super().train(indices)
-        if drawn(3, 3, 0, 4, 2, self.train_samples)[0] == indices[0]:
+        if train_indices(3, 3, 0, 4, 2, self.train_samples)[0] == indices[0]:
             batch.inputs[0][0, 0] = torch.inf
         return batch
 

@@ -34,11 +34,33 @@ _ROUNDS = 8
 _WORD = (1 << 64) - 1
 
 
-def train_indices(
+def samples_at(
     seed: int, positions: Iterable[int], samples: SampleStream, shuffle: Shuffle | None = None
 ) -> list[int]:
     """The training samples at these positions, in order; the arguments are those of `train_places`."""
     return [sample for _, sample in train_places(seed, positions, samples, shuffle)]
+
+
+def train_indices(
+    seed: int,
+    step: int,
+    microbatch: int,
+    microbatches_total: int,
+    microbatch_size: int,
+    samples: SampleStream,
+    shuffle: Shuffle | None = None,
+) -> list[int]:
+    """The training samples of one microbatch, in order, where the batch keeps its size; for loops without a job.
+
+    Args:
+        seed, samples, shuffle: those of `train_places`.
+        step: from 0.
+        microbatch: the global one, in [0, microbatches_total).
+        microbatches_total: microbatches of all replicas in one step, R * M.
+        microbatch_size: samples per microbatch.
+    """
+    first = (step * microbatches_total + microbatch) * microbatch_size
+    return samples_at(seed, range(first, first + microbatch_size), samples, shuffle)
 
 
 def train_places(

@@ -1,4 +1,4 @@
-"""A rank's machine, and how much of its memory the rank may take."""
+"""A rank's machine: its processor, its memory, its GPUs, and what decides the last digits of its results."""
 
 from __future__ import annotations
 

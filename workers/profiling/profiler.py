@@ -25,7 +25,7 @@ from workers.build import build_layers
 from workers.config import WorkerConfig
 from workers.data.dataset import Batch, OpenData
 from workers.data.read_ahead import SLOW_READS, ReadTime, timed
-from workers.data.sampling import train_indices
+from workers.data.sampling import samples_at
 from workers.devices.device import Device
 from workers.devices.machine import cpu_name, host_memory_bytes
 from workers.layer_check.check import LayerCheck
@@ -101,7 +101,7 @@ class ProfiledJob:
         config, dataset = self.config, self.data.dataset
         total = config.microbatches * config.pipeline.replicas
         positions = config.course().positions(1, microbatch % total)
-        batch = dataset.train(train_indices(config.job.seed, positions, dataset.train_samples))
+        batch = dataset.train(samples_at(config.job.seed, positions, dataset.train_samples))
         return Batch(self._on_device(batch.inputs), self._on_device(batch.targets))
 
     def _on_device(self, tensors: Iterable[Tensor]) -> Tensors:
@@ -115,7 +115,7 @@ def measure(subject: ProfiledJob, budget_s: float = BUDGET_S) -> Measured:
         ChannelError: another rank is gone.
         JobError: a layer does not work.
     """
-    device = describe_device(subject.config.device, subject.device.torch_device, subject.channel)
+    device = _describe_device(subject.config.device, subject.device.torch_device, subject.channel)
     memories = subject.channel.all_gather(str(device.memory_bytes).encode())
     limit_bytes = int(min(map(int, memories)) * SHARE)
     before = HostReader().read()
@@ -142,6 +142,20 @@ def measure(subject: ProfiledJob, budget_s: float = BUDGET_S) -> Measured:
         receives_ahead=subject.channel.receives_ahead,
         sends_kept=subject.channel.sends_kept,
         load=load,
+    )
+
+
+def _describe_device(kind: str, device: torch.device, channel: Channel) -> DeviceProfile:
+    """This rank's device. Ranks on one GPU, or in one host's memory, share it equally; all of them call this."""
+    machine = socket.gethostname()
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        name, memory_bytes, place = properties.name, properties.total_memory, f"{machine} {properties.uuid}"
+    else:
+        name, memory_bytes, place = cpu_name(), host_memory_bytes(), machine
+    places = [json.loads(record) for record in channel.all_gather(json.dumps(place).encode())]
+    return DeviceProfile(
+        kind=kind, name=name, memory_bytes=memory_bytes // places.count(place), machine=machine
     )
 
 
@@ -360,18 +374,4 @@ def reading(read: Callable[[int], object], device: torch.device) -> BatchReading
         ahead=len(decided) == SLOW_READS and all(decided),
         seconds=median(one.seconds for one in reads),
         computed_s=0.0 if device.type == "cuda" else median(one.computed_s for one in reads),
-    )
-
-
-def describe_device(kind: str, device: torch.device, channel: Channel) -> DeviceProfile:
-    """This rank's device. Ranks on one GPU, or in one host's memory, share it equally; all of them call this."""
-    machine = socket.gethostname()
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        name, memory_bytes, place = properties.name, properties.total_memory, f"{machine} {properties.uuid}"
-    else:
-        name, memory_bytes, place = cpu_name(), host_memory_bytes(), machine
-    places = [json.loads(record) for record in channel.all_gather(json.dumps(place).encode())]
-    return DeviceProfile(
-        kind=kind, name=name, memory_bytes=memory_bytes // places.count(place), machine=machine
     )

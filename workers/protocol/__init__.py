@@ -1,4 +1,4 @@
-"""Messages between ranks and controller, and values in them: orders, reports, errors, what commits carry. No torch.
+"""Values that every process may read: orders, reports, errors, what commits carry, goals, the base of sections.
 
-Not here: how they travel (`workers/control/`).
+Not here: how they travel (`workers/control/`), a spec's sections themselves (`workers/config.py`), and torch.
 """

@@ -1,4 +1,4 @@
-"""Storage and compute dtypes of each `job.precision`: the one place that knows what it means.
+"""Storage and compute dtypes of each `job.precision`. Which GPUs compute in them: `workers/devices/cuda.py`.
 
 With `bfloat16` and `float16` weights, activations and boundaries have 16 bits. Gradients are summed in 32, and the
 weights that training changes, the masters, have 32: what the module holds is their cast. With `bfloat16-autocast` torch

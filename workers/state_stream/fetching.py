@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from planner.shards import WHOLE, Piece, Shard
+from workers.protocol.errors import StateStreamError
 from workers.protocol.orders import StatePart
 from workers.state.layer_state import LayerState
 from workers.state_stream.encoding import PartialState
@@ -18,7 +19,6 @@ from workers.state_stream.frames import (
     FrameKind,
     PeerGone,
     Seal,
-    StateStreamError,
     StateWish,
     StreamRefused,
     WatchedSocket,

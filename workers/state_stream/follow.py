@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from planner.codec import to_json
+from workers.protocol.errors import StateStreamError
 from workers.state.layer_state import LayerState
 from workers.state_stream.encoding import PartialState
 from workers.state_stream.fetching import Answers, connect, load
@@ -18,7 +19,6 @@ from workers.state_stream.frames import (
     FrameKind,
     PeerGone,
     Seal,
-    StateStreamError,
     StreamRefused,
     WatchedSocket,
     ask,

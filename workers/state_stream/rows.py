@@ -12,13 +12,13 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
+from workers.protocol.errors import StateStreamError
 from workers.state_stream.fetching import Answers, connect
 from workers.state_stream.frames import (
     MOST_BYTES,
     FrameKind,
     PeerGone,
     Seal,
-    StateStreamError,
     StreamRefused,
     WatchedSocket,
     ask,

@@ -117,7 +117,7 @@ def equip(
             " parameters with, and shared parameters would drift apart: leave salvage out, or untie the model's"
             " layers"
         )
-    compiler = compiler_of(config, definition, data, device.torch_device) if config.job.compile else None
+    compiler = _compiler_of(config, definition, data, device.torch_device) if config.job.compile else None
     if compiler is not None:
         closing.callback(compiler.close)
     kept = _activation_cache(config, data, device, rank, secret, report)
@@ -143,6 +143,20 @@ def equip(
         log_sha256=log_sha256,
         observe=observe,
         surroundings=lambda: None if sampler is None else sampler.newest,
+    )
+
+
+def _compiler_of(
+    config: WorkerConfig, definition: ModelDefinition, data: OpenData, device: torch.device
+) -> Compiler:
+    """The compiler of a rank of the job that `config` describes."""
+
+    def read() -> Tensors:
+        batch = data.dataset.train(list(range(config.pipeline.microbatch_size)))
+        return tuple(tensor.to(device) for tensor in batch.inputs)
+
+    return Compiler(
+        definition, read, precision=config.job.precision, device=device, threads=config.job.threads
     )
 
 
@@ -190,18 +204,4 @@ def _activation_cache(
         report=report,
         secret=secret,
         takes_s=device.forward_s,
-    )
-
-
-def compiler_of(
-    config: WorkerConfig, definition: ModelDefinition, data: OpenData, device: torch.device
-) -> Compiler:
-    """The compiler of a rank of the job that `config` describes."""
-
-    def read() -> Tensors:
-        batch = data.dataset.train(list(range(config.pipeline.microbatch_size)))
-        return tuple(tensor.to(device) for tensor in batch.inputs)
-
-    return Compiler(
-        definition, read, precision=config.job.precision, device=device, threads=config.job.threads
     )

@@ -19,7 +19,7 @@ from orchestrator.events.log import EventLog
 from orchestrator.events.types import Finished, Formed, Record, Regrouped, Submitted
 from orchestrator.verify.ledger import Ledger, audit
 from orchestrator.verify.verification import report, verify_run
-from workers.data.sampling import train_indices
+from workers.data.sampling import samples_at
 from workers.protocol.errors import JobError
 from workers.protocol.reports import CheckpointReport, LayersChecked, PrefixFrozen, StepReport
 
@@ -166,7 +166,7 @@ def test_steps_use_every_position_once() -> None:
         index
         for step in range(5)
         for microbatch in range(6)
-        for index in train_indices(5, BATCHES.course.positions(step + 1, microbatch), 60)
+        for index in samples_at(5, BATCHES.course.positions(step + 1, microbatch), 60)
     ]
     assert sorted(used) == list(range(60))
 

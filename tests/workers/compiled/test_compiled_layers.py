@@ -314,7 +314,7 @@ def test_a_checkpoint_is_of_one_way_to_compute() -> None:
 
 def with_one_compiler(monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
     """Have the ranks of this process share the compiler of these tests."""
-    monkeypatch.setattr(workers.step.equipment, "compiler_of", lambda *_: compiler_in(precision, DEVICE))
+    monkeypatch.setattr(workers.step.equipment, "_compiler_of", lambda *_: compiler_in(precision, DEVICE))
 
 
 def config_in(folder: Path, **changes: Any) -> WorkerConfig:

@@ -4,13 +4,14 @@ from collections import Counter
 from random import Random
 
 import pytest
-from drawn_samples import drawn, drawn_places
+from drawn_samples import drawn_places
 
 from orchestrator.spec.job_spec import JobConfig, Spec
 from orchestrator.spec.rules import check
 from planner.course import Course
 from workers.config import DataConfig, PipelineConfig
 from workers.data.buckets import Buckets
+from workers.data.sampling import train_indices
 from workers.protocol.errors import JobError
 
 
@@ -48,11 +49,11 @@ def test_each_sample_of_a_part_is_drawn_once_in_each_pass(seed: int) -> None:
 
 def test_parts_have_orders_of_their_own_that_depend_on_the_seed() -> None:
     stream = Buckets(40, 2, Course.of(2, 1, 20))
-    first, second = (drawn(3, 0, replica, 2, 20, stream) for replica in (0, 1))
+    first, second = (train_indices(3, 0, replica, 2, 20, stream) for replica in (0, 1))
     assert sorted(first) == list(range(20))
     assert sorted(second) == list(range(20, 40))
     assert [sample + 20 for sample in first] != second
-    assert drawn(4, 0, 0, 2, 20, stream) != first
+    assert train_indices(4, 0, 0, 2, 20, stream) != first
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from drawn_samples import drawn, drawn_places
+from drawn_samples import drawn_places
 from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.data.mixture import Mixture
-from workers.data.sampling import feistel_sample
+from workers.data.sampling import feistel_sample, train_indices
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=5)
 WEIGHTS = st.floats(0.01, 100)
@@ -64,7 +64,7 @@ def test_a_position_is_the_same_however_a_step_is_cut() -> None:
         place for s in range(4) for m in range(3) for place in drawn_places(3, s, m, 3, 4, mixture)
     ] == whole
     assert drawn_places(3, 1, 1, 2, 12, mixture) == whole[36:]
-    assert [sample for _, sample in whole] == drawn(3, 0, 0, 1, 48, mixture, "feistel")
+    assert [sample for _, sample in whole] == train_indices(3, 0, 0, 1, 48, mixture, "feistel")
     assert drawn_places(4, 0, 0, 1, 48, mixture) != whole
 
 
@@ -85,7 +85,7 @@ def test_weights_are_exact_and_tables_of_one_size_have_orders_of_their_own() -> 
 
 def test_these_samples_for_good() -> None:
     """A resumed job sees its samples in the same order under a later version."""
-    found = drawn(0, 0, 0, 1, 12, Mixture((5, 3), (1.0, 1.0)))
+    found = train_indices(0, 0, 0, 1, 12, Mixture((5, 3), (1.0, 1.0)))
     assert found == [5, 3, 6, 4, 7, 1, 5, 2, 6, 0, 7, 3]
 
 

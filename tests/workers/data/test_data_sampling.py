@@ -8,13 +8,14 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from drawn_samples import drawn
 from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.data.sampling import (
     epoch_permutation,
     feistel_sample,
+    samples_at,
+    train_indices,
     validation_indices,
     validation_samples,
 )
@@ -26,7 +27,7 @@ def stream(length: int, *, seed: int, total: int, size: int, samples: int) -> li
     step = 0
     while len(taken) < length:
         for microbatch in range(total):
-            taken += drawn(seed, step, microbatch, total, size, samples)
+            taken += train_indices(seed, step, microbatch, total, size, samples)
         step += 1
     return taken[:length]
 
@@ -53,10 +54,10 @@ def test_two_replicas_are_one_with_twice_the_microbatches(samples: int) -> None:
     microbatches, size = 4, 3
     for step in range(6):
         replicas = [
-            [drawn(0, step, r * microbatches + m, 2 * microbatches, size, samples) for m in range(4)]
+            [train_indices(0, step, r * microbatches + m, 2 * microbatches, size, samples) for m in range(4)]
             for r in range(2)
         ]
-        doubled = [drawn(0, step, g, 8, size, samples) for g in range(8)]
+        doubled = [train_indices(0, step, g, 8, size, samples) for g in range(8)]
         assert replicas[0] + replicas[1] == doubled
 
 
@@ -68,21 +69,21 @@ def test_microbatches_of_another_size_cut_the_same_stream() -> None:
 
 def test_the_order_is_pinned() -> None:
     """Changing these numbers would break the trajectory of every job that resumes."""
-    assert drawn(0, 0, 0, 1, 8, 10) == [0, 2, 9, 1, 8, 5, 4, 3]
-    assert drawn(42, 1, 3, 4, 2, 11) == [5, 3]
+    assert train_indices(0, 0, 0, 1, 8, 10) == [0, 2, 9, 1, 8, 5, 4, 3]
+    assert train_indices(42, 1, 3, 4, 2, 11) == [5, 3]
 
 
 def test_it_is_the_same_in_a_fresh_process_and_without_torch() -> None:
     code = (
         "import sys; from workers.data.sampling import train_indices;"
-        "print(train_indices(9, range(176, 184), 1000)); assert 'torch' not in sys.modules"
+        "print(train_indices(9, 5, 2, 4, 8, 1000)); assert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout.strip() == str(drawn(9, 5, 2, 4, 8, 1000))
+    assert done.stdout.strip() == str(samples_at(9, range(176, 184), 1000))
 
 
 def test_indices_are_plain_integers_and_the_cache_cannot_be_spoilt() -> None:
-    assert all(type(index) is int for index in drawn(0, 0, 0, 1, 4, 9))
+    assert all(type(index) is int for index in train_indices(0, 0, 0, 1, 4, 9))
     with pytest.raises(ValueError, match="read-only"):
         epoch_permutation(0, 0, 9)[0] = 1
     assert epoch_permutation(0, 0, 9) is epoch_permutation(0, 0, 9)
@@ -108,7 +109,10 @@ def test_feistel_stays_within_the_samples_of_any_number(samples: int, seed: int,
 
 def test_a_stream_in_the_order_of_feistel_goes_on_from_epoch_to_epoch() -> None:
     taken = [
-        index for step in range(10) for g in range(2) for index in drawn(5, step, g, 2, 3, 20, "feistel")
+        index
+        for step in range(10)
+        for g in range(2)
+        for index in train_indices(5, step, g, 2, 3, 20, "feistel")
     ]
     for epoch in range(3):
         assert sorted(taken[20 * epoch : 20 * epoch + 20]) == [*range(20)]

@@ -16,7 +16,7 @@ from benchmarks.parts.rank_threads import run_threads
 from planner.course import Course, Leg
 from workers.checkpoint.folder import checkpoints, read_manifest
 from workers.config import DataConfig, FreezeConfig, WorkerConfig
-from workers.data.sampling import samples_digest, train_indices
+from workers.data.sampling import samples_at, samples_digest
 from workers.fault_injection.points import FaultPhase
 from workers.launch.ranks import LaunchedRun
 from workers.protocol.reports import PrefixFrozen, StepReport
@@ -125,7 +125,7 @@ def test_each_sample_comes_once_in_each_epoch(tmp_path: Path, buckets: int) -> N
     for report in steps(run):
         leg = course.at(report.step)
         used = {
-            number: train_indices(config.job.seed, course.positions(report.step, number), stream)
+            number: samples_at(config.job.seed, course.positions(report.step, number), stream)
             for number in range(leg.replicas * leg.microbatches)
         }
         assert report.samples_digest == samples_digest(used)

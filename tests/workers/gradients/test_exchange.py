@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from drawn_samples import drawn
 from jobs import job, small_config
 from torch import Tensor, nn
 
@@ -16,6 +15,7 @@ from planner.shares import ReplicaPart
 from workers.build import build_module
 from workers.config import OptimizerConfig
 from workers.data.registry import open_dataset
+from workers.data.sampling import train_indices
 from workers.gradients.exchange import ReplicaExchange, TiedUse, TieExchange
 from workers.gradients.replica_sums import ReplicaSums
 from workers.models.registry import build_definition
@@ -251,7 +251,7 @@ def test_a_tied_parameter_counts_once_in_the_norm(tmp_path: Path) -> None:
     for other in others:
         other.weight = first.weight
     for microbatch in range(config.microbatches):
-        indices = drawn(
+        indices = train_indices(
             config.job.seed,
             0,
             microbatch,

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from drawn_samples import drawn
 from jobs import job, small_config
 from rank_group import RankGroup, drilled, quiet_sha256, state_sha256
 from test_engine_bits import losses
@@ -20,7 +19,7 @@ from planner.plan import Plan
 from planner.rank_program import place_programs, rank_programs
 from planner.schedule.expand import pipeline_schedules
 from workers.commit.next_plan import check_next
-from workers.data.sampling import samples_digest
+from workers.data.sampling import samples_digest, train_indices
 from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
 from workers.launch.ranks import LaunchedJob, LaunchedRun, run_processes
 from workers.protocol.errors import JobError
@@ -102,12 +101,14 @@ def test_each_sample_is_used_where_it_belongs(tmp_path: Path) -> None:
     config = small_config(tmp_path, replicas=3)
     found = run_threads(shared(job(config, ranks=2, schedule="1f1b"), (2, 7, 3)))
     due = [
-        samples_digest({g: drawn(config.job.seed, step, g, 12, 2, 64) for g in range(12)})
+        samples_digest({g: train_indices(config.job.seed, step, g, 12, 2, 64) for g in range(12)})
         for step in range(config.job.steps)
     ]
     assert digests(found) == due
     # 5 steps of 24 samples are an epoch of 64 and most of a second: none is used a third time.
-    used = [i for step in range(5) for g in range(12) for i in drawn(config.job.seed, step, g, 12, 2, 64)]
+    used = [
+        i for step in range(5) for g in range(12) for i in train_indices(config.job.seed, step, g, 12, 2, 64)
+    ]
     assert sorted({used.count(sample) for sample in range(64)}) == [1, 2]
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from drawn_samples import drawn
 from jobs import FAMILIES, job, small_config
 from masked_data import LENGTH, VOCABULARY, Masked, whole
 from reference import train_plainly
@@ -17,6 +16,7 @@ from torch.nn import functional
 from benchmarks.parts.rank_threads import run_threads
 from workers.build import build_module
 from workers.config import DataConfig, ModelConfig, OptimizerConfig, WorkerConfig
+from workers.data.sampling import train_indices
 from workers.models.loss import IGNORED, mean_cross_entropy, share_of_targets
 from workers.models.registry import build_definition
 from workers.protocol.errors import JobError
@@ -60,7 +60,9 @@ def test_loss_and_gradient_are_those_of_one_batch_of_all_microbatches(tmp_path: 
     (report,) = (each for each in run.reports if isinstance(each, StepReport))
     data, definition = Masked(), build_definition(config.model, VOCABULARY)
     modules = nn.Sequential(*(build_module(definition, n, config.job.seed) for n in range(LAYERS)))
-    inputs, targets = whole(data, [n for g in range(4) for n in drawn(3, 0, g, 4, 2, data.train_samples)])
+    inputs, targets = whole(
+        data, [n for g in range(4) for n in train_indices(3, 0, g, 4, 2, data.train_samples)]
+    )
     counts = [int((each != IGNORED).sum()) for each in targets.split(2)]
     assert len({*counts}) > 2, "microbatches with unlike numbers of targets"
     loss = functional.cross_entropy(modules(inputs).flatten(0, 1), targets.flatten())
