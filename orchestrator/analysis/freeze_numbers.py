@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
@@ -33,7 +33,7 @@ class FreezeNumbers:
     average_freeze_ratio: float | None
     """Share of frozen scalars, mean over all steps, actions and scalars (TimelyFreeze, section 4.2)."""
     kappa: float | None
-    """Median measured step with full freezing over median step with none (TimelyFreeze eq. 12)."""
+    """Median measured step with full freezing over median step with none (TimelyFreeze eq. 12), for as many samples."""
     predicted_kappa: float | None
     """The same, as the freeze program predicted it."""
     p_eff: float | None
@@ -62,7 +62,7 @@ def freeze_numbers(run: JobView) -> FreezeNumbers | None:
         return None
     unfrozen, full = compared(run)
     solved = run.freeze.solved
-    measured = measured_kappa([step.step_s for step in full], [step.step_s for step in unfrozen])
+    measured = measured_kappa(map(paced_s, full), map(paced_s, unfrozen))
     automatic = freeze.get("r_max") == AUTO and phases_of(freeze) is not None
     if automatic:
         measured = _paired_kappa(unfrozen, full)
@@ -102,6 +102,11 @@ def compared(run: JobView) -> tuple[Sequence[StepReport], Sequence[StepReport]]:
     return [step for at, step in steps if at == "unfrozen"], [step for at, step in steps if at == "frozen"]
 
 
+def paced_s(step: StepReport) -> float:
+    """Seconds of a step per sample, by which steps are compared: the batch of some grows as layers freeze."""
+    return step.step_s / max(1, step.samples)
+
+
 def side(step: StepReport, freeze: Mapping[str, Any], start: int | None) -> Side | None:
     """Side of `step`; None for neither: the job's first step warms caches, and a skipped step's gradient has no finite
     energy. A step with full freezing froze something.
@@ -137,15 +142,15 @@ class PairedKappa:
         """Since the reference."""
         self._ratios: deque[float] = deque(maxlen=NEWEST)
 
-    def add(self, of: Side, step_s: float) -> bool:
+    def add(self, of: Side, step: StepReport) -> bool:
         """Take the next step's time; whether there is a new kappa."""
         if of == "frozen":
-            self._after_s.append(step_s)
+            self._after_s.append(paced_s(step))
             return False
         paired = self._reference_s is not None and self._before_s and self._after_s
         if paired:
             self._ratios.append(kappa(median(self._before_s + self._after_s), self._reference_s or 0.0))
-        self._before_s, self._reference_s, self._after_s = self._after_s, step_s, []
+        self._before_s, self._reference_s, self._after_s = self._after_s, paced_s(step), []
         return bool(paired) and self.kappa is not None
 
     @property
@@ -157,10 +162,15 @@ class PairedKappa:
 def _paired_kappa(unfrozen: Sequence[StepReport], full: Sequence[StepReport]) -> float | None:
     pairs, whole = PairedKappa(), {step.step for step in unfrozen}
     for step in sorted((*unfrozen, *full), key=lambda each: each.step):
-        pairs.add("unfrozen" if step.step in whole else "frozen", step.step_s)
+        pairs.add("unfrozen" if step.step in whole else "frozen", step)
     return pairs.kappa
 
 
-def measured_kappa(frozen_s: Sequence[float], unfrozen_s: Sequence[float]) -> float | None:
-    """Median step with full freezing over median step with none (eq. 12); None until there are both."""
+def measured_kappa(frozen: Iterable[float], unfrozen: Iterable[float]) -> float | None:
+    """Median step with full freezing over median step with none (eq. 12); None until there are both.
+
+    Args:
+        frozen, unfrozen: times of steps, as `paced_s` has them.
+    """
+    frozen_s, unfrozen_s = tuple(frozen), tuple(unfrozen)
     return kappa(median(frozen_s), median(unfrozen_s)) if frozen_s and unfrozen_s else None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import median
 
-from orchestrator.analysis.freeze_numbers import compared, freeze_numbers
+from orchestrator.analysis.freeze_numbers import compared, freeze_numbers, paced_s
 from orchestrator.analysis.predicted_freezing import predict_freezing
 from orchestrator.history.job_view import JobView
 from orchestrator.history.phase_bands import phases_of
@@ -46,7 +46,7 @@ def freeze_steps(run: JobView) -> tuple[FreezeStep, ...]:
     if start is None:
         return ()
     unfrozen, _ = compared(run)
-    unfrozen_s = median(step.step_s for step in unfrozen) if unfrozen else None
+    unfrozen_s = median(map(paced_s, unfrozen)) if unfrozen else None
     predicted = predict_freezing(run)
     # Few shares are distinct: those of the ramp, and 1.
     step_s = cache(predicted.step_s) if predicted is not None else None
@@ -62,7 +62,7 @@ def freeze_steps(run: JobView) -> tuple[FreezeStep, ...]:
             foreseen_s = step_s(predicted.share(number), windows)
             foreseen = kappa(foreseen_s, step_s(0.0, windows))
         if unfrozen_s is not None:
-            measured = kappa(report.step_s, unfrozen_s)
+            measured = kappa(paced_s(report), unfrozen_s)
         best = measured if measured is not None else foreseen
         # A skipped step updates nothing: neither its time nor its gradient counts.
         if not report.skipped:

@@ -37,8 +37,8 @@ class SettingOutcome:
     """(key, value) of each key of the grid, in its order."""
     jobs: tuple[SweptJob, ...]
     over_none: float | None = None
-    """Speed of its steps over those of the settings that freeze nothing and are else the same, by means of each; None:
-    some have none."""
+    """Throughput over that of the settings that freeze nothing and are else the same, by means of each; None: some have
+    none."""
 
     @property
     def values(self) -> tuple[str, ...]:
@@ -75,10 +75,10 @@ def by_setting(outcomes: Sequence[SweptJob]) -> tuple[SettingOutcome, ...]:
     free: dict[tuple[tuple[str, str], ...], list[float]] = {}
     for each in every:
         if each.frozen_by == "none":
-            free.setdefault(each.beside_freezing, []).extend(each.numbers("step_s"))
+            free.setdefault(each.beside_freezing, []).extend(each.numbers("per_s"))
     return tuple(
-        replace(each, over_none=mean(beside) / mean(steps))
-        if (beside := free.get(each.beside_freezing)) and (steps := each.numbers("step_s"))
+        replace(each, over_none=mean(speeds) / mean(beside))
+        if (beside := free.get(each.beside_freezing)) and (speeds := each.numbers("per_s"))
         else each
         for each in every
     )
@@ -132,7 +132,7 @@ _SHOWN: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 
 def table(outcomes: Sequence[SweptJob]) -> Table:
     """A row per setting: the mean over its seeds, with the least and the greatest where they differ; and how many times
-    as fast its steps are as those of the settings that freeze nothing."""
+    as fast it trains as the settings that freeze nothing."""
     keys = [key for key, _ in outcomes[0].cell.settings]
     metrics = dict.fromkeys(name for each in outcomes for name in each.numbers if name not in dict(_known()))
     shown = [

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestrator.analysis.freeze_numbers import PairedKappa, Side, measured_kappa, side
+from orchestrator.analysis.freeze_numbers import PairedKappa, Side, measured_kappa, paced_s, side
 from orchestrator.events.types import Event, Formed, FreezeSolved, Issued, Submitted, Warned
 from orchestrator.history.freeze_history import FreezeHistory, cut
 from orchestrator.history.job_view import JobView
@@ -63,7 +63,7 @@ class FreezeWatch:
         self._shape: object = None
         """The part of the plan in force that the time of a step depends on."""
         self._times_s = _no_times()
-        """Times of the steps that are compared if no kappa was predicted."""
+        """Times of the steps that are compared if no kappa was predicted, per sample."""
         self._pairs = PairedKappa()
         """Pairs of steps that are compared with r_max = auto."""
         self._frozen = 0
@@ -176,7 +176,7 @@ class FreezeWatch:
             return None
         if of == "frozen":
             self._average.add(report.effective_update, report.gradient_energy)
-        kappa = self._pairs.kappa if self._pairs.add(of, report.step_s) else None
+        kappa = self._pairs.kappa if self._pairs.add(of, report) else None
         progress = self._average.share if self._progress is None else self._progress
         if kappa is None or not costs(kappa, progress):
             return None
@@ -189,7 +189,7 @@ class FreezeWatch:
             return self._start is not None and report.step >= self._start
         of = side(report, self._freeze, self._start)
         if of is not None:
-            self._times_s[of].append(report.step_s)
+            self._times_s[of].append(paced_s(report))
         self._frozen += of == "frozen"
         return of == "frozen"
 

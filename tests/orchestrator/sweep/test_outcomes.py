@@ -11,10 +11,12 @@ from orchestrator.sweep.outcomes import SweptJob, by_setting, csv_text, outcome_
 from orchestrator.sweep.page import scatter
 
 
-def summary(step_s: float, loss: float, accuracy: float, method: str = "none") -> dict[str, object]:
+def summary(
+    step_s: float, loss: float, accuracy: float, method: str = "none", tokens: float = 40.0
+) -> dict[str, object]:
     freeze = {"method": method, "average_freeze_ratio": 0.25, "kappa": 0.5, "p_eff": "Infinity"}
     return {
-        "tokens_per_s": 100.0,
+        "tokens_per_s": tokens / step_s,
         "step_time_s": step_s,
         "validation_loss": loss,
         "metrics": {"accuracy": accuracy},
@@ -80,6 +82,14 @@ def test_settings_are_compared_with_those_that_freeze_nothing_and_are_else_the_s
         ("1f1b", "apf"): pytest.approx(1.5),
         ("zbv", "apf"): None,
     }
+
+
+def test_steps_that_take_more_samples_are_faster_by_these() -> None:
+    free = outcome_of(cell("none", 0), summary(0.4, 2.0, 0.5), "none")
+    grown = outcome_of(
+        cell("pipetransformer", 0), summary(0.5, 2.0, 0.5, "pipetransformer", 80.0), "pipetransformer"
+    )
+    assert [each.over_none for each in by_setting([free, grown])] == [1.0, pytest.approx(1.6)]
 
 
 def test_a_job_that_turned_its_freezing_off_is_none_to_compare_with() -> None:

@@ -50,7 +50,13 @@ APF = submitted(method="apf", warm_up=10)
 
 
 def step(
-    number: int, share: float, energy: float = 1.0, *, step_s: float = 1.0, skipped: bool = False
+    number: int,
+    share: float,
+    energy: float = 1.0,
+    *,
+    step_s: float = 1.0,
+    samples: int = 1,
+    skipped: bool = False,
 ) -> StepReport:
     return StepReport(
         generation=1,
@@ -58,7 +64,7 @@ def step(
         loss=1.0,
         grad_norm=1.0,
         lr=0.1,
-        samples=1,
+        samples=samples,
         tokens=0,
         step_s=step_s,
         bubble=0.0,
@@ -136,6 +142,16 @@ def test_without_a_prediction_the_measured_steps_are_held_against_each_other() -
     assert warnings(watch, *(step(number, 1.0, step_s=1.1) for number in range(11, 41))) == []
     told = [warnings(watch, step(number, 0.5, step_s=0.75)) for number in range(41, 71)]
     assert told == [*[[]] * (EVERY - 1), [warning(0.75, 0.5, "apf")], *[[]] * (30 - EVERY)]
+
+
+@pytest.mark.parametrize(("samples", "told"), [(2, False), (1, True)])
+def test_steps_with_a_batch_that_grew_are_compared_by_their_samples(samples: int, told: bool) -> None:
+    watch = FreezeWatch(FreezeHistory())
+    prefix = submitted(method="pipetransformer", warm_up=10)
+    grown = [step(number, 0.7, step_s=1.2, samples=samples) for number in range(11, 41)]
+    assert warnings(watch, prefix, *unfrozen(), *grown) == (
+        [warning(1.2, 0.7, "pipetransformer")] if told else []
+    )
 
 
 def test_where_the_job_leaves_it_to_us_measured_freezing_that_costs_is_to_be_less() -> None:
