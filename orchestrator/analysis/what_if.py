@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from orchestrator.commands.change import KEEP, Impossible, WhatIfChange
 from orchestrator.history.job_view import JobView
-from orchestrator.prepare.planning import as_followed
+from orchestrator.prepare.planning import as_followed, as_planned
 from orchestrator.spec.job_spec import Spec
 from planner.freeze.decision import profiled
 from planner.freezing import Budget
@@ -36,10 +36,12 @@ class Case:
     prediction: Prediction
     """With the ratios frozen, if any."""
     unfrozen_s: float
-    """The step with nothing frozen."""
+    """The step without the program's ratios."""
     r_max: Budget
     ratios: tuple[tuple[int, int, float], ...]
     """(stage, microbatch, frozen share of weight-gradient time)."""
+    whole: int = 0
+    """Layers from the input up that are frozen as a whole."""
 
     @property
     def plan(self) -> Plan:
@@ -84,20 +86,29 @@ def what_if(view: JobView, profile: Profile | None, change: WhatIfChange) -> Wha
         # The settings that the job follows now, which a request may have changed.
         spec = Spec.model_validate({**view.spec, "freeze": dict(view.freeze_section_at(view.step))})
         planned = as_followed(profile, spec, view.freeze)
+        prefix = view.freeze.prefix
+        whole = 0 if prefix is None else prefix.layers
         today = replace(planned, cluster=_sized(planned.cluster, plan.pipeline_ranks))
         r_max = spec.freeze.r_max if spec.freeze.timely else 0.0
         least = spec.freeze.least_update
-        now = _case(today, plan, r_max, spec, least)
+        now = _case(today, plan, r_max, spec, least, whole)
     except ValueError as error:
         raise JobError(f"today's plan cannot be simulated: {error}") from error
     try:
         then_r_max = r_max if change.r_max is None else change.r_max
         domains = [*map(view.ranks.domain, view.ranks.members)]
+        then_planned, then_whole = planned, whole
+        if change.frozen is not None:
+            # Another request may train the layers again, so their memory counts.
+            then_whole = change.frozen
+            then_planned = as_planned(profile, spec).with_prefix(then_whole)
+            plan = replace(plan, frozen=min(plan.frozen, then_whole))
         then = _case(
-            *_changed(planned, plan, change, domains, spec.elastic),
+            *_changed(then_planned, plan, change, domains, spec.elastic),
             then_r_max,
             spec,
             change.least_update or least,
+            then_whole,
         )
     except ValueError as error:
         raise Impossible(str(error)) from error
@@ -195,13 +206,19 @@ def _disturbed(cluster: Cluster, change: WhatIfChange) -> Cluster:
     return replace(cluster, devices=devices, links=links)
 
 
-def _case(profile: Profile, plan: Plan, r_max: Budget, spec: Spec, least: float) -> Case:
-    """The predicted step of `plan`, with what the freeze program freezes."""
+def _case(profile: Profile, plan: Plan, r_max: Budget, spec: Spec, least: float, whole: int) -> Case:
+    """The predicted step of `plan`, with what the freeze program freezes.
+
+    Args:
+        whole: layers that the profile has as frozen as a whole.
+    """
     schedule = schedule_of(plan)
     unfrozen = predict(profile, plan, schedule)
     freezable = any(layer.weight_grad_s for layer in profile.model.layers)
     if r_max == 0 or not freezable:
-        return Case(prediction=unfrozen, unfrozen_s=unfrozen.step_s, r_max=0.0, ratios=())
+        return Case(prediction=unfrozen, unfrozen_s=unfrozen.step_s, r_max=0.0, ratios=(), whole=whole)
     solution, ratios = profiled(profile, plan, schedule, r_max, least, adaptive=spec.optimizer.adaptive)
     frozen = predict(profile, plan, schedule, ratios)
-    return Case(prediction=frozen, unfrozen_s=unfrozen.step_s, r_max=r_max, ratios=solution.ratios)
+    return Case(
+        prediction=frozen, unfrozen_s=unfrozen.step_s, r_max=r_max, ratios=solution.ratios, whole=whole
+    )

@@ -32,6 +32,8 @@ class WhatIfChange:
     """0: nothing is frozen."""
     least_update: float | None = None
     """With r_max auto."""
+    frozen: int | None = None
+    """Layers from the input up that are frozen as a whole."""
     slow_rank: int | None = None
     slowdown: float = 1.0
     """Factor on the times of `slow_rank`'s device."""

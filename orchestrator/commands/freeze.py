@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Union
 
 from pydantic import Field, ValidationError
 
-from orchestrator.commands.change import KEEP, WhatIfChange
+from orchestrator.commands.change import KEEP, Impossible, WhatIfChange
 from orchestrator.commands.command import (
     FieldChoice,
     FieldLimits,
@@ -89,7 +89,8 @@ class Freeze(PlanCommand, json_schema_extra={"examples": [{"method": "timelyfree
         """Change to simulate for the freeze program; what another method freezes is not known beforehand."""
         from orchestrator.spec.job_spec import Spec
 
-        if plan_of(job) is None:
+        plan = plan_of(job)
+        if plan is None:
             return NO_PLAN
         wanted = self.model_dump(include=set(self.some), exclude_none=True)
         try:
@@ -101,13 +102,21 @@ class Freeze(PlanCommand, json_schema_extra={"examples": [{"method": "timelyfree
                 return f"{self.method} is no freeze method"
             return refused_fields(error)
         if then.timely:
-            return WhatIfChange(cut=KEEP, r_max=then.r_max, least_update=then.least_update)
+            return WhatIfChange(cut=KEEP, r_max=then.r_max, least_update=then.least_update, frozen=0)
         if self.r_max is not None:
             return f"r_max changes nothing with method {then.method}: only a timelyfreeze method has a budget"
         if then.method == "none":
-            return WhatIfChange(cut=KEEP, r_max=0.0)
+            return WhatIfChange(cut=KEEP, r_max=0.0, frozen=0)
         if then.method == "prefix":
-            return "what is left of a step without backward passes of the first layers is not simulated yet"
+            asked = [layers for first, layers in then.schedule if first <= job.step + 1]
+            layers = then.prefix if self.prefix is None else self.prefix
+            frozen, most = [0, *asked][-1] if layers is None else layers, plan.layers[-1][1] - 1
+            if frozen > most:
+                raise Impossible(
+                    f"prefix = {frozen} freezes {counted(frozen, 'layer')}, and the model has {most + 1}: the last one"
+                    f" is never frozen, so give at most {most}"
+                )
+            return WhatIfChange(cut=KEEP, r_max=0.0, frozen=frozen)
         return f"{then.method} freezes what has settled, which only training shows"
 
     @classmethod

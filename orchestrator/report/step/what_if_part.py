@@ -69,12 +69,13 @@ def _column(case: Case) -> dict[str, Cell]:
     peak = max(prediction.memory.peak_bytes)
     return {
         "Predicted step": seconds(prediction.step_s),
-        "With nothing frozen": seconds(case.unfrozen_s),
+        "Without ratios": seconds(case.unfrozen_s),
         "Bubble": percent(prediction.bubble),
         "Ranks of a pipeline": str(plan.pipeline_ranks),
         "Schedule": plan.schedule,
         "Layers per stage": " + ".join(map(str, case.cut)),
-        "r_max": budget_text(case.r_max) if case.r_max else "nothing frozen",
+        "r_max": budget_text(case.r_max) if case.r_max else "no ratios",
+        "Layers frozen as a whole": str(case.whole),
         "Peak memory of the fullest rank": size(peak),
         "Memory": Pill("fits", "good") if prediction.fits else Pill("does not fit", "bad"),
     }

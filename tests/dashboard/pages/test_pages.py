@@ -417,6 +417,8 @@ def expected(command: JobCommand) -> tuple[str, bool]:
         (Freeze(method="none"), "Nothing is frozen any more.* The simulator expects"),
         (Freeze(method="timelyfreeze", r_max=0.5), "r_max 0.5 .* shorter"),
         (Freeze(method="timelyfreeze"), "method timelyfreeze .* shorter"),
+        (Freeze(method="prefix", prefix=5), "5 layers frozen from .* expects: .* shorter"),
+        (Freeze(method="prefix", prefix=10), "not possible: prefix = 10 .* so give at most 9"),
         (Freeze(method="apf"), "Nothing is simulated: apf freezes what has settled"),
         (Freeze(method="timely"), "Nothing is simulated: timely is no freeze method"),
         (Drain(node="5f0c"), r"ranks there \(0, 1\) move .* longer"),

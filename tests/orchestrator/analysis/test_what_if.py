@@ -15,7 +15,7 @@ from orchestrator.history.job_view import fold
 from orchestrator.report.step.what_if_part import what_if_part, words
 from planner.freezing import FreezeOverrides, FreezePlan
 from workers.protocol.errors import JobError
-from workers.protocol.reports import FreezeStarted
+from workers.protocol.reports import FreezeStarted, PrefixFrozen
 
 NAMES = [f"layer{number}" for number in range(10)]
 PROFILE = made_profile(NAMES, [1000] * 10, 4)
@@ -107,11 +107,31 @@ def test_today_has_the_freeze_settings_that_a_request_gave_the_job() -> None:
         assert (found.now.prediction.step_s < found.now.unfrozen_s) == (r_max > 0)
 
 
+def test_layers_frozen_as_a_whole_have_their_forward_passes_alone() -> None:
+    """Also where the job has frozen others meanwhile; then fewer make the step longer again."""
+    steps = [asked(cut=KEEP, frozen=layers).then.prediction.step_s for layers in (0, 3, 5, 9)]
+    assert steps[0] == asked(cut=KEEP).now.prediction.step_s
+    # The last rank has three layers of 10 + 20 ms, which bound the step until two of them are frozen.
+    assert steps[0] > steps[1] > steps[2] > 8 * 3 * 0.03 > steps[3] > 8 * 3 * 0.01
+    view = fold(records())
+    view.fold(Record(time_s=view.last_s, event=frozen(5)))
+    found = what_if(view, PROFILE, WhatIfChange(cut=KEEP, frozen=3))
+    assert (found.now.whole, found.then.whole) == (5, 3)
+    assert [each.prediction.step_s for each in (found.now, found.then)] == [steps[2], steps[1]]
+    stays = what_if(view, PROFILE, WhatIfChange(cut=KEEP))
+    assert (stays.then.whole, stays.then.prediction.step_s) == (5, steps[2])
+
+
+def frozen(layers: int) -> PrefixFrozen:
+    return PrefixFrozen(step=2, layers=layers, bound=0.0, norms=(), names=())
+
+
 def test_the_page_shows_both_cases_beside_each_other() -> None:
     part = what_if_part(asked(ranks=2, r_max=0.5))
     table = {str(row[0]): row[1:] for row in part.numbers.rows}
     assert table["Ranks of a pipeline"] == ("4", "2")
-    assert table["r_max"] == ("nothing frozen", "0.5")
+    assert table["r_max"] == ("no ratios", "0.5")
+    assert table["Layers frozen as a whole"] == ("0", "0")
     assert [step.name for step in part.timelines.steps] == ["today", "changed"]
     assert (len(part.now_memory), len(part.then_memory)) == (4, 2)
     assert all(rank.fits and rank.peak_bytes > 0 for rank in part.then_memory)
