@@ -68,6 +68,15 @@ class FrozenStep:
 
 
 @dataclass
+class KeptFound:
+    """Microbatches of which what frozen layers make was found, of all ranks, since they told before."""
+
+    found: int = 0
+    passed: int = 0
+    """Microbatches that went through frozen layers from the first one on, or from what was kept of fewer."""
+
+
+@dataclass
 class FreezeRecord:
     """Everything in a log about freezing."""
 
@@ -77,6 +86,11 @@ class FreezeRecord:
     """None where the method has no budget."""
     least_update: float | None = None
     """The newest least share of a step's progress that is to be left; it holds while `r_max` is `auto`."""
+    alpha: float | None = None
+    """The newest bound of PipeTransformer's rule; it holds while the method is that."""
+    by_hand: int | None = None
+    """Layers that the method `prefix` freezes, by the newest request or by the spec; it holds while the method is that.
+    None: none but those of `freeze.schedule`."""
     since: int = 1
     """The first step that follows these settings."""
     start: int | None = None
@@ -104,8 +118,8 @@ class FreezeRecord:
     """The newest other layouts that were weighed, taken or not."""
     kept: dict[int, ActivationsKept] = field(default_factory=dict)
     """Layers -> the newest trial of whether what they make of training samples is kept while they are frozen."""
-    used: list[ActivationsUsed] = field(default_factory=list)
-    """The newest `RECENT_STEPS` reports of how often that was found."""
+    used: dict[int, KeptFound] = field(default_factory=dict)
+    """How often that was found, by the step up to which ranks told."""
     counted: CountedSteps = field(default_factory=CountedSteps)
     """Freeze counts of each parameter, step by step."""
 
@@ -150,7 +164,9 @@ class FreezeRecord:
                 if not held_out:
                     self.kept[layers] = event
             case ActivationsUsed():
-                self.used = [*self.used, event][-RECENT_STEPS:]
+                found = self.used.setdefault(event.step, KeptFound())
+                found.found += event.hits
+                found.passed += event.partly + event.misses
             case FreezeReport():
                 self._add(event)
 
@@ -159,13 +175,14 @@ class FreezeRecord:
         solution that was not adopted is solved again, but a request stands."""
         self.method, self.since = str(spec.get("method", "none")), 1
         self.r_max = spec.get("r_max") if has_program(self.method) else None
-        self.least_update = spec.get("least_update")
+        self.least_update, self.alpha = spec.get("least_update"), spec.get("alpha")
+        self.by_hand = spec.get("prefix")
         if not resume or (self.proposed is not None and self.proposed.control is None):
             self.proposed = None
         if not resume:
             self.solved, self.plans, self.prefixes, self.reasons = None, {}, {}, {}
             self.reason, self.energies = "", ()
-            self.kept, self.used, self.weighed = {}, [], []
+            self.kept, self.used, self.weighed = {}, {}, []
         for _, plan in sorted(self.plans.items()):
             self._follow(plan)
 
@@ -185,6 +202,7 @@ class FreezeRecord:
     def take_back(self, step: int) -> None:
         """Forget the measurements after `step`."""
         self.steps, self.recent = up_to(self.steps, step), up_to(self.recent, step)
+        self.used = up_to(self.used, step)
         self.prefixes = {first: prefix for first, prefix in self.prefixes.items() if first <= step + 1}
         self.weighed = [each for each in self.weighed if each.prefix <= step + 1]
         self.counted.take_back(step)
@@ -192,6 +210,7 @@ class FreezeRecord:
     def thin(self, grid: Grid) -> None:
         """Keep one entry per bucket of `grid`."""
         self.steps = thin(self.steps, grid, _sum)
+        self.used = thin(self.used, grid, _sum_of_found)
 
     def average_ratio(self, steps: int) -> float | None:
         """TimelyFreeze's average freeze ratio (section 4.2) over the first `steps` steps: the share of frozen scalars,
@@ -220,12 +239,27 @@ class FreezeRecord:
         if control is None:
             return
         r_max = control.r_max if has_program(control.method) else None
-        least = self.least_update if control.least_update is None else control.least_update
-        same = (control.method, r_max) == (self.method, self.r_max)
-        if not same or (r_max == AUTO and least != self.least_update):
+        before = self._in_force()
+        self.method, self.r_max = control.method, r_max
+        if control.least_update is not None:
+            self.least_update = control.least_update
+        if control.alpha is not None:
+            self.alpha = control.alpha
+        if control.prefix is not None:
+            self.by_hand = control.prefix
+        if self._in_force() != before:
             assert plan.start is not None, "a plan that ranks took up has a start"
             self.since = plan.start
-        self.method, self.r_max, self.least_update = control.method, r_max, least
+
+    def _in_force(self) -> tuple[object, ...]:
+        """The settings that the method follows."""
+        match self.method:
+            case "pipetransformer":
+                return self.method, self.alpha
+            case "prefix":
+                return self.method, self.by_hand
+            case _:
+                return self.method, self.r_max, self.least_update if self.r_max == AUTO else None
 
     def _add(self, report: FreezeReport) -> None:
         if not self.counted.fold(report):
@@ -247,3 +281,7 @@ def _sum(earlier: FrozenStep, later: FrozenStep) -> FrozenStep:
         parameters=earlier.parameters + later.parameters,
         steps=earlier.steps + later.steps,
     )
+
+
+def _sum_of_found(earlier: KeptFound, later: KeptFound) -> KeptFound:
+    return KeptFound(found=earlier.found + later.found, passed=earlier.passed + later.passed)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.analysis.freeze_numbers import FreezeNumbers, freeze_numbers
+from orchestrator.events.types import sentence_of
 from orchestrator.history.freeze_record import FrozenStep
 from orchestrator.history.job_view import JobView
 from orchestrator.pictures.charts import Chart, Point, Series
@@ -52,7 +53,7 @@ def freezing(run: JobView) -> FreezingPart | None:
     tables, pipelines = layouts(run)
     return FreezingPart(
         method=numbers.method,
-        notes=() if numbers.warning is None else (ReportNote("warn", "Warning", numbers.warning),),
+        notes=_notes(run, numbers),
         tiles=_tiles(run, numbers),
         ratios=_ratios(run),
         worth=_worth(run),
@@ -61,6 +62,16 @@ def freezing(run: JobView) -> FreezingPart | None:
         counted=counted,
         layouts=tables,
     )
+
+
+def _notes(run: JobView, numbers: FreezeNumbers) -> tuple[ReportNote, ...]:
+    """Lines that readers must not miss: that freezing costs more than it brings, and why nothing is kept of what frozen
+    layers compute."""
+    notes = [] if numbers.warning is None else [ReportNote("warn", "Warning", numbers.warning)]
+    newest = max(run.freeze.kept.values(), key=lambda kept: kept.step, default=None)
+    if newest is not None and newest.why_not:
+        notes.append(ReportNote("good", "Note", f"{sentence_of(newest)}."))
+    return tuple(notes)
 
 
 def _tiles(run: JobView, numbers: FreezeNumbers) -> tuple[Tile, ...]:
@@ -144,10 +155,12 @@ def _worth(run: JobView) -> str:
 def _over_steps(run: JobView) -> tuple[Chart, ...]:
     """The frozen prefix, planned and actual ratio, and the share of the gradient's energy that got through, over all
     steps."""
-    if not run.freeze.steps or not run.steps:
+    if not run.steps:
         return ()
     changes = plan_changes(run)
     prefix = _prefix(run, changes)
+    if not run.freeze.steps:
+        return prefix
     frozen = {step: run.freeze.steps.get(step, FrozenStep()) for step in sorted(run.steps)}
     ratio = Chart(
         title="Freeze ratio",

@@ -78,7 +78,7 @@ def stretches(run: JobView) -> tuple[Stretch, ...]:
         if plan is None:
             continue
         times = [report.step_s for step, report in run.steps.items() if first <= step < stop]
-        used = [each for each in run.freeze.used if first < each.step <= stop]
+        used = [each for step, each in run.freeze.used.items() if first < step <= stop]
         found.append(
             Stretch(
                 first=first,
@@ -90,8 +90,8 @@ def stretches(run: JobView) -> tuple[Stretch, ...]:
                 schedule=plan.schedule,
                 cost_s=paused.get(first),
                 step_s=median(times) if times else None,
-                found=sum(each.hits for each in used),
-                passed=sum(each.partly + each.misses for each in used),
+                found=sum(each.found for each in used),
+                passed=sum(each.passed for each in used),
             )
         )
     return tuple(found)

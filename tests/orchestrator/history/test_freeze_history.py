@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from orchestrator.events import types as events
 from orchestrator.history import job_view
 from orchestrator.history.freeze_history import FreezeHistory
-from planner.freezing import FreezePlan
+from planner.freezing import FreezeOverrides, FreezePlan
 from planner.plan import Plan
 from workers.protocol.orders import CheckpointRef, Generation
 from workers.protocol.reports import FreezeStarted, SwitchReport, TimelineReport
@@ -67,6 +68,42 @@ def timelines(first: int, last: int, step_s: float = 1.0) -> list[TimelineReport
 def fold(*log: events.Event) -> FreezeHistory:
     records = (events.Record(time_s=0.0, event=event) for event in log)
     return job_view.fold(records).freeze_history()
+
+
+def test_the_view_tells_the_settings_in_force_and_since_when() -> None:
+    """A bound or a number of layers that is asked for while the method stays is another setting; asking for the same
+    again is none."""
+
+    def changed(start: int, **wanted: Any) -> FreezeStarted:
+        control = FreezeOverrides(r_max=0.8, **wanted)
+        return FreezeStarted(plan=FreezePlan(epoch=1, version=start, ratios=(), control=control, start=start))
+
+    begun, *rest = run(1, start=None)
+    assert isinstance(begun, events.Submitted)
+    log: list[events.Event] = [
+        replace(begun, spec={"freeze": {"method": "pipetransformer", "alpha": 0.5}}),
+        *rest,
+    ]
+    told: list[tuple[object, ...]] = []
+    for each in (
+        changed(5, method="pipetransformer", alpha=0.5),
+        changed(7, method="pipetransformer", alpha=0.25),
+        changed(9, method="prefix", prefix=3),
+        changed(11, method="prefix", prefix=4),
+        changed(13, method="prefix"),
+        changed(15, method="pipetransformer"),
+    ):
+        log.append(each)
+        view = job_view.fold(events.Record(time_s=0.0, event=event) for event in log).freeze
+        told.append((view.method, view.alpha, view.by_hand, view.since))
+    assert told == [
+        ("pipetransformer", 0.5, None, 1),
+        ("pipetransformer", 0.25, None, 7),
+        ("prefix", 0.25, 3, 9),
+        ("prefix", 0.25, 4, 11),
+        ("prefix", 0.25, 4, 11),
+        ("pipetransformer", 0.25, 4, 15),
+    ]
 
 
 def test_a_log_without_freezing_says_nothing() -> None:

@@ -31,7 +31,6 @@ from orchestrator.events.types import (
     Formed,
     FreezeSolved,
     Issued,
-    LayoutWeighed,
     Record,
     Submitted,
     Warned,
@@ -40,13 +39,12 @@ from orchestrator.history.job_view import JobView, fold
 from orchestrator.history.phase_bands import phase_at, phase_bands
 from orchestrator.report.page import render
 from orchestrator.report.run import freezing
-from orchestrator.report.run.layouts import layouts
 from orchestrator.report.step.step_timeline import measured_step
 from orchestrator.report.step.timeline import timeline
 from planner.freezing import AUTO, is_reference
 from planner.search.alternatives import Alternative
 from workers.protocol.orders import CheckpointRef, Generation
-from workers.protocol.reports import FreezeReport, FrozenAction, PrefixFrozen, StepReport, TimelineReport
+from workers.protocol.reports import FreezeReport, FrozenAction, StepReport, TimelineReport
 
 
 @pytest.fixture(scope="module")
@@ -652,21 +650,6 @@ def test_bands_follow_the_method() -> None:
     ]
     assert phase_at(phase_bands([(1, timely)], 9), 4) == "monitoring, all frozen"
     assert phase_at((), 4) is None
-
-
-def test_layouts_that_were_weighed_stand_on_the_page_taken_or_not() -> None:
-    frozen = PrefixFrozen(step=3, layers=2, bound=2.0, norms=(), names=("embed", "block0"), tied=())
-    taken = LayoutWeighed(prefix=3, pays=True, reason="as 2 pipelines a step takes 53 ms instead of 102 ms")
-    left = LayoutWeighed(prefix=5, pays=False, reason="a step takes 50 ms instead of 53 ms")
-    told = [Record(time_s=1.0, event=event) for event in (frozen, taken, left)]
-    log = freezing_records()
-    run = fold([*log, *told])
-    (table,) = (each for each in layouts(run)[0] if "weighed" in each.label)
-    assert table.rows == (("3", "yes", taken.reason), ("5", "no", left.reason))
-    assert left.reason in render(run)
-    run.freeze.take_back(3)
-    assert run.freeze.weighed == [taken], "the step that the other one was weighed for runs again"
-    assert not fold([*log, *told, *freezing_records()[:1]]).freeze.weighed, "a start from new weights"
 
 
 def test_the_newest_solution_is_shown() -> None:
