@@ -71,6 +71,9 @@ class ReplicaExchange:
         """Layer -> what this sibling sums of it, so far, where replicas are summed in several turns."""
         self._names: dict[int, frozenset[str]] = {}
         """Layer -> the parameters of which any replica so far has a gradient."""
+        self.prefix = 0
+        """Layers of the model, from the first on, of which nobody has a gradient in this step; nothing is said of them.
+        """
         self._cuts = cuts
         self._channel = channel
         self._siblings = tuple(siblings)
@@ -267,18 +270,20 @@ class ReplicaExchange:
 
     def _agree_on_presence(self) -> dict[ReplicaPart, dict[int, frozenset[str]]]:
         """Part -> layer -> the parameters of which its pipeline has a gradient."""
-        places = [(layer, name) for layer, summed in self._layers.items() for name in summed.names]
+        trained = [(layer, summed) for layer, summed in self._layers.items() if layer >= self.prefix]
+        places = [(layer, name) for layer, summed in trained for name in summed.names]
         own = list(self._taken)
         there = [[name in self._taken[part][layer] for layer, name in places] for part in own]
         mine = torch.tensor(there, dtype=torch.bool).reshape(len(own), len(places))
-        for sibling in self._others if own else ():
+        for sibling in self._others if own and places else ():
             self._channel.send(self._stream(self._own, sibling, 0), (mine,))
         rows = dict(zip(own, there, strict=True))
         for sibling in self._others:
-            if not self._parts_of(sibling):
-                continue
-            theirs = self._channel.receive(self._stream(sibling, self._own, 0))[0].cpu().tolist()
-            rows.update(zip(self._parts_of(sibling), theirs, strict=True))
+            parts = self._parts_of(sibling)
+            theirs: list[list[bool]] = [[] for _ in parts]
+            if parts and places:
+                theirs = self._channel.receive(self._stream(sibling, self._own, 0))[0].cpu().tolist()
+            rows.update(zip(parts, theirs, strict=True))
         found: dict[ReplicaPart, dict[int, frozenset[str]]] = {}
         for part, row in rows.items():
             names: dict[int, set[str]] = {layer: set() for layer in self._layers}

@@ -41,6 +41,9 @@ class GradientParts(GradientSink):
         """Layer -> the part whose sums its parameters have."""
         self._kept: dict[ReplicaPart, dict[int, FlatGradients]] = {}
 
+    def begin_step(self, prefix: int) -> None:
+        self._exchange.prefix = prefix
+
     def begin_window(self) -> None:
         if self._begun:
             self._add()

@@ -233,11 +233,12 @@ class MicrobatchReduceScatter(GradientSink):
 
     def _agree_on_presence(self) -> dict[int, set[str]]:
         """Layer -> the parameters of which any pipeline had a gradient."""
-        places = [(layer, name) for layer, summed in self._layers.items() for name in summed.names]
+        trained = [(layer, summed) for layer, summed in self._layers.items() if layer >= self._prefix]
+        places = [(layer, name) for layer, summed in trained for name in summed.names]
         there = torch.tensor([name in self._present[layer] for layer, name in places], dtype=torch.bool)
-        for number in self._others:
+        for number in self._others if places else ():
             self._channel.send(self._tagged(self._own, number, 0), (there,))
-        for number in self._others:
+        for number in self._others if places else ():
             there = there | self._channel.receive(self._tagged(number, self._own, 0))[0].cpu()
         found: dict[int, set[str]] = {layer: set() for layer in self._layers}
         for (layer, name), is_there in zip(places, there.tolist(), strict=True):

@@ -22,6 +22,7 @@ from workers.models.registry import build_definition
 from workers.protocol.reports import StepReport
 from workers.reproducibility import rng
 from workers.state.flat import FlatGradients, GradientBuffers
+from workers.transport.channel import MessageStream
 
 Expected = Callable[[int, str], Tensor | None]
 """(layer, name) -> gradient"""
@@ -140,6 +141,45 @@ def test_replicas_are_summed_in_their_order_whatever_is_absent(siblings: int) ->
 
     on_threads(siblings, work)
     assert_sums(layers, expected)
+
+
+@pytest.mark.parametrize("prefix", [0, 1, 2])
+def test_siblings_say_nothing_of_layers_that_are_frozen_as_a_whole(
+    prefix: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = [{0: trained(), 1: trained()} for _ in range(2)]
+    told: list[int] = []
+    send = LocalChannel.send
+
+    def heard(channel: LocalChannel, stream: MessageStream, tensors: Sequence[Tensor]) -> None:
+        if tensors[0].dtype == torch.bool:
+            told.append(tensors[0].numel())
+        send(channel, stream, tensors)
+
+    monkeypatch.setattr(LocalChannel, "send", heard)
+
+    def work(rank: int, channel: LocalChannel) -> None:
+        summed = {layer: GradientBuffers(parameters) for layer, parameters in layers[rank].items()}
+        parts = [ReplicaPart(replica, 0, 1, replica) for replica in range(2)]
+        exchange = ReplicaExchange(channel, range(2), summed, 0, parts)
+        exchange.prefix = prefix
+        for layer, parameters in layers[rank].items():
+            for name, parameter in parameters.items():
+                parameter.grad = drawn_gradients(10 * rank + layer).get(name) if layer >= prefix else None
+        (part,) = exchange.own_parts
+        exchange.sum({part: {layer: of_layer.taken() for layer, of_layer in summed.items()}})
+        for of_layer in summed.values():
+            of_layer.gathered()
+
+    def expected(layer: int, name: str) -> Tensor | None:
+        if layer < prefix:
+            return None
+        replicas = [[drawn_gradients(10 * rank + layer)] for rank in range(2)]
+        return summed_by_hand(replicas, name, trained()[name])
+
+    on_threads(2, work)
+    assert_sums(layers, expected)
+    assert told == [(2 - prefix) * len(trained())] * 2 if prefix < 2 else not told
 
 
 def test_parts_of_a_replica_are_summed_before_the_replicas() -> None:
