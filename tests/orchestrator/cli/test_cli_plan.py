@@ -219,6 +219,55 @@ def test_what_is_auto_is_searched(job: Path, capsys: pytest.CaptureFixture[str])
     assert told["freeze"]["kappa"] == 1
 
 
+LAYOUTS = ("--set", "pipeline.replicas=2", "--set", "pipeline.pipelines=1", "--set", "job.steps=1000")
+
+
+def test_the_layout_and_the_step_of_each_prefix_are_told(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two replicas in one pipeline of four ranks; with most layers frozen, shorter pipelines run them side by side."""
+    asked = (*LAYOUTS, "--set", "freeze.method=pipetransformer")
+    assert plan(job, "--json", *asked) == DONE
+    told = json.loads(capsys.readouterr().out)
+    assert told.keys() == KEYS | {"layouts"}
+    rows = told["layouts"]
+    assert [row["frozen"] for row in rows] == [0, 1, 2, 3, 4, 5]
+    assert (rows[0]["pipelines"], rows[0]["replicas"], rows[0]["unpacked_step_s"]) == (
+        1,
+        2,
+        pytest.approx(told["predicted_step_s"]),
+    )
+    assert rows[-1]["pipelines"] == 2
+    for row in rows:
+        assert row["pipelines"] * row["ranks"] <= 4
+        assert [first for first, _ in row["partition"]] == [0, *(stop for _, stop in row["partition"][:-1])]
+        assert row["partition"][-1][1] == 6
+        assert row["predicted_step_s"] <= row["unpacked_step_s"] * (1 + 1e-9)
+    steps = [row["unpacked_step_s"] for row in rows]
+    assert steps == sorted(steps, reverse=True), "a frozen layer has no backward pass"
+    assert plan(job, *asked) == DONE
+    shown = capsys.readouterr().out
+    assert "pipelines once layers are frozen (freeze.pack)" in shown
+    best = rows[0]["unpacked_step_s"] / rows[-1]["predicted_step_s"]
+    assert f"{best:.2f} x" in shown
+
+
+@pytest.mark.parametrize(
+    ("freeze", "frozen"),
+    [
+        (("freeze.method=prefix", "freeze.schedule=[[10,2],[20,4],[30,0]]"), [0, 2, 4]),
+        (("freeze.method=pipetransformer", "freeze.pack=off"), None),
+        (("freeze.method=timelyfreeze",), None),
+    ],
+)
+def test_only_prefixes_that_the_job_may_come_to_have_a_layout(
+    job: Path, capsys: pytest.CaptureFixture[str], freeze: tuple[str, ...], frozen: list[int] | None
+) -> None:
+    assert plan(job, "--json", *LAYOUTS, *(part for each in freeze for part in ("--set", each))) == DONE
+    rows = json.loads(capsys.readouterr().out).get("layouts")
+    assert (None if rows is None else [row["frozen"] for row in rows]) == frozen
+
+
 def test_people_get_tables_and_reasons(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan(job, "--set", "pipeline.partition=time", *TIMELY) == DONE
     told = capsys.readouterr().out

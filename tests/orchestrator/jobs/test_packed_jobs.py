@@ -18,8 +18,10 @@ from tiny_jobs import tiny
 from benchmarks.parts.rank_threads import run_threads
 from orchestrator.controller.planning import precomputed_plans
 from orchestrator.events import types as events
+from orchestrator.events.log import EventLog
 from orchestrator.history.job_view import JobView, fold
 from orchestrator.lifecycle.states import JobFinished
+from orchestrator.prepare.replay import recorded
 from orchestrator.prepare.settling import Settled
 from orchestrator.report.page import render
 from orchestrator.report.run.layouts import stretches
@@ -124,16 +126,17 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
     "stop": {"elastic": {"migration": "stop"}},
     "bfloat16, stop": {"job": {"precision": "bfloat16"}, "elastic": {"migration": "stop"}},
     "thawed": {"freeze": {"schedule": [[3, 6], [14, 0]]}},
+    "tied, host copies": {"model": {"tied_embeddings": True}, "elastic": {"copies_in": "host"}},
 }
+
+
+KEPT_OTHERWISE = ("shards", "snapshots", "checkpoints", "bfloat16", "stop")
+"""Cases that jobs whose batch grows, or others here, have too."""
 
 
 @pytest.mark.parametrize(
     "case",
-    [
-        # Jobs whose batch grows keep their state in the other ways.
-        pytest.param(case, marks=[] if case in ("plain", "bfloat16, stop", "thawed") else [pytest.mark.soak])
-        for case in CASES
-    ],
+    [pytest.param(case, marks=[pytest.mark.soak] if case in KEPT_OTHERWISE else []) for case in CASES],
 )
 def test_pipelines_shrink_and_multiply_with_the_same_bits(tmp_path: Path, case: str) -> None:
     done = packing(tmp_path / "packed", **CASES[case])
@@ -145,6 +148,22 @@ def test_pipelines_shrink_and_multiply_with_the_same_bits(tmp_path: Path, case: 
     assert ran.state_sha256 == expected(tmp_path / "plain", **CASES[case])
     if case == "plain":
         assert_report_shows_pipelines_over_the_steps_and_what_each_change_cost(done, ran)
+
+
+@pytest.mark.parametrize("pack", [pytest.param("planner", marks=pytest.mark.soak), "paper"])
+def test_the_rule_of_pipetransformer_has_the_layout_follow(tmp_path: Path, pack: str) -> None:
+    rule = {"method": "pipetransformer", "schedule": [], "alpha": 0.6, "check_every": 3, "pack": pack}
+    done = packing(tmp_path / "packed", freeze=rule)
+    ran = run(done)
+    frozen = [event.layers for event in ran.of(PrefixFrozen)]
+    assert frozen == sorted(frozen)
+    assert frozen[-1] >= LAYERS // 2
+    assert packed(ran), "no layout was changed"
+    counts = [pipelines for pipelines, _ in layouts(ran)]
+    assert max(counts) > 1
+    if pack == "paper":
+        assert all(pipelines * ranks == 4 and ranks in (4, 2, 1) for pipelines, ranks in layouts(ran))
+    assert ran.state_sha256 == expected(tmp_path / "plain", freeze={**rule, "pack": "off"})
 
 
 def assert_report_shows_pipelines_over_the_steps_and_what_each_change_cost(done: Settled, ran: Ran) -> None:
@@ -403,3 +422,22 @@ def test_the_batch_grows_and_pipelines_follow_with_the_same_bits(
     ledger = audit(records(done, ran), done.outline.train_samples)
     assert ledger.wrong == []
     assert ledger.proved_samples == SCALED_STEPS
+    if (case, phase) == ("plain", "grown"):
+        assert_a_replay_of_the_log_has_its_bits_and_its_legs(tmp_path, done, ran)
+
+
+def assert_a_replay_of_the_log_has_its_bits_and_its_legs(folder: Path, done: Settled, ran: Ran) -> None:
+    log = EventLog(folder / "events.jsonl")
+    for record in records(done, ran):
+        log.append(record)
+    log.close()
+    history = recorded(folder / "events.jsonl", done)
+    again = packing(folder / "replayed", **SCALED)
+    replayed = ControlledJob(
+        again, JobView(), {}, freezing=history, profile=profile_of(again), packs=True
+    ).run()
+    assert isinstance(replayed.state, JobFinished), replayed.state
+    assert replayed.state_sha256 == ran.state_sha256
+    grown = [[(each.step, each.leg) for each in of.of(PrefixFrozen) if each.leg] for of in (ran, replayed)]
+    assert grown[0] == grown[1]
+    assert [leg.replicas for _, leg in grown[1]] == [2, 4]

@@ -15,8 +15,11 @@ from pace import patient
 from tiny_jobs import write_spec
 from typer.testing import CliRunner
 
-from orchestrator.cli.exit_codes import FAILED, INTERRUPTED, USER_ERROR
+from orchestrator.cli.exit_codes import DONE, FAILED, INTERRUPTED, USER_ERROR
 from orchestrator.cli.main import app
+from orchestrator.events.log import read_log
+from orchestrator.events.types import Submitted
+from workers.protocol.reports import StepReport
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -69,11 +72,12 @@ def test_a_sweep_goes_on_past_a_job_that_fails_and_again_from_what_is_done(tmp_p
     assert "another spec or other settings: give a new folder" in str(other.output) + str(other.exception)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("number", "steps"), [(signal.SIGINT, 800), (signal.SIGTERM, 100_000)])
 def test_a_signal_stops_the_job_that_runs_with_a_checkpoint_and_begins_no_other(
-    tmp_path: Path, number: signal.Signals
+    tmp_path: Path, number: signal.Signals, steps: int
 ) -> None:
-    process = start(tmp_path, "--grid", "freeze.prefix=1,2", "--set", "job.steps=100000")
+    asked = ("--grid", "freeze.prefix=1,2", "--set", f"job.steps={steps}")
+    process = start(tmp_path, *asked)
     log = tmp_path / "out" / "prefix=1" / "job" / "events.jsonl"
     deadline = time.monotonic() + patient(200)
     while not (log.exists() and '"event": "StepReport"' in log.read_text()):
@@ -86,6 +90,24 @@ def test_a_signal_stops_the_job_that_runs_with_a_checkpoint_and_begins_no_other(
     assert "prefix=1: stopped, with a checkpoint: the same command goes on" in output
     assert list((log.parent / "checkpoints").glob("step-*"))
     assert not (tmp_path / "out" / "prefix=2" / "job").exists()
+    if steps < 1000:
+        assert_the_same_command_goes_on_with_both_jobs_side_by_side(tmp_path, asked)
+
+
+def assert_the_same_command_goes_on_with_both_jobs_side_by_side(folder: Path, asked: tuple[str, ...]) -> None:
+    process = start(folder, *asked, "--beside", "2")
+    output, _ = process.communicate(timeout=patient(300))
+    assert process.returncode == DONE, output
+    stopped, new = (
+        [*read_log(folder / "out" / f"prefix={number}" / "job" / "events.jsonl")] for number in (1, 2)
+    )
+    begun = [record for record in stopped if isinstance(record.event, Submitted)]
+    assert [record.event.resume for record in begun] == [False, True]
+    steps = [record.event.step for record in stopped if isinstance(record.event, StepReport)]
+    assert steps == list(range(1, 801)), "what was done before is trained again"
+    # Each began before the other one ended.
+    assert begun[1].time_s < new[-1].time_s
+    assert new[0].time_s < stopped[-1].time_s
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from orchestrator.events.log import EventLog
 from orchestrator.events.types import Finished, Formed, Record, Regrouped, Submitted
 from orchestrator.verify.ledger import Ledger, audit
 from orchestrator.verify.verification import report, verify_run
+from workers.data.buckets import Buckets
 from workers.data.sampling import samples_at
 from workers.protocol.errors import JobError
 from workers.protocol.reports import CheckpointReport, LayersChecked, PrefixFrozen, StepReport
@@ -279,23 +280,50 @@ def test_a_log_without_an_end_or_a_beginning_says_so() -> None:
     assert ledger.steps == 6
 
 
-def test_the_command_says_what_is_wrong_and_fails(tmp_path: Path) -> None:
-    def written(name: str, records: list[Record]) -> str:
-        log = EventLog(tmp_path / name / "events.jsonl")
-        for record in records:
-            log.append(record)
-        log.close()
-        return str(tmp_path / name)
+def written(folder: Path, records: list[Record]) -> str:
+    log = EventLog(folder / "events.jsonl")
+    for record in records:
+        log.append(record)
+    log.close()
+    return str(folder)
 
+
+@pytest.mark.parametrize("growth", [{}, {4: 2}])
+def test_the_samples_of_fixed_parts_are_proved_by_the_folder_alone(
+    tmp_path: Path, growth: dict[int, int]
+) -> None:
+    """`data.buckets = 2`: each of the two replicas draws from its half, also once the batch has grown."""
+    run = ElasticRun(growth=growth)
+    run.submit()
+    run.form((0, 1, 2, 3))
+    run.train(6)
+    run.finish()
+    spec = {**SPEC, "data": {**SPEC["data"], "buckets": 2}}
+    run.records[0] = replace(run.records[0], event=replace(run.records[0].event, spec=spec))
+    parts = Buckets(TRAIN_SAMPLES, 2, run.batches.course)
+
+    def drawn(record: Record) -> Record:
+        step = record.event.step if isinstance(record.event, StepReport) else 0
+        digest = run.batches.digest(step, parts) if step else ""
+        return replace(record, event=replace(record.event, samples_digest=digest)) if step else record
+
+    ledger, _ = verify_run(written(tmp_path / "parts", [*map(drawn, run.records)]))
+    assert (ledger.wrong, ledger.steps, ledger.proved_samples) == ([], 6, 6)
+    # The same positions of one order of all samples are others.
+    ledger, _ = verify_run(written(tmp_path / "whole", run.records))
+    assert "step 1 did not use the samples at positions 0 to 11" in ledger.wrong[0]
+
+
+def test_the_command_says_what_is_wrong_and_fails(tmp_path: Path) -> None:
     # Whether its lines are as they were written is tried in test_chain.py.
     unsaved = [record for record in eventful().records if not isinstance(record.event, CheckpointReport)]
-    sound = CliRunner().invoke(app, ["verify", written("sound", unsaved)])
+    sound = CliRunner().invoke(app, ["verify", written(tmp_path / "sound", unsaved)])
     assert sound.exit_code == PROVED_IN_PART
     assert "12 steps in 4 generations of 1 controller; 6 committed steps run again" in sound.stdout
     # The log's checkpoint was never written.
-    ledger, _ = verify_run(written("again", eventful().records))
+    ledger, _ = verify_run(written(tmp_path / "again", eventful().records))
     assert "was reported whole and is gone" in ledger.wrong[0]
-    broken = CliRunner().invoke(app, ["verify", written("broken", changed(-1, step=13))])
+    broken = CliRunner().invoke(app, ["verify", written(tmp_path / "broken", changed(-1, step=13))])
     assert broken.exit_code == 1
     assert "WRONG: step 12 missing: step 13 came after step 11" in broken.stdout
 

@@ -353,6 +353,26 @@ def test_a_resumed_job_finds_what_it_kept_in_a_folder_and_no_flipped_bit(
         assert [*(tmp_path / "kept").iterdir()] == [], "the job is done"
 
 
+def test_jobs_that_share_a_folder_find_nothing_of_each_other_nor_of_another_seed(tmp_path: Path) -> None:
+    alone = compared(small_config(tmp_path / "alone", steps=STEPS, freeze=BY_HAND), ranks=1)
+    freeze = BY_HAND.model_copy(update={"cache": str(tmp_path / "kept")})
+    first = small_config(tmp_path / "first", steps=STEPS, freeze=freeze)
+    run_threads(job(first, stop_at=20))
+    lying = {file: file.read_bytes() for file in (tmp_path / "kept").glob("*/*.slots")}
+    assert lying, "a job that is stopped leaves what it kept"
+    second = run_threads(job(changed(first, output=str(tmp_path / "second"))))
+    assert used(second) == used(alone)
+    assert second.state_sha256 == alone.state_sha256
+    assert {file: file.read_bytes() for file in (tmp_path / "kept").glob("*/*.slots")} == lying
+    # In the first one's own folder, from the beginning.
+    other = changed(first, seed=first.job.seed + 1)
+    found = run_threads(job(other))
+    fresh = small_config(tmp_path / "fresh", steps=STEPS, freeze=BY_HAND, seed=other.job.seed)
+    alone_too = compared(fresh, ranks=1)
+    assert used(found) == used(alone_too)
+    assert found.state_sha256 == alone_too.state_sha256 != alone.state_sha256
+
+
 def test_a_bound_is_kept_and_what_has_no_room_is_computed(tmp_path: Path, memory: Path) -> None:
     slot = WIDTH * 4 + 20
     bounds = {"cache_bytes": 4096, "cache_disk_bytes": 0}

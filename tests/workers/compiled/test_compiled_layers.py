@@ -24,7 +24,7 @@ from benchmarks.parts.rank_threads import Hub, LocalChannel, run_threads
 from workers.build import build_layers
 from workers.checkpoint.coordination import manifest_mismatch
 from workers.checkpoint.manifest import Manifest
-from workers.config import ModelConfig, OptimizerConfig, WorkerConfig
+from workers.config import FreezeConfig, ModelConfig, OptimizerConfig, WorkerConfig
 from workers.launch.ranks import LaunchedRun, run_processes
 from workers.layers.compiled.kernels import Kernels
 from workers.layers.compiler import Compiler
@@ -33,7 +33,7 @@ from workers.models.definition import LayerBuilder, ModelDefinition
 from workers.profiling.layer_times import LayerTimes
 from workers.protocol.errors import JobError
 from workers.protocol.orders import Generation
-from workers.protocol.reports import WarningReport
+from workers.protocol.reports import PrefixFrozen, WarningReport
 from workers.rank import Rank
 from workers.reproducibility import rng
 from workers.state.optim import make_optimizer
@@ -376,6 +376,23 @@ def test_a_profile_times_compiled_layers_and_no_compiler(
 
 def told(run: LaunchedRun) -> list[str]:
     return [report.text for report in run.reports if isinstance(report, WarningReport)]
+
+
+def test_layers_below_a_prefix_keep_their_functions_and_drop_the_gradient(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the second step on two layers are frozen, and the first one above forms no input gradient: nothing is
+    compiled anew for that, and the bits are those of one rank."""
+    with_one_compiler(monkeypatch, "float32")
+    config = config_in(tmp_path, freeze=FreezeConfig(method="prefix", schedule=((2, 2),)))
+    expected = run_threads(job(config, layers=5))
+    before = counters["stats"]["unique_graphs"]
+    found = run_threads(job(config, layers=5, ranks=2, schedule="zb-h1"))
+    assert counters["stats"]["unique_graphs"] == before + 4, "of each layer, as it was built"
+    assert found.state_sha256 == expected.state_sha256
+    assert [report.layers for report in found.reports if isinstance(report, PrefixFrozen)] == [2]
+    whole = run_threads(job(changed(config, freeze=FreezeConfig()), layers=5))
+    assert whole.state_sha256 != expected.state_sha256
 
 
 # Each way compiles all layers again: in 16 bits there are two, for each of these values once.

@@ -318,7 +318,7 @@ def test_ranks_that_are_all_new_and_cut_otherwise_are_told_the_prefix(tmp_path: 
 
 
 @pytest.mark.parametrize("shard", ["optimizer", "gradients"])
-def test_shards_and_uneven_shares_have_the_bits_of_whole_states(tmp_path: Path, shard: str) -> None:
+def test_shards_have_the_bits_of_whole_states(tmp_path: Path, shard: str) -> None:
     config = small_config(tmp_path, steps=9, replicas=2, freeze=BY_HAND, shard=shard)
     runs = []
     for ranks, schedule in ((1, "1f1b"), (2, "zb-h1")):

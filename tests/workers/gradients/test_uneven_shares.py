@@ -19,11 +19,12 @@ from planner.plan import Plan
 from planner.rank_program import place_programs, rank_programs
 from planner.schedule.expand import pipeline_schedules
 from workers.commit.next_plan import check_next
+from workers.config import FreezeConfig
 from workers.data.sampling import samples_digest, train_indices
 from workers.fault_injection.fault import Fault, FaultKind, FaultPhase
 from workers.launch.ranks import LaunchedJob, LaunchedRun, run_processes
 from workers.protocol.errors import JobError
-from workers.protocol.reports import Report, StepReport, SwitchReport, ValidationReport
+from workers.protocol.reports import PrefixFrozen, Report, StepReport, SwitchReport, ValidationReport
 
 ENDLESS = 10_000
 OTHER_METHODS = ("timelyfreeze", "apf", "timelyfreeze+autofreeze")
@@ -141,6 +142,17 @@ def follow(group: RankGroup, work: LaunchedJob, plan: Plan) -> None:
 
 def versions(plan: Plan, *shares: tuple[int, ...]) -> list[Plan]:
     return [replace(plan, version=plan.version + 1 + n, shares=each) for n, each in enumerate(shares)]
+
+
+@pytest.mark.parametrize("shares", [(6, 2), (3, 5)])
+def test_layers_frozen_as_a_whole_keep_the_bits(tmp_path: Path, shares: tuple[int, ...]) -> None:
+    by_hand = FreezeConfig(method="prefix", schedule=((2, 3), (4, 6)))
+    config = small_config(tmp_path, "dropout", replicas=2, steps=6, freeze=by_hand)
+    expected = run_threads(job(config, ranks=1))
+    found = run_threads(shared(job(config, ranks=2, schedule="zb-h1"), shares))
+    assert found.state_sha256 == expected.state_sha256
+    assert losses(found) == losses(expected)
+    assert [r.layers for r in found.reports if isinstance(r, PrefixFrozen)] == [3, 6]
 
 
 def test_shares_change_at_commits_and_move_no_layer(tmp_path: Path) -> None:
