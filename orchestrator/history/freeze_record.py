@@ -119,7 +119,7 @@ class FreezeRecord:
     kept: dict[int, ActivationsKept] = field(default_factory=dict)
     """Layers -> the newest trial of whether what they make of training samples is kept while they are frozen."""
     used: dict[int, KeptFound] = field(default_factory=dict)
-    """How often that was found, by the step up to which ranks told."""
+    """Counts of what was found of it, by the step up to which ranks told."""
     counted: CountedSteps = field(default_factory=CountedSteps)
     """Freeze counts of each parameter, step by step."""
 

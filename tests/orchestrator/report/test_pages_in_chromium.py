@@ -68,7 +68,7 @@ def test_pages_of_pictures_and_of_the_sweep(tmp_path: Path) -> None:
     swept = [
         SweptJob(
             cell=Cell(settings=(("freeze.method", method), ("job.name", HOSTILE + str(step_s)))),
-            numbers={"step_s": step_s, "loss": 2.0},
+            numbers={"step_s": step_s, "per_s": 1 / step_s, "loss": 2.0},
             frozen_by=method,
         )
         for method in ("none", "apf")
