@@ -108,9 +108,8 @@ class Freeze(PlanCommand, json_schema_extra={"examples": [{"method": "timelyfree
         if then.method == "none":
             return WhatIfChange(cut=KEEP, r_max=0.0, frozen=0)
         if then.method == "prefix":
-            asked = [layers for first, layers in then.schedule if first <= job.step + 1]
-            layers = then.prefix if self.prefix is None else self.prefix
-            frozen, most = [0, *asked][-1] if layers is None else layers, plan.layers[-1][1] - 1
+            due = [0, *(layers for first, layers in then.schedule if first <= job.step + 1)]
+            frozen, most = due[-1] if then.prefix is None else then.prefix, plan.layers[-1][1] - 1
             if frozen > most:
                 raise Impossible(
                     f"prefix = {frozen} freezes {counted(frozen, 'layer')}, and the model has {most + 1}: the last one"
