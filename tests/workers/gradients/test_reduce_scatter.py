@@ -15,6 +15,7 @@ from benchmarks.parts.rank_threads import Hub, LocalChannel
 from planner.shards import cut
 from workers.gradients.reduce_scatter import MicrobatchReduceScatter
 from workers.state.flat import Cut, FlatGradients, GradientBuffers, cuts_of
+from workers.transport.channel import MessageStream
 
 LAYERS = (0, 1, 2)
 Layers = Mapping[int, dict[str, nn.Parameter]]
@@ -103,6 +104,36 @@ def test_each_owner_has_the_sum_in_order_of_what_it_owns(siblings: int, uneven: 
     if siblings > 1:
         kept = [sum(each.numel() for each in of_rank[0].buffers) for of_rank in found]
         assert max(kept) < 0.8 * sum(kept), "each has memory for its own shard alone"
+
+
+@pytest.mark.parametrize("prefix", [0, 2, 3])
+def test_siblings_say_nothing_of_layers_that_are_frozen_as_a_whole(
+    prefix: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = [{layer: trained() for layer in LAYERS} for _ in range(2)]
+    told: list[int] = []
+    send = LocalChannel.send
+
+    def heard(channel: LocalChannel, stream: MessageStream, tensors: Sequence[Tensor]) -> None:
+        told.extend(tensor.numel() for tensor in tensors if tensor.dtype == torch.bool)
+        send(channel, stream, tensors)
+
+    monkeypatch.setattr(LocalChannel, "send", heard)
+
+    def work(rank: int, channel: LocalChannel) -> None:
+        summed = buffers_of(layers[rank])
+        sink = MicrobatchReduceScatter(
+            channel, range(2), summed, 0, cuts=cuts_for(summed, 2), rounds=(2,), order=tuple(reversed(LAYERS))
+        )
+        sink.begin_step(prefix)
+        sink.begin_window()
+        for layer in reversed(range(prefix, len(LAYERS))):
+            sink.begin(layer, rank)
+            sink.end(layer, rank, whole=True)
+        sink.reduce()
+
+    on_threads(2, work)
+    assert told == ([(len(LAYERS) - prefix) * len(trained())] * 2 if prefix < len(LAYERS) else [])
 
 
 def test_a_rank_is_ahead_of_a_slow_sibling_by_one_layer() -> None:
