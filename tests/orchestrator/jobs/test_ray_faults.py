@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from command_line import freshet_here
+from pace import patient
 from ray_jobs import Log, assert_nothing_left, state_sha256
 from tiny_jobs import tiny
 
@@ -21,10 +22,11 @@ from workers.fault_injection.drill import Drill
 from workers.protocol.reports import FaultReport, StepReport
 
 STEPS = 20
+LAYER_S = patient(0.008)
 CLUSTER = {
     "device": "emulated",
-    # Steps take a fifth of a second; faults are armed while the ranks join.
-    "emulated": {"forward_s": 0.004, "input_grad_s": 0.004, "weight_grad_s": 0.004},
+    # Steps take two fifths of a second, longer on a busy machine; faults are armed while the ranks join.
+    "emulated": {"forward_s": LAYER_S, "input_grad_s": LAYER_S, "weight_grad_s": LAYER_S},
 }
 
 

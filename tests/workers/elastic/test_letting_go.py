@@ -20,6 +20,7 @@ from workers.launch.ranks import assignment
 from workers.protocol.orders import CopyAhead, Generation, Request, StateSource
 from workers.protocol.reports import CopiedAhead, Outcome, Report, StepReport, WarningReport
 from workers.rank import Rank
+from workers.state_stream import follow, stream
 
 SECRET, HOST = b"a secret of the tests", "127.0.0.1"
 LAYERS = (1, 2, 5)
@@ -69,6 +70,8 @@ class Spare:
         """Have the rank copy; returns what is no longer there once its modules and copies are gone."""
         self.rank.copy_ahead(self.order(change))
         until(lambda: any(isinstance(one, CopiedAhead) and one.change == change for one in self.reports))
+        (told,) = [one for one in self.reports if isinstance(one, CopiedAhead) and one.change == change]
+        assert told.error is None
         copying = self.rank._coming._copies
         assert copying is not None
         (owner,) = copying._owners.values()
@@ -91,7 +94,10 @@ class Spare:
 
 
 @pytest.fixture
-def spare(tmp_path: Path) -> Iterator[Spare]:
+def spare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spare]:
+    # A machine that stands still for seconds ends no connection here.
+    for end in (follow, stream):
+        monkeypatch.setattr(end, "HANDSHAKE_S", 60.0)
     made = Spare(tmp_path)
     yield made
     made.close()
