@@ -3,8 +3,9 @@
     python -m benchmarks.freezing_tables [TABLE ...] [--seeds N] [--out FOLDER] [--quick]
 
 `language`, `texts` and `images` are TimelyFreeze's tables 1 to 3: each method under several schedules, on a GPT, a BERT
-and a ViT that go on from trained weights. `transformer` is PipeTransformer's table 1 with three alphas: a ViT from
-scratch, whose pipeline shrinks and multiplies. `controls` is TimelyFreeze's figure 6: more and less freezing. A table
+and a ViT that go on from trained weights. `transformer`, `transformer-texts` and `transformer-images` are
+PipeTransformer's table 1 with three alphas: a ViT from scratch, whose pipeline shrinks and multiplies, and a BERT and a
+ViT that go on from trained weights. `controls` is TimelyFreeze's figure 6: more and less freezing. A table
 whose weights or texts are not there is left out, and says what makes them. The pages lie in the folder; the same
 command goes on with what is not done. Figure 9 and table 4 of PipeTransformer: `benchmarks.packed_pipelines`.
 """
@@ -38,6 +39,9 @@ FINETUNED = (
         "freshet train examples/gpt.toml; freshet export runs/gpt --out runs/gpt.safetensors",
     ),
 )
+REAL = (("runs/real/minilm", "make real-data"),)
+SMALL = (("runs/small-vit", "python examples/small_vision.py"),)
+ALPHAS = ("freeze.method=none,pipetransformer", "freeze.alpha=0.2,0.33,0.5")
 SCHEDULES = "pipeline.schedule=gpipe,1f1b,zbv"
 TABLES = {
     "language": Table(
@@ -49,19 +53,33 @@ TABLES = {
     "texts": Table(
         spec="examples/finetune-bert.toml",
         grid=("pipeline.schedule=1f1b,zbv", f"freeze.method={METHODS}"),
-        needs=(("runs/real/minilm", "make real-data"),),
+        needs=REAL,
         steps=150,
     ),
     "images": Table(
         spec="examples/finetune-vit.toml",
         grid=("pipeline.schedule=1f1b,zbv", f"freeze.method={METHODS}"),
-        needs=(("runs/small-vit", "python examples/small_vision.py"),),
+        needs=SMALL,
         steps=300,
     ),
     "transformer": Table(
         spec="examples/vit.toml",
-        grid=("freeze.method=none,pipetransformer", "freeze.alpha=0.2,0.33,0.5"),
+        grid=ALPHAS,
         overrides=("freeze.check_every=30",),
+        steps=300,
+    ),
+    "transformer-texts": Table(
+        spec="examples/finetune-bert.toml",
+        grid=ALPHAS,
+        overrides=("freeze.check_every=15",),
+        needs=REAL,
+        steps=150,
+    ),
+    "transformer-images": Table(
+        spec="examples/finetune-vit.toml",
+        grid=ALPHAS,
+        overrides=("freeze.check_every=30",),
+        needs=SMALL,
         steps=300,
     ),
     "controls": Table(

@@ -83,6 +83,21 @@ def has_program(method: str) -> bool:
     return method == AUTO or method.startswith("timelyfreeze")
 
 
+_PREFIX_RULES = {
+    "pipetransformer": "pipetransformer",
+    "prefix": "prefix",
+    "autofreeze": "autofreeze",
+    "timelyfreeze+pipetransformer": "pipetransformer",
+    "timelyfreeze+prefix": "prefix",
+}
+
+
+def prefix_rule(method: str) -> str | None:
+    """The method by whose rule a freezing method freezes layers as a whole, from the input up; None: by none. A hybrid
+    of the freeze program has its ratios above that prefix."""
+    return _PREFIX_RULES.get(method)
+
+
 def budget_text(r_max: Budget) -> str:
     """A budget in words."""
     return r_max if isinstance(r_max, str) else f"{r_max:g}"
@@ -166,17 +181,18 @@ class FreezeOverrides:
     @property
     def named(self) -> str:
         """The method with its setting, in words."""
-        if has_program(self.method):
-            settings = {} if self.method == AUTO else {"r_max": budget_text(self.r_max)}
-            if self.least_update is not None and self.r_max == AUTO:
-                settings["least_update"] = f"{self.least_update:g}"
-            named = " and ".join(f"{key} = {value}" for key, value in settings.items())
-            return f"{self.method} with {named}" if named else self.method
-        if self.method == "pipetransformer" and self.alpha is not None:
-            return f"{self.method} with alpha = {self.alpha:g}"
-        if self.method == "prefix" and self.prefix is not None:
-            return f"{self.method} of {counted(self.prefix, 'layer')}"
-        return self.method
+        named, settings = self.method, dict[str, str]()
+        if has_program(self.method) and self.method != AUTO:
+            settings["r_max"] = budget_text(self.r_max)
+        if has_program(self.method) and self.least_update is not None and self.r_max == AUTO:
+            settings["least_update"] = f"{self.least_update:g}"
+        rule = prefix_rule(self.method)
+        if rule == "pipetransformer" and self.alpha is not None:
+            settings["alpha"] = f"{self.alpha:g}"
+        if rule == "prefix" and self.prefix is not None:
+            named = f"{named} of {counted(self.prefix, 'layer')}"
+        with_settings = " and ".join(f"{key} = {value}" for key, value in settings.items())
+        return f"{named} with {with_settings}" if settings else named
 
 
 @dataclass(frozen=True, kw_only=True)

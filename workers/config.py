@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, TypeAdapter
 from pydantic_core import PydanticCustomError
 
 from planner.course import Course, LearningRate, Leg
-from planner.freezing import Phases, has_program
+from planner.freezing import Phases, has_program, prefix_rule
 from planner.plan import recomputable
 from workers.models.model_config import DEFAULT_MODEL, AnyModel, Model
 from workers.protocol.goals import KEPT, Goals
@@ -280,12 +280,16 @@ class FreezeConfig(Section):
         "timelyfreeze+autofreeze",
         "pipetransformer",
         "prefix",
+        "timelyfreeze+pipetransformer",
+        "timelyfreeze+prefix",
         "auto",
     ] = "none"
     """`timelyfreeze` computes how much each action freezes; `apf` and `autofreeze` choose parameters and
-    layers that are stable; with a `+`, the first determines how much and the second which. `pipetransformer` freezes
-    more and more layers from the input up, as their gradients become small; `prefix` as many as `prefix` or `schedule`
-    say. Frozen layers from the input up, those of `autofreeze` too, have no backward pass at all. `auto` begins as
+    layers that are stable; `timelyfreeze+apf` and `timelyfreeze+autofreeze` spend what the first computes on what the
+    second chooses. `pipetransformer` freezes more and more layers from the input up, as their gradients become small;
+    `prefix` as many as `prefix` or `schedule` say. Frozen layers from the input up, those of `autofreeze` too, have no
+    backward pass at all; with `timelyfreeze+pipetransformer` and `timelyfreeze+prefix`, the layers above freeze as
+    `timelyfreeze` computes, again whenever more layers are frozen as a whole. `auto` begins as
     `timelyfreeze`; after monitoring, and now and again from then on, the job takes that or a `prefix`, whichever is
     predicted to come to a given accuracy sooner."""
     r_max: Annotated[float, Field(ge=0, le=1)] | Literal["auto"] = "auto"
@@ -321,11 +325,11 @@ class FreezeConfig(Section):
     the smallest gradient (eq. 1); `authors`, as their published code does: those before the first whose gradient still
     changes more from check to check than 70 % of the layers' do."""
     prefix: NonNegative | None = None
-    """`method = "prefix"`: layers to freeze, from the input up, from the first step on. The last layer is never
-    frozen."""
+    """`method = "prefix"` or `"timelyfreeze+prefix"`: layers to freeze, from the input up, from the first step on. The
+    last layer is never frozen."""
     schedule: tuple[tuple[Positive, NonNegative], ...] = ()
-    """`method = "prefix"`, in place of `prefix`: [step, layers] pairs in order of steps; from that step on, so many
-    layers are frozen. Fewer than before thaws the others."""
+    """In place of `prefix`: [step, layers] pairs in order of steps; from that step on, so many layers are frozen. Fewer
+    than before thaws the others."""
     thaw: Literal["never", "plateau", "rate"] = "never"
     """When all layers frozen from the input up are trained again, to the end: `plateau`, once a validation is no better
     than the best before it; `rate`, once the learning rate has fallen to a tenth."""
@@ -368,15 +372,13 @@ class FreezeConfig(Section):
     @property
     def by_prefix(self) -> bool:
         """Whether layers are frozen as a whole, from the input up, and have no backward pass then."""
-        return self.method in ("pipetransformer", "prefix", "autofreeze")
+        return prefix_rule(self.method) is not None
 
     @property
     def lasts(self) -> bool:
         """Whether a layer that is frozen as a whole stays so to the end of the job."""
-        layers = [frozen for _, frozen in self.schedule]
-        rises = self.method in ("pipetransformer", "autofreeze") or (
-            self.method == "prefix" and layers == sorted(layers)
-        )
+        layers, rule = [frozen for _, frozen in self.schedule], prefix_rule(self.method)
+        rises = rule in ("pipetransformer", "autofreeze") or (rule == "prefix" and layers == sorted(layers))
         return self.thaw == "never" and rises
 
     @property
@@ -396,10 +398,10 @@ class FreezeConfig(Section):
             keys |= {"check_every", "apf_threshold", "apf_alpha"}
         if self.method.endswith("autofreeze"):
             keys |= {"check_every", "autofreeze_percentile"}
-        if self.method == "pipetransformer":
+        if prefix_rule(self.method) == "pipetransformer":
             keys |= {"check_every", "alpha", "rule"}
-        if self.method == "prefix":
-            keys = {"method", "prefix", "schedule"}
+        if prefix_rule(self.method) == "prefix":
+            keys = {"prefix", "schedule"} | (keys if self.timely else {"method"})
         if self.by_prefix or self.method == "auto":
             keys |= {"frozen_mode", "thaw", "batch"}
             keys |= {"lr", "frozen_cost"} if self.batch == "scale" else set()

@@ -17,7 +17,7 @@ from planner.freeze.time_to_accuracy import (
     time_to_accuracy_ratio,
     warning,
 )
-from planner.freezing import AUTO, Phase, has_program, is_reference
+from planner.freezing import AUTO, Phase, has_program, is_reference, prefix_rule
 from workers.protocol.reports import StepReport
 
 Side = Literal["unfrozen", "frozen"]
@@ -27,7 +27,8 @@ FEWEST, NEWEST = 5, 25
 
 @dataclass(frozen=True, kw_only=True)
 class FreezeNumbers:
-    """The numbers of a run; None where it has no such number (yet)."""
+    """The numbers of a run; None where it has no such number (yet). Where a freeze program works above a prefix, they
+    compare with steps that freeze the prefix alone."""
 
     method: str
     average_freeze_ratio: float | None
@@ -37,11 +38,16 @@ class FreezeNumbers:
     predicted_kappa: float | None
     """The same, as the freeze program predicted it."""
     p_eff: float | None
-    """Share of gradient energy that reached the weights in the steps with full freezing (definition D.8)."""
+    """Share of gradient energy that reached the weights in the steps with full freezing (definition D.8); below a
+    prefix none does."""
     progress: float | None
     """Share of a step's progress that is left, as the freeze program predicted it with r_max = auto."""
     chosen: bool
     """Whether the job chose the method itself, and goes on choosing."""
+    above_prefix: bool
+    """Whether a freeze program works above a prefix."""
+    predicted_left: float | None
+    """Share of a step's progress that the time to accuracy goes by, as predicted; None: it goes by `p_eff`."""
     time_to_accuracy: float | None
     """Predicted time to the same accuracy over that without freezing: kappa / p_eff (eq. 13), or with r_max = auto
     kappa / progress; infinite if nothing is left."""
@@ -64,8 +70,11 @@ def freeze_numbers(run: JobView) -> FreezeNumbers | None:
     solved = run.freeze.solved
     measured = measured_kappa(map(paced_s, full), map(paced_s, unfrozen))
     automatic = freeze.get("r_max") == AUTO and phases_of(freeze) is not None
+    above = has_program(method) and prefix_rule(method) is not None
     if automatic:
         measured = _paired_kappa(unfrozen, full)
+    elif above:  # steps with nothing frozen are those of fewer frozen layers
+        measured = None
     newest = run.freeze.newest
     control = None if newest is None else newest.control
     predicted = solved.kappa if solved is not None and has_program(method) else None
@@ -76,7 +85,8 @@ def freeze_numbers(run: JobView) -> FreezeNumbers | None:
         )
     best = measured if measured is not None else predicted
     progress = solved.progress if solved is not None and automatic else None
-    left = p_eff if progress is None else progress
+    predicted_left = solved.p_eff if above and solved is not None and progress is None else progress
+    left = p_eff if predicted_left is None else predicted_left
     return FreezeNumbers(
         method=method,
         average_freeze_ratio=run.freeze.average_ratio(run.step),
@@ -85,6 +95,8 @@ def freeze_numbers(run: JobView) -> FreezeNumbers | None:
         p_eff=p_eff,
         progress=progress,
         chosen=control is not None and control.chosen,
+        above_prefix=above,
+        predicted_left=predicted_left,
         time_to_accuracy=time_to_accuracy_ratio(best, left)
         if best is not None and p_eff is not None and left is not None
         else None,
@@ -96,7 +108,10 @@ def compared(run: JobView) -> tuple[Sequence[StepReport], Sequence[StepReport]]:
     count: the number of ranks changes a step's time, whatever is frozen."""
     freeze, start = run.freeze_section, run.freeze.start
     ranks = {each.number: len(each.members) for each in run.recovery.generations}
-    ordered = [step for _, step in sorted(run.steps.items())]
+    method, prefix = str(freeze.get("method")), run.freeze.prefix
+    # A freeze program above a prefix is judged by the steps with that prefix.
+    first = prefix.step if prefix is not None and has_program(method) and prefix_rule(method) else 1
+    ordered = [step for number, step in sorted(run.steps.items()) if number >= first]
     now = ranks.get(ordered[-1].generation) if ordered else None
     steps = [(side(step, freeze, start), step) for step in ordered if ranks.get(step.generation) == now]
     return [step for at, step in steps if at == "unfrozen"], [step for at, step in steps if at == "frozen"]
@@ -122,7 +137,8 @@ def side(step: StepReport, freeze: Mapping[str, Any], start: int | None) -> Side
         unfrozen = step.step <= (freeze.get("warm_up") or 0)
         full = not unfrozen
     else:
-        whole = not anything_frozen(step.effective_update)  # another section may have been in force
+        # Another section may have been in force; below a prefix nothing ever reaches the weights.
+        whole = prefix_rule(str(freeze.get("method"))) or not anything_frozen(step.effective_update)
         reference = whole and is_reference(step.step, phases, freeze.get("r_max", 0.0))
         unfrozen = reference or phases.of(step.step) is Phase.UPPER
         full = phases.of(step.step) is Phase.STABLE and start is not None and step.step >= start

@@ -52,7 +52,8 @@ def freeze_steps(run: JobView) -> tuple[FreezeStep, ...]:
     step_s = cache(predicted.step_s) if predicted is not None else None
     rows: list[FreezeStep] = []
     average, numbers = RunningUpdate(), freeze_numbers(run)
-    progress = None if numbers is None else numbers.progress
+    left = None if numbers is None else numbers.predicted_left
+    above = numbers is not None and numbers.above_prefix
     kappas: list[float] = []
     for number in sorted(number for number in run.steps if number >= start):
         report = run.steps[number]
@@ -63,7 +64,8 @@ def freeze_steps(run: JobView) -> tuple[FreezeStep, ...]:
             foreseen = kappa(foreseen_s, step_s(0.0, windows))
         if unfrozen_s is not None:
             measured = kappa(paced_s(report), unfrozen_s)
-        best = measured if measured is not None else foreseen
+        # A prediction compares with a step that has the same prefix.
+        best = foreseen if measured is None or above else measured
         # A skipped step updates nothing: neither its time nor its gradient counts.
         if not report.skipped:
             average.add(report.effective_update, report.gradient_energy)
@@ -79,7 +81,7 @@ def freeze_steps(run: JobView) -> tuple[FreezeStep, ...]:
                 p_eff=report.effective_update,
                 average_p_eff=average.share,
                 time_to_accuracy=time_to_accuracy_ratio(
-                    median(kappas), average.share if progress is None else progress
+                    median(kappas), average.share if left is None else left
                 )
                 if kappas
                 else None,

@@ -16,7 +16,7 @@ from orchestrator.commands.command import (
     refused_fields,
 )
 from orchestrator.commands.seen import NO_PLAN, SeenJob, plan_of
-from planner.freezing import budget_text
+from planner.freezing import budget_text, prefix_rule
 from planner.wording import counted
 
 if TYPE_CHECKING:
@@ -66,11 +66,12 @@ class Freeze(PlanCommand, json_schema_extra={"examples": [{"method": "timelyfree
         FieldLimits({"gt": 0, "lt": 1}),
         Input("alpha", hint="pipetransformer: 0 to 1", step="any", most="1"),
     ] = None
-    """With method pipetransformer: largest share of the layers still trained that one check freezes."""
+    """With method pipetransformer or timelyfreeze+pipetransformer: largest share of the layers still trained that one
+    check freezes."""
     prefix: Annotated[
         int | None, FieldLimits({"ge": 0}), Input("Layers", hint="prefix: from the input up", step="1")
     ] = None
-    """With method prefix: layers to freeze, from the input up."""
+    """With method prefix or timelyfreeze+prefix: layers to freeze, from the input up."""
 
     def says(self, job: SeenJob) -> str:
         if self.method == "none":
@@ -101,13 +102,10 @@ class Freeze(PlanCommand, json_schema_extra={"examples": [{"method": "timelyfree
             if any(each["loc"][:2] == ("freeze", "method") for each in error.errors()):
                 return f"{self.method} is no freeze method"
             return refused_fields(error)
-        if then.timely:
-            return WhatIfChange(cut=KEEP, r_max=then.r_max, least_update=then.least_update, frozen=0)
-        if self.r_max is not None:
+        if self.r_max is not None and not then.timely:
             return f"r_max changes nothing with method {then.method}: only a timelyfreeze method has a budget"
-        if then.method == "none":
-            return WhatIfChange(cut=KEEP, r_max=0.0, frozen=0)
-        if then.method == "prefix":
+        rule, frozen = prefix_rule(then.method), 0
+        if rule == "prefix":
             due = [0, *(layers for first, layers in then.schedule if first <= job.step + 1)]
             frozen, most = due[-1] if then.prefix is None else then.prefix, plan.layers[-1][1] - 1
             if frozen > most:
@@ -115,6 +113,11 @@ class Freeze(PlanCommand, json_schema_extra={"examples": [{"method": "timelyfree
                     f"prefix = {frozen} freezes {counted(frozen, 'layer')}, and the model has {most + 1}: the last one"
                     f" is never frozen, so give at most {most}"
                 )
+        elif rule is not None and rule == prefix_rule(str(job.freeze_section_at(job.step).get("method"))):
+            frozen = None  # those of today, until its next check
+        if then.timely:
+            return WhatIfChange(cut=KEEP, r_max=then.r_max, least_update=then.least_update, frozen=frozen)
+        if then.method == "none" or rule == "prefix":
             return WhatIfChange(cut=KEEP, r_max=0.0, frozen=frozen)
         return f"{then.method} freezes what has settled, which only training shows"
 

@@ -27,7 +27,7 @@ from orchestrator.controller.client_commands import Commands
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.event_loop import EventLoop, Work
 from orchestrator.controller.freeze.freeze_control import FreezeControl
-from orchestrator.controller.freeze.freeze_watch import Costly, FreezeWatch
+from orchestrator.controller.freeze.freeze_watch import Costly, FreezeWatch, outcome
 from orchestrator.controller.log_writer import LogWriter, Publisher
 from orchestrator.controller.outlets import Outlets
 from orchestrator.controller.planning.planner_process import PlannerProcess
@@ -563,6 +563,8 @@ class Controller:
                 self._spawn(self._freezing.freeze_less(costly))
             case warning:
                 self._loop.post(Noted(warning))
+        if (told := outcome(record.event, self._view)) is not None:
+            self._loop.post(Noted(told))
 
     def _watch_profile(self, record: Record) -> None:
         if (doubt := self._profile_watch.fold(record.event)) is not None:

@@ -353,6 +353,42 @@ class FreezeSolved:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FreezeMeasured:
+    """The gain and the cost of freezing by the steps so far, beside what was predicted. Told now and again while
+    something is frozen."""
+
+    step: int
+    method: str
+    kappa: float
+    """Median step with full freezing over median step with none (TimelyFreeze eq. 12)."""
+    predicted_kappa: float | None
+    """None: nothing predicts it."""
+    p_eff: float
+    """Share of gradient energy that reached the weights in the steps with full freezing (definition D.8)."""
+    predicted_p_eff: float | None
+    progress: float | None
+    """With r_max = auto: the predicted share of a step's progress that is left."""
+    above_prefix: bool
+    """Whether kappa and what is predicted compare with steps that freeze a prefix alone."""
+
+    level: ClassVar[Level] = "progress"
+
+    @property
+    def sentence(self) -> str:
+        without = "with the prefix alone" if self.above_prefix else "without freezing"
+        time = f"a step takes {self.kappa:.2f} of its time {without}{_predicted(self.predicted_kappa)}"
+        energy = (
+            f"{self.p_eff:.2f} of the gradient's energy reaches the weights{_predicted(self.predicted_p_eff)}"
+        )
+        left = "" if self.progress is None else f"; {self.progress:.2f} of its progress is left, as predicted"
+        return f"freezing, as measured up to step {self.step}: {time}, and {energy}{left}"
+
+
+def _predicted(number: float | None) -> str:
+    return "" if number is None else f" (predicted {number:.2f})"
+
+
+@dataclass(frozen=True, kw_only=True)
 class FreezeChanged:
     """Someone changed the freeze settings. Logged before `plan` is sent; all ranks follow it from one commit on, which
     `FreezeStarted` names."""
@@ -934,6 +970,7 @@ Event = (
     | Answered
     | PlannerStarted
     | FreezeSolved
+    | FreezeMeasured
     | FreezeChanged
     | Regrouped
     | Migrated

@@ -17,7 +17,7 @@ from orchestrator.history.columns import Columns
 from orchestrator.history.freeze_history import still_proposed
 from orchestrator.history.frozen_counts import CountedSteps
 from orchestrator.history.thinning import Grid, thin, up_to
-from planner.freezing import AUTO, Budget, FreezePlan, has_program
+from planner.freezing import AUTO, Budget, FreezePlan, has_program, prefix_rule
 from workers.protocol.reports import (
     ActivationsKept,
     ActivationsUsed,
@@ -132,6 +132,16 @@ class FreezeRecord:
     def prefix(self) -> PrefixFrozen | None:
         """The layers frozen as a whole; None where there never were any."""
         return self.prefixes[max(self.prefixes)] if self.prefixes else None
+
+    @property
+    def frozen_layers(self) -> int:
+        """Their number; it may be of a step whose commit is not told yet."""
+        return 0 if self.prefix is None else self.prefix.layers
+
+    def prefix_at(self, step: int) -> int:
+        """Layers frozen as a whole in `step`, as far as it is known."""
+        begun = [first for first in self.prefixes if first <= step]
+        return self.prefixes[max(begun)].layers if begun else 0
 
     def sections(self, spec: Mapping[str, Any]) -> tuple[tuple[int, Mapping[str, Any]], ...]:
         """(first step, the `[freeze]` section from there on), oldest first; `spec` is the job's own section."""
@@ -253,13 +263,9 @@ class FreezeRecord:
 
     def _in_force(self) -> tuple[object, ...]:
         """The settings that the method follows."""
-        match self.method:
-            case "pipetransformer":
-                return self.method, self.alpha
-            case "prefix":
-                return self.method, self.by_hand
-            case _:
-                return self.method, self.r_max, self.least_update if self.r_max == AUTO else None
+        rule = prefix_rule(self.method)
+        of_prefix = {"pipetransformer": self.alpha, "prefix": self.by_hand}.get(rule or "")
+        return self.method, of_prefix, self.r_max, self.least_update if self.r_max == AUTO else None
 
     def _add(self, report: FreezeReport) -> None:
         if not self.counted.fold(report):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from orchestrator.prepare.planning import places_of, replanner_of
 from orchestrator.prepare.settling import Settled
 from planner.course import times_as_many
+from planner.freezing import prefix_rule
 from planner.plan import Plan, PlanError
 from planner.simulation.predict import predict
 
@@ -32,7 +33,7 @@ def layouts(settled: Settled) -> tuple[PackedLayout, ...]:
         return ()
     layers = len(profile.model.layers)
     numbers = sorted({layers * number // MOST for number in range(MOST)} if layers > MOST else range(layers))
-    if freeze.method == "prefix":
+    if prefix_rule(freeze.method) == "prefix":
         numbers = sorted({0, freeze.prefix or 0, *(frozen for _, frozen in freeze.schedule)})
     first, domains = settled.plan, places_of(settled.spec, profile, settled.plan.world_size)
     begun, found = replanner_of(settled), list[PackedLayout]()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from planner.freezing import prefix_rule
 from workers.config import CHECK_EVERY, FreezeConfig
 from workers.protocol.errors import JobError
 
@@ -21,17 +22,17 @@ def check_prefix(freeze: FreezeConfig, *, table: bool) -> None:
     Raises:
         JobError: names the keys, their values and the way out.
     """
-    if freeze.method != "prefix":
+    if prefix_rule(freeze.method) != "prefix":
         for key, given in (("prefix", freeze.prefix is not None), ("schedule", bool(freeze.schedule))):
             if given:
                 raise JobError(
-                    f'freeze.{key} is for freeze.method = "prefix", and the method is {freeze.method!r}: leave the key'
-                    " out, or set that method"
+                    f'freeze.{key} is for freeze.method = "prefix" or "timelyfreeze+prefix", and the method is'
+                    f" {freeze.method!r}: leave the key out, or set one of these"
                 )
     elif (freeze.prefix is None) == (not freeze.schedule):
         raise JobError(
-            'freeze.method = "prefix" takes either freeze.prefix, a number of layers, or freeze.schedule, pairs of step'
-            f" and layers; {'both are' if freeze.schedule else 'none is'} given"
+            f'freeze.method = "{freeze.method}" takes either freeze.prefix, a number of layers, or freeze.schedule,'
+            f" pairs of step and layers; {'both are' if freeze.schedule else 'none is'} given"
         )
     steps = [step for step, _ in freeze.schedule]
     if any(later <= earlier for earlier, later in pairwise(steps)):
@@ -51,12 +52,12 @@ def check_prefix_fits(freeze: FreezeConfig, layers: int) -> None:
     Raises:
         JobError: the last layer would be frozen, or no layer can be.
     """
-    if freeze.method == "pipetransformer" and layers < LEAST_LAYERS:
+    if prefix_rule(freeze.method) == "pipetransformer" and layers < LEAST_LAYERS:
         raise JobError(
-            f"freeze.method = 'pipetransformer' freezes layers between the first and the last, all but one of them, and"
+            f"freeze.method = {freeze.method!r} freezes layers between the first and the last, all but one of them, and"
             f" the model has {layers} layers: it takes at least {LEAST_LAYERS}"
         )
-    if freeze.method != "prefix":
+    if prefix_rule(freeze.method) != "prefix":
         return
     most = max([freeze.prefix or 0, *(frozen for _, frozen in freeze.schedule)])
     if most >= layers:
@@ -68,7 +69,7 @@ def check_prefix_fits(freeze: FreezeConfig, layers: int) -> None:
 
 def lasting_prefix(freeze: FreezeConfig) -> int:
     """Layers, from the input up, that the job freezes as a whole from its first step to its last."""
-    given = freeze.prefix if freeze.method == "prefix" and freeze.thaw == "never" else None
+    given = freeze.prefix if prefix_rule(freeze.method) == "prefix" and freeze.thaw == "never" else None
     return given or 0
 
 
@@ -85,5 +86,5 @@ def settle_checks(freeze: FreezeConfig, epoch_steps: int) -> FreezeConfig:
     """
     every = freeze.check_every
     if every is None:
-        every = "epoch" if freeze.method == "pipetransformer" else CHECK_EVERY
+        every = "epoch" if prefix_rule(freeze.method) == "pipetransformer" else CHECK_EVERY
     return freeze.model_copy(update={"check_every": epoch_steps if every == "epoch" else every})

@@ -80,7 +80,7 @@ def needs_profile(spec: Spec) -> bool:
         or spec.cluster.memory_per_rank_bytes is not None
         or spec.adapt.policy != "off"
         or spec.elastic.redundancy == AUTO
-        or (spec.freeze.by_prefix and spec.freeze.pack != "off")
+        or (spec.freeze.by_prefix and (spec.freeze.pack != "off" or spec.freeze.timely))
         or spec.freeze.method == AUTO
     )
 

@@ -16,7 +16,9 @@ COLOURS = {
     "apf": "#c2570c",
     "autofreeze": "#8b5cf6",
     "pipetransformer": "#c026d3",
+    "timelyfreeze+pipetransformer": "#0369a1",
     "prefix": "#4d7c0f",
+    "timelyfreeze+prefix": "#78716c",
     "auto": "#be123c",
 }
 """Colours of freeze methods, legible on light and dark pages."""

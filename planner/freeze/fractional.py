@@ -66,15 +66,17 @@ def solve_for_accuracy(
 
 def energy_shares(energies: Sequence[float], plan: Plan, profile: Profile | None) -> tuple[float, ...]:
     """Per layer, its share of the gradient's energy. Where nobody has measured it, that of the parameters, or an equal
-    one.
+    one. Layers that `profile` has as frozen as a whole have none.
 
     Args:
         energies: per layer, squared norms of gradients; empty: not measured.
     """
-    sizes = [*energies]
+    layers = plan.layers[-1][1]
+    trained = [True] * layers if profile is None else [not one.frozen for one in profile.model.layers]
+    sizes = [energy * free for energy, free in zip(energies, trained, strict=True)] if energies else []
     if not any(sizes):
-        layers = plan.layers[-1][1]
-        sizes = [1.0] * layers if profile is None else [float(one.parameters) for one in profile.model.layers]
+        counts = [1] * layers if profile is None else [one.parameters for one in profile.model.layers]
+        sizes = [float(count * free) for count, free in zip(counts, trained, strict=True)]
     total = sum(sizes)
     return tuple(size / total for size in sizes)
 
@@ -130,7 +132,7 @@ def _layers_of(
         tuple(
             (layer, piece * time / total, cost * shares[layer])
             for layer, time in zip(range(first, stop), times, strict=True)
-            if time > 0
+            if time > 0 and shares[layer] > 0  # nobody knows what freezing others would cost
             for piece, cost in _pieces(adaptive)
         )
     )

@@ -55,7 +55,7 @@ class StageLayers:
 
     parts: tuple[tuple[int, float, float], ...]
     """(layer, part of the time of the stage's weight gradients, share of a step's progress that freezing it costs). A
-    layer has one or several. Parts of a stage add up to 1, shares of all stages to 1 at most."""
+    layer has one or several. Parts of a stage add up to 1 at most, and so do shares of all stages."""
 
 
 @dataclass(frozen=True, kw_only=True)

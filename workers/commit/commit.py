@@ -120,6 +120,8 @@ class CommitDecision:
     """Squared norm of the mean gradient, estimated as if nothing had been frozen."""
     norms: tuple[float, ...] = ()
     """Per layer, the norm of its gradient of `loss`, before clipping; 0 where none was formed."""
+    estimated_norms: tuple[float, ...] = ()
+    """Per layer, the same, estimated as if nothing had been frozen; empty where the ranks estimate none."""
     effective_update: float = 1.0
     """Share of it that the step's freezing let through (TimelyFreeze definition D.7)."""
 
@@ -177,7 +179,8 @@ def decide(
     clip = 1.0
     if clip_norm is not None and not skipped and grad_norm > clip_norm:
         clip = clip_norm / grad_norm
-    energy, effective = _effective_update(records, layers, shards)
+    energies = _energies(records, layers, shards)
+    energy, effective = _effective_update(energies)
     return CommitDecision(
         step=first.step,
         loss=loss / divisor,
@@ -200,6 +203,7 @@ def decide(
         norms=tuple(
             math.sqrt(norms[layer]) / divisor if norms[layer] >= 0 else math.nan for layer in range(layers)
         ),
+        estimated_norms=tuple(math.sqrt(each) / divisor if each >= 0 else math.nan for each, _ in energies),
         gradient_energy=grad_norm * grad_norm if energy is None else energy / divisor**2,
         effective_update=effective,
     )
@@ -260,20 +264,24 @@ def _check_complete(what: str, brought: Mapping[int, float], count: int, step: i
         raise CommitError(f"commit {step} lacks or exceeds {what}: {sorted(brought)} of {count} came")
 
 
-def _effective_update(
-    records: Sequence[CommitRecord], layers: int, shards: int
-) -> tuple[float | None, float]:
-    """The estimated energy of the summed gradient, if the ranks estimate it, and the share of definition D.7;
-    float64 sums in layer order."""
+def _energies(records: Sequence[CommitRecord], layers: int, shards: int) -> list[Energy]:
+    """By layer, the estimated energy of the summed gradient, and the part let through; empty if the ranks estimate
+    none."""
     energies = {layer: pair for record in records for layer, pair in record.energies.items()}
     brought = [record.parameter_energies for record in records]
     energies |= {
         layer: total_of(of_parameters)
         for layer, of_parameters in _of_shards(records, "energies", brought, shards).items()
     }
+    return [energies[layer] for layer in range(layers)] if energies else []
+
+
+def _effective_update(energies: Sequence[Energy]) -> tuple[float | None, float]:
+    """The estimated energy of the summed gradient, if the ranks estimate it, and the share of definition D.7;
+    float64 sums in layer order."""
     if not energies:
         return None, 1.0
-    energy, through = total_of(energies[layer] for layer in range(layers))
+    energy, through = total_of(energies)
     return energy, through / energy if energy > 0.0 and math.isfinite(energy) else 1.0
 
 

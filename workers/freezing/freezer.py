@@ -21,6 +21,7 @@ from planner.freezing import (
     Phase,
     Weights,
     is_reference,
+    prefix_rule,
 )
 from workers.commit.commit import CommitDecision, Prepared
 from workers.commit.freezing_scores import Energy
@@ -173,7 +174,7 @@ class Freezer:
     def _chances_of(self, step: int, layer: int, microbatches: int) -> tuple[Chance, ...]:
         if layer < self.prefix:
             return (ALWAYS,) * microbatches
-        if self._thawed or self._is_reference(step) or (self._config.by_prefix and not self._checks.on):
+        if self._is_reference(step) or (self._phases is None and (self._thawed or self._only_prefix)):
             return (NEVER,) * microbatches
         return self._budgets.chances(step, layer, microbatches)
 
@@ -265,7 +266,7 @@ class Freezer:
         reports: list[FreezeReport | FreezeStarted] = []
         if self._counting:
             frozen = self._tally.commit(self._step)
-            freezes = self._on and self._step > self._unfrozen_until
+            freezes = self._on and (self._step > self._unfrozen_until or self.prefix > 0)
             if freezes or self._plans.controlled(self._step):
                 reports.append(frozen)
         if decision.adopt is not None:
@@ -300,10 +301,20 @@ class Freezer:
         rule = rule_of(following, self._extent.layers)
         if rule is None:
             return FrozenPrefix()
-        if following.method != self._settings.at(seen.step).method:
+        if prefix_rule(following.method) != prefix_rule(self._settings.at(seen.step).method):
             first = rule.first()
             return replace(first, since=seen.step + 1) if first.since else first
         return rule.after(prefix, replace(seen, stable=self.stable_prefix))
+
+    @property
+    def masks(self) -> bool:
+        """Whether gradients above the prefix may be left out, too, by a freeze program."""
+        return self._phases is not None
+
+    @property
+    def _only_prefix(self) -> bool:
+        """Whether all that is frozen, apart from what a freeze program says, is frozen as a whole."""
+        return self._config.by_prefix and not self._checks.on
 
     @property
     def frozen_mode(self) -> Literal["train", "eval"]:
@@ -312,6 +323,8 @@ class Freezer:
 
     def may_freeze(self, step: int) -> bool:
         """Whether something, on any rank, may be frozen in `step`."""
+        if self.prefix:
+            return True
         return self._on and step > self._unfrozen_until and not self._is_reference(step)
 
     def _is_reference(self, step: int) -> bool:
@@ -319,15 +332,18 @@ class Freezer:
 
     def tells_energies(self, step: int) -> bool:
         """Whether the gradients of `step` say what freezing a layer would cost: above the prefix all are formed."""
-        if self._config.by_prefix and not self._checks.on:
+        if self._phases is None and self._only_prefix:
             return True
         return self._phases is not None and (self._phases.of(step) is Phase.UPPER or self._is_reference(step))
 
     def timed(self, step: int) -> bool:
-        """Whether `step` is monitored, or tells a job that chooses its method what it goes by."""
+        """Whether `step` is monitored, or tells what a choice of the method, or a program above a prefix, goes by."""
         if self._phases is not None and self._phases.warm_up < step <= self._phases.monitoring:
             return True
-        plan = self._plans.at(step)
+        plan, method = self._plans.at(step), self._settings.at(step).method
         control = None if plan is None else plan.control
-        chooses = self._settings.at(step).method == AUTO or (control is not None and control.chosen)
-        return chooses and step % REFERENCE_EVERY == REFERENCE_AT and self.tells_energies(step)
+        # A prefix may thaw: what its layers are worth then, these steps tell.
+        asks = (
+            method == AUTO or (control is not None and control.chosen) or (self.masks and self._only_prefix)
+        )
+        return asks and step % REFERENCE_EVERY == REFERENCE_AT and self.tells_energies(step)

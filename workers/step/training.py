@@ -596,7 +596,7 @@ class TrainingLoop:
             step=decision.step,
             began=began,
             along=along,
-            norms=decision.norms,
+            norms=decision.estimated_norms if self._freezer.masks else decision.norms,
             skipped=decision.skipped,
             rate=optimizer.lr(along) / optimizer.config.lr if warm else 1.0,
             validations=[(each.step, each.values["loss"]) for each in past if each.step < decision.step],

@@ -32,7 +32,15 @@ from orchestrator.controller.requests.freeze_request import (
 from orchestrator.controller.requests.freezing_in_force import budget_in_force, method_to_plan_for
 from orchestrator.controller.requests.move_request import domains_of
 from orchestrator.controller.requests.partition_request import check_base
-from orchestrator.events.types import Event, FreezeChanged, Migrated, Submitted, Warned
+from orchestrator.events.types import (
+    Event,
+    Formed,
+    FreezeChanged,
+    FreezeSolved,
+    Migrated,
+    Submitted,
+    Warned,
+)
 from orchestrator.history.copying import copied
 from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle.moves import expected
@@ -40,9 +48,9 @@ from orchestrator.lifecycle.states import JobData, Live, Order, Training, in_wor
 from orchestrator.lifecycle.stimuli import FreezeAsked, Noted, Solved
 from planner.freeze.decision import FreezeDecision, FreezeQuestion, decide
 from planner.freeze.monitoring import Observation
-from planner.freezing import AUTO, Ratios
+from planner.freezing import AUTO, Budget, Ratios, has_program, prefix_rule
 from workers.protocol.errors import JobError
-from workers.protocol.reports import FreezeStarted
+from workers.protocol.reports import FreezeStarted, PrefixFrozen
 
 MOST_UPDATE = 0.98
 """Least update above which nothing is frozen any more."""
@@ -83,6 +91,8 @@ class FreezeControl:
         self._outdated = False
         """Whether speeds, times or layers have changed since the freeze program was solved for them last."""
         self._solving: asyncio.Task[None] | None = None
+        self._solved_above: int | None = None
+        """Layers frozen as a whole when the newest solution was logged; None: not since this controller lives."""
 
     def fold(self, event: Event) -> None:
         """Follow a logged event."""
@@ -97,7 +107,17 @@ class FreezeControl:
             self._drop_link()
             if isinstance(self._loop.state, Live):
                 self.accompany(self._view().step)
-        if isinstance(event, Migrated) or (isinstance(event, FreezeStarted) and self._outdated):
+        again = isinstance(event, Migrated) or (isinstance(event, FreezeStarted) and self._outdated)
+        if isinstance(event, PrefixFrozen | Formed) and self._above_prefix:
+            monitored = isinstance(event, Formed) or (
+                self._link is not None and self._link.monitors_with(event)
+            )
+            # A solution that is under way is followed first.
+            self._outdated = self._outdated or not monitored
+            again = self._budget_in_force() is not None
+        if isinstance(event, FreezeSolved):
+            self._solved_above = self._view().freeze.frozen_layers
+        if again:
             self.solve_again()
         if due(event, self._setup.config.freeze, self._view()) and not self._order.freezing.replayed:
             self._loop.spawn(self._choose())
@@ -201,7 +221,9 @@ class FreezeControl:
         if least > MOST_UPDATE:
             # A job that chooses its method may choose again.
             chooses_again = chooses(self._setup.config.freeze, self._view())
-            wanted = {"least_update": 1.0} if chooses_again else {"method": "none"}
+            # Prediction and outcome are of the program alone: what is frozen as a whole stays so.
+            rest = prefix_rule(self._view().freeze.method) or "none"
+            wanted = {"least_update": 1.0} if chooses_again else {"method": rest}
         judged = self._view().freeze.newest
 
         def still() -> bool:
@@ -280,17 +302,27 @@ class FreezeControl:
             # At these speeds nothing is saved: what is frozen stays.
             return
         newest = self._view().freeze.newest
-        if self._outdated or newest is None or not differ(newest.ratios, decision.ratios):
+        moved = self._above_prefix and self._view().freeze.frozen_layers != self._solved_above
+        if self._outdated or newest is None or not (moved or differ(newest.ratios, decision.ratios)):
             return
         self._version += 1
         plan = decision.freeze_plan(job.plan, epoch=self._order.epoch, version=self._version, control=control)
         await self._loop.post_and_wait(Solved(solution_of(decision, plan, solve_s)))
 
+    @property
+    def _above_prefix(self) -> bool:
+        """Whether a freeze program works above a prefix."""
+        method = self._view().freeze.method
+        return has_program(method) and prefix_rule(method) is not None
+
     def budget(self) -> float | None:
         """r_max of the program that `solve_again` has solved; None: there is none."""
-        replayed = self._order.freezing.replayed
-        found = budget_in_force(self._setup.config.freeze, self._view(), replayed=replayed)
+        found = self._budget_in_force()
         return None if found == AUTO else found
+
+    def _budget_in_force(self) -> Budget | None:
+        replayed = self._order.freezing.replayed
+        return budget_in_force(self._setup.config.freeze, self._view(), replayed=replayed)
 
     def again(self, entry: CommandEntry) -> bool:
         """Whether a command of the previous controller needs no answer yet: the plan that it asked for, or one that

@@ -1,4 +1,4 @@
-"""Checks at each step whether freezing pays: time saved against updates kept. Pure."""
+"""Checks at each step whether freezing pays: time saved against updates kept; and tells it now and again. Pure."""
 
 from __future__ import annotations
 
@@ -7,15 +7,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestrator.analysis.freeze_numbers import PairedKappa, Side, measured_kappa, paced_s, side
-from orchestrator.events.types import Event, Formed, FreezeSolved, Issued, Submitted, Warned
+from orchestrator.analysis.freeze_numbers import (
+    PairedKappa,
+    Side,
+    freeze_numbers,
+    measured_kappa,
+    paced_s,
+    side,
+)
+from orchestrator.events.types import (
+    Event,
+    Formed,
+    FreezeMeasured,
+    FreezeSolved,
+    Issued,
+    Submitted,
+    Warned,
+)
 from orchestrator.history.freeze_history import FreezeHistory, cut
 from orchestrator.history.job_view import JobView
 from planner.freeze.time_to_accuracy import RunningUpdate, cost_text, costs, warning
-from planner.freezing import AUTO, FreezePlan, has_program
+from planner.freezing import AUTO, FreezePlan, has_program, prefix_rule
 from planner.plan import Plan
-from workers.protocol.reports import FreezeStarted, StepReport, SwitchReport
+from workers.protocol.reports import FreezeStarted, PrefixFrozen, StepReport, SwitchReport
 
+TOLD_EVERY = 100
+"""Steps between two measurements that are logged."""
 EVERY = 10
 """Frozen steps between two checks of measured times: enough that a few slow steps do not move the median."""
 NEWEST = 1000
@@ -46,6 +63,7 @@ class FreezeWatch:
     def __init__(self, history: FreezeHistory) -> None:
         self._predicted = history.solved.kappa if history.solved is not None else None
         self._progress = history.solved.progress if history.solved is not None else None
+        self._p_eff = history.solved.p_eff if history.solved is not None else None
         changed = [number for number, plan in enumerate(history.plans) if plan.control is not None]
         in_force = history.plans[changed[-1] if changed else 0 :]
         solved = [plan.start for plan in in_force if plan.control is None or plan.control.solved]
@@ -83,12 +101,14 @@ class FreezeWatch:
             case SwitchReport(epoch=epoch, version=version) if self._issued is not None:
                 if (epoch, version) == (self._issued.epoch, self._issued.version):
                     self._follow(self._issued)
-            case FreezeSolved(kappa=kappa, progress=progress):
-                self._predicted, self._progress = kappa, progress
+            case FreezeSolved(kappa=kappa, progress=progress, p_eff=p_eff):
+                self._predicted, self._progress, self._p_eff = kappa, progress, p_eff
             case FreezeStarted(plan=plan) if plan.control is not None:
                 self._begin_again(plan)
             case FreezeStarted(plan=plan) if self._start is None:
                 self._start = plan.start
+            case PrefixFrozen() if self._above_prefix:
+                self._times_s, self._pairs = _no_times(), PairedKappa()
             case StepReport(skipped=False) if not self._warned:
                 return self._judge(event)
             case _:
@@ -108,6 +128,7 @@ class FreezeWatch:
             each for each in view.decisions if each.plan != view.plan or view.plan == view.followed
         )
         started = deque(plan for start, plan in freezing if start > began)
+        moved = deque(prefix for first, prefix in sorted(view.freeze.prefixes.items()) if first > began)
         before = began
         for step, report in sorted(view.steps.items()):
             if step <= began:
@@ -116,6 +137,8 @@ class FreezeWatch:
                 self._follow(followed.popleft().plan)
             while started and (started[0].start or 0) <= step:
                 self._adopt(started.popleft(), solved)
+            while moved and moved[0].step <= step:
+                self.fold(moved.popleft())
             self.fold(replace(report, gradient_energy=report.gradient_energy * (step - before)))
             before = step
         for plan in started:
@@ -151,6 +174,11 @@ class FreezeWatch:
         self._pairs, self._frozen = PairedKappa(), 0
 
     @property
+    def _above_prefix(self) -> bool:
+        method = str(self._freeze.get("method"))
+        return has_program(method) and prefix_rule(method) is not None
+
+    @property
     def _automatic(self) -> bool:
         """Whether the job leaves it to us how much to freeze."""
         return self._freeze.get("r_max") == AUTO and has_program(str(self._freeze.get("method")))
@@ -164,7 +192,9 @@ class FreezeWatch:
         kappa = self._predicted if self._predicted is not None else self._measured()
         if kappa is None:
             return None
-        text = warning(kappa, self._average.share, str(self._freeze.get("method")))
+        # Above a prefix both compare with a step that freezes it alone.
+        share = self._p_eff if self._above_prefix else self._average.share
+        text = None if share is None else warning(kappa, share, str(self._freeze.get("method")))
         if text is None:
             return None
         self._warned = True
@@ -197,6 +227,29 @@ class FreezeWatch:
         if self._frozen % EVERY:
             return None
         return measured_kappa(self._times_s["frozen"], self._times_s["unfrozen"])
+
+
+def outcome(event: Event, view: JobView) -> FreezeMeasured | None:
+    """Gain and cost of freezing by the steps so far, if it is due to tell them at `event`, the newest of `view`."""
+    if not isinstance(event, StepReport) or event.step % TOLD_EVERY:
+        return None
+    if view.freeze.method == "none":
+        return None
+    numbers, solved = freeze_numbers(view), view.freeze.solved
+    if numbers is None or numbers.kappa is None or numbers.p_eff is None:
+        return None
+    foreseen = None if solved is None or numbers.predicted_kappa is None else solved.p_eff
+    return FreezeMeasured(
+        step=event.step,
+        method=numbers.method,
+        kappa=numbers.kappa,
+        predicted_kappa=numbers.predicted_kappa,
+        p_eff=numbers.p_eff,
+        # Above a prefix it is a share of what the prefix leaves.
+        predicted_p_eff=None if numbers.above_prefix else foreseen,
+        progress=numbers.progress,
+        above_prefix=numbers.above_prefix,
+    )
 
 
 def _no_times() -> dict[Side, deque[float]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 
 from orchestrator.controller.config import ControllerConfig
 from orchestrator.controller.planning.planner_process import PlannerGone, PlannerProcess
@@ -23,7 +24,7 @@ from planner.freeze.monitoring import Observation, complete
 from planner.freezing import FreezeOverrides, FreezePlan, Phase
 from planner.ir import Schedule
 from planner.plan import Plan
-from workers.protocol.reports import StepReport, TimelineReport
+from workers.protocol.reports import PrefixFrozen, StepReport, TimelineReport
 
 TASK = "freezing"
 
@@ -61,6 +62,10 @@ class PlannerLink:
         """Step -> rank -> its observation."""
         self._enough = asyncio.Event()
         """Whether monitoring has ended: all ranks' timelines are there, or no more will come."""
+        self._prefix = (
+            0 if (frozen := history.prefix_after(question.phases.monitoring)) is None else frozen.layers
+        )
+        """Layers frozen as a whole, as far as it is known."""
         self._answered = False
         for report in history.monitored_with(question.plan):
             self.fold(report)
@@ -76,6 +81,8 @@ class PlannerLink:
                     self._enough.set()
             case StepReport(step=step) if step >= phases.monitoring + GRACE_STEPS:
                 self._enough.set()
+            case PrefixFrozen(layers=layers):
+                self._prefix = layers
             case _:
                 pass
 
@@ -83,6 +90,10 @@ class PlannerLink:
         """Whether all ranks' timelines are there, up to those of `step`, with which monitoring ends."""
         plan, phases = self._question.plan, self._question.phases
         return complete(self._observations[step].values(), phases, plan.world_size)
+
+    def monitors_with(self, prefix: PrefixFrozen) -> bool:
+        """Whether all monitored steps freeze `prefix`, which is the newest, as a whole."""
+        return prefix.step <= self._question.phases.warm_up + 1
 
     def serves(self, plan: Plan) -> bool:
         """Whether its observations or its decision are valid for `plan` too."""
@@ -103,7 +114,11 @@ class PlannerLink:
         await self._enough.wait()
         seen = tuple(each for ranks in self._observations.values() for each in ranks.values())
         try:
-            decision, solve_s = await self._planner.answer(PlannerActor.solve, self._question, seen)
+            profile = self._question.profile
+            question = replace(
+                self._question, profile=None if profile is None else profile.with_prefix(self._prefix)
+            )
+            decision, solve_s = await self._planner.answer(PlannerActor.solve, question, seen)
             plan = decision.freeze_plan(
                 self._question.plan, epoch=self._epoch, version=self._version, control=self._control
             )

@@ -31,6 +31,7 @@ from planner.freezing import (
     budget_text,
     has_program,
     keeps_statistics,
+    prefix_rule,
 )
 from planner.ir import Schedule
 from planner.plan import Plan, PlanError
@@ -86,11 +87,15 @@ class Running:
 
     @property
     def whole(self) -> tuple[Plan, Schedule]:
-        """The plan, and its schedule, with the backward passes of all stages: those of a freeze program, which freezes
-        no layer as a whole."""
-        if not self.plan.frozen:
+        """The plan, and its schedule, with the backward passes of all stages."""
+        return self.above(0)
+
+    def above(self, prefix: int) -> tuple[Plan, Schedule]:
+        """The plan, and its schedule, with at least the backward passes above `prefix` layers that are frozen as a
+        whole."""
+        if self.plan.frozen <= prefix:
             return self.plan, self.schedule
-        plan = replace(self.plan, frozen=0)
+        plan = replace(self.plan, frozen=prefix)
         return plan, schedule_after(self.replanner.schedule, plan)
 
 
@@ -124,21 +129,27 @@ def decided(wanted: WantedFreezing, job: Running) -> Adopt | Solve:
     method, r_max = control.method, control.r_max
     if not has_program(method):
         return Adopt(control=control)
-    if (open_control := open_monitoring(job.spec, job.view)) is not None:
+    prefix = _prefix_under(control, job)
+    same_prefix = prefix == job.view.freeze.frozen_layers
+    if same_prefix and (open_control := open_monitoring(job.spec, job.view)) is not None:
         return Adopt(
             control=replace(
                 open_control,
                 method=method,
                 r_max=r_max,
                 least_update=control.least_update,
+                alpha=control.alpha,
+                prefix=control.prefix,
                 chosen=control.chosen,
             )
         )
-    plan, schedule = job.whole
+    plan, schedule = job.above(prefix)
     for since, phases in _measured_phases(job):
         control = replace(control, phases=phases, since=since, solved=True)
         absolute = shifted(phases, since)
         observations = _observations(job, absolute)
+        if any(job.view.freeze.prefix_at(seen.step) != prefix for seen in observations):
+            continue
         try:
             measure(schedule, absolute, observations)
         except MonitoringError:
@@ -152,10 +163,35 @@ def decided(wanted: WantedFreezing, job: Running) -> Adopt | Solve:
             adaptive=job.adaptive,
             # The job weighed it by these.
             energies=job.view.freeze.energies if control.chosen else (),
-            profile=job.profile,
+            profile=None if job.profile is None else job.profile.with_prefix(prefix),
         )
         return Solve(control=control, question=question, observations=observations)
+    if prefix_rule(method) is not None and (by_profile := _by_profile(control, prefix, job)) is not None:
+        return by_profile
     return Adopt(control=replace(control, phases=_phases_from_here(job, r_max), since=None, solved=False))
+
+
+def _by_profile(control: FreezeOverrides, prefix: int, job: Running) -> Solve | None:
+    """The program of `control` above another prefix than was monitored, by the profile's times and the gradients told
+    so far; None: the ranks follow no program yet."""
+    replanner = replace(job.replanner, frozen=prefix, released=min(job.replanner.released, prefix), kept=0)
+    profile = replanner.profile_on(job.domains, job.slowdowns)
+    found = question_for_new_times(job, profile)
+    if found is None:
+        return None
+    question, now = found
+    phases, since = (job.spec.phases, 1) if now is None else (now.phases, now.since)
+    plan, schedule = job.above(prefix)
+    question = replace(
+        question,
+        plan=plan,
+        schedule=schedule,
+        r_max=control.r_max,
+        least_update=_least(control, job.spec),
+        profile=profile.with_prefix(prefix),
+    )
+    control = replace(control, phases=phases, since=since, solved=True)
+    return Solve(control=control, question=question, observations=())
 
 
 def question_for_new_times(
@@ -178,7 +214,9 @@ def question_for_new_times(
         phases, since = control.phases, control.since or newest.start or 1
         control = replace(control, since=since)
     assert phases is not None, "a method with a program has phases"
-    plan, schedule = job.whole
+    now = current_settings(job.spec, job.view)
+    prefix, above = _prefix_under(now, job), prefix_rule(now.method) is not None
+    plan, schedule = job.above(prefix)
     question = FreezeQuestion(
         plan=plan,
         schedule=schedule,
@@ -186,9 +224,10 @@ def question_for_new_times(
         r_max=r_max,
         least_update=job.spec.least_update if control is None else _least(control, job.spec),
         adaptive=job.adaptive,
-        energies=job.view.freeze.energies if r_max == AUTO else (),
+        # Those that it was solved by first are of another prefix.
+        energies=job.view.freeze.energies if r_max == AUTO or above else (),
         confirmed=job.view.freeze.confirmed,
-        profile=profile,
+        profile=profile.with_prefix(prefix),
     )
     return question, control
 
@@ -243,10 +282,11 @@ def _wanted_settings(wanted: WantedFreezing, job: Running) -> FreezeOverrides:
                 f"r_max = {budget_text(budget)} changes nothing with method {method}: only a timelyfreeze method has a"
                 " budget; name one with it"
             )
-    if method == AUTO and job.replanner.profile is None:
+    weighs = method == AUTO or (has_program(method) and prefix_rule(method) is not None)
+    if weighs and job.replanner.profile is None:
         raise JobError(
-            "method auto weighs what layers take, and this job has not measured its model: start it with freeze.method"
-            " = 'auto', or choose timelyfreeze"
+            f"method {method} weighs what layers take, and this job has not measured its model: start it with"
+            f" freeze.method = {method!r}, or choose timelyfreeze"
         )
     _check_least(wanted, now, method)
     _check_prefix(method, wanted, now, job)
@@ -266,6 +306,14 @@ def _wanted_settings(wanted: WantedFreezing, job: Running) -> FreezeOverrides:
     _check_thawed(now, then, job)
     _check_memory(method, job)
     return then
+
+
+def _prefix_under(control: FreezeOverrides, job: Running) -> int:
+    """Layers, from the input up, that are frozen as a whole once the ranks follow `control`, as far as it is known."""
+    now, rule = current_settings(job.spec, job.view), prefix_rule(control.method)
+    if rule is not None and (rule, control.prefix) == (prefix_rule(now.method), now.prefix):
+        return job.view.freeze.frozen_layers
+    return control.prefix or 0 if rule == "prefix" else 0
 
 
 def _check_least(wanted: WantedFreezing, now: FreezeOverrides, method: str) -> None:
@@ -296,12 +344,13 @@ def _check_prefix(method: str, wanted: WantedFreezing, now: FreezeOverrides, job
     """Raises:
     JobError: what is wanted of the prefix does not go with `method` or with the model.
     """
+    rule = prefix_rule(method)
     for key, of_method in (("alpha", "pipetransformer"), ("prefix", "prefix")):
         value = getattr(wanted, key)
-        if value is not None and method != of_method:
+        if value is not None and rule != of_method:
             raise JobError(
-                f"{key} = {value:g} changes nothing with method {method}: it is for {of_method}; name that method with"
-                " it"
+                f"{key} = {value:g} changes nothing with method {method}: it is for {of_method} and"
+                f" timelyfreeze+{of_method}; name one of them with it"
             )
     if wanted.alpha is not None and not 0.0 < wanted.alpha < 1.0:
         raise JobError(
@@ -310,10 +359,10 @@ def _check_prefix(method: str, wanted: WantedFreezing, now: FreezeOverrides, job
         )
     if wanted.prefix is not None and wanted.prefix < 0:
         raise JobError(f"prefix = {wanted.prefix} is no number of layers: give 0 or more")
-    if method == "prefix" and wanted.prefix is None and now.method != "prefix":
-        raise JobError("method prefix needs to know how many layers to freeze: give prefix too")
+    if rule == "prefix" and wanted.prefix is None and prefix_rule(now.method) != "prefix":
+        raise JobError(f"method {method} needs to know how many layers to freeze: give prefix too")
     prefix = now.prefix if wanted.prefix is None else wanted.prefix
-    if method != "prefix":
+    if rule != "prefix":
         keys = {"prefix": None, "schedule": ()}
     else:
         keys = {} if prefix is None else {"prefix": prefix, "schedule": ()}
@@ -327,9 +376,10 @@ def _check_thawed(now: FreezeOverrides, then: FreezeOverrides, job: Running) -> 
     JobError: layers that would be trained again do not fit the memory that the job's layout has for them.
     """
     replanner, stays = job.replanner, 0
-    if then.method == "prefix":
-        stays = then.prefix or 0
-    elif then.method == now.method:
+    rule = prefix_rule(then.method)
+    if rule == "prefix" and then.prefix is not None:
+        stays = then.prefix
+    elif then.method == now.method or (rule is not None and rule == prefix_rule(now.method)):
         stays = replanner.released
     if stays >= replanner.released:
         return

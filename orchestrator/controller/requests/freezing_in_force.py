@@ -7,7 +7,15 @@ from dataclasses import replace
 
 from orchestrator.history.freeze_record import FreezeRecord
 from orchestrator.history.job_view import JobView
-from planner.freezing import Budget, FreezeOverrides, FreezePlan, Phases, has_program, keeps_statistics
+from planner.freezing import (
+    Budget,
+    FreezeOverrides,
+    FreezePlan,
+    Phases,
+    has_program,
+    keeps_statistics,
+    prefix_rule,
+)
 from workers.config import FreezeConfig
 
 GRACE_STEPS = 2
@@ -23,7 +31,7 @@ def current_settings(spec: FreezeConfig, view: JobView) -> FreezeOverrides:
     return FreezeOverrides(
         method=spec.method,
         r_max=spec.r_max,
-        alpha=spec.alpha if spec.method == "pipetransformer" else None,
+        alpha=spec.alpha if prefix_rule(spec.method) == "pipetransformer" else None,
         prefix=spec.prefix,
     )
 

@@ -77,33 +77,34 @@ def _notes(run: JobView, numbers: FreezeNumbers) -> tuple[ReportNote, ...]:
 def _tiles(run: JobView, numbers: FreezeNumbers) -> tuple[Tile, ...]:
     entries: list[Tile] = []
     solved = run.freeze.solved
+    unfrozen = "with the prefix alone" if numbers.above_prefix else "without freezing"
     if numbers.average_freeze_ratio is not None:
         entries.append(
             tile("Average freeze ratio", percent(numbers.average_freeze_ratio), "of scalars, over all steps")
         )
     if numbers.kappa is not None:
         predicted = numbers.predicted_kappa
-        detail = (
-            "step time over unfrozen"
-            if predicted is None
-            else f"step time over unfrozen; predicted {predicted:.3f}"
-        )
+        detail = f"step time over that {unfrozen}"
+        if predicted is not None:
+            detail += f"; predicted {predicted:.3f}"
         entries.append(tile("kappa", f"{numbers.kappa:.3f}", detail))
     elif numbers.predicted_kappa is not None:
         entries.append(tile("kappa", f"{numbers.predicted_kappa:.3f}", "predicted"))
     if numbers.p_eff is not None:
         detail = "share of gradient energy let through"
         if solved is not None and solved.p_eff is not None:
-            detail += f"; predicted {solved.p_eff:.3f}"
+            detail += f"; predicted{' above the prefix' * numbers.above_prefix} {solved.p_eff:.3f}"
         entries.append(tile("p_eff", f"{numbers.p_eff:.3f}", detail))
     if numbers.progress is not None:
-        entries.append(tile("Progress", f"{numbers.progress:.3f}", "of a step without freezing, predicted"))
+        entries.append(tile("Progress", f"{numbers.progress:.3f}", f"of a step {unfrozen}, predicted"))
     if numbers.time_to_accuracy is not None:
         if math.isinf(numbers.time_to_accuracy):
             entries.append(tile("Time to accuracy", "∞", "no update is let through"))
         else:
             entries.append(
-                tile("Time to accuracy", f"{numbers.time_to_accuracy:.3f}", "predicted, over no freezing")
+                tile(
+                    "Time to accuracy", f"{numbers.time_to_accuracy:.3f}", f"predicted, over that {unfrozen}"
+                )
             )
     prefix = run.freeze.prefix
     if prefix is not None:

@@ -92,6 +92,16 @@ EVERY_KIND: tuple[events.Event, ...] = (
             ),
         ),
     ),
+    events.FreezeMeasured(
+        step=200,
+        method="timelyfreeze+prefix",
+        kappa=0.81,
+        predicted_kappa=0.79,
+        p_eff=0.92,
+        predicted_p_eff=0.9,
+        progress=0.95,
+        above_prefix=True,
+    ),
     events.Answered(id="a", done=False, step=7, text="the job failed: no room"),
     events.PlannerStarted(life=2, node="n0", pid=124),
     events.FreezeSolved(

@@ -17,6 +17,7 @@ from test_freeze_control import ControlledJob
 from tiny_jobs import tiny
 
 from benchmarks.parts.rank_threads import run_threads
+from orchestrator.analysis.freeze_numbers import freeze_numbers
 from orchestrator.controller.event_loop import Work
 from orchestrator.controller.freeze import freeze_control
 from orchestrator.controller.freeze.method_choice import EVERY
@@ -25,6 +26,7 @@ from orchestrator.history.job_view import JobView
 from orchestrator.lifecycle.effects import Effect, Train
 from orchestrator.lifecycle.states import JobFinished
 from orchestrator.prepare.settling import Settled
+from planner.profile import Profile
 from workers.launch.ranks import LaunchedJob
 from workers.protocol.reports import ActionSpan, FreezeStarted, PrefixFrozen, StepReport, TimelineReport
 from workers.step.minibatch import Minibatch
@@ -36,30 +38,65 @@ DECIDING = "deciding"
 """File that is there while the controller decides."""
 
 
-def choosing(folder: Path) -> Settled:
+CHOOSES = {
+    "method": "auto",
+    "least_update": 0.05,
+    "warm_up": 1,
+    "monitoring": MONITORED,
+    "ramp": MONITORED,
+    "pack": "off",
+}
+
+
+def choosing(
+    folder: Path,
+    freeze: dict[str, Any] = CHOOSES,
+    *,
+    steps: int = EVERY + 40,
+    weight_grad_s: float = 0.001,
+    rule: str = "sgd",
+) -> Settled:
     """On one rank, where a step is as long as its layers' times are."""
     return resolved(
         tiny(
             folder,
             "choosing",
-            job={"steps": EVERY + 40, "sample_tokens": 0, "timeline_every": 0},
+            job={"steps": steps, "sample_tokens": 0, "timeline_every": 0},
             pipeline={"ranks": 1, "microbatches": 1, "microbatch_size": 4},
-            optimizer={"name": "sgd", "lr": 0.01},
+            optimizer={"name": rule, "lr": 0.01},
             cluster={
                 "device": "emulated",
-                "emulated": {"forward_s": 0.001, "input_grad_s": 0.001, "weight_grad_s": 0.001},
+                "emulated": {"forward_s": 0.001, "input_grad_s": 0.001, "weight_grad_s": weight_grad_s},
             },
             elastic={"hang_timeout_s": LONG_S},
-            freeze={
-                "method": "auto",
-                "least_update": 0.05,
-                "warm_up": 1,
-                "monitoring": MONITORED,
-                "ramp": MONITORED,
-                "pack": "off",
-            },
+            freeze=freeze,
         )
     )
+
+
+def as_emulated(made: Settled) -> Profile:
+    """A profile of the job's one rank with the times that its layers wait out."""
+    emulated = made.config.cluster.emulated
+    profile = made_profile(made.outline.layers, made.outline.parameters, 1)
+    times = zip(
+        profile.model.layers,
+        *(
+            each if isinstance(each, tuple) else (each,) * len(profile.model.layers)
+            for each in (emulated.forward_s, emulated.input_grad_s, emulated.weight_grad_s)
+        ),
+        strict=True,
+    )
+    layers = tuple(
+        replace(
+            layer,
+            forward_s=forward_s,
+            input_grad_s=input_grad_s,
+            weight_grad_s=weight_grad_s,
+            matrices=tuple(replace(one, weight_grad_s=weight_grad_s) for one in layer.matrices),
+        )
+        for layer, forward_s, input_grad_s, weight_grad_s in times
+    )
+    return replace(profile, model=replace(profile.model, layers=layers))
 
 
 def one_after_the_other(timeline: TimelineReport) -> TimelineReport:
@@ -92,11 +129,9 @@ class ChoosingJob(ControlledJob):
 
     def __init__(self, made: Settled, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self._deciding = folder / DECIDING
-        for name in ("chosen", "decided"):
+        for name in ("chosen", "decided", "decide"):
             patch.setattr(freeze_control, name, self._waited_for(getattr(freeze_control, name)))
-        outline = made.outline
-        profile = made_profile(outline.layers, outline.parameters, 1)
-        super().__init__(made, JobView(), {}, profile=profile, rig=partial(waits, folder=folder))
+        super().__init__(made, JobView(), {}, profile=as_emulated(made), rig=partial(waits, folder=folder))
         carry_out = self.running.runtime.carry_out
 
         def accompanied(effect: Effect) -> Work | None:
@@ -170,3 +205,47 @@ def test_a_job_takes_the_prefix_that_is_predicted_to_come_to_a_loss_sooner_and_g
     again = run_threads(LaunchedJob(made.config, made.plan, made.schedule, freeze_plans=plans))
     assert ran.state_sha256 == again.state_sha256
     assert not [each for each in ran.of(events.Warned) if "freez" in each.text]
+
+
+def test_a_freeze_program_works_above_a_prefix_and_is_solved_again_once_the_prefix_grows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grows = 40
+    freeze = {
+        "method": "timelyfreeze+prefix",
+        "schedule": ((1, 1), (grows, 3)),
+        "least_update": 0.3,
+        "warm_up": 1,
+        "monitoring": MONITORED,
+        "ramp": MONITORED,
+        "pack": "off",
+    }
+    # On a busy machine each pass takes some milliseconds more: those of weight gradients stand out all the same.
+    # Under a rule that divides by the size of gradients a part of each layer is worth freezing.
+    made = choosing(tmp_path, freeze, steps=80, weight_grad_s=0.01, rule="adamw")
+    job = ChoosingJob(made, tmp_path, monkeypatch)
+    ran = job.run()
+    assert isinstance(ran.state, JobFinished)
+    assert [(each.step, each.layers) for each in ran.of(PrefixFrozen)] == [(1, 1), (grows, 3)]
+    first, again = ran.of(events.FreezeSolved)
+    before, after = (each.plan for each in ran.of(FreezeStarted))
+    assert (before.key, after.key) == (first.plan.key, again.plan.key)
+    assert MONITORED < (before.start or 0) < grows <= (after.start or 0)
+    for solved, frozen in ((first, 1), (again, 3)):
+        assert not any(map(any, solved.plan.ratios[:frozen])), "the prefix is no business of the program"
+        assert solved.progress is not None
+        assert 0.3 - 1e-6 <= solved.progress <= 1.0
+        assert solved.kappa <= solved.progress
+    assert any(map(any, first.plan.ratios[1:3])), "it pays above, too"
+    assert first.energies[0] == 0.0
+    assert all(first.energies[1:])
+
+    # Of what was asked for nothing is missing in the log: its plans alone give the same bits.
+    twice = run_threads(LaunchedJob(made.config, made.plan, made.schedule, freeze_plans=(before, after)))
+    assert ran.state_sha256 == twice.state_sha256
+    assert not [each for each in ran.of(events.Warned) if "freez" in each.text]
+    numbers = freeze_numbers(job.view)
+    assert numbers is not None
+    assert numbers.above_prefix
+    assert numbers.predicted_kappa == again.kappa
+    assert numbers.predicted_left == numbers.progress == again.progress

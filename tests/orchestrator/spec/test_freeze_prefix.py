@@ -24,12 +24,19 @@ def freeze(**keys: Any) -> FreezeConfig:
 @pytest.mark.parametrize(
     ("keys", "why"),
     [
-        ({"prefix": 2}, r"freeze\.prefix is for freeze\.method = \"prefix\", and the method is 'none'"),
+        (
+            {"prefix": 2},
+            r"freeze\.prefix is for freeze\.method = \"prefix\" or \"timelyfreeze\+prefix\", and the method is 'none'",
+        ),
         (
             {"method": "pipetransformer", "schedule": [[1, 2]]},
             r"freeze\.schedule is for .* method is 'pipetransformer'",
         ),
         ({"method": "prefix"}, "takes either freeze.prefix.*none is given"),
+        (
+            {"method": "timelyfreeze+prefix"},
+            r'method = "timelyfreeze\+prefix" takes either freeze.prefix.*none is given',
+        ),
         (
             {"method": "prefix", "prefix": 2, "schedule": [[1, 2]]},
             "takes either freeze.prefix.*both are given",
@@ -62,6 +69,8 @@ def test_a_users_table_does_not_go_with_layers_without_a_backward_pass() -> None
         ),
         ({"method": "prefix", "schedule": [[1, 2], [5, 9]]}, 6, "freeze.schedule freezes 9 layers"),
         ({"method": "pipetransformer"}, 3, "the model has 3 layers: it takes at least 4"),
+        ({"method": "timelyfreeze+pipetransformer"}, 3, r"'timelyfreeze\+pipetransformer' freezes layers"),
+        ({"method": "timelyfreeze+prefix", "prefix": 6}, 6, "freeze.prefix freezes 6 layers"),
     ],
 )
 def test_the_last_layer_is_never_frozen(keys: dict[str, Any], layers: int, why: str) -> None:
@@ -85,6 +94,7 @@ def test_alpha_is_a_share_between_0_and_1(alpha: float) -> None:
         ({"method": "pipetransformer"}, 77),
         ({"method": "pipetransformer", "check_every": "epoch"}, 77),
         ({"method": "pipetransformer", "check_every": 5}, 5),
+        ({"method": "timelyfreeze+pipetransformer"}, 77),
     ],
 )
 def test_steps_between_checks_are_settled(keys: dict[str, Any], steps: int) -> None:
@@ -95,6 +105,7 @@ def test_steps_between_checks_are_settled(keys: dict[str, Any], steps: int) -> N
     ("keys", "layers"),
     [
         ({"method": "prefix", "prefix": 3}, 3),
+        ({"method": "timelyfreeze+prefix", "prefix": 3}, 3),
         ({"method": "prefix", "prefix": 3, "thaw": "rate"}, 0),
         ({"method": "prefix", "schedule": [[1, 3]]}, 0),
         ({"method": "pipetransformer"}, 0),

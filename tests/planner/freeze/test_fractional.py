@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_profile import plan
+from small_profile import layer, plan
+from small_profile import profile as profile_of
 
 from planner.freeze.choice import GAIN
 from planner.freeze.decision import FreezeQuestion, decide
@@ -236,6 +237,12 @@ def test_shares_of_energy() -> None:
     of = plan(1, 1, schedule="1f1b", microbatches=2)
     assert energy_shares((3.0, 1.0), of, None) == (0.75, 0.25)
     assert energy_shares((), of, None) == (0.5, 0.5)
+    profile = profile_of(layer("one", parameters=3), layer("two", parameters=1))
+    assert energy_shares((), of, profile) == (0.75, 0.25)
+    # What is frozen as a whole makes no progress, with the program's ratios or without.
+    assert energy_shares((3.0, 1.0), of, profile.with_prefix(1)) == (0.0, 1.0)
+    assert energy_shares((3.0, 0.0), of, profile.with_prefix(1)) == (0.0, 1.0)
+    assert energy_shares((), of, profile.with_prefix(1)) == (0.0, 1.0)
     assert expected_update(((1.0, 0.5), (0.0, 0.0)), (0.75, 0.25)) == pytest.approx(0.75 * 0.25 + 0.25)
 
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from benchmarks.parts.configs import changed
 from benchmarks.parts.rank_threads import run_threads
+from planner.freezing import FreezeOverrides, FreezePlan
 from workers.checkpoint.folder import checkpoints, read_manifest
 from workers.config import FreezeConfig, OptimizerConfig
 from workers.copies.redundancy import Shipping
@@ -140,6 +141,19 @@ def test_stop_and_resume_at_any_step(tmp_path: Path, rule: str, stop_at: int) ->
     resumed = run_threads(job(again, start=newest, generation=2, **second))
     assert resumed.state_sha256 == expected.state_sha256
     assert prefixes(stopped) + prefixes(resumed) == prefixes(expected)
+
+
+def test_another_alpha_holds_from_its_step_on_on_every_partition(tmp_path: Path) -> None:
+    rule = FreezeConfig(method="pipetransformer", warm_up=1, check_every=2, alpha=0.2)
+    config = small_config(tmp_path, steps=9, freeze=rule)
+    asked = FreezeOverrides(method="pipetransformer", r_max="auto", alpha=0.9)
+    plan = FreezePlan(epoch=1, version=1, ratios=((0.0,) * 4,) * 8, control=asked, start=5)
+    runs = [run_threads(job(config, freeze_plans=(plan,), **shape)) for shape in SHAPES[:3]]
+    assert len({run.state_sha256 for run in runs}) == 1
+    (found,) = {tuple(prefixes(run)) for run in runs}
+    small = prefixes(run_threads(job(config)))
+    assert [each for each in found if each[0] <= 5] == [each for each in small if each[0] <= 5]
+    assert found[-1][1] > small[-1][1]
 
 
 def prefixes_by_step(run: LaunchedRun) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planner.freezing import prefix_rule
 from workers.config import FreezeConfig
 from workers.freezing.prefix.authors import AuthorsRule
 from workers.freezing.prefix.autofreeze import StablePrefix
@@ -25,7 +26,7 @@ def rule_of(config: FreezeConfig, layers: int) -> PrefixRule | None:
 
 
 def _rule_of(config: FreezeConfig, layers: int) -> PrefixRule | None:
-    match config.method:
+    match prefix_rule(config.method):
         case "pipetransformer":
             assert config.warm_up is not None, "the warm-up is settled with the spec"
             return BOUNDED[config.rule](

@@ -15,16 +15,19 @@ from bare_controller import controller_of, told
 from eventful_run import migrated
 from lifecycle_jobs import SOLUTION
 
+from orchestrator.commands.freeze import Freeze
 from orchestrator.controller.actor import Controller
 from orchestrator.controller.freeze import freeze_control
-from orchestrator.events.types import Record, Warned
+from orchestrator.controller.freeze.freeze_watch import Costly
+from orchestrator.events.types import Formed, Record, Warned
 from orchestrator.lifecycle.states import Training
 from orchestrator.lifecycle.stimuli import Solved
 from planner.adapt.speeds import RankSlowdowns
 from planner.freeze.decision import FreezeDecision, FreezeQuestion, decide
 from planner.freezing import FreezePlan
 from planner.simulation.slow_links import SlowLink
-from workers.protocol.reports import FreezeStarted
+from workers.protocol.orders import Generation
+from workers.protocol.reports import FreezeStarted, PrefixFrozen
 
 FREEZE = {"method": "timelyfreeze", "r_max": 0.5, "warm_up": 2, "monitoring": 6, "ramp": 10}
 MOVED = migrated(19)
@@ -221,3 +224,52 @@ def test_a_bug_in_the_solver_costs_the_solution_and_not_the_job(
         ]
 
     run(tmp_path, monkeypatch, check, "off")
+
+
+ABOVE = {**FREEZE, "method": "timelyfreeze+prefix", "prefix": 1}
+
+
+def test_a_prefix_that_moves_and_a_generation_that_forms_have_the_program_above_it_solved_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As soon as the prefix is told, which is before the step that it follows; and its solution is logged even where
+    ratios stay: it says what else is predicted."""
+
+    async def check(controller: Controller, solver: Solver, solved: list[Solved]) -> None:
+        solver.may_answer.set()
+        for layers in (2, 1):
+            controller._record(PrefixFrozen(step=22, layers=layers, bound=0.0, norms=(), names=()))
+            await answered(controller)
+            profile = solver.asked[-1].profile
+            assert profile is not None
+            assert [layer.frozen for layer in profile.model.layers].count(True) == layers
+            plan = solved[-1].solution.plan
+            controller._record(FreezeStarted(plan=replace(plan, start=22)))
+        assert len(solved) == 2
+        state = controller._loop.state
+        assert isinstance(state, Training)
+        generation = Generation(
+            number=2, epoch=1, members=(0, 1), store_host="h", store_port=1, timeout_s=1.0
+        )
+        controller._freezing.fold(Formed(generation=generation, start=None, step=22))
+        await answered(controller)
+        assert len(solver.asked) == 3
+
+    run(tmp_path, monkeypatch, check, "off", ABOVE)
+
+
+def test_a_program_that_costs_more_than_it_brings_is_given_up_and_the_prefix_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check(controller: Controller, solver: Solver, solved: list[Solved]) -> None:
+        asked = list[Freeze]()
+
+        async def change(command: Freeze, **more: object) -> str:
+            asked.append(command)
+            return ""
+
+        monkeypatch.setattr(controller._freezing, "change", change)
+        await controller._freezing.freeze_less(Costly("it costs", 0.99))
+        assert [each.method for each in asked] == ["prefix"]
+
+    run(tmp_path, monkeypatch, check, "off", {**ABOVE, "r_max": "auto"})

@@ -11,14 +11,14 @@ from synthetic_run import PHASES, freezing_records
 from synthetic_run import plan as pipeline_plan
 
 from orchestrator.analysis.freeze_numbers import FEWEST, freeze_numbers
-from orchestrator.controller.freeze.freeze_watch import EVERY, Costly, FreezeWatch
+from orchestrator.controller.freeze.freeze_watch import EVERY, Costly, FreezeWatch, outcome
 from orchestrator.events import types as events
 from orchestrator.history.freeze_history import FreezeHistory
 from orchestrator.history.job_view import JobView, fold
 from planner.freeze.time_to_accuracy import warning
 from planner.freezing import REFERENCE_AT, REFERENCE_EVERY, FreezeOverrides, FreezePlan, Phases
 from planner.plan import Plan
-from workers.protocol.reports import FreezeStarted, StepReport, SwitchReport
+from workers.protocol.reports import FreezeStarted, PrefixFrozen, StepReport, SwitchReport
 
 PLAN = FreezePlan(epoch=1, version=1, ratios=((0.5,),), start=11)
 
@@ -187,6 +187,92 @@ def test_where_the_job_leaves_it_to_us_measured_freezing_that_costs_is_to_be_les
     assert warnings(watch, less, *steps(151, 400, 0.9, 0.85)) == []
     # Again and again, in case what is then asked for comes to nothing.
     assert len(warnings(watch, *steps(401, 700, 0.1, 0.85))) > 1
+
+
+@pytest.mark.parametrize(("p_eff", "told"), [(0.95, False), (0.85, True)])
+def test_a_program_above_a_prefix_is_held_against_steps_that_freeze_the_prefix_alone(
+    p_eff: float, told: bool
+) -> None:
+    """Of the steps themselves half never reaches the weights, with the program or without."""
+    above = {"method": "timelyfreeze+prefix", "prefix": 2, "warm_up": 2, "monitoring": 10, "ramp": 10}
+    found = replace(solved(0.9), p_eff=p_eff)
+    frozen = [step(number, 0.5 * p_eff) for number in range(11, 30)]
+    log = (submitted(**above, r_max=0.5), step(10, 0.5), found, FreezeStarted(plan=PLAN), *frozen)
+    assert warnings(FreezeWatch(FreezeHistory()), *log) == (
+        [warning(0.9, p_eff, "timelyfreeze+prefix")] if told else []
+    )
+    # With r_max = auto, by the steps that freeze nothing more.
+    whole = [number % REFERENCE_EVERY == REFERENCE_AT for number in range(11, 151)]
+    pairs = [
+        step(number, 0.5 if is_whole else 0.5 * p_eff, step_s=1.0 if is_whole else 0.9)
+        for number, is_whole in zip(range(11, 151), whole, strict=True)
+    ]
+    automatic = replace(found, progress=p_eff)
+    begun = (submitted(**above, r_max="auto"), step(10, 0.5), automatic, FreezeStarted(plan=PLAN))
+    assert bool(warnings(FreezeWatch(FreezeHistory()), *begun, *pairs)) == told
+    view = fold(events.Record(time_s=0.0, event=event) for event in (*begun, *pairs))
+    numbers = freeze_numbers(view)
+    assert numbers is not None
+    assert numbers.above_prefix
+    assert numbers.kappa == pytest.approx(0.9)
+    assert numbers.time_to_accuracy == pytest.approx(0.9 / p_eff)
+    assert outcome(step(199, 0.5), view) is None
+    measured = outcome(step(200, 0.5), view)
+    assert measured is not None
+    assert measured.p_eff == pytest.approx(0.5 * p_eff)
+    assert measured.sentence == (
+        "freezing, as measured up to step 200: a step takes 0.90 of its time with the prefix alone (predicted 0.90),"
+        f" and {measured.p_eff:.2f} of the gradient's energy reaches the weights; {p_eff:.2f} of its progress is left,"
+        " as predicted"
+    )
+
+
+def test_a_prefix_that_grows_has_the_steps_before_it_count_no_more() -> None:
+    above = {"method": "timelyfreeze+prefix", "prefix": 2, "warm_up": 2, "monitoring": 10, "ramp": 10}
+    watch = FreezeWatch(FreezeHistory())
+    found = replace(solved(0.9), p_eff=0.95, progress=0.95)
+    log: list[events.Event] = [
+        submitted(**above, r_max="auto"),
+        step(10, 0.5),
+        found,
+        FreezeStarted(plan=PLAN),
+    ]
+
+    def steps(first: int, last: int, kappa: float) -> list[StepReport]:
+        whole = {number for number in range(first, last + 1) if number % REFERENCE_EVERY == REFERENCE_AT}
+        return [step(n, 0.5, step_s=1.0 if n in whole else kappa) for n in range(first, last + 1)]
+
+    grown = PrefixFrozen(step=111, layers=4, bound=0.0, norms=(), names=())
+    log += [*steps(11, 110, 0.93), grown, replace(found, progress=0.9), *steps(111, 190, 0.85)]
+    assert warnings(watch, *log) == [], "0.93 of a step's time was of another prefix"
+    view = fold(events.Record(time_s=0.0, event=event) for event in log)
+    numbers = freeze_numbers(view)
+    assert numbers is None or numbers.kappa is None, "too few steps with this prefix"
+    view = fold(events.Record(time_s=0.0, event=event) for event in (*log, *steps(191, 260, 0.85)))
+    numbers = freeze_numbers(view)
+    assert numbers is not None
+    assert numbers.kappa == pytest.approx(0.85)
+
+
+def test_what_was_measured_is_told_beside_the_prediction_once_there_is_something_to_tell() -> None:
+    log: list[events.Event] = [APF, *unfrozen()]
+    view = fold(events.Record(time_s=0.0, event=event) for event in log)
+    assert outcome(step(100, 1.0), view) is None, "nothing is frozen yet"
+    log += [step(number, 0.5, step_s=0.75) for number in range(11, 101)]
+    view = fold(events.Record(time_s=0.0, event=event) for event in log)
+    measured = outcome(log[-1], view)
+    assert measured is not None
+    assert measured.sentence == (
+        "freezing, as measured up to step 100: a step takes 0.75 of its time without freezing, and 0.50 of the"
+        " gradient's energy reaches the weights"
+    )
+    assert outcome(APF, view) is None
+    off = FreezePlan(
+        epoch=1, version=2, ratios=((0.0,),), control=FreezeOverrides(method="none", r_max=0.5), start=101
+    )
+    log += [FreezeStarted(plan=off), *(step(number, 1.0) for number in range(101, 201))]
+    view = fold(events.Record(time_s=0.0, event=event) for event in log)
+    assert outcome(log[-1], view) is None, "nothing is frozen any more"
 
 
 def test_a_resumed_run_is_watched_by_the_settings_that_a_request_gave() -> None:

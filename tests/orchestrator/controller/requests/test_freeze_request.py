@@ -29,7 +29,7 @@ from planner.schedule.expand import schedule_of
 from planner.search.replan import Replanner
 from workers.config import FreezeConfig
 from workers.protocol.errors import JobError
-from workers.protocol.reports import ActionSpan, FreezeStarted, TimelineReport
+from workers.protocol.reports import ActionSpan, FreezeStarted, PrefixFrozen, TimelineReport
 
 PHASES = Phases(warm_up=2, monitoring=6, ramp=8)
 TIMELY = FreezeConfig(method="timelyfreeze", r_max=0.8, warm_up=2, monitoring=6, ramp=8)
@@ -422,3 +422,79 @@ def test_a_program_is_solved_with_the_backward_passes_that_the_plan_drops() -> N
     found = asked(replace(job, plan=plan, schedule=schedule), r_max=0.25)
     assert isinstance(found, Solve)
     assert (found.question.plan, found.question.schedule) == (PLAN, SCHEDULE)
+
+
+ABOVE = FreezeConfig(
+    method="timelyfreeze+prefix", prefix=1, r_max=0.8, warm_up=2, monitoring=6, ramp=8, check_every=10
+)
+ONE_FROZEN = PrefixFrozen(step=1, layers=1, bound=0.0, norms=(), names=())
+
+
+def test_a_program_above_a_prefix_is_solved_for_the_layers_above_it() -> None:
+    """From the monitored steps where the prefix was the same; with another one from the profile, and from the gradients
+    told so far."""
+    whole = profiled(10**9)
+    job = running(ABOVE, ONE_FROZEN, *MONITORED, step=20, profile=whole)
+    job.view.freeze.energies = (2.0, 1.0)
+    less = asked(job, r_max=0.25)
+    assert isinstance(less, Solve)
+    assert less.control.named == "timelyfreeze+prefix of 1 layer with r_max = 0.25"
+    assert less.question.profile == whole.with_prefix(1)
+    assert {seen.step for seen in less.observations} == {3, 4, 5, 6}
+    thawed = decided(WantedFreezing(method=None, r_max=None, prefix=0), job)
+    assert isinstance(thawed, Solve)
+    assert thawed.control.named == "timelyfreeze+prefix of 0 layers with r_max = 0.8"
+    assert (thawed.control.phases, thawed.control.since, thawed.control.solved) == (PHASES, 1, True)
+    assert thawed.observations == ()
+    assert thawed.question.energies == (2.0, 1.0)
+    assert thawed.question.profile is not None
+    assert not any(layer.frozen for layer in thawed.question.profile.model.layers)
+    # The prefix alone needs no times, and its number need not be said again.
+    alone = asked(job, "prefix")
+    assert alone == Adopt(control=FreezeOverrides(method="prefix", r_max=0.8, prefix=1))
+    with pytest.raises(JobError, match=r"alpha = 0\.5 changes nothing with method timelyfreeze\+prefix"):
+        decided(WantedFreezing(method=None, r_max=None, alpha=0.5), job)
+    timely = running(TIMELY, *MONITORED, step=20, profile=whole)
+    with pytest.raises(
+        JobError, match=r"method timelyfreeze\+prefix needs to know how many layers to freeze"
+    ):
+        asked(timely, "timelyfreeze+prefix")
+    with pytest.raises(JobError, match="and this job has not measured its model"):
+        asked(running(TIMELY, *MONITORED, step=20), "timelyfreeze+prefix")
+
+
+def test_monitoring_under_way_goes_on_above_the_same_prefix_alone() -> None:
+    job = running(ABOVE, ONE_FROZEN, *timelines(3, 4, 4), step=4, profile=profiled(10**9))
+    less = asked(job, r_max=0.25)
+    assert less == Adopt(
+        control=FreezeOverrides(method="timelyfreeze+prefix", r_max=0.25, prefix=1, phases=PHASES, since=1)
+    )
+    other = decided(WantedFreezing(method=None, r_max=None, prefix=0), job)
+    assert other.control.phases == Phases(warm_up=0, monitoring=10, ramp=20)
+
+
+def test_a_program_above_a_prefix_is_solved_for_new_times_of_the_layers_above() -> None:
+    """Of a plan that has dropped the backward passes of the frozen stage, too; as soon as the prefix is told, before
+    the step that it follows is; and of a prefix that has shrunk."""
+    now = profiled(10**9)
+    job = running(ABOVE, *MONITORED, step=20, profile=now)
+    job.view.fold(events.Record(time_s=0.0, event=replace(ONE_FROZEN, step=22)))
+    dropped = replace(PLAN, frozen=1)
+    found = question_for_new_times(replace(job, plan=dropped, schedule=schedule_of(dropped)), now)
+    assert found is not None
+    question, control = found
+    assert (question.plan, question.schedule, control) == (dropped, schedule_of(dropped), None)
+    assert question.profile == now.with_prefix(1)
+    job.view.fold(events.Record(time_s=0.0, event=replace(ONE_FROZEN, step=23, layers=0)))
+    found = question_for_new_times(replace(job, plan=dropped, schedule=schedule_of(dropped)), now)
+    assert found is not None
+    assert found[0].plan.frozen == 0
+    assert found[0].profile == now
+
+
+def test_what_a_schedule_of_prefixes_frees_is_not_taken_for_thawed() -> None:
+    rising = ABOVE.model_copy(update={"prefix": None, "schedule": ((1, 1),)})
+    tight = profiled(18_000_000)
+    job = running(rising, ONE_FROZEN, *MONITORED, step=20, profile=tight)
+    job = replace(job, replanner=replace(job.replanner, frozen=1, released=1))
+    assert isinstance(asked(job, r_max=0.25), Solve)
