@@ -1,7 +1,7 @@
 """A layer's trained parameters side by side: one buffer each for weights, gradients and every slot of the optimizer.
 
 The parameters become views of the buffer, so that an update, a copy or a message is one operation for the whole layer.
-Knows no update rule and no network.
+Knows no update rule and no network. More versions of a layer's weights would be more buffers here.
 """
 
 from __future__ import annotations
