@@ -220,7 +220,8 @@ def test_changes_survive_a_loss_a_resume_and_a_replay(tmp_path: Path) -> None:
     assert [failed.rank for failed in ran.of(events.RankFailed)] == [2]
     assert first.said == [
         "'timelyfrieze' is no freeze method: did you mean timelyfreeze? There are none, timelyfreeze, apf, autofreeze,"
-        " timelyfreeze+apf, timelyfreeze+autofreeze, pipetransformer, prefix, auto",
+        " timelyfreeze+apf, timelyfreeze+autofreeze, pipetransformer, prefix,"
+        " timelyfreeze+pipetransformer, timelyfreeze+prefix, auto",
         "r_max = 1.5 is no share: give the largest mean freeze ratio of a stage, from 0 to 1, or auto",
         "freezes nothing from a commit on",
         "freezes by timelyfreeze with r_max = 0.3 from a commit on",
