@@ -1,8 +1,8 @@
 """The types of events, one JSON line each in `events.jsonl`, read back as the same types. Decides nothing.
 
 What only the orchestrator knows is defined here, each type with the level and the sentence that people read of it; the
-ranks' reports are types of workers, with level and sentence in `reports.py`. One more event is its class here, a line of
-`Event`, and an example in `tests/orchestrator/events/test_events.py`.
+ranks' reports are types of workers, with level and sentence in `reports.py`. One more event is its class here, a line
+of `Event`, and an example in `tests/orchestrator/events/test_events.py`.
 """
 
 from __future__ import annotations
