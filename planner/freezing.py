@@ -98,6 +98,11 @@ def prefix_rule(method: str) -> str | None:
     return _PREFIX_RULES.get(method)
 
 
+def works_above_prefix(method: str) -> bool:
+    """Whether a freezing method is a hybrid of the freeze program above a prefix."""
+    return has_program(method) and prefix_rule(method) is not None
+
+
 def budget_text(r_max: Budget) -> str:
     """A budget in words."""
     return r_max if isinstance(r_max, str) else f"{r_max:g}"

@@ -17,7 +17,7 @@ from planner.freeze.time_to_accuracy import (
     time_to_accuracy_ratio,
     warning,
 )
-from planner.freezing import AUTO, Phase, has_program, is_reference, prefix_rule
+from planner.freezing import AUTO, Phase, has_program, is_reference, prefix_rule, works_above_prefix
 from workers.protocol.reports import StepReport
 
 Side = Literal["unfrozen", "frozen"]
@@ -70,7 +70,7 @@ def freeze_numbers(run: JobView) -> FreezeNumbers | None:
     solved = run.freeze.solved
     measured = measured_kappa(map(paced_s, full), map(paced_s, unfrozen))
     automatic = freeze.get("r_max") == AUTO and phases_of(freeze) is not None
-    above = has_program(method) and prefix_rule(method) is not None
+    above = works_above_prefix(method)
     if automatic:
         measured = _paired_kappa(unfrozen, full)
     elif above:  # steps with nothing frozen are those of fewer frozen layers
@@ -110,7 +110,7 @@ def compared(run: JobView) -> tuple[Sequence[StepReport], Sequence[StepReport]]:
     ranks = {each.number: len(each.members) for each in run.recovery.generations}
     method, prefix = str(freeze.get("method")), run.freeze.prefix
     # A freeze program above a prefix is judged by the steps with that prefix.
-    first = prefix.step if prefix is not None and has_program(method) and prefix_rule(method) else 1
+    first = prefix.step if prefix is not None and works_above_prefix(method) else 1
     ordered = [step for number, step in sorted(run.steps.items()) if number >= first]
     now = ranks.get(ordered[-1].generation) if ordered else None
     steps = [(side(step, freeze, start), step) for step in ordered if ranks.get(step.generation) == now]

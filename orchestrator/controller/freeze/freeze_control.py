@@ -48,7 +48,7 @@ from orchestrator.lifecycle.states import JobData, Live, Order, Training, in_wor
 from orchestrator.lifecycle.stimuli import FreezeAsked, Noted, Solved
 from planner.freeze.decision import FreezeDecision, FreezeQuestion, decide
 from planner.freeze.monitoring import Observation
-from planner.freezing import AUTO, Budget, Ratios, has_program, prefix_rule
+from planner.freezing import AUTO, Budget, Ratios, prefix_rule, works_above_prefix
 from workers.protocol.errors import JobError
 from workers.protocol.reports import FreezeStarted, PrefixFrozen
 
@@ -312,8 +312,7 @@ class FreezeControl:
     @property
     def _above_prefix(self) -> bool:
         """Whether a freeze program works above a prefix."""
-        method = self._view().freeze.method
-        return has_program(method) and prefix_rule(method) is not None
+        return works_above_prefix(self._view().freeze.method)
 
     def budget(self) -> float | None:
         """r_max of the program that `solve_again` has solved; None: there is none."""

@@ -27,7 +27,7 @@ from orchestrator.events.types import (
 from orchestrator.history.freeze_history import FreezeHistory, cut
 from orchestrator.history.job_view import JobView
 from planner.freeze.time_to_accuracy import RunningUpdate, cost_text, costs, warning
-from planner.freezing import AUTO, FreezePlan, has_program, prefix_rule
+from planner.freezing import AUTO, FreezePlan, has_program, works_above_prefix
 from planner.plan import Plan
 from workers.protocol.reports import FreezeStarted, PrefixFrozen, StepReport, SwitchReport
 
@@ -175,8 +175,7 @@ class FreezeWatch:
 
     @property
     def _above_prefix(self) -> bool:
-        method = str(self._freeze.get("method"))
-        return has_program(method) and prefix_rule(method) is not None
+        return works_above_prefix(str(self._freeze.get("method")))
 
     @property
     def _automatic(self) -> bool:

@@ -32,6 +32,7 @@ from planner.freezing import (
     has_program,
     keeps_statistics,
     prefix_rule,
+    works_above_prefix,
 )
 from planner.ir import Schedule
 from planner.plan import Plan, PlanError
@@ -282,8 +283,7 @@ def _wanted_settings(wanted: WantedFreezing, job: Running) -> FreezeOverrides:
                 f"r_max = {budget_text(budget)} changes nothing with method {method}: only a timelyfreeze method has a"
                 " budget; name one with it"
             )
-    weighs = method == AUTO or (has_program(method) and prefix_rule(method) is not None)
-    if weighs and job.replanner.profile is None:
+    if (method == AUTO or works_above_prefix(method)) and job.replanner.profile is None:
         raise JobError(
             f"method {method} weighs what layers take, and this job has not measured its model: start it with"
             f" freeze.method = {method!r}, or choose timelyfreeze"

@@ -272,6 +272,11 @@ def test_what_brings_little_is_frozen_and_what_brings_much_is_not() -> None:
     assert even.kappa / (even.p_eff or 0.0) <= 1.0
 
 
+def test_a_layer_whose_gradient_nobody_knows_yet_is_trained() -> None:
+    """It was frozen as a whole until now: what freezing it costs is unknown, not nothing."""
+    assert decided((0.0, 1.0), least=0.01).ratios[0] == (0.0,) * 4
+
+
 def test_nothing_is_frozen_where_all_of_it_counts() -> None:
     held = decided((1.0, 1.0), least=1.0)
     assert not any(map(any, held.ratios))
